@@ -26,12 +26,14 @@ from leasehold.adapters.reading.slices import Slice, SliceVerdict, run_slice
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.sources.urls import open_source, source_address
+from leasehold.adapters.steering.swapping import tables_apart
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Position
 from leasehold.stores.printable import did_you_mean, escaped
 from leasehold.stores.protocol import OutcomeUnknown, Store
-from leasehold.stores.urls import open_store, store_address
+from leasehold.stores.swap import OneTableStore, SwapStore, announced
+from leasehold.stores.urls import name_of, open_store, store_address
 
 if TYPE_CHECKING:  # an extra brings it
     from boto3 import Session
@@ -67,6 +69,7 @@ class Options(TypedDict, total=False):
     wait                go on trying where stream or store do not answer at the start. [yes]
     memory_mib          MiB for what is read and not handled yet, of all shards. [256]
     metrics             none, console, otlp, or another exporter; or a meter of OpenTelemetry
+    to                  the store to which `leasehold swap` moves the leases while the workers read, as a URL
     """
 
     worker: str | None
@@ -89,6 +92,7 @@ class Options(TypedDict, total=False):
     wait: bool | None
     memory_mib: int | None
     metrics: str | Meter | None
+    to: str | None
 
 
 @frozen
@@ -97,6 +101,7 @@ class Consumption:
 
     source, leases  their URLs, which are opened and closed here; or objects, which stay their owner's to close
     cut             the slice that is read; None: without end
+    to              the URL of the store to which the leases go when `leasehold swap` says so; None: nowhere
     sessions        of boto3's, with the credentials of source and leases; None: as their URLs say
     The others are as in `Options`.
     """
@@ -113,6 +118,7 @@ class Consumption:
     metrics: str | Meter | None
     drain_seconds: float
     memory_bytes: int
+    to: str | None = None
     sessions: "tuple[Session | None, Session | None]" = (None, None)
 
     @contextmanager
@@ -128,10 +134,7 @@ class Consumption:
                 backoff, stop = Backoff(*FAULT_WAITS), stopping or Event()
                 while isinstance(store, str):
                     try:
-                        patience = self.config.lease_seconds / 3
-                        store = open_store(
-                            store, create=self.create, request_seconds=patience, session=self.sessions[1]
-                        )
+                        store = self._opened(store)
                     except OutcomeUnknown as fault:
                         # A worker at work asks again and again; so does one that is told to wait at the start.
                         if not self.wait:
@@ -147,6 +150,21 @@ class Consumption:
             if self.cut is not None:
                 store, source = self.cut.store(store), self.cut.source(source)
             yield Worker(store=store, source=source, me=self.me, config=self.config, if_recreated=self.if_recreated)
+
+    def _opened(self, url: str) -> Store:
+        """The store of the leases, both where they may move to another."""
+        limits: dict[str, Any] = {"create": self.create, "request_seconds": self.config.lease_seconds / 3}
+        store = open_store(url, session=self.sessions[1], **limits)
+        if self.to is None:
+            return OneTableStore(store)
+        with ExitStack() as failed:
+            failed.callback(store.close)
+            goal = open_store(self.to, **limits)
+            failed.callback(goal.close)
+            announced((store, goal), (name_of(url), name_of(self.to)))
+            joined = SwapStore((store, goal), name_of(self.to))
+            failed.pop_all()
+        return joined
 
     def run(
         self,
@@ -194,6 +212,10 @@ def consumption(
     for address, url in ((source_address, source), (store_address, leases)):
         if isinstance(url, str) and address(url)[0] == "file":
             raise ValueError(f"{named('leases')}: file:// is a backup, on which no fleet works; copy it to a store")
+    if (to := given.get("to")) is not None:
+        if not isinstance(leases, str):
+            raise ValueError(f"{named('to')}: it goes with leases that are a URL")
+        tables_apart(leases, to, named("to"))
     if isinstance(handler, str):
         handler = load(handler)
     handling = handler if isinstance(handler, Handling) else Handling(handler)
@@ -227,6 +249,7 @@ def consumption(
         metrics=given.get("metrics"),
         drain_seconds=given.get("drain_seconds", DRAIN_SECONDS),
         memory_bytes=given.get("memory_mib", MEMORY_BYTES // MIB) * MIB,
+        to=to,
     )
 
 

@@ -33,7 +33,9 @@ from leasehold.adapters.sources.protocol import Source, SourceError
 from leasehold.adapters.threads import SIGNAL_SECONDS, spawn
 from leasehold.stores.protocol import Store, StoreError
 
-if TYPE_CHECKING:  # it imports what an extra brings
+if TYPE_CHECKING:  # extras bring these
+    from boto3 import Session
+
     from leasehold.adapters.producing import ProduceOptions
     from leasehold.adapters.sources.kinesis.producer.producer import Producer
 
@@ -160,10 +162,11 @@ def read(source: str | Source, *, leases: str | Store, **options: Unpack[Options
     return Batches(source, leases, options)
 
 
-def produce(source: str, **options: "Unpack[ProduceOptions]") -> "Producer":
+def produce(source: str, *, session: "Session | None" = None, **options: "Unpack[ProduceOptions]") -> "Producer":
     """Open a producer, which keeps the records of a partition key in order; the end of its `with` block drains it.
 
-    source   where to write, as `kinesis://orders`
+    source   where to write, as `kinesis://orders`; `profile=`, `role_arn=` and `external_id=` name credentials
+    session  of boto3's, in place of these; None: the URL's, or the environment's
     options  those of `leasehold produce` that are not about lines; see `leasehold produce --help`
     Raises ValueError naming an option that is wrong, SourceUnavailable and SourceError.
 
@@ -178,7 +181,7 @@ def produce(source: str, **options: "Unpack[ProduceOptions]") -> "Producer":
         from leasehold.adapters.producing import open_producer  # noqa: PLC0415  an extra
     except ModuleNotFoundError as missing:
         raise SourceError(f"this stream needs {missing.name}; install leasehold[aws]") from missing
-    return open_producer(source, options)
+    return open_producer(source, options, session=session)
 
 
 # A worker in the background

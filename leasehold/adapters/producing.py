@@ -3,16 +3,19 @@
 from collections.abc import Callable
 from typing import Any, Literal, TypedDict, cast, get_args, get_type_hints
 
+import boto3
+
 from leasehold.adapters.inputs import seconds_of
 from leasehold.adapters.sources.kinesis.clients import WireForm
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, clients_of
+from leasehold.stores.aws import session_of
 from leasehold.stores.printable import did_you_mean
-from leasehold.stores.urls import Scheme, endpoint_of, read_url
+from leasehold.stores.urls import AWS, Scheme, endpoint_of, read_url
 
 REQUESTS = 4
 
-_SCHEMES = {"kinesis": Scheme("", frozenset({"region", "endpoint", "wire"}))}
+_SCHEMES = {"kinesis": Scheme("", AWS | {"wire"})}
 
 
 class ProduceOptions(TypedDict, total=False):
@@ -32,10 +35,17 @@ class ProduceOptions(TypedDict, total=False):
     epoch: int | None
 
 
-def open_producer(source: str, options: ProduceOptions, named: Callable[[str], str] = str) -> Producer:
+def open_producer(
+    source: str,
+    options: ProduceOptions,
+    named: Callable[[str], str] = str,
+    *,
+    session: boto3.Session | None = None,
+) -> Producer:
     """The producer that these options describe, which looks at its stream first.
 
-    named  how an option is written where these come from
+    named    how an option is written where these come from
+    session  of boto3's, with the credentials; None: those of the URL, or the environment's
     Raises ValueError naming what is wrong and never repeating the URL, TypeError for an option that there is not,
     SourceUnavailable and SourceError.
     """
@@ -46,6 +56,7 @@ def open_producer(source: str, options: ProduceOptions, named: Callable[[str], s
     if (wire := place.get("wire", "cbor")) not in get_args(WireForm):
         raise ValueError("SOURCE URL: option 'wire' wants cbor, json or boto3; without it records are sent in CBOR")
     endpoint = endpoint_of(place.get("endpoint"), "SOURCE URL")
+    credentials = session_of(place, "SOURCE URL", session)
     known = get_type_hints(ProduceOptions)
     for name in options:
         if name not in known:
@@ -66,4 +77,5 @@ def open_producer(source: str, options: ProduceOptions, named: Callable[[str], s
         on_late=on_late,
         epoch=given.get("epoch"),
     )
-    return Producer(clients_of(place.get("region"), endpoint, REQUESTS, cast("WireForm", wire)), stream, settings)
+    clients = clients_of(place.get("region"), endpoint, REQUESTS, cast("WireForm", wire), session=credentials)
+    return Producer(clients, stream, settings)

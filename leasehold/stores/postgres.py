@@ -11,9 +11,10 @@ Rule 5: a row keeps no time by which leases are judged; `written` is for people 
 The row of a lease is SQLite's, column by column (`stores/embedded/sqlite.py`).
 """
 
+import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Literal, LiteralString
 from uuid import uuid4
@@ -27,7 +28,7 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from leasehold.balancer.model import Lease
-from leasehold.stores.embedded.sqlite import COLUMNS, to_lease, to_row
+from leasehold.stores.embedded.sqlite import COLUMNS, cell_of, to_lease, to_row
 from leasehold.stores.fields import insist
 from leasehold.stores.printable import escaped, printable
 from leasehold.stores.protocol import (
@@ -41,6 +42,7 @@ from leasehold.stores.protocol import (
     Promises,
     StoreError,
 )
+from leasehold.stores.requests import ROOM, ObjectFields, Stored
 from leasehold.stores.writes import CreateLease, DeleteLease, Write, applied
 
 log = escaped(logging.getLogger("leasehold.postgres"))
@@ -138,6 +140,7 @@ class Statements:
     schema: bytes
     every: bytes
     some: bytes
+    any: bytes
     insert: bytes
     update: bytes
     delete: bytes
@@ -165,6 +168,7 @@ class Statements:
             said(SCHEMA),
             said("SELECT {every} FROM {table}"),
             said("SELECT {every} FROM {table} WHERE key = ANY(%(keys)s)"),
+            said("SELECT key FROM {table} LIMIT 1"),
             said("INSERT INTO {table} ({every}) VALUES ({new}) ON CONFLICT (key) DO NOTHING"),
             said("UPDATE {table} SET {sets}, written = now() WHERE {same}"),
             said("DELETE FROM {table} WHERE {same}"),
@@ -225,13 +229,13 @@ class PostgresStore:
     def list(self) -> Listing:
         """Every lease, sorted by key, as of one moment. A table that is gone is made anew by who may."""
         try:
-            rows = self._rows(self._sql.every)
+            rows = self.rows(self._sql.every)
         except StoreError as fault:
             if not (self._create and isinstance(fault.__cause__, errors.UndefinedTable)):
                 raise
             log.error("%s was dropped under this process, which makes it anew", self._place.name)  # noqa: TRY400  said
             self._prepare()
-            rows = self._rows(self._sql.every)
+            rows = self.rows(self._sql.every)
         self._seen = {row["key"]: row for row in rows}
         read = [to_lease(row) for row in rows]
         return Listing(
@@ -242,7 +246,7 @@ class PostgresStore:
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002  never stale
         """Read these leases, in the order asked; those not there are left out."""
         asked = tuple(keys)
-        found = {row["key"]: row for row in self._rows(self._sql.some, {"keys": list(asked)})} if asked else {}
+        found = {row["key"]: row for row in self.rows(self._sql.some, {"keys": list(asked)})} if asked else {}
         self._seen.update(found)
         return tuple(insist(to_lease(found[key])) for key in asked if key in found)
 
@@ -271,7 +275,7 @@ class PostgresStore:
         row = _values(Lease(f"leasehold-probe-{uuid4().hex}"))
         other = {**row, "owner": "another"}
         sql = self._sql
-        with self._connection() as connection, connection.transaction(force_rollback=True):
+        with self.connection() as connection, connection.transaction(force_rollback=True):
             (durable,) = connection.execute("SELECT current_setting('synchronous_commit') AS said").fetchall()
             asked = (
                 (sql.insert, row, 1),
@@ -297,7 +301,7 @@ class PostgresStore:
         """Use this right on a row that is not there, in a transaction that is undone. Raises StoreError."""
         row = _values(Lease(f"leasehold-probe-{uuid4().hex}"))
         statement = {"INSERT": self._sql.insert, "UPDATE": self._sql.update, "DELETE": self._sql.delete}[right]
-        with self._connection() as connection, connection.transaction(force_rollback=True):
+        with self.connection() as connection, connection.transaction(force_rollback=True):
             connection.execute(statement, _over(row, row))
 
     def standbys(self) -> tuple[int, str]:
@@ -305,8 +309,18 @@ class PostgresStore:
         asked = (
             b"SELECT count(*) AS many, current_setting('synchronous_standby_names') AS waited FROM pg_stat_replication"
         )
-        (row,) = self._rows(asked)
+        (row,) = self.rows(asked)
         return row["many"], row["waited"]
+
+    def cells(self) -> "PostgresCells":
+        """The rows of layout `sessions`, in a table of their own beside this one."""
+        return PostgresCells(self, self._place.table, create=self._create)
+
+    def layouts(self, *, asked: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs next to nothing
+        """Whether there are rows of layout `sessions`, and of this one."""
+        beside = CellStatements.of(self._place.table)
+        (there,) = self.rows(b"SELECT to_regclass(%(table)s) IS NOT NULL AS said", {"table": beside.table})
+        return bool(there["said"] and self.rows(beside.any)), bool(self.rows(self._sql.any))
 
     def close(self) -> None:
         """Close all connections."""
@@ -316,13 +330,13 @@ class PostgresStore:
         """Make sure that the table is there and has our columns."""
         if self._create:
             # Of two that make it at the same moment, PostgreSQL refuses one, which is as good.
-            with self._connection() as connection, suppress(errors.UniqueViolation, errors.DuplicateTable):
+            with self.connection() as connection, suppress(errors.UniqueViolation, errors.DuplicateTable):
                 if not connection.execute("SELECT to_regclass(%s) AS found", [self._sql.table]).fetchall()[0]["found"]:
                     connection.execute(self._sql.schema)
-        self._rows(self._sql.some, {"keys": []})
+        self.rows(self._sql.some, {"keys": []})
 
-    def _rows(self, statement: bytes, told: SqlRow | None = None) -> Sequence[DictRow]:
-        """Read, again where no answer came."""
+    def rows(self, statement: bytes, told: SqlRow | None = None) -> Sequence[DictRow]:
+        """Read, again where no answer came. Raises StoreError, OutcomeUnknown."""
         again = Retrying(
             retry=retry_if_exception_type(OutcomeUnknown),
             stop=stop_after_attempt(self._patience.attempts),
@@ -331,13 +345,13 @@ class PostgresStore:
         )
 
         def read() -> Sequence[DictRow]:
-            with self._connection() as connection:
+            with self.connection() as connection:
                 return connection.execute(statement, told).fetchall()
 
         return again(read)
 
     def _read(self, key: str) -> SqlRow | None:
-        row = next(iter(self._rows(self._sql.some, {"keys": [key]})), None)
+        row = next(iter(self.rows(self._sql.some, {"keys": [key]})), None)
         if row:
             self._seen[key] = row
         else:
@@ -354,7 +368,7 @@ class PostgresStore:
         else:
             statement, asked = self._sql.update if after else self._sql.delete, _over(row, told)
         self._seen.pop(key, None)  # unless it is answered, the next write reads first
-        with self._connection() as connection:
+        with self.connection() as connection:
             try:
                 if connection.execute(statement, asked).rowcount != 1:
                     return False
@@ -365,7 +379,8 @@ class PostgresStore:
         return True
 
     @contextmanager
-    def _connection(self) -> Iterator[_Bounded]:
+    def connection(self) -> Iterator[_Bounded]:
+        """A connection of the pool, whose faults become ours."""
         with self._translated():
             connection = self._pool.getconn()
             try:
@@ -398,6 +413,104 @@ def translated(place: PostgresPlace, patience: Patience) -> Iterator[None]:
         raise OutcomeUnknown(f"{where}: {printable(str(error).strip())}") from error
     except Error as error:
         raise StoreError(f"{where}: {_ADVICE.get(type(error)) or printable(str(error).strip())}") from error
+
+
+CELLS_SCHEMA = """
+CREATE TABLE IF NOT EXISTS {table} (
+  name    text PRIMARY KEY,  -- lease/<key>, session/<id> or told/<id>
+  version text NOT NULL,     -- never the same twice
+  fields  text NOT NULL      -- JSON object of strings
+) WITH (fillfactor = 50)
+"""
+
+
+@frozen
+class CellStatements:
+    """What is asked of the table of layout `sessions`: that of the lease table, with `_cells` behind its name."""
+
+    table: str
+    schema: bytes
+    every: bytes
+    some: bytes
+    any: bytes
+    insert: bytes
+    update: bytes
+    delete: bytes
+
+    @classmethod
+    def of(cls, named: tuple[str, ...]) -> "CellStatements":
+        """Beside the lease table of this name."""
+        table = Identifier(*named[:-1], f"{named[-1]}_cells")
+
+        def said(text: LiteralString) -> bytes:
+            return SQL(text).format(table=table).as_bytes(None)
+
+        return cls(
+            table.as_string(None),
+            said(CELLS_SCHEMA),
+            said("SELECT name, version, fields FROM {table}"),
+            said("SELECT name, version, fields FROM {table} WHERE name = ANY(%(names)s)"),
+            said("SELECT name FROM {table} LIMIT 1"),
+            said("INSERT INTO {table} VALUES (%(name)s, %(fresh)s, %(fields)s) ON CONFLICT (name) DO NOTHING"),
+            said(
+                "UPDATE {table} SET version = %(fresh)s, fields = %(fields)s "
+                "WHERE name = %(name)s AND version = %(version)s"
+            ),
+            said("DELETE FROM {table} WHERE name = %(name)s AND version = %(version)s"),
+        )
+
+
+class PostgresCells:
+    """Rows of layout `sessions`: one statement each, under the version as read; rules 1 and 4 hold here, too."""
+
+    page_leases = ROOM
+
+    def __init__(self, store: PostgresStore, named: tuple[str, ...], *, create: bool) -> None:
+        self._store, self._sql = store, CellStatements.of(named)
+        if create:
+            # Of two that make it at the same moment, PostgreSQL refuses one, which is as good.
+            with store.connection() as connection, suppress(errors.UniqueViolation, errors.DuplicateTable):
+                connection.execute(self._sql.schema)
+
+    def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
+        """Every row whose name begins with one of these, as of one moment."""
+        found = self._store.rows(self._sql.every)
+        return tuple(cell_of(row) for row in found if row["name"].startswith(prefixes))
+
+    def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002  never stale
+        """Those of these rows that are there, as of one moment."""
+        found = self._store.rows(self._sql.some, {"names": [*names]}) if names else ()
+        return {row["name"]: cell_of(row) for row in found}
+
+    def put_new(self, name: str, fields: ObjectFields) -> str | None:
+        """Insert it, unless there is one."""
+        return self._written(self._sql.insert, name, fields)
+
+    def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
+        """Update it, if it is still this one."""
+        return self._written(self._sql.update, name, fields, version)
+
+    def delete(self, name: str, version: str) -> bool:
+        """Delete it, if it is still this one."""
+        return self._written(self._sql.delete, name, {}, version) is not None or name not in self.read([name])
+
+    def prove(self) -> None:
+        """Return if the service keeps conditions, and what it has answered. Raises StoreError."""
+        self._store.prove()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._store.close()
+
+    def _written(self, statement: bytes, name: str, fields: ObjectFields, version: str = "") -> str | None:
+        fresh = uuid4().hex
+        told = {"name": name, "fresh": fresh, "fields": json.dumps(dict(fields)), "version": version}
+        with self._store.connection() as connection:
+            try:
+                made = connection.execute(statement, told).rowcount
+            except _AGAIN:
+                return None
+        return fresh if made else None
 
 
 def _values(lease: Lease) -> dict[str, Any]:

@@ -15,8 +15,8 @@ s3://bucket/prefix?region=…&endpoint=…         Amazon S3, or a service that 
 gcs://bucket/prefix?project=…&endpoint=…       Google Cloud Storage, with the credentials that Google's libraries find
 postgres://host:port/database?table=…          PostgreSQL; the password as libpq finds it (PGPASSWORD, PGPASSFILE), user
                                                and encryption too, unless `user=` and `sslmode=` say them
-…?layout=sessions                              all but PostgreSQL and files, for fleets of ours alone: one write of a
-                                               worker renews and checkpoints all its leases (`specs/sessions.md`)
+…?layout=sessions                              all but files, for fleets of ours alone: one write of a worker renews and
+                                               checkpoints all its leases (`specs/sessions.md`)
 
 Those of AWS take `profile=NAME`, `role_arn=…` and `external_id=…` in place of the environment's credentials.
 
@@ -131,7 +131,7 @@ _SCHEMES = {
     ),
     "s3": Scheme("leasehold.stores.objects.s3", AWS | {"layout"}, "aws"),
     "gcs": Scheme("leasehold.stores.objects.gcs", frozenset({"project", "location", "endpoint", "layout"}), "gcs"),
-    "postgres": Scheme("leasehold.stores.postgres", frozenset({"table", "user", "sslmode"}), "postgres"),
+    "postgres": Scheme("leasehold.stores.postgres", frozenset({"table", "user", "sslmode", "layout"}), "postgres"),
 }
 
 _LAYOUTS = Scheme("leasehold.stores.sessions.opening")

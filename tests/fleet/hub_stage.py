@@ -7,7 +7,7 @@ import os
 import zipfile
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from hashlib import sha1
 from importlib.util import find_spec
@@ -21,9 +21,9 @@ from official import MAKES
 
 from leasehold.adapters.demo.child import Child
 from leasehold.adapters.demo.stage import Stage
-from leasehold.adapters.history.events import Sent
+from leasehold.adapters.history.events import ReadingEvent, Sent
 from leasehold.adapters.history.explanations import RunVerdict, verdict_on
-from leasehold.adapters.history.tenures import by_shard
+from leasehold.adapters.history.tenures import ENDINGS, by_shard
 from leasehold.adapters.local.hubs.event_hubs import LocalHubs
 from leasehold.balancer.model import Shard
 from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB_CONNECTION
@@ -176,7 +176,7 @@ class Group:
         worker that has been robbed writes its last one unconditionally, perhaps just after the thief looked.
         """
         history = self.stage.recorded(self.feed.sent)
-        events = [evolve(event, key=event.shard) for event in history.events]
+        events = [evolve(event, key=event.shard) for event in in_order_where_official(history.events, self.makes)]
         rows = [evolve(row, t=row.t + LATE_SECONDS) for row in history.rows]
         return verdict_on(evolve(history, events=events, rows=rows))
 
@@ -200,6 +200,33 @@ class Group:
             if before.worker == worker and before.end == killed
         ]
         return max(waits, default=0.0)
+
+
+def in_order_where_official(events: Iterable[ReadingEvent], official: Iterable[str]) -> list[ReadingEvent]:
+    """The events, with what an official worker handed over of a partition in one tenure put in the partition's order.
+
+    Within a tenure its order is its SDK's affair. The blocking client for Python has a second thread for each link
+    (`_keep_alive` in `azure/eventhub/_pyamqp/client.py`), which every 30 s reads frames beside the thread that
+    receives: only the reading is under a lock, so what one of them has read can get into the buffer behind what the
+    other read after it. Which records it handed over, in which tenure and how often, is left as it was told, and so is
+    everything of our own workers.
+    """
+    told, makers = list(events), frozenset(official)
+    open_: dict[tuple[str, str], list[int]] = {}
+
+    def close(places: list[int]) -> None:
+        ordered = sorted((told[at] for at in places), key=lambda event: event.place)
+        for at, event in zip(places, ordered, strict=True):
+            told[at] = evolve(event, t=told[at].t)
+
+    for at, event in enumerate(told):
+        if event.worker in makers and event.event in {"initialize", *ENDINGS}:
+            close(open_.pop((event.process, event.shard), []))
+        elif event.worker in makers and event.event == "record":
+            open_.setdefault((event.process, event.shard), []).append(at)
+    for places in open_.values():
+        close(places)
+    return told
 
 
 @contextmanager

@@ -17,6 +17,8 @@ from leasehold.balancer.lookout import bulletin_of
 from leasehold.balancer.model import Bulletin, Lease
 from leasehold.balancer.watch import Reports, Watch
 from leasehold.stores import postgres
+from leasehold.stores.aws_calls import tables as aws_calls
+from leasehold.stores.dynamodb import cells as dynamodb_cells
 from leasehold.stores.dynamodb.rows import to_item, to_lease, to_reports
 from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.embedded import file
@@ -29,6 +31,16 @@ from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import Layout
 from leasehold.stores.protocol import Malformed, OutcomeUnknown, StoreError
 from leasehold.stores.requests import Parts, Stored
+from leasehold.stores.sessions.rows import (
+    LeaseRow,
+    joined,
+    lease_fields,
+    lease_row,
+    session_fields,
+    session_of,
+    told_fields,
+    told_of,
+)
 from leasehold.stores.urls import date_of, endpoint_of, store_address
 
 if TYPE_CHECKING:
@@ -126,6 +138,47 @@ def _content(body: bytes) -> None:
     assert {type(word) for pair in s3._fields(body).items() for word in pair} <= {str}
 
 
+def _session_rows(found: object) -> None:
+    parts: dict[str, dict[str, object]] = found if isinstance(found, dict) else {}
+    lease, session, told = (
+        Stored(part, "e", {name: word for name, word in parts[part].items() if isinstance(word, str)})
+        if isinstance(parts.get(part), dict)
+        else Stored(part, "e", {})
+        for part in ("lease", "session", "told")
+    )
+    row, owner = lease_row("s-0", lease), session_of(session)
+    assert_said(owner if isinstance(owner, Malformed) else None)
+    assert_said(row if isinstance(row, Malformed) else None)
+    if isinstance(row, Malformed) or isinstance(owner, Malformed):
+        return
+    read = joined(row, owner, told_of(told))
+    if _read(read.lease) is not None:
+        again = joined(
+            cast("LeaseRow", lease_row("s-0", evolve(lease, fields=lease_fields(row)))),
+            cast("Any", session_of(evolve(session, fields=session_fields(owner)))),
+            told_of(evolve(told, fields=told_fields(told_of(told)))),
+        )
+        assert token_of(again.lease) == token_of(read.lease)
+
+
+def _session_cell(found: object) -> None:
+    """A row of a table, whose attributes have the types that DynamoDB lets them have."""
+    kinds = {"S": str, "B": bytes, "M": dict}
+    item: Any = {
+        name: {kind: value for kind, value in told.items() if isinstance(value, kinds.get(kind, ()))}
+        for name, told in (found.items() if isinstance(found, dict) else ())
+        if isinstance(told, dict)
+    }
+    item["entityType"] = {"S": dynamodb_cells.CELL}
+    stored = dynamodb_cells._stored("leases", item)
+    assert {type(word) for pair in stored.fields.items() for word in pair} <= {str}
+
+
+def _direct(body: bytes) -> None:
+    told = aws_calls._told(body)
+    assert told is None or isinstance(told, dict)
+
+
 def _notes(found: object) -> None:
     pairs = found.items() if isinstance(found, dict) else ()
     notes = tuple(sorted((name, text) for name, text in pairs if isinstance(text, str)))
@@ -163,6 +216,9 @@ STORES = (
     FuzzTarget(
         "object-names", ("stores/objects/generic_layout.py", "stores/objects/event_hubs_layout.py"), _object_name
     ),
+    FuzzTarget("session-rows", ("stores/sessions/rows.py", "stores/words.py"), _session_rows),
+    FuzzTarget("session-cells", ("stores/dynamodb/cells.py",), _session_cell),
+    FuzzTarget("direct-answers", ("stores/aws_calls/tables.py",), _direct, pack=in_json),
     FuzzTarget("s3-objects", ("stores/objects/s3.py",), _content, pack=in_json),
     FuzzTarget("date-headers", ("stores/urls.py",), date_of),
     FuzzTarget("lease-notes", ("balancer/lookout.py", "adapters/worker/holding.py"), _notes),

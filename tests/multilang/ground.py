@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
@@ -55,6 +55,14 @@ class Daemon:
             self.said.append(line)
             if wanted(line):
                 return line
+
+    def heard(self) -> list[str]:
+        """All that it has said so far, without waiting for more."""
+        with suppress(Empty):
+            while (line := self._lines.get_nowait()) is not None:
+                self.said.append(line)
+            self._lines.put(None)  # for whoever awaits the end
+        return self.said
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Its status, once it was told to end."""
@@ -124,11 +132,13 @@ class Ground:
         return file
 
     @contextmanager
-    def started(self, *arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[Daemon]:
-        """The command with these arguments, likewise."""
+    def started(
+        self, *arguments: str, environment: Mapping[str, str] | None = None, folder: Path | None = None
+    ) -> Iterator[Daemon]:
+        """The command with these arguments, likewise, in its own folder or this one."""
         there = {**os.environ, "PATH": PATH, **(environment or {})}
         with subprocess.Popen(
-            (*COMMAND, *arguments), stderr=subprocess.PIPE, text=True, env=there, cwd=self.folder
+            (*COMMAND, *arguments), stderr=subprocess.PIPE, text=True, env=there, cwd=folder or self.folder
         ) as process:
             try:
                 yield Daemon(process, self.store)

@@ -12,6 +12,10 @@ from leasehold.adapters.local.node import ServiceError, filled, find_node, insta
 
 KCLPY = "amazon_kclpy==3.1.3 --hash=sha256:146bf4a85c79eb6d3c842075d7fe2a1ffad3f2944c24db202add5e2a875259c9"
 """The sources: to install it would bring Java's jars, and its Python part needs none of them."""
+REPOSITORIES = "https://github.com/awslabs"
+"""The packages for Node and Ruby have no samples. LEASEHOLD_KCL_REPOSITORIES names another place, such as a folder."""
+NODES, RUBYS = "amazon-kinesis-client-nodejs", "amazon-kinesis-client-ruby"
+COMMITS = {NODES: "800c210fa491d60da152c1f2dd73fa7c4753553e", RUBYS: "abe69f4df6108d111b89ae66c53d7b8b3792ce3a"}
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 NODE_TREE = Path(__file__).parents[1] / "javascript" / "multilang"
 
@@ -52,6 +56,52 @@ def node_processor() -> str:
 
     digest = hashlib.sha256(b"".join(each.read_bytes() for each in sorted(NODE_TREE.iterdir()))).hexdigest()[:12]
     return " ".join((*node.node, str(filled(f"javascript/multilang-{digest}", fill) / "processor.cjs")))
+
+
+def _cloned(folder: Path, name: str) -> None:
+    """Put one of KCL's repositories into a folder, at the commit that is tried here. Raises ServiceError."""
+    folder.mkdir(exist_ok=True)
+    source = f"{os.environ.get('LEASEHOLD_KCL_REPOSITORIES', REPOSITORIES)}/{name}"
+    try:
+        for step in (
+            ("init", "-q"),
+            ("fetch", "-q", "--depth", "1", source, COMMITS[name]),
+            ("checkout", "-q", "FETCH_HEAD"),
+        ):
+            subprocess.run(("git", "-C", str(folder), *step), capture_output=True, text=True, check=True, timeout=300)
+    except (subprocess.SubprocessError, OSError) as fault:
+        reason = str(getattr(fault, "stderr", None) or fault)[-300:]
+        raise ServiceError(f"{name} cannot be had: {reason}; see LEASEHOLD_KCL_REPOSITORIES") from fault
+
+
+def node_sample() -> tuple[Path, str]:
+    """The folder of aws-kcl's basic sample, as its repository has it, and the PATH with Node. Raises ServiceError."""
+    node = find_node()
+
+    def fill(folder: Path) -> None:
+        install(NODE_TREE, folder)  # what the sample logs with, where it looks for it
+        _cloned(folder / "repository", NODES)
+
+    folder = filled(f"javascript/aws-kcl-{COMMITS[NODES][:12]}", fill)
+    there = f"{Path(node.node[0]).parent}{os.pathsep}{PATH}"
+    return folder / "repository" / "samples" / "basic_sample" / "consumer", there
+
+
+def ruby_sample() -> tuple[Path, dict[str, str]]:
+    """The folder of aws-kclrb's sample, as its repository has it, and where its library is. Raises ServiceError."""
+    ruby = shutil.which("ruby")
+    if (
+        ruby is None
+        or subprocess.run((ruby, "-e", "require 'multi_json'"), capture_output=True, check=False).returncode
+    ):
+        raise ServiceError("no ruby on the PATH, or none with the gem multi_json")
+    folder = filled(f"ruby/aws-kclrb-{COMMITS[RUBYS][:12]}", lambda folder: _cloned(folder / "repository", RUBYS))
+    samples, library = folder / "repository" / "samples", folder / "repository" / "lib"
+    there = os.environ.get("RUBYLIB")
+    return samples, {
+        "PATH": f"{samples}{os.pathsep}{PATH}",
+        "RUBYLIB": f"{library}{os.pathsep}{there}" if there else str(library),
+    }
 
 
 def java_daemon(*options: str) -> tuple[str, ...]:

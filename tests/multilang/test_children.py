@@ -61,6 +61,7 @@ def _await_end(pid: int) -> None:
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "END_SECONDS", 1.0)
     monkeypatch.setattr(module, "LAST_SECONDS", 1.0)
+    monkeypatch.setattr(module, "SHARD_END_SECONDS", 1.0)
 
 
 def test_a_whole_life(caplog: pytest.LogCaptureFixture) -> None:
@@ -252,6 +253,25 @@ def test_a_daemon_that_is_killed_leaves_no_orphan(keeper_dies: bool, tmp_path: P
         daemon.kill()
     for pid in pids:
         _await_end(pid)
+
+
+def test_a_child_that_hangs_at_its_shards_end_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Without this a shard whose lease is renewed would have no reader for ever, and its children neither."""
+    children, pids = Children(_argv("hang", "shardEnded")), list[int]()
+
+    async def story() -> None:
+        for _ in range(2):
+            await children.begin("s", TRIM_HORIZON, _never)
+            pids.append(children.pids["s"])
+            with pytest.raises(ChildFault, match=r"^it has not answered shardEnded within 1 s$"):
+                await children.end_shard("s", TRIM_HORIZON, _never)
+            assert _gone(pids[-1])
+
+    with caplog.at_level(logging.WARNING, "leasehold.child"):
+        _run(children, story)
+    assert [record.message for record in caplog.records] == [
+        f"shard s, child {pid}: given up: ChildFault: it has not answered shardEnded within 1 s" for pid in pids
+    ]
 
 
 @pytest.mark.parametrize("at", ["shutdownRequested", "leaseLost"])

@@ -122,6 +122,9 @@ class _Newer(v2.RecordProcessorBase):  # type: ignore[misc, name-defined]
 
     def shutdown(self, message: Any) -> None:  # noqa: ANN401
         self.told.append(message.reason)
+        if message.reason == "TERMINATE":
+            message.checkpointer.checkpoint()
+            return
         with pytest.raises(kcl.CheckpointError):
             message.checkpointer.checkpoint()
 
@@ -133,3 +136,11 @@ def test_a_processor_of_the_second_version_hears_the_words_of_the_third() -> Non
     pipe, errors = _told(v3.V2toV3Processor(processor), steps)
     assert processor.told == ["shardId-123 400 0", "b'meow' cat 0", "ZOMBIE"]
     assert (pipe.wanted, errors) == ([Position("456")], "")
+
+
+def test_a_processor_of_the_second_version_ends_its_shard() -> None:
+    """Without this `shardEnded` would be a lease that is lost, and its shard never end."""
+    processor = _Newer()
+    pipe, errors = _told(v3.V2toV3Processor(processor), [_records, Conversation.shard_ended])
+    assert processor.told == ["shardId-123 400 0", "b'meow' cat 0", "TERMINATE"]
+    assert (pipe.wanted, errors) == ([SHARD_END], "")

@@ -13,7 +13,8 @@ from typing import TypeVar
 import boto3
 import pytest
 from ground import Daemon, Ground
-from libraries import kclpy, kclpy_environment, node_processor
+from libraries import kclpy, kclpy_environment, node_processor, node_sample, ruby_sample
+from waiters import until
 
 from leasehold.adapters.local.node import ServiceError
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
@@ -24,9 +25,15 @@ REGION = "us-east-1"
 LINE = re.compile(r"shard (\S+), child (\d+): (.*)")
 OF_KCLPY = re.compile(r"Record \(Partition Key: (\S+), Sequence Number: (\d+), Subsequence Number: (\d+), ")
 OF_NODE = re.compile(r"Record (\S+) (\d+) (\d+);")
+OF_RUBY = re.compile(r"Partition Key: ((?:before|after)-(\d+)), Sequence Number:(\d+), ")
+OF_NODES_SAMPLE = re.compile(r"\(PID: (\d+)\).*ShardID: (\S+), Record: .*, SeqenceNumber: (\d+), PartitionKey:(\S+)")
+WAIT = 120.0
 
 T = TypeVar("T")
 Told = tuple[str, int, int]
+"""The key of a record, and its place in the shard."""
+Children = dict[tuple[str, str], list[Told]]
+"""What each child was given, by shard and process."""
 
 
 @pytest.fixture
@@ -67,10 +74,10 @@ def put_both_ways(ground: Ground, name: str, count: int) -> list[str]:
     return keys
 
 
-def told_by_children(daemon: Daemon, record: re.Pattern[str]) -> dict[tuple[str, str], list[Told]]:
-    """What each child was given, by shard and process; a line of theirs may be shown in parts."""
+def told_by_children(daemon: Daemon, record: re.Pattern[str]) -> Children:
+    """What each child has said of its records on standard error; a line of theirs may be shown in parts."""
     texts = defaultdict[tuple[str, str], str](str)
-    for line in daemon.said:
+    for line in daemon.heard():
         if found := LINE.search(line):
             texts[found[1], found[2]] += found[3]
     return {
@@ -79,31 +86,56 @@ def told_by_children(daemon: Daemon, record: re.Pattern[str]) -> dict[tuple[str,
     }
 
 
-def read_through_a_split(ground: Ground, daemon: Daemon, record: re.Pattern[str], ended: str) -> None:
-    """Put, split, put, and end; each record came once, in the order of its shard."""
+def told_in_file(file: Path) -> Children:
+    """What each child has written of its records into the log that all children of Node's sample share.
 
-    def all_of(keys: list[str]) -> Callable[[str], bool]:
-        return lambda _line: (
-            {key for told in told_by_children(daemon, record).values() for key, _, _ in told} >= {*keys}
-        )
+    The sample writes no sub-sequence number; the number in the key is as good, since it rises within an aggregate.
+    """
+    found: Children = defaultdict(list)
+    for pid, shard, number, key in OF_NODES_SAMPLE.findall(file.read_text() if file.exists() else ""):
+        found[shard, pid].append((key, int(number), int(key.partition("-")[2])))
+    return found
+
+
+def read_through_a_split(
+    ground: Ground, daemon: Daemon, children: Callable[[], Children], ended: Callable[[], bool]
+) -> None:
+    """Put, split, put, and end; each record came once, in the order of its shard.
+
+    children  what each child was given so far
+    ended     whether the child of the first shard has said that this has ended
+    """
+
+    def await_all_of(keys: list[str]) -> None:
+        until(lambda: {key for told in children().values() for key, _, _ in told} >= {*keys}, "every record", WAIT)
 
     before = put_both_ways(ground, "before", 40)
-    daemon.await_line(all_of(before))
+    await_all_of(before)
     ground.kinesis.split_shard(
         StreamName=ground.stream, ShardToSplit="shardId-000000000000", NewStartingHashKey=str(2**127)
     )
-    daemon.await_line(lambda line: ended in line)
+    until(ended, "the end of the first shard", WAIT)
     after = put_both_ways(ground, "after", 40)
-    daemon.await_line(all_of(after))
+    await_all_of(after)
     assert daemon.end() == 0
-    children = told_by_children(daemon, record)
-    assert [[each[1:] for each in told] for told in children.values()] == [
-        sorted(each[1:] for each in told) for told in children.values()
+    found = children()
+    assert [[each[1:] for each in told] for told in found.values()] == [
+        sorted(each[1:] for each in told) for told in found.values()
     ]
-    assert sorted(key for told in children.values() for key, _, _ in told) == sorted(before + after)
-    assert {shard for shard, _ in children} == {f"shardId-00000000000{number}" for number in range(3)}
-    assert len(children) == 3
+    assert sorted(key for told in found.values() for key, _, _ in told) == sorted(before + after)
+    assert {shard for shard, _ in found} == {f"shardId-00000000000{number}" for number in range(3)}
+    assert len(found) == 3
     assert daemon.checkpoints().get("shardId-000000000000", "SHARD_END") == "SHARD_END"
+
+
+def read_as_said(ground: Ground, daemon: Daemon, record: re.Pattern[str], ended: str) -> None:
+    """As above, by what children say on standard error."""
+    read_through_a_split(
+        ground,
+        daemon,
+        lambda: told_by_children(daemon, record),
+        lambda: any(ended in line for line in daemon.heard()),
+    )
 
 
 def over_the_file(ground: Ground) -> list[str]:
@@ -122,7 +154,7 @@ def test_the_sample_of_amazon_kclpy_and_its_file_run_unchanged(fanned: Ground) -
     """A processor or a file that has to be changed would not be moved."""
     file, environment = had(kclpy) / "samples" / "sample.properties", had(kclpy_environment)
     with fanned.started(str(file), *over_the_file(fanned), environment=environment) as daemon:
-        read_through_a_split(fanned, daemon, OF_KCLPY, "Shard has ended checkpointing")
+        read_as_said(fanned, daemon, OF_KCLPY, "Shard has ended checkpointing")
 
 
 def test_the_library_of_python_understands_what_we_write() -> None:
@@ -138,13 +170,74 @@ def test_the_library_of_python_understands_what_we_write() -> None:
         str(Path(__file__).with_name("test_kclpy.py")),
     )
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert re.search(r"^2 passed in ", done.stdout, re.MULTILINE), done.stdout + done.stderr
+    assert re.search(r"^3 passed in ", done.stdout, re.MULTILINE), done.stdout + done.stderr
+
+
+def test_the_tests_of_amazon_kclpy_pass_with_messages_of_ours(tmp_path: Path) -> None:
+    """Without this what its authors expect of a daemon's messages would be known by our own reading alone.
+
+    The archive of its sources has five of its eleven tests, and not the module that they take their files from.
+    """
+    environment, notes = {**os.environ, **had(kclpy_environment)}, tmp_path / "notes"
+    (tmp_path / "utils.py").write_text("from kclpy_words import make_io_obj\n")
+    (tmp_path / "mock.py").write_text("from unittest.mock import *\n")
+    environment["PYTHONPATH"] += f"{os.pathsep}{tmp_path}{os.pathsep}{Path(__file__).parent}"
+    environment["WRITTEN_BY_US"] = str(notes)
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull)
+    tests = str(had(kclpy) / "test")
+    done = subprocess.run(
+        (*command, "--rootdir", tests, tests),
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert re.search(r"^5 passed", done.stdout, re.MULTILINE), done.stdout + done.stderr
+    assert sorted(notes.read_text().split()) == sorted(
+        ["initialize", "initialize", "processRecords", "checkpoint", "checkpoint", "shardEnded", "checkpoint"]
+    )
 
 
 def test_a_processor_of_aws_kcl_runs_unchanged(ground: Ground) -> None:
     """Node's library checkpoints by numbers alone, and takes a full pipe for an error."""
     with ground.daemon(had(node_processor)) as daemon:
-        read_through_a_split(ground, daemon, OF_NODE, "shardId-000000000000 has ended")
+        read_as_said(ground, daemon, OF_NODE, "shardId-000000000000 has ended")
+
+
+def test_the_sample_of_aws_kcl_and_its_file_run_unchanged(fanned: Ground) -> None:
+    """Without this what its authors show to everybody, and most processors of Node begin with, might not be moved."""
+    sample, path = had(node_sample)
+    log = fanned.folder / "application.log"
+    environment = {"PATH": path, "NODE_LOG_DIR": str(fanned.folder)}
+    with fanned.started(
+        "-p", "sample.properties", *over_the_file(fanned), environment=environment, folder=sample
+    ) as daemon:
+        read_through_a_split(
+            fanned,
+            daemon,
+            lambda: told_in_file(log),
+            lambda: "ShardId: shardId-000000000000 has ended." in log.read_text(),
+        )
+
+
+def test_the_sample_of_aws_kclrb_and_its_file_run_unchanged(fanned: Ground) -> None:
+    """Without this Ruby's library, which reads and writes lines in its own way, would be known from its text alone."""
+    folder, environment = had(ruby_sample)
+
+    def children() -> Children:
+        # It writes no sub-sequence number either.
+        found = told_by_children(daemon, OF_RUBY)
+        return {child: [(key, sub, place) for key, place, sub in told] for child, told in found.items()}
+
+    with fanned.started("sample.properties", *over_the_file(fanned), environment=environment, folder=folder) as daemon:
+        before = "shardId-000000000000, child"
+        read_through_a_split(
+            fanned,
+            daemon,
+            children,
+            lambda: any(before in line and ": ended with status 0" in line for line in daemon.heard()),
+        )
 
 
 def test_the_sample_of_amazon_kclpy_runs_on_polled_shards(ground: Ground) -> None:
@@ -152,4 +245,4 @@ def test_the_sample_of_amazon_kclpy_runs_on_polled_shards(ground: Ground) -> Non
     environment = had(kclpy_environment)
     file = str(ground.file("app", "sample_kclpy_app.py"))
     with ground.started("-p", file, "-l", "logback.xml", environment=environment) as daemon:
-        read_through_a_split(ground, daemon, OF_KCLPY, "Shard has ended checkpointing")
+        read_as_said(ground, daemon, OF_KCLPY, "Shard has ended checkpointing")

@@ -7,10 +7,11 @@ from operator import mul
 
 import pytest
 from attrs import define, evolve, field
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from leasehold.adapters.sources.repeats import EDITIONS, PARTS, QUERIES, Had, Tag, inherited, tags_of
+from leasehold.adapters.sources.repeats import EDITIONS, PARTS, QUERIES, Had, Tag, inherited, own_token, tags_of
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 
 KEYS = 8
@@ -327,3 +328,15 @@ def test_what_was_under_way_to_one_parent_says_nothing_of_the_other() -> None:
     assert child.again(Tag("q", 1, 0, "0", "e", 2, (0, 99)), lambda: 7, Position("9"))
     assert not child.again(Tag("q", 1, 1, "0", "f", 0, (0, 200)), lambda: 7, Position("10"))
     assert len(child.pieces) == 2  # the batch before is forgotten everywhere
+
+
+@given(st.text(max_size=20).filter(lambda own: "had1 " not in own), st.booleans())
+@example("\r", False)
+@example("4294967296 ", True)
+def test_what_a_source_put_into_a_token_comes_out_as_it_was(own: str, carried: bool) -> None:
+    """Without this an offset that ends in white space would be another one after a checkpoint, or in a dead letter."""
+    had = Had()
+    had.again(Tag("q", 1, 1, "p", "e", 1), lambda: 0, Position("50", 2))
+    token = f"{own} {had.token}" if carried else own
+    assert own_token(token) == own
+    assert bool(Had.of(Position("50", 2, token))) == carried

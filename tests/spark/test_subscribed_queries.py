@@ -96,7 +96,7 @@ def test_a_query_that_subscribes_has_each_row_once(
     def rows() -> list[int]:
         if not (out / "_spark_metadata").exists():
             return []
-        return sorted(int(row[0]) for row in spark.read.parquet(str(out)).select("data").collect())
+        return sorted(int(row[0]) for row in spark.read.schema("data binary").parquet(str(out)).collect())
 
     def put(numbers: range) -> None:
         sent: Any = [{"Data": str(each).encode(), "PartitionKey": str(each)} for each in numbers]

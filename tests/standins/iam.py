@@ -17,7 +17,13 @@ REGION, ACCOUNT = "eu-west-1", "123456789012"
 Document = Mapping[str, Any]
 """A policy, as its JSON says."""
 
-ALL: Document = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
+
+def allowed(action: str) -> Document:
+    """The policy that allows this action, or those that it matches, everywhere."""
+    return {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": action, "Resource": "*"}]}
+
+
+ALL = allowed("*")
 
 
 @frozen
@@ -39,6 +45,15 @@ class Account:
     def user(self, *policies: Document) -> tuple[str, str]:
         """The access key and the secret of a new user with these policies and no other right."""
         return _user(self.client("iam"), f"user-{next(self._numbers)}", policies)
+
+    def role(self, name: str, policy: Document, external_id: str) -> str:
+        """The ARN of a new role with this policy, for whoever says this external id."""
+        trust = {"StringEquals": {"sts:ExternalId": external_id}}
+        allowed = {"Effect": "Allow", "Principal": {"AWS": "*"}, "Action": "sts:AssumeRole", "Condition": trust}
+        trusting = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
+        made = self.client("iam").create_role(RoleName=name, AssumeRolePolicyDocument=trusting)["Role"]["Arn"]
+        self.client("iam").put_role_policy(RoleName=name, PolicyName="policy", PolicyDocument=json.dumps(policy))
+        return str(made)
 
     def asked(self) -> list[tuple[str, str, bool]]:
         """Each right asked for so far: the action, the resource, and whether it was granted."""

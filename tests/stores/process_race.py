@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from multiprocessing import get_context
 from multiprocessing.synchronize import Barrier
 
@@ -29,9 +30,9 @@ def _claims(url: str, me: str) -> tuple[str, ...]:
 
 def wins(url: str) -> Iterator[tuple[str, str]]:
     """(key, worker) for every claim that was answered with Done, over all processes."""
-    store = open_store(url)
-    for key in KEYS:
-        store.write(CreateLease(Lease(key)))
+    with closing(open_store(url)) as store:
+        for key in KEYS:
+            store.write(CreateLease(Lease(key)))
     context = get_context("spawn")  # a forked child would share the parent's connections
     gate = context.Barrier(PROCESSES)
     with ProcessPoolExecutor(PROCESSES, context, _remember, (gate,)) as pool:
@@ -44,4 +45,5 @@ def assert_one_winner_each(url: str) -> None:
     """Every lease was won once, by the worker the store shows as its owner."""
     won = sorted(wins(url))
     assert [key for key, _ in won] == list(KEYS)
-    assert won == [(lease.key, lease.owner) for lease in open_store(url).get(KEYS)]
+    with closing(open_store(url)) as store:
+        assert won == [(lease.key, lease.owner) for lease in store.get(KEYS)]

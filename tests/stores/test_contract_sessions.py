@@ -1,5 +1,6 @@
 """Layout `sessions` keeps the contract on every store."""
 
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import count
@@ -11,7 +12,11 @@ from object_memory import ObjectMemory
 from object_stores import AgelessBlobs, AgelessS3, bucket, container
 from process_race import assert_one_winner_each
 
+from leasehold.adapters.local.node import Service
+from leasehold.adapters.local.postgres import store_url
+from leasehold.balancer.model import Lease
 from leasehold.stores.contract import StoreContract
+from leasehold.stores.contract.actors import done
 from leasehold.stores.contract.checkpoints import Checkpoints
 from leasehold.stores.contract.handoff import Handoff
 from leasehold.stores.contract.ownership import Ownership
@@ -20,7 +25,10 @@ from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.embedded.cells import MemoryCells
 from leasehold.stores.embedded.sqlite import SqliteCells, SqliteStore
 from leasehold.stores.objects.cells import ObjectCells
+from leasehold.stores.protocol import Store, StoreError
 from leasehold.stores.sessions.store import SessionStore
+from leasehold.stores.urls import open_store
+from leasehold.stores.writes import CreateLease
 
 _numbers = count()
 
@@ -91,6 +99,76 @@ class TestDynalite(StoreContract):
 def test_one_winner_between_processes_on_dynalite(dynalite_url: str) -> None:
     """Two processes would read one shard."""
     assert_one_winner_each(f"dynamodb://sessions-race-{next(_numbers)}?layout=sessions&endpoint={dynalite_url}")
+
+
+@pytest.mark.services
+class TestDynaliteUnderAPrefix(StoreContract):
+    """Every clause, in one application's part of a table that many share."""
+
+    @pytest.fixture
+    def store(self, dynalite_url: str) -> Iterator[SessionStore]:
+        """A part of its own."""
+        table = DynamoStore(
+            "sessions-shared", endpoint=dynalite_url, session=Session(), prefix=f"app-{next(_numbers)}/"
+        )
+        with closing(SessionStore(table.cells(), gather=0.0)) as store:
+            yield store
+
+
+@pytest.mark.services
+def test_two_applications_of_one_table_each_have_their_layout(dynalite_url: str) -> None:
+    """One would find the other's rows, and refuse the table as mixed, or read its shards."""
+    url = f"dynamodb://sessions-pair?endpoint={dynalite_url}&prefix="
+    usual, ours = open_store(f"{url}orders/"), open_store(f"{url}orders&layout=sessions")
+    done(usual.write(CreateLease(Lease("shard-0"))))
+    done(ours.write(CreateLease(Lease("shard-1"))))
+    again = open_store(f"{url}orders")
+    assert [[row.key for row in one.list().leases] for one in (usual, again)] == [["shard-0"], ["shard-1"]]
+    assert isinstance(again, SessionStore)
+    with pytest.raises(StoreError, match="not in layout sessions"):
+        open_store(f"{url}orders/&layout=sessions")
+    for store in (usual, ours, again):
+        store.close()
+
+
+@pytest.mark.services
+def test_one_winner_between_processes_under_a_prefix(dynalite_url: str) -> None:
+    """Two processes would read one shard."""
+    assert_one_winner_each(f"dynamodb://sessions-part?layout=sessions&prefix=a/&endpoint={dynalite_url}")
+
+
+@pytest.mark.services
+class TestPostgres(StoreContract):
+    """Every clause, on a real server."""
+
+    @pytest.fixture
+    def store(self, postgres_service: Service) -> Iterator[Store]:
+        """A table of its own."""
+        url = store_url(postgres_service, f"sessions_{os.getpid()}_{next(_numbers)}")
+        with closing(open_store(f"{url}&layout=sessions")) as store:
+            yield store
+
+
+@pytest.mark.services
+def test_one_winner_between_processes_on_postgres(postgres_service: Service) -> None:
+    """Two processes would read one shard."""
+    url = store_url(postgres_service, f"sessions_{os.getpid()}_{next(_numbers)}")
+    assert_one_winner_each(f"{url}&layout=sessions")
+
+
+@pytest.mark.services
+def test_a_table_of_postgres_is_recognised_and_another_layout_refused(postgres_service: Service) -> None:
+    """A worker without the option would make leases of its own beside those that are there."""
+    ours, other = (store_url(postgres_service, f"sessions_{os.getpid()}_{next(_numbers)}") for _ in range(2))
+    with closing(open_store(f"{ours}&layout=sessions")) as store:
+        done(store.write(CreateLease(Lease("shard-0"))))
+    with closing(open_store(ours)) as store:
+        assert isinstance(store, SessionStore)
+        assert [row.key for row in store.list().leases] == ["shard-0"]
+    with closing(open_store(other)) as store:
+        done(store.write(CreateLease(Lease("shard-0"))))
+    with pytest.raises(StoreError, match="not in layout sessions; name a new table"):
+        open_store(f"{other}&layout=sessions")
 
 
 @pytest.mark.services

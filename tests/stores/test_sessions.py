@@ -1,6 +1,6 @@
 """Layout `sessions`: the order of its writes, what a crash between two of them leaves, and which layout a table has."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +15,7 @@ from leasehold.stores.objects.cells import ObjectCells
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.protocol import Done, OutcomeUnknown, StoreError
-from leasehold.stores.requests import ObjectFields
+from leasehold.stores.requests import ObjectFields, Stored
 from leasehold.stores.sessions.opening import in_layout
 from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.urls import open_store
@@ -323,6 +323,57 @@ def test_an_entry_of_a_row_that_was_deleted_is_not_believed_of_the_next() -> Non
     while row.epoch < lease.epoch - 1:
         row = done(bob.write(ResetLease(row, TRIM_HORIZON)))
     assert done(ann.write(ClaimLease(row, "ann"))).checkpoint == TRIM_HORIZON
+
+
+# What is asked for
+
+
+def test_a_lease_and_its_session_are_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without this each look at the bulletin's row takes two round trips, and a fleet that shrinks rests later."""
+    objects = ObjectMemory()
+    _, bob, lease = scene(objects)
+    bob.list()
+    asked: list[list[str]] = []
+    read = bob._cells.read  # noqa: SLF001  what it asks for is what is judged
+
+    def noted(names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
+        asked.append([name.partition("/")[0] for name in names])
+        return read(names, stale_ok=stale_ok)
+
+    monkeypatch.setattr(bob._cells, "read", noted)  # noqa: SLF001
+    assert bob.get([KEY]) == (lease,)
+    assert asked == [["lease", "session", "told"]]
+
+
+def test_a_lease_that_has_another_session_than_before_is_read_with_that() -> None:
+    """Without this a reader that knew the former owner would miss what the new one has done."""
+    objects = ObjectMemory()
+    ann, bob, lease = scene(objects)
+    assert stored(ann, KEY).owner == "ann"
+    taken = done(bob.write(StealLease(lease, "bob")))
+    ahead = done(bob.write(CheckpointLease(taken, Position("43"))))
+    assert stored(ann, KEY) == ahead
+
+
+def test_a_free_lease_is_claimed_as_it_was_listed() -> None:
+    """Without this each lease of a worker that leaves is read once more before it is claimed."""
+    objects = ObjectMemory()
+    ann, bob, lease = scene(objects)
+    done(ann.write(ReleaseLease(lease, "ann")))
+    (free,) = (row for row in bob.list().leases if row.key == KEY)
+    objects.log.clear()
+    assert done(bob.write(ClaimLease(free, "bob"))).checkpoint == AT
+    assert [" ".join(line.split("/")[0].split()) for line in objects.log] == ["over lease", "over session"]
+
+
+def test_a_free_lease_that_was_taken_since_it_was_listed_is_refused() -> None:
+    """Two would read it."""
+    objects = ObjectMemory()
+    ann, bob, lease = scene(objects)
+    done(ann.write(ReleaseLease(lease, "ann")))
+    (free,) = (row for row in bob.list().leases if row.key == KEY)
+    again = done(ann.write(ClaimLease(stored(ann, KEY), "ann")))
+    assert lost(bob.write(ClaimLease(free, "bob"))) == again
 
 
 # Which layout a table has

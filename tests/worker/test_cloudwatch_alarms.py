@@ -5,14 +5,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import boto3
 import pytest
+import requests
 import yaml
 from attrs import evolve
 from incidents import Incident, down, flapping, forgotten, healthy, hot, hung, overloaded, slipping
-from moto import mock_aws
 from opentelemetry.sdk.metrics import Counter, MeterProvider
 from opentelemetry.sdk.metrics.export import AggregationTemporality, InMemoryMetricReader
 from opentelemetry.sdk.resources import Resource
@@ -20,6 +21,7 @@ from standins.cloudwatch import Point, collect, in_alarm, template
 from virtual_fleet import Driven, FaultyStore, member, together
 from waiters import Clock
 
+from leasehold.adapters.local.services import moto
 from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
 from leasehold.adapters.reading.metrics import WorkerMetrics
 from leasehold.adapters.sources.protocol import Batch
@@ -102,7 +104,15 @@ def points(incident: Incident, began: float) -> Iterator[Point]:
         yield from fleet.told(began + 60 * minute)
 
 
+@pytest.fixture(scope="module")
+def cloudwatch_url() -> Iterator[str]:
+    """A CloudWatch in a process of its own: moto in this one would have a hand in every client of boto3 made here."""
+    with moto() as service:
+        yield service.url
+
+
 @pytest.mark.slow
+@pytest.mark.services
 @pytest.mark.parametrize(
     ("incident", "wanted"),
     [
@@ -116,16 +126,13 @@ def points(incident: Incident, began: float) -> Iterator[Point]:
         (healthy, set()),
     ],
 )
-def test_the_alarms_of_each_incident_go_off_alone(
-    incident: Incident, wanted: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_alarms_of_each_incident_go_off_alone(incident: Incident, wanted: set[str], cloudwatch_url: str) -> None:
     """An alarm that never goes off is found out on the day it was for."""
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
     began = time.time() // 60 * 60 - 60 * MINUTES
     told = list(points(incident, began))
     exporter = yaml.safe_load((ALARMS / "collector.yml").read_text())["exporters"]["awsemf"]
-    with mock_aws():
-        client = boto3.client("cloudwatch")
+    requests.post(f"{cloudwatch_url}/moto-api/reset", timeout=60).raise_for_status()
+    with closing(boto3.client("cloudwatch", endpoint_url=cloudwatch_url)) as client:
         for alarm in template((ALARMS / "cloudwatch.yml").read_text(), GIVEN):
             client.put_metric_alarm(**alarm)
         collect(client, exporter, told)

@@ -115,8 +115,9 @@ class Bucket:
     absent: bool = False
     closed: bool = False
 
-    def __call__(self, bucket: str, *, region: str | None, endpoint: str | None) -> "Bucket":
+    def __call__(self, bucket: str, *, region: str | None, endpoint: str | None, session: object = None) -> "Bucket":
         """Opened by its name."""
+        assert session is None
         self.made.append((bucket, region, endpoint))
         return self
 

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 from attrs import evolve
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from test_letter_boxes import Bucket
 from test_reading import Bench
@@ -59,6 +59,8 @@ LETTERS = st.builds(
 )
 
 
+# A replayed offset is sent back to the service, whose text may end with white space.
+@example(Letter("", "", "s-0", "s-0", Record(b"", "7", token="8 "), "E", "", 1, "w", 0))  # noqa: S106  an offset
 @given(LETTERS)
 def test_a_letter_is_one_line_that_says_all_of_itself(letter: Letter) -> None:
     """Without it what is replayed would not be what had failed."""

@@ -44,6 +44,9 @@ shard whose lease is new; `leasehold reset` moves the checkpoint of one that is 
 does not answer, a worker goes on trying until it is told to end, and says so; with `--no-wait` it ends with status 1
 if they do not answer at the start.
 
+`--to` names the store to which `leasehold swap` moves the leases while the workers read; until then they stay where
+they are. Every worker of the fleet needs it before the swap begins.
+
 With `--until` the workers read a slice: what arrived from `--from` (a time, or TRIM_HORIZON) up to that time. Its
 leases want a store of their own, which all workers of the slice name with the same two times; `now` means another time
 to each of them. A shard is finished when all that arrived in time is handled, and so are the children of those closed
@@ -108,6 +111,9 @@ IfRecreated = Annotated[
     Literal["TRIM_HORIZON", "LATEST"] | None,
     typer.Option(help="Where leases begin anew if the stream was made anew under its name. [nothing is read then]"),
 ]
+To = Annotated[
+    str | None, typer.Option(help="Where `leasehold swap` moves the leases while the fleet reads.", show_default=False)
+]
 Processes = Annotated[int, typer.Option(min=1, help="How many workers to run here, each in a process of its own.")]
 MemoryMib = Annotated[int, typer.Option(min=1, help="MiB for what is read and not handled yet, of all shards.")]
 Metrics = Annotated[
@@ -119,6 +125,7 @@ Metrics = Annotated[
 def command(  # noqa: PLR0917  one for each option
     source: Annotated[str, typer.Argument(help="What to read, as a URL.", show_default=False)],
     store: Annotated[str, typer.Option(help="Where the leases are, as a URL.", show_default=False)],
+    to: To = None,
     handler: Annotated[str | None, typer.Option(help="module:function, called with each batch.")] = None,
     events: Annotated[bool, typer.Option("--events", "--json", help="Print a JSON line for each event.")] = False,
     worker: Annotated[str | None, typer.Option(help="This worker's id; keep it over restarts. [host-pid]")] = None,

@@ -31,6 +31,7 @@ COMMANDS = {
     "reset": ("reset", "Set checkpoints back or forward."),
     "serve": ("steer.serve", "Serve lease tables as a live, read-only page."),
     "simulate": ("simulate", "Simulate a fleet: how soon it is balanced, and at what cost."),
+    "swap": ("steer.swap", "Move the lease table of a running fleet to another store or layout."),
     "tables": ("steer.tables", "Show which lease tables there are, whose, how old, and in which layout."),
     "what-if": ("steer.what_if", "Simulate what would move if workers came or went."),
 }
@@ -40,7 +41,7 @@ GROUPS = {
     "Begin with these": ("dev", "consume", "leases"),
     "Run": ("multilang", "produce", "replay", "pipeline"),
     "Look": ("serve", "tables", "explain", "doctor", "report"),
-    "Steer": ("reset", "copy-leases"),
+    "Steer": ("reset", "copy-leases", "swap"),
     "Prove and try out": ("demo", "what-if", "simulate", "plan", "deaggregate"),
 }
 """The help shows the commands under these headings, in this order."""

@@ -61,7 +61,10 @@ def command(  # noqa: PLR0917  one for each option
         )
         with file.open("rb") if file else sys.stdin.buffer as lines:
             written = _write(open_producer(source, options, dashed), lines, key_of)
-    print(json.dumps(written) if json_ else _said(written))
+    names = {"UserRecordsPut": "records written", "KinesisRecordsPut": "as Kinesis records", "AllErrors": "refusals"}
+    names |= {"UserRecordExpired": "given up", "UserRecordsOutcomeUnknown": "perhaps written twice"}
+    said = ", ".join(f"{written[name]} {words}" for name, words in names.items())
+    print(json.dumps(written) if json_ else said)
     if written["UserRecordsPending"] or written["UserRecordExpired"]:
         raise typer.Exit(1)
 
@@ -167,9 +170,3 @@ def _progress() -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
         task = progress.add_task("", total=None)
         yield lambda number: progress.update(task, completed=number)
-
-
-def _said(written: dict[str, float | dict[str, int]]) -> str:
-    names = {"UserRecordsPut": "records written", "KinesisRecordsPut": "as Kinesis records", "AllErrors": "refusals"}
-    names |= {"UserRecordExpired": "given up", "UserRecordsOutcomeUnknown": "perhaps written twice"}
-    return ", ".join(f"{written[name]} {words}" for name, words in names.items())

@@ -7,9 +7,10 @@ How long to wait before that, and when to give up, is for the caller to say.
 Rule 1: a shard never has two children. The next one is started once the process before it was reaped, and its group
 killed, and none once `close` was called. Rule 2: standard output is always read, also between two messages: Node takes
 a full pipe for an error. Rule 3: no wait is without a bound once a child is to end: for its last answers, and for a
-batch that is at work while the lease is gone; then its pipe is closed, and then come TERM and KILL, to its whole group,
-which is its own, so that a signal to ours reaches no child. Rule 4: where the daemon is killed, a shell that waits for
-nothing else kills all groups of its children.
+batch that is at work while the lease is gone; the end of a shard has one, too, since no other worker would notice a
+child that hangs there, for its lease is renewed; then its pipe is closed, and then come TERM and KILL, to its whole
+group, which is its own, so that a signal to ours reaches no child. Rule 4: where the daemon is killed, a shell that
+waits for nothing else kills all groups of its children.
 """
 
 import asyncio
@@ -46,6 +47,9 @@ END_SECONDS = 5.0
 
 LAST_SECONDS = 30.0
 """The wait for a child whose lease goes: an heir waits as long beyond the length of a lease, and so does KCL."""
+
+SHARD_END_SECONDS = 300.0
+"""The wait for the answer to `shardEnded` where no `timeoutInSeconds` is named: some store all that they have then."""
 
 LOOK_SECONDS = 0.5
 """Between two looks whether a child that does not answer is there, and in time."""
@@ -311,10 +315,15 @@ class Children:
                 await self._asked(shard, child, child.talk.shutdown_requested, LAST_SECONDS)
 
     async def end_shard(self, shard: str, at: Position, store: StoreChild) -> bool:
-        """Tell the child that its shard has ended; whether it has checkpointed that. The child has ended then."""
+        """Tell the child that its shard has ended; whether it has checkpointed that. The child has ended then.
+
+        Raises ChildFault, also where no answer comes within `timeout_seconds` or else SHARD_END_SECONDS, and
+        ChildNotStarted.
+        """
         async with self._turn(shard):
             child = await self._begun(shard, at, store)
-            await self._asked(shard, child, child.talk.shard_ended)
+            most_seconds = SHARD_END_SECONDS if self._timeout is None else math.inf
+            await self._asked(shard, child, child.talk.shard_ended, most_seconds)
             await self._end(shard, kindly=True)
             return child.talk.acknowledged.ended
 

@@ -34,10 +34,6 @@ def count(number: float) -> str:
     return f"{number:,.0f}" if math.isclose(number, round(number)) else f"{number:,.2f}"
 
 
-def _seconds(seconds: float) -> str:
-    return f"{seconds:,.1f} s"
-
-
 def _clock(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
@@ -52,7 +48,7 @@ TEMPLATES = Environment(
 )
 """All pages have one look, that of `serve` included: `page.css`."""
 
-TEMPLATES.filters |= {"name": group_name, "count": count, "seconds": _seconds, "clock": _clock}
+TEMPLATES.filters |= {"name": group_name, "count": count, "seconds": "{:,.1f} s".format, "clock": _clock}
 
 
 INK, FAINT, BAD = "var(--ink)", "var(--faint)", "var(--bad)"

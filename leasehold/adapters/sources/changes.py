@@ -44,13 +44,15 @@ def change_of(data: bytes) -> Change:
         row = json.loads(data)
         told = row["dynamodb"]
         created, who = told.get("ApproximateCreationDateTime"), row.get("userIdentity") or {}
+        if created is not None and created >= _MILLISECONDS:
+            created /= 1000
         return Change(
             event=row["eventName"],
             keys=_plain(told["Keys"]) or {},
             new=_plain(told.get("NewImage")),
             old=_plain(told.get("OldImage")),
             sequence_number=told.get("SequenceNumber", ""),
-            created=None if created is None else datetime.fromtimestamp(_seconds(created), UTC),
+            created=None if created is None else datetime.fromtimestamp(created, UTC),
             by=who.get("PrincipalId") or who.get("principalId") or "",
         )
     except (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as odd:
@@ -69,10 +71,6 @@ class _FromJson(TypeDeserializer):
 
 
 _deserialize = _FromJson().deserialize
-
-
-def _seconds(told: float) -> float:
-    return told / 1000 if told >= _MILLISECONDS else told
 
 
 def _plain(image: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -236,7 +236,9 @@ _FORM = "had1"
 
 def own_token(token: str) -> str:
     """What a source itself has put into a token: the offset of Event Hubs, "" of Kinesis."""
-    return token.partition(f"{_FORM} ")[0].rstrip()
+    own, form, _ = token.partition(f"{_FORM} ")
+    # Only the blank between the two is ours: an offset is the service's text, whatever it ends with.
+    return own.removesuffix(" ") if form else token
 
 
 def _text_of(name: str, query: _Query) -> str:

@@ -2,7 +2,7 @@
 
 An item is the row's name under the key of lease tables, a version that never comes twice, and the row's fields: a map
 that people can read, or JSON made small where it would cost another write unit. `entityType` tells every other program
-that it is no lease.
+that it is no lease. Under a prefix the items are one application's part of a table that many share.
 """
 
 import json
@@ -14,7 +14,7 @@ from uuid import uuid4
 from botocore.exceptions import ClientError
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_random_exponential
 
-from leasehold.stores.dynamodb.rows import KEY, Item, text
+from leasehold.stores.dynamodb.rows import KEY, Item, key_of, of_application, text
 from leasehold.stores.protocol import OutcomeUnknown, StoreError
 from leasehold.stores.requests import ObjectFields, Stored
 
@@ -54,22 +54,31 @@ class ReadsAndWrites(Protocol):
 class DynamoCells:
     """The items of one table.
 
-    ask  a call of the service, its faults turned into ours
+    ask     a call of the service, its faults turned into ours
+    prefix  of one application's part; "" for the whole table
     """
 
     page_leases = PAGE_LEASES
 
     def __init__(
-        self, clients: ReadsAndWrites, table: str, ask: Callable[..., Mapping[str, Any]], proved: Callable[[], None]
+        self,
+        clients: ReadsAndWrites,
+        table: str,
+        ask: Callable[..., Mapping[str, Any]],
+        proved: Callable[[], None],
+        prefix: str = "",
     ) -> None:
-        self._clients, self._table, self._ask, self.prove = clients, table, ask, proved
+        self._clients, self._table, self._ask, self.prove, self._prefix = clients, table, ask, proved, prefix
 
     def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:
         """One scan for all kinds of rows. Raises StoreError where the table has leases in another layout."""
         asked: dict[str, Any] = {"TableName": self._table, "ConsistentRead": certain}
+        look: Callable[..., Any] = self._clients.reads.scan
+        if self._prefix:
+            look, asked = self._clients.reads.query, {**asked, **of_application(self._prefix)}
         found: list[Stored] = []
         while True:
-            page = self._ask(self._clients.reads.scan, asked)
+            page = self._ask(look, asked)
             found += [_stored(self._table, item) for item in page["Items"]]
             if not (last := page.get("LastEvaluatedKey")):
                 return tuple(one for one in found if one.name.startswith(prefixes))
@@ -94,7 +103,7 @@ class DynamoCells:
     def delete(self, name: str, version: str) -> bool:
         """DeleteItem of this version."""
         try:
-            asked = {"TableName": self._table, "Key": {KEY: text(name)}, **_is(version)}
+            asked = {"TableName": self._table, "Key": key_of(name, self._prefix), **_is(version)}
             self._ask(self._clients.writes.delete_item, asked, refusable=True)
         except ClientError:
             return name not in self.read([name])
@@ -106,7 +115,12 @@ class DynamoCells:
 
     def _put(self, name: str, fields: ObjectFields, condition: Mapping[str, Any]) -> str | None:
         version = uuid4().hex
-        item = {KEY: text(name), "entityType": text(CELL), _VERSION: text(version), **_written(name, fields)}
+        item = {
+            **key_of(name, self._prefix),
+            "entityType": text(CELL),
+            _VERSION: text(version),
+            **_written(name, fields),
+        }
         try:
             self._ask(
                 self._clients.writes.put_item,
@@ -118,7 +132,7 @@ class DynamoCells:
         return version
 
     def _batch(self, names: Sequence[str], *, consistent: bool) -> Sequence[Item]:
-        pending: list[Any] = [{KEY: text(name)} for name in names]
+        pending: list[Any] = [key_of(name, self._prefix) for name in names]
         items: list[Item] = []
 
         def read_some() -> bool:

@@ -58,6 +58,19 @@ def text(value: str) -> AttributeValue:
     return {"S": value}
 
 
+def key_of(key: str, prefix: str) -> Mapping[str, AttributeValue]:
+    """The key of a lease's row; in a table of many applications its first part is the prefix."""
+    return {**({APPLICATION: text(prefix)} if prefix else {}), KEY: text(key)}
+
+
+def of_application(prefix: str) -> Mapping[str, Any]:
+    """The arguments of a query for the rows under a prefix."""
+    return {
+        "KeyConditionExpression": f"{APPLICATION} = :application",
+        "ExpressionAttributeValues": {":application": text(prefix)},
+    }
+
+
 def number(value: float) -> AttributeValue:
     """An attribute of type N; a fraction with KCL's six decimals."""
     return {"N": str(value) if isinstance(value, int) else f"{value:.6f}"}

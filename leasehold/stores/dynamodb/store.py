@@ -50,7 +50,7 @@ from tenacity import RetryError, retry_if_result, stop_after_delay, wait_exponen
 
 from leasehold.balancer.model import Lease
 from leasehold.stores.dynamodb.cells import CELL, DynamoCells
-from leasehold.stores.dynamodb.rows import APPLICATION, KEY, AttributeValue, text, to_item
+from leasehold.stores.dynamodb.rows import APPLICATION, KEY, AttributeValue, key_of, of_application, text, to_item
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
@@ -212,11 +212,6 @@ def unless_throttled(call: Callable[..., T], arguments: Mapping[str, Any]) -> T:
 
 WAIT_SECONDS = 600
 """How long a table may take to become usable; the Kinesis Client Library waits as long."""
-
-
-def key_of(key: str, prefix: str) -> Mapping[str, AttributeValue]:
-    """The key of a lease's row; in a table of many applications its first part is the prefix."""
-    return {**({APPLICATION: text(prefix)} if prefix else {}), KEY: text(key)}
 
 
 def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str = "", protect: bool = False) -> None:
@@ -483,14 +478,14 @@ class DynamoStore:
         """Return if the service keeps its conditions; no row is ever there. Raises StoreError."""
         prove(self._clients.writes, self._table, self._prefix)
 
-    def layouts(self, *, asked: bool) -> tuple[bool, bool]:
+    def layouts(self, *, asked: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs one row
         """Whether the table has rows of layout `sessions`, and of this one, as far as one row tells."""
+        one: dict[str, Any] = {"TableName": self._table, "Limit": 1}
+        look: Callable[..., Any] = self._clients.reads.scan
         if self._prefix:
-            if asked:
-                raise ValueError("store URL: option 'layout' wants a table of its own, without 'prefix'")
-            return False, True
+            look, one = self._clients.reads.query, {**one, **of_application(self._prefix)}
         with translated(self._table):
-            rows = unless_throttled(self._clients.reads.scan, {"TableName": self._table, "Limit": 1})["Items"]
+            rows = unless_throttled(look, one)["Items"]
         ours = any(row.get("entityType") == text(CELL) for row in rows)
         return ours, bool(rows) and not ours
 
@@ -510,7 +505,7 @@ class DynamoStore:
                     refused = error
             raise refused
 
-        return DynamoCells(self._clients, self._table, ask, self.prove)
+        return DynamoCells(self._clients, self._table, ask, self.prove, self._prefix)
 
     def close(self) -> None:
         """Close all connections."""

@@ -279,13 +279,13 @@ class SqliteCells:
         """Every row whose name begins with one of these, as of one moment."""
         with self._table() as connection:
             found = connection.execute(f"{_CELLS} ORDER BY name").fetchall()
-        return tuple(_cell(row) for row in found if str(row["name"]).startswith(prefixes))
+        return tuple(cell_of(row) for row in found if str(row["name"]).startswith(prefixes))
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002  never stale
         """Those of these rows that are there, as of one moment."""
         with self._table() as connection:
             found = [connection.execute(f"{_CELLS} WHERE name = ?", (name,)).fetchone() for name in names]
-        return {row["name"]: _cell(row) for row in found if row is not None}
+        return {row["name"]: cell_of(row) for row in found if row is not None}
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Insert it, unless there is one."""
@@ -334,7 +334,8 @@ CREATE TABLE IF NOT EXISTS cells (
 _CELLS = "SELECT name, version, fields FROM cells"
 
 
-def _cell(row: Row) -> Stored:
+def cell_of(row: Row | Mapping[str, Any]) -> Stored:
+    """The stored row; one whose fields cannot be read has none, and its own reader says which is missing."""
     try:
         fields = json.loads(row["fields"])
     except ValueError:

@@ -33,6 +33,7 @@ from leasehold.stores.sessions.rows import (
     Joint,
     LeaseRow,
     Remark,
+    Remarks,
     Session,
     SessionEntry,
     certain,
@@ -93,6 +94,8 @@ class SessionStore:
         self._cells, self._pace, self._gather, self._ids = cells, pace or ThreadPace(), gather, ids
         self._pages: dict[str, Page] = {}
         self._rows: dict[str, LeaseRow] = {}
+        self._named: dict[str, str] = {}
+        self._free: dict[str, Joint] = {}
         self._unsettled: dict[str, str] = {}
         self._ended: dict[str, float] = {}
         self._still: dict[str, tuple[str, float]] = {}
@@ -113,16 +116,22 @@ class SessionStore:
             listed = rows.get(key)
             if not isinstance(listed, LeaseRow) or listed.session != self._rows[key].session:
                 self._rows.pop(key, None)  # the next write of its owner reads, and learns what became of it
+        self._named = {key: row.session for key, row in rows.items() if isinstance(row, LeaseRow)}
         sessions = {one.name.removeprefix(SESSIONS): session_of(one) for one in stored if one.name.startswith(SESSIONS)}
         told = {one.name.removeprefix(TOLD): told_of(one) for one in stored if one.name.startswith(TOLD)}
         found: list[Lease] = []
+        free: dict[str, Joint] = {}
         bad = [row for row in rows.values() if isinstance(row, Malformed)]
         for row in sorted((row for row in rows.values() if isinstance(row, LeaseRow)), key=lambda one: one.lease.key):
             session = sessions.get(row.session)
             if isinstance(session, Malformed):
                 bad.append(Malformed(row.lease.key, session.field, f"{session.why}, in its session {session.key}"))
             else:
-                found.append(joined(row, session, told.get(row.session, {}), doubtful=True).lease)
+                joint = joined(row, session, told.get(row.session, {}), doubtful=True)
+                found.append(joint.lease)
+                if not row.session and not joint.lease.ended:
+                    free[row.lease.key] = joint
+        self._free = free
         if not bad:
             self._sweep({name: one for name, one in sessions.items() if isinstance(one, Session)}, rows.values())
         return Listing(tuple(found), tuple(bad))
@@ -131,6 +140,7 @@ class SessionStore:
         """Read these leases, in the order asked; those not there are left out."""
         asked = tuple(keys)
         found = self._see(asked, stale_ok=stale_ok)
+        self._free |= {key: one for key, one in found.items() if not one.row.session and not one.lease.ended}
         return tuple(found[key].lease for key in asked if key in found)
 
     def prove(self) -> None:
@@ -148,35 +158,40 @@ class SessionStore:
 
     def _see(self, keys: Collection[str], *, stale_ok: bool = False) -> dict[str, Joint]:
         """The leases of these keys as rows and sessions are stored now."""
-        rows = self._read_rows(keys, stale_ok=stale_ok)
-        found: dict[str, Joint] = {}
+        # Asked for together with the session that named the lease last: most leases have the owner that they had.
+        likely = {known for key in keys if (known := self._named.get(key))}
+        stored = self._cells.read([*map(lease_name, keys), *_of_sessions(likely)], stale_ok=stale_ok)
+        rows = _rows(keys, stored)
+        self._named |= {key: row.session for key, row in rows.items()}
+        found = {
+            key: joined(row, *_session_in(stored, row.session))
+            for key, row in rows.items()
+            if not row.session or row.session in likely
+        }
+        # A session that may have been read before the row tells of it only by an entry of the row's epoch.
+        rows = {key: row for key, row in rows.items() if row.session and not (key in found and found[key].entry)}
         for _ in range(ATTEMPTS):
-            ids = {row.session for row in rows.values() if row.session}
-            names = [f"{kind}{one}" for one in sorted(ids) for kind in (SESSIONS, TOLD)]
-            stored = self._cells.read(names, stale_ok=stale_ok)
+            if not rows:
+                return found
+            stored = self._cells.read(_of_sessions({row.session for row in rows.values()}), stale_ok=stale_ok)
             for key, row in rows.items():
-                there = stored.get(SESSIONS + row.session) if row.session else None
-                session = certain(session_of(there)) if there else None
-                told = told_of(stored.get(TOLD + row.session))
-                found[key] = joined(row, session, told, doubtful=stale_ok)
+                found[key] = joined(row, *_session_in(stored, row.session), doubtful=stale_ok)
             # An entry that left between the two readings would leave the lease where it stood long ago (G5).
-            doubtful = [key for key in rows if rows[key].session and not found[key].entry and not stale_ok]
+            doubtful = [key for key in rows if not found[key].entry and not stale_ok]
             again = self._read_rows(doubtful) if doubtful else {}
             moved = {key for key in doubtful if key not in again or again[key].stored.etag != rows[key].stored.etag}
             for key in moved - again.keys():
                 found.pop(key, None)
-            rows = {key: again[key] for key in moved & again.keys()}
-            if not rows:
-                return found
+            for key in moved & again.keys():
+                if not again[key].session:
+                    found[key] = joined(again[key], None, {})
+            rows = {key: again[key] for key in moved & again.keys() if again[key].session}
+        if not rows:
+            return found
         raise StoreError(f"{ATTEMPTS} readings in a row found another owner of {next(iter(rows))!r}")
 
-    def _read_rows(self, keys: Collection[str], *, stale_ok: bool = False) -> dict[str, LeaseRow]:
-        stored = self._cells.read([lease_name(key) for key in keys], stale_ok=stale_ok)
-        rows = {}
-        for key in keys:
-            if (one := stored.get(lease_name(key))) is not None:
-                rows[key] = certain(lease_row(key, one))
-        return rows
+    def _read_rows(self, keys: Collection[str]) -> dict[str, LeaseRow]:
+        return _rows(keys, self._cells.read([lease_name(key) for key in keys]))
 
     # Writing
 
@@ -200,8 +215,12 @@ class SessionStore:
 
     def _change(self, write: LeaseChange | DeleteLease) -> Outcome:
         key = write.lease.key
+        # A lease that was seen to be nobody's is claimed as it was seen: its row's version refuses it if it was taken.
+        known = self._free.pop(key, None) if isinstance(write, ClaimLease) and key not in self._unsettled else None
+        if known is not None and known.lease.version != write.lease.version:
+            known = None
         for _ in range(ATTEMPTS):
-            joint = self._see([key]).get(key)
+            joint, known = known or self._see([key]).get(key), None
             if joint is None:
                 self._forget(key, None)
                 return Done(write.lease) if isinstance(write, DeleteLease) else Lost(key, None)
@@ -551,6 +570,23 @@ def _leases(stored: Iterable[Stored]) -> Iterator[tuple[str, LeaseRow | Malforme
         key = key_of(one.name) if one.name.startswith(LEASES) else None
         if key is not None:
             yield key, lease_row(key, one)
+
+
+def _rows(keys: Iterable[str], stored: Mapping[str, Stored]) -> dict[str, LeaseRow]:
+    """The rows of these leases, of what was read."""
+    names = {key: lease_name(key) for key in keys}
+    return {key: certain(lease_row(key, stored[name])) for key, name in names.items() if name in stored}
+
+
+def _of_sessions(sessions: Iterable[str]) -> list[str]:
+    """The names of their rows."""
+    return [f"{kind}{one}" for one in sorted(sessions) for kind in (SESSIONS, TOLD)]
+
+
+def _session_in(stored: Mapping[str, Stored], session: str) -> tuple[Session | None, Remarks]:
+    """This session and what it told, of what was read."""
+    there = stored.get(SESSIONS + session) if session else None
+    return (certain(session_of(there)) if there else None), told_of(stored.get(TOLD + session))
 
 
 def _ends(write: LeaseChange | DeleteLease) -> bool:

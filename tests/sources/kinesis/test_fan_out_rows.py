@@ -1,16 +1,17 @@
 """Events of a subscription as the rows of a query of Spark."""
 
 from contextlib import closing
-from typing import cast
 
 from event_streams import Held, Service, event, serving
 from waiters import until
 
 from leasehold.adapters.sources.kinesis.clients import reading_client
 from leasehold.adapters.sources.kinesis.fan_out import StreamConsumer
-from leasehold.adapters.spark.feed import ArrowBatch
+from leasehold.adapters.sources.protocol import Batch
+from leasehold.adapters.spark.feed import chunk_of
 from leasehold.adapters.spark.kinesis.poller import ArrowFanOut
-from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON
+from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease
 
 ARN = "arn:aws:kinesis:eu-west-1:000000000000:stream/orders/consumer/app:1"
 
@@ -22,15 +23,16 @@ def test_events_become_rows() -> None:
         client = reading_client("eu-west-1", server.url)
         consumer = StreamConsumer(client, "orders", ARN)
         with closing(ArrowFanOut(client, "orders", "s-0", TRIM_HORIZON, HASH_KEYS, consumer=consumer)) as reader:
-            found = list[ArrowBatch]()
+            found = list[Batch]()
 
             def came() -> bool:
-                found.append(cast("ArrowBatch", reader.read()))
+                found.append(reader.read())
                 return bool(found[-1].count)
 
             until(came, "a row")
         client.close()
-    assert found[-1].rows is not None
-    assert found[-1].rows.select(["data", "partitionKey", "sequenceNumber"]).to_pylist() == [
+    chunk = chunk_of(columns("orders"), Lease("s-0"), found[-1])
+    assert chunk is not None
+    assert chunk.rows.select(["data", "partitionKey", "sequenceNumber"]).to_pylist() == [
         {"data": b"data", "partitionKey": "k", "sequenceNumber": "3"}
     ]

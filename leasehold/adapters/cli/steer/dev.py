@@ -71,7 +71,10 @@ def command(
         isolate()
         with unwinding(), dev_services(chosen, folder, rate, in_postgres=in_postgres) as running:
             if as_json:
-                _tell_as_json(running)
+                sources = {name: each.source for name, each in running.streams.items()}
+                tables = {name: each.table for name, each in running.streams.items()}
+                told = {"streams": sources, "tables": tables, "environment": dict(running.environment)}
+                print(json.dumps(told), flush=True)  # a reader at the other end of a pipe waits for it
                 wait_for_the_end()
             with _page(running) as page:
                 _tell(running, page)
@@ -95,12 +98,6 @@ def _page(running: DevServices) -> Iterator[str]:
 
     with serving("page", command) as page:
         yield f"Who holds what, as a page: {page.url}/"
-
-
-def _tell_as_json(running: DevServices) -> None:
-    sources = {name: each.source for name, each in running.streams.items()}
-    tables = {name: each.table for name, each in running.streams.items()}
-    print(json.dumps({"streams": sources, "tables": tables, "environment": dict(running.environment)}), flush=True)
 
 
 def _tell(running: DevServices, page: str) -> None:

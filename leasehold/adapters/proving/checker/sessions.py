@@ -28,14 +28,16 @@ import typer
 from attrs import Factory, define, evolve, field, frozen
 
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
-from leasehold.stores.protocol import Done, OutcomeUnknown
+from leasehold.stores.protocol import Done, Lost, Outcome, OutcomeUnknown
 from leasehold.stores.requests import ObjectFields, Stored
+from leasehold.stores.sessions.rows import LEASES
 from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.writes import (
     CheckpointLate,
     CheckpointLease,
     ClaimLease,
     CreateLease,
+    DeleteLease,
     GiveLease,
     ReleaseLease,
     RenewLease,
@@ -44,10 +46,11 @@ from leasehold.stores.writes import (
     StealLease,
     TakeBackLease,
     Write,
+    applied,
 )
 
-TableRows = tuple[tuple[str, str], ...]
-"""The table: names and contents, sorted."""
+TableRows = tuple[tuple[str, Any], ...]
+"""The table: names and contents, sorted; a content is a text, or a lease where a table is asked for whole leases."""
 
 RECORDS = 2
 """Of each lease."""
@@ -61,7 +64,7 @@ class CellRequest(NamedTuple):
 
     verb: str
     names: tuple[str, ...]
-    content: str = ""
+    content: Any = ""
     version: str = ""
 
 
@@ -86,6 +89,8 @@ def carried_out(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any]:
             return rows, tuple(row for row in rows if row[0].startswith(request.names))
         case "read":
             return rows, tuple(row for row in rows if row[0] in request.names)
+        case "apply":
+            return _applied(table, request.names[0], request.content)
     (name,) = request.names
     there = table.get(name)
     fits = there is None if request.verb == "new" else there is not None and version_of(there) == request.version
@@ -98,6 +103,17 @@ def carried_out(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any]:
     return tuple(sorted(table.items())), version_of(request.content)
 
 
+def _applied(table: dict[str, Any], name: str, write: Write) -> tuple[TableRows, Outcome]:
+    stored = table.get(name)
+    after = applied(write, stored)
+    outcome: Outcome = Lost(write.lease.key, stored) if after is None else Done(after)
+    if after is not None:
+        table[name] = after
+    if after is not None and isinstance(write, DeleteLease):
+        del table[name]
+    return tuple(sorted(table.items(), key=lambda row: row[0])), outcome
+
+
 @define
 class CheckedCells:
     """The table as one worker asks it: requests that were answered before are answered so again."""
@@ -105,7 +121,8 @@ class CheckedCells:
     answers: deque[Any] = Factory(deque)
     page_leases: int = 1000
 
-    def _ask(self, request: CellRequest) -> Any:  # noqa: ANN401  by verb
+    def ask(self, request: CellRequest) -> Any:  # noqa: ANN401  by verb
+        """The answer, if it was given before."""
         if not self.answers:
             raise AwaitsAnswer(request)
         answer = self.answers.popleft()
@@ -115,29 +132,29 @@ class CheckedCells:
 
     def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
         """Every row that begins so."""
-        return tuple(_row(*one) for one in self._ask(CellRequest("list", prefixes)))
+        return tuple(_row(*one) for one in self.ask(CellRequest("list", prefixes)))
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002
         """Those that are there."""
-        return (
-            {name: _row(name, content) for name, content in self._ask(CellRequest("read", tuple(names)))}
-            if names
-            else {}
-        )
+        # What is asked for at once is of different moments: here sessions are always read before rows of leases.
+        leases = tuple(name for name in names if name.startswith(LEASES))
+        rest = tuple(name for name in names if not name.startswith(LEASES))
+        found = [one for asked in (rest, leases) if asked for one in self.ask(CellRequest("read", asked))]
+        return {name: _row(name, content) for name, content in found}
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Where there is none."""
-        answer: str | None = self._ask(CellRequest("new", (name,), _content(fields)))
+        answer: str | None = self.ask(CellRequest("new", (name,), _content(fields)))
         return answer
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
         """Over this one."""
-        answer: str | None = self._ask(CellRequest("over", (name,), _content(fields), version))
+        answer: str | None = self.ask(CellRequest("over", (name,), _content(fields), version))
         return answer
 
     def delete(self, name: str, version: str) -> bool:
         """This one."""
-        return bool(self._ask(CellRequest("delete", (name,), "", version)))
+        return bool(self.ask(CellRequest("delete", (name,), "", version)))
 
     def prove(self) -> None:
         """It keeps them."""
@@ -324,7 +341,8 @@ class CheckedWorker:
             for page in store._pages.values()  # noqa: SLF001  the state of the code under test
         ]
         rows = sorted((key, row, row.stored.etag) for key, row in store._rows.items())  # noqa: SLF001
-        memory = (pages, rows, store._unsettled, sorted(store._ended), store._ids)  # noqa: SLF001
+        free = sorted((key, one.row.stored.etag) for key, one in store._free.items())  # noqa: SLF001
+        memory = (pages, rows, free, sorted(store._named.items()), store._unsettled, sorted(store._ended), store._ids)  # noqa: SLF001
         return repr((self.moves, self.held, self.seen, self.given, self.lost, memory))
 
 
@@ -368,7 +386,7 @@ class SessionState(NamedTuple):
     def key(self) -> tuple[Any, ...]:
         """Of two states with the same key the same can follow."""
         workers = tuple((one.told, one.action, one.answers, one.tick, one.alive) for one in self.workers)
-        return (self.rows, workers, self.ghosts, self.readers, tuple(sorted(self.late)), self.tick, self.left)
+        return (self.rows, workers, self.ghosts, self.readers, tuple(sorted(self.late, key=repr)), self.tick, self.left)
 
 
 @frozen
@@ -399,6 +417,7 @@ class SessionModel:
     begins     actions done before the search begins: the worker's number, the verb, the lease; and of an action that
                is only begun, how many of its requests are answered; "tick" lets time pass
     make       the store
+    rows       what is there before the leases
     """
 
     moves: tuple[int, ...]
@@ -407,6 +426,7 @@ class SessionModel:
     abilities: frozenset[str] = frozenset({"look", "handle", "commit", "release", "claim", "steal"})
     begins: tuple[Any, ...] = ()
     make: Callable[..., SessionStore] = SessionStore
+    rows: TableRows = ()
     _outcomes: dict[tuple[Any, ...], Any] = field(factory=dict)
 
     def explore(self, limit: int, findings: int = 1) -> Explored:
@@ -430,7 +450,7 @@ class SessionModel:
     def first(self) -> SessionState:
         """The leases are there, and the first actions done."""
         workers = tuple(self._worker(f"w{n}", moves) for n, moves in enumerate(self.moves))
-        rows: TableRows = ()
+        rows = self.rows
         keys = [f"s{n}" for n in range(self.leases)]
         creator = self._worker("c", 0)
         for key in keys:
@@ -456,11 +476,11 @@ class SessionModel:
         at = goes.workers[number]
         worker: CheckedWorker = pickle.loads(at.snapshot)  # noqa: S301  our own
         worker.moves += 1
-        return goes._replace(workers=_put(goes.workers, number, _at(worker)))
+        return goes._replace(workers=_put(goes.workers, number, snapshot_of(worker)))
 
     def _worker(self, name: str, moves: int) -> At:
         cells = CheckedCells()
-        return _at(CheckedWorker(name, self.make(cells, pace=_AtOnce(), gather=0.0, ids=_Ids(name)), moves))
+        return snapshot_of(CheckedWorker(name, self.make(cells, pace=_AtOnce(), gather=0.0, ids=_Ids(name)), moves))
 
     def steps(self, state: SessionState) -> Iterator[tuple[str, SessionState, str]]:
         """Everything that may happen next, and the law that it breaks, if any."""
@@ -484,7 +504,7 @@ class SessionModel:
                     again = self._worker(f"w{number}", self.moves[number])
                     process: CheckedWorker = pickle.loads(again.snapshot)  # noqa: S301  our own
                     process.store._ids.process = f"w{number}again"  # type: ignore[attr-defined]  # noqa: SLF001
-                    anew = gone._replace(workers=_put(gone.workers, number, _at(process)))
+                    anew = gone._replace(workers=_put(gone.workers, number, snapshot_of(process)))
                     yield f"w{number} is started again", anew._replace(left=_less(anew.left, "restart")), ""
         for place, request in enumerate(state.late):
             rows, _ = carried_out(state.rows, request)
@@ -511,7 +531,7 @@ class SessionModel:
                 self._outcomes[known] = waits.request
             else:
                 cells.answers = deque()
-                self._outcomes[known] = (_at(worker), events)
+                self._outcomes[known] = (snapshot_of(worker), events)
         return self._outcomes[known]
 
     def _answered(self, state: SessionState, number: int) -> Iterator[tuple[str, SessionState, str]]:
@@ -519,7 +539,14 @@ class SessionModel:
         at = state.workers[number]
         request: CellRequest = self._run(at, state.tick)
         rows, answer = carried_out(state.rows, request)
-        yield self._told(state._replace(rows=rows), number, answer, f"w{number} {_said(request)}: {_brief(answer)}")
+        brief = (
+            "refused"
+            if answer is None or isinstance(answer, Lost)
+            else f"{len(answer)} rows"
+            if isinstance(answer, tuple)
+            else "done"
+        )
+        yield self._told(state._replace(rows=rows), number, answer, f"w{number} {_said(request)}: {brief}")
         left = dict(state.left)
         if request.verb in ("list", "read"):
             return
@@ -582,7 +609,9 @@ class SessionModel:
                     return state, f"epoch {epoch} after {ghost.epoch}"
                 for other in [one for one in state.readers if one[0] == key and one[1] != number]:
                     # Whoever takes what a thief has frozen goes on with that theft (G4).
-                    if how == "steal" or _frozen(state.rows, other[1], key):
+                    theirs = [json.loads(told) for name, told in state.rows if name.startswith(f"session/w{other[1]}")]
+                    frozen = any(json.loads(row["leases"]).get(key, [])[4:] == ["held"] for row in theirs)
+                    if how == "steal" or frozen:
                         readers[other[:2]] = (*other[:3], True)
                     elif other[2] == state.tick and not other[3]:
                         return state, "two readers"
@@ -682,8 +711,13 @@ def main(
     only: Annotated[str, typer.Option(help="One setting.")] = "",
 ) -> None:
     """Explore every setting; exit 1 if a law is broken."""
+    raise typer.Exit(report_of(settings(), limit, only))
+
+
+def report_of(models: Mapping[str, SessionModel], limit: int, only: str = "") -> int:
+    """Explore these settings and print what was seen; 1 if a law is broken."""
     broken = False
-    for name, model in settings().items():
+    for name, model in models.items():
         if only in {"", name}:
             explored = model.explore(limit)
             cut = "whole" if explored.whole else "cut off"
@@ -691,17 +725,12 @@ def main(
             for finding in explored.findings:
                 broken = True
                 print(f"  {finding.law}", *finding.trace, sep="\n    ")  # noqa: T201
-    raise typer.Exit(1 if broken else 0)
+    return int(broken)
 
 
-def _at(worker: CheckedWorker) -> At:
+def snapshot_of(worker: CheckedWorker) -> At:
+    """The worker between two actions, as a state keeps it."""
     return At(pickle.dumps(worker), worker.told())
-
-
-def _frozen(rows: TableRows, number: int, key: str) -> bool:
-    """Whether a session of this worker has this lease frozen."""
-    theirs = [json.loads(content) for name, content in rows if name.startswith(f"session/w{number}")]
-    return any(json.loads(row["leases"]).get(key, [])[4:] == ["held"] for row in theirs)
 
 
 def _put(workers: tuple[At, ...], number: int, at: At) -> tuple[At, ...]:
@@ -723,10 +752,6 @@ def _trace(parents: Mapping[tuple[Any, ...], tuple[tuple[Any, ...] | None, str]]
 
 def _said(request: CellRequest) -> str:
     return f"{request.verb} {' '.join(request.names)}" + (f" {request.content}" if request.content else "")
-
-
-def _brief(answer: Any) -> str:  # noqa: ANN401  by verb
-    return "refused" if answer is None else str(len(answer)) + " rows" if isinstance(answer, tuple) else "done"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 file://folder                            a file for each letter; file:///folder is absolute
 s3://bucket/prefix?region=…&endpoint=…   an object for each letter
 kinesis://stream?region=…&endpoint=…     a record for each letter
+
+Those of AWS take `profile=NAME`, `role_arn=…` and `external_id=…` in place of the environment's credentials.
 """
 
 import errno
@@ -15,9 +17,11 @@ from uuid import uuid4
 
 from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.reading.letters.letter import Letter, LetterError, letter_for
-from leasehold.stores.urls import Scheme, endpoint_of, read_url
+from leasehold.stores.urls import AWS, Scheme, endpoint_of, read_url, session_for
 
-if TYPE_CHECKING:  # it imports what an extra brings
+if TYPE_CHECKING:  # extras bring these
+    from boto3 import Session
+
     from leasehold.adapters.reading.letters.stream import StreamBox
 
 
@@ -135,15 +139,14 @@ class FolderBox:
 class _BoxModule(Protocol):
     """The function that each of the modules below provides."""
 
-    def open_url(self, place: str, options: Mapping[str, str], *, create: bool) -> LetterBox:
+    def open_url(self, place: str, options: Mapping[str, str], *, create: bool, **session: "Session") -> LetterBox:
         """The box at this place. Raises ValueError, LetterError."""
 
 
-_OPTIONS = frozenset({"region", "endpoint"})
 _SCHEMES = {
     "file": Scheme("leasehold.adapters.reading.letters.boxes"),
-    "s3": Scheme("leasehold.adapters.reading.letters.objects", _OPTIONS, "aws"),
-    "kinesis": Scheme("leasehold.adapters.reading.letters.stream", _OPTIONS, "aws"),
+    "s3": Scheme("leasehold.adapters.reading.letters.objects", AWS, "aws"),
+    "kinesis": Scheme("leasehold.adapters.reading.letters.stream", AWS, "aws"),
 }
 STREAMS = frozenset({"kinesis"})
 """Schemes of streams: nothing can be taken out of one."""
@@ -163,10 +166,13 @@ def open_url(place: str, _options: Mapping[str, str], *, create: bool) -> Folder
     return FolderBox(Path(place))
 
 
-def dead_letters(url: str, *, stream: str = "", table: str = "", source: str = "") -> DeadLetters:
+def dead_letters(
+    url: str, *, stream: str = "", table: str = "", source: str = "", session: "Session | None" = None
+) -> DeadLetters:
     """The dead letter, for `Handling`, that keeps records at this URL: file://, s3:// or kinesis://.
 
     stream, table, source  as of `DeadLetters`
+    session                of boto3's, with the credentials for a URL of AWS; None: the URL's, or the environment's
     Raises ValueError, naming what is wrong and never repeating the URL, and LetterError if there is no such place.
 
     Examples:
@@ -175,7 +181,8 @@ def dead_letters(url: str, *, stream: str = "", table: str = "", source: str = "
         >>> callable(dead_letters(f"file://{tempfile.mkdtemp()}", source="kinesis://orders"))
         True
     """
-    return DeadLetters(_opened(url, "dead letter", create=True), stream=stream, table=table, source=source)
+    box = _opened(url, "dead letter", create=True, session=session)
+    return DeadLetters(box, stream=stream, table=table, source=source)
 
 
 def open_letters(url: str) -> LetterFolder:
@@ -193,8 +200,8 @@ def open_stream(url: str) -> "StreamBox":
     return cast("StreamBox", _opened(url, "stream", create=False))
 
 
-def _opened(url: str, kind: str, *, create: bool) -> LetterBox:
+def _opened(url: str, kind: str, *, create: bool, session: "Session | None" = None) -> LetterBox:
     scheme, place, options = read_url(url, kind, _SCHEMES)
     endpoint_of(options.get("endpoint"), f"{kind} URL")
     module: _BoxModule = _SCHEMES[scheme].load(kind, LetterError)
-    return module.open_url(place, options, create=create)
+    return module.open_url(place, options, create=create, **session_for(_SCHEMES[scheme], session, f"{kind} URL"))

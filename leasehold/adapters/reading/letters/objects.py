@@ -3,7 +3,10 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import boto3
+
 from leasehold.adapters.reading.letters.letter import Letter, LetterError
+from leasehold.stores.aws import session_of
 from leasehold.stores.objects.s3 import S3Objects
 from leasehold.stores.protocol import StoreError
 
@@ -48,13 +51,20 @@ def _said() -> Iterator[None]:
         raise LetterError(str(fault)) from fault
 
 
-def open_url(place: str, options: Mapping[str, str], *, create: bool) -> ObjectBox:  # noqa: ARG001  buckets are not made
+def open_url(
+    place: str,
+    options: Mapping[str, str],
+    *,
+    create: bool,  # noqa: ARG001  buckets are not made
+    session: boto3.Session | None = None,
+) -> ObjectBox:
     """The objects at `bucket/prefix`. Raises ValueError, and LetterError if there is no such bucket."""
     bucket, _, prefix = place.partition("/")
     if not bucket:
         raise ValueError("letters URL: s3:// wants bucket/prefix")
+    found = session_of(options, "letters URL", session)
     with _said():
-        objects = S3Objects(bucket, region=options.get("region"), endpoint=options.get("endpoint"))
+        objects = S3Objects(bucket, region=options.get("region"), endpoint=options.get("endpoint"), session=found)
         if objects.missing():
             raise LetterError(f"there is no bucket {bucket!r}")
     return ObjectBox(objects, prefix)

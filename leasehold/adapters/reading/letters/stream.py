@@ -11,6 +11,7 @@ from leasehold.adapters.reading.letters.letter import Letter, LetterError
 from leasehold.adapters.sources.call_patience import POLL_SECONDS
 from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly
 from leasehold.adapters.sources.protocol import SourceError
+from leasehold.stores.aws import session_of
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user
     from types_boto3_kinesis import KinesisClient
@@ -54,13 +55,20 @@ class StreamBox:
             raise LetterError(str(fault)) from fault
 
 
-def open_url(name: str, options: Mapping[str, str], *, create: bool) -> StreamBox:  # noqa: ARG001  streams are not made
+def open_url(
+    name: str,
+    options: Mapping[str, str],
+    *,
+    create: bool,  # noqa: ARG001  streams are not made
+    session: boto3.Session | None = None,
+) -> StreamBox:
     """The stream of this name. Raises ValueError, and LetterError if there is none."""
     if not name or "," in name or "/" in name:
         raise ValueError("letters URL: kinesis:// wants the name of one stream")
+    found = session_of(options, "letters URL", session) or boto3
     try:
         with said_plainly(name):
-            client = boto3.client(
+            client = found.client(
                 "kinesis",
                 region_name=options.get("region"),
                 endpoint_url=options.get("endpoint"),

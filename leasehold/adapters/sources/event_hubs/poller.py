@@ -345,8 +345,14 @@ class PartitionReader:
             if self._last >= 0 and gone > 0:
                 log.error("%s: %d events behind number %d are gone, past retention", self._where, gone, self._last)
             last = records[-1]
-            records = self._unrepeated(records)
-            token = f"{last.token} {self._had.token}".rstrip()
+            # Without what was had before of Spark's sinks, each with what its position carries along.
+            new = list[Record]()
+            for each in records:
+                tag = tag_of(each.event)
+                if tag is None or not self._had.again(tag, lambda: 0, each.position):
+                    new.append(each._replace(token=f"{each.token} {self._had.token}") if self._had else each)
+            records = tuple(new)
+            token = f"{last.token} {self._had.token}" if self._had else last.token
             self._last, self._position = int(last.sequence_number), evolve(last.position, token=token)
         self._idle = IDLE_SECONDS
         # The age of what was read last, by this machine's clock.
@@ -360,16 +366,6 @@ class PartitionReader:
         return Batch(
             records, self._position, self._behind, wait_seconds=0.0, in_columns=in_columns, unlinked_seconds=unlinked
         )
-
-    def _unrepeated(self, records: tuple[Record, ...]) -> tuple[Record, ...]:
-        """Without what was had before of Spark sinks, each with what its position carries along."""
-        found = list[Record]()
-        for each in records:
-            tag = tag_of(each.event)
-            if tag is not None and self._had.again(tag, lambda: 0, each.position):
-                continue
-            found.append(each._replace(token=f"{each.token} {self._had.token}") if self._had else each)
-        return tuple(found)
 
     @property
     def _where(self) -> str:

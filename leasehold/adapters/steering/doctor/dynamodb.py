@@ -17,14 +17,13 @@ from leasehold.adapters.steering.doctor.attempts import (
     ServiceClock,
 )
 from leasehold.stores.aws import session_of
-from leasehold.stores.dynamodb.rows import APPLICATION, text
+from leasehold.stores.dynamodb.rows import APPLICATION, key_of, text
 from leasehold.stores.dynamodb.store import (
     PATIENCE,
     Clients,
     check_key,
     code_of,
     connect,
-    key_of,
     prefix_of,
     probes,
     prove,

@@ -43,6 +43,9 @@ HELP = {
 }
 
 
+ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+
+
 def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
     """The metrics of these tables: the state of each, and whether it is fresh; of a stale one nothing but that."""
     found: dict[str, list[str]] = {name: [] for name in HELP}
@@ -51,7 +54,9 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
         """Add what is known; a figure that nobody measured is left out, so that no alarm takes a zero for it."""
         for name, value in values.items():
             if value is not None:
-                marks = ",".join(f'{label}="{_quoted(text)}"' for label, text in labels.items())
+                # The format ends a label at a quote and a sample at a line's end; a name or a URL may hold both.
+                quoted = {label: text.translate(ESCAPES) for label, text in labels.items()}
+                marks = ",".join(f'{label}="{text}"' for label, text in quoted.items())
                 found[f"leasehold_{name}"].append(f"leasehold_{name}{{{marks}}} {float(value):g}")
 
     for state, fresh in states:
@@ -90,10 +95,6 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
             kind = "counter" if name.endswith("_total") else "gauge"
             lines += [f"# HELP {name} {HELP[name]}", f"# TYPE {name} {kind}", *samples]
     return "\n".join(lines) + "\n"
-
-
-def _quoted(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 LOOK_SECONDS = 0.25

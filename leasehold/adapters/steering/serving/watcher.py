@@ -297,7 +297,12 @@ class TableWatcher:
     def view(self, wanted: ViewWanted) -> dict[str, Any]:
         """What a page shows: the whole, the first workers and moves, and the first leases in the order asked for."""
         state = self.state()
-        leases = [row for row in state.pop("leases") if wanted.text in _text_of(row)] if state["at"] else []
+        leases = []
+        for row in state.pop("leases") if state["at"] else ():
+            # All that a row shows as words can be looked for, the host of its reader too.
+            words = f"{row['key']} {row['owner'] or 'nobody'} {row['status']} {row['lag'].get('host') or ''}"
+            if wanted.text in words.lower():
+                leases.append(row)
         found = sorted(leases, key=SORTS[wanted.sort], reverse=wanted.down)
         lag = [most for _, most, _ in state.pop("lag") if most is not None]
         # Those furthest from their target first, then those that are furthest behind.
@@ -340,11 +345,6 @@ class TableWatcher:
             return whole | {"workers": chosen} if chosen or worker is None else None
         lease = next((row for row in table.leases if row.key == key), None)
         return None if lease is None else story(table, self.config, lease, plans(table, self.config)).as_json()
-
-
-def _text_of(row: dict[str, Any]) -> str:
-    """What a page's filter looks at."""
-    return f"{row['key']} {row['owner'] or 'nobody'} {row['status']} {row['lag'].get('host') or ''}".lower()
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:

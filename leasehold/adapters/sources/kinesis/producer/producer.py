@@ -66,10 +66,21 @@ QUICK = 20
 _NOT_SENT = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
 
 
-def clients_of(region: str | None, endpoint: str | None, connections: int, wire: WireForm = "cbor") -> KinesisClients:
-    """The clients of a producer, which waits longer for a service that is slow."""
+def clients_of(
+    region: str | None,
+    endpoint: str | None,
+    connections: int,
+    wire: WireForm = "cbor",
+    *,
+    session: boto3.Session | None = None,
+) -> KinesisClients:
+    """The clients of a producer, which waits longer for a service that is slow.
+
+    session  has the credentials; None: the environment's
+    """
     return KinesisClients(
-        lambda seconds: client_of(region, endpoint, connections, wire, read_seconds=seconds), PUT_SECONDS
+        lambda seconds: client_of(region, endpoint, connections, wire, read_seconds=seconds, session=session),
+        PUT_SECONDS,
     )
 
 
@@ -80,12 +91,13 @@ def client_of(
     wire: WireForm = "cbor",
     *,
     read_seconds: float = PUT_SECONDS[0],
+    session: boto3.Session | None = None,
 ) -> "KinesisClient":
     """A client that sends each request once: its own repetitions would write twice, and unseen.
 
     The records of a producer go in this form, if the service speaks it.
     """
-    client: KinesisClient = boto3.client(
+    client: KinesisClient = (session or boto3).client(
         "kinesis",
         region_name=region,
         endpoint_url=endpoint,

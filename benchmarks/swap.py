@@ -1,0 +1,154 @@
+"""How long a shard waits while its lease moves to another table: `python benchmarks/swap.py`.
+
+Two workers read four shards of a local stream, which get records every tenth of a second. The lease table goes from
+DynamoDB's stand-in to SQLite and back, several times. Printed are the longest and the usual longest time between two
+records of one shard, at rest and while the leases moved, and the judge's verdict.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from hashlib import sha1
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from threading import Event, Thread
+from uuid import uuid4
+
+from attrs import define, field
+
+from leasehold.adapters.demo.stage import Stage, Stream, services
+from leasehold.adapters.history.events import Sent
+from leasehold.stores.swap import SwapStore, announced
+from leasehold.stores.urls import name_of, open_store
+
+SHARDS, EACH_SECONDS, SETTLE_SECONDS = 4, 0.1, 60.0
+SETTINGS = ("--lease-seconds", "10", "--initial-position", "TRIM_HORIZON")
+Window = tuple[float, float]
+
+
+@define
+class Producer:
+    """A record for each of some keys, which fall on all shards, every tenth of a second."""
+
+    stream: Stream
+    sent: list[Sent] = field(factory=list)
+    ended: Event = field(factory=Event)
+
+    def run(self) -> None:
+        """Send until told to end."""
+        number = 0
+        due = time.monotonic()
+        while not self.ended.wait(max(0.0, due - time.monotonic())):
+            due += EACH_SECONDS
+            rows = [(f"key-{key}", b"%d" % (number + key)) for key in range(16)]
+            self.stream.put(*rows)
+            self.sent += [Sent(key, int(data), sha1(data, usedforsecurity=False).hexdigest()) for key, data in rows]
+            number += len(rows)
+
+
+def longest(stage: Stage, window: Window) -> list[float]:
+    """Of each shard, the longest time between two records handed over within these seconds since 1970."""
+    events = [event for event in stage.history.events if event.event == "record"]
+    times: dict[str, list[float]] = {}
+    for event in events:
+        if window[0] <= event.t <= window[1]:
+            times.setdefault(event.shard, []).append(event.t)
+    return [max(later - one for one, later in pairwise(sorted(each))) for each in times.values() if len(each) > 1]
+
+
+def swapped(urls: Sequence[str], stage: Stage, *more: str) -> Window:
+    """Run the command beside the fleet until every lease has arrived, and tell when it did."""
+    began = time.time()
+    words = (sys.executable, "-m", "leasehold.adapters.cli.main", "swap", *urls, *more)
+    with closing(_Command(words)) as command:
+        if not stage.until(lambda: command.process.poll() is not None, SETTLE_SECONDS):
+            raise SystemExit("the swap did not end")
+    return began, time.time()
+
+
+class _Command:
+    """A command of ours whose lines nobody reads."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL)  # noqa: S603  our own command
+
+    def close(self) -> None:
+        """End it."""
+        self.process.kill()
+        self.process.wait()
+
+
+def main() -> None:
+    """Run it and print the table."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--turns", type=int, default=3, help="there and back, so often")
+    turns = arguments.parse_args().turns
+    with services() as (kinesis, dynamodb), tempfile.TemporaryDirectory() as folder:
+        name = f"swap-{uuid4().hex[:8]}"
+        urls = (f"dynamodb://{name}?region=eu-west-1&endpoint={dynamodb}", f"sqlite://{folder}/leases.db")
+        names = (name_of(urls[0]), name_of(urls[1]))
+        with closing(Stream(kinesis, name, SHARDS)) as stream:
+            tables = (open_store(urls[0]), open_store(urls[1]))
+            announced(tables, names)
+            with closing(SwapStore(tables, names[1])) as store:
+                stage = Stage(Path(folder), stream, store, urls[0], ("--to", urls[1], *SETTINGS))
+                producer = Producer(stream)
+                thread = Thread(target=producer.run)
+                try:
+                    verdict = _measured(stage, urls, thread, producer, turns)
+                finally:
+                    producer.ended.set()
+                    stage.abandon()
+    print(verdict)
+
+
+def _measured(stage: Stage, urls: Sequence[str], thread: Thread, producer: Producer, turns: int) -> str:
+    stage.join("ours-1")
+    stage.join("ours-2")
+    thread.start()
+    if not stage.until(stage.balanced, SETTLE_SECONDS):
+        raise SystemExit("the fleet did not come to rest")
+    rest, moves = list[float](), list[float]()
+    for turn in range(2 * turns):
+        began = time.time()
+        stage.pause(10.0)
+        still = (began, time.time())
+        # The last turn there is left out: from then on TO is alone.
+        moved = swapped(urls, stage, "--back") if turn % 2 else _there(urls, stage)
+        stage.pause(2.0)
+        rest += longest(stage, still)
+        moves += longest(stage, moved)
+    producer.ended.set()
+    thread.join()
+    stage.until(lambda: len(stage.distinct) == len(producer.sent), SETTLE_SECONDS)
+    stage.end()
+    verdict = stage.verdict(producer.sent)
+    return "\n".join(
+        (
+            f"records      {verdict.produced:,} sent, {verdict.lost} lost, {verdict.duplicates} handed over twice",
+            f"breaches     {len(verdict.faults)}",
+            f"moves        {len(moves)} of a lease, {turns} times there and back",
+            f"at rest      longest gap of a shard {max(rest):.2f} s, usually {median(rest):.2f} s",
+            f"on the move  longest gap of a shard {max(moves):.2f} s, usually {median(moves):.2f} s",
+        )
+    )
+
+
+def _there(urls: Sequence[str], stage: Stage) -> Window:
+    """Send every lease to TO, and leave the swap before it is over, so that it can go back."""
+    began = time.time()
+    words = (sys.executable, "-m", "leasehold.adapters.cli.main", "swap", *urls)
+    with closing(_Command(words)):
+        arrived = stage.until(lambda: all(lease.version.startswith("to:") for lease in stage.leases), SETTLE_SECONDS)
+    if not arrived:
+        raise SystemExit("the leases did not arrive")
+    return began, time.time()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""`leasehold swap`: a running fleet moves its lease table to another store or layout, and back."""
+
+import json
+import sys
+from contextlib import ExitStack
+from typing import Annotated
+
+import typer
+from attrs import asdict
+
+from leasehold.adapters.cli.common.ending import ending
+from leasehold.adapters.cli.common.times import seconds
+from leasehold.adapters.cli.steer.asking import AsJson
+from leasehold.adapters.steering.swapping import SwapProgress, awaited, ended, followed, progress, sent, tables_apart
+from leasehold.stores.protocol import StoreError
+from leasehold.stores.swap import SwapStore, announced
+from leasehold.stores.urls import name_of, open_store
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+MORE = """
+FROM and TO are store URLs. No worker stops, no record is lost or skipped, and no shard is read twice at a time: each
+owner moves its own leases, and reads on meanwhile.
+
+1. Start each worker of the fleet again, one after the other, with `leasehold consume … --store FROM --to TO`. Nothing
+moves yet.
+
+2. `leasehold swap FROM TO`. It begins once every owner of a lease has said that it knows TO (`--wait`), tells the
+fleet, and shows how far it is. It may be ended and run again: the fleet goes on by itself; only leases that nobody
+owns, such as finished ones, wait for the command.
+
+3. When it says that the swap is over, start each worker again with `--store TO` alone. FROM can go then.
+
+`--status` shows how far it is and changes nothing. `--back` sends the leases back, until the last has moved and the
+swap is over; from then on a swap in the other direction goes back.
+
+It is refused while workers of the KCL or of an SDK own leases in FROM, for they cannot follow; for a layout that does
+not count owners (the blobs of the Azure SDKs); and where TO has leases already. Both stores must be reachable
+meanwhile: a lease whose owner cannot write to both is lost to it as if its store did not answer.
+
+Exit status: 0 when every lease is there, or for `--status`; 1 if it was refused or a store failed; 2 on bad usage.
+"""
+
+
+@app.command(help="Move the lease table of a running fleet to another store or layout.", epilog=MORE)
+def command(  # noqa: PLR0917  one for each option
+    from_: Annotated[str, typer.Argument(metavar="FROM", help="The store of the fleet, as a URL.", show_default=False)],
+    to: Annotated[str, typer.Argument(metavar="TO", help="Its next store, as a URL.", show_default=False)],
+    status: Annotated[bool, typer.Option("--status", help="Show how far it is, and change nothing.")] = False,
+    back: Annotated[bool, typer.Option("--back", help="Send the leases back to FROM.")] = False,
+    wait: Annotated[
+        float, typer.Option(help="How long to wait for workers to say that they know TO.", parser=seconds())
+    ] = 60.0,
+    create: Annotated[bool, typer.Option(help="Make TO's table or container if there is none.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Open both, ask who knows, tell the fleet, follow, end."""
+    with ending("swap", StoreError), ExitStack() as opened:
+        tables_apart(from_, to, "TO")
+        if status and back:
+            raise ValueError("choose one of --status and --back")
+        names = (name_of(from_), name_of(to))
+        source = open_store(from_, create=False)
+        opened.callback(source.close)
+        target = open_store(to, create=create and not (status or back))
+        opened.callback(target.close)
+        tables = (source, target)
+        store = SwapStore(tables, names[1])
+        if status:
+            _tell(progress(tables, store, names[1]), as_json=as_json)
+            return
+        if not back:
+            announced(tables, names)
+            awaited(tables, store, names[1], wait)
+        sent(tables, "from" if back else "to")
+        last = None
+        for now in followed(tables, store, names[1]):
+            if now != last:
+                _tell(now, as_json=as_json)
+            last = now
+        if back:
+            sent(tables, "")
+        else:
+            ended(tables, store, names[1])
+        if not as_json:
+            print(_LAST[back])
+
+
+_LAST = {
+    False: "the swap is over: start the workers again with --store TO alone",
+    True: "every lease is back in FROM: start the workers again without --to, then delete TO's table",
+}
+
+
+def _tell(now: SwapProgress, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({**asdict(now), "unaware": [name for name, _ in now.unaware]}), flush=True)
+        return
+    every = now.there + now.moving + now.gone
+    bound = {"to": "bound for TO", "from": "bound for FROM", "closed": "all bound for TO, ending", "": "staying"}
+    print(
+        f"{every} leases: {now.there} in FROM, {now.moving} on their way, {now.gone} in TO; {bound[now.way]}",
+        flush=True,
+    )
+    if now.unaware:
+        print(f"owners that do not know TO: {', '.join(name for name, _ in now.unaware)}", file=sys.stderr)

@@ -1,0 +1,156 @@
+"""The steps of a swap that an operator asks for: who knows TO, the way told to the fleet, how far it is, and the end.
+
+The workers move what they own (`leasehold.stores.swap`). What nobody owns, finished leases above all, is carried over
+from here. Each step is a conditional write or a reading, so that the command may end anywhere and be run again.
+"""
+
+from collections.abc import Callable, Iterator
+from time import monotonic, sleep
+from typing import Literal
+
+from attrs import frozen
+
+from leasehold.balancer.model import Lease
+from leasehold.stores.protocol import Done, Store, StoreError
+from leasehold.stores.swap import CLOSED, CONTROL, FROM, KNOWS, TO, WISH, SwapStore, knowing, marked, parted, wish_of
+from leasehold.stores.urls import store_address
+from leasehold.stores.writes import AnnotateLease, DeleteLease
+
+Way = Literal["to", "from", "closed", ""]
+"""Where leases are to go; "closed": all are in TO; "": nowhere."""
+
+LOOK_SECONDS = 1.0
+"""Between two looks at the tables."""
+
+SETTLE_SECONDS = 10.0
+"""Longer than a request of a worker takes: by then whoever did not know that the swap was over has made its lease."""
+
+
+def tables_apart(store: str, to: str, option: str) -> None:
+    """Raises ValueError where `to` is no store for a fleet, or the same one."""
+    if store_address(to)[0] == "file":
+        raise ValueError(f"{option}: file:// is a backup, on which no fleet works")
+    if store_address(store) == store_address(to):
+        raise ValueError(f"{option}: it is the store that the leases are in")
+
+
+@frozen
+class SwapProgress:
+    """How far a swap is.
+
+    way      where leases are to go
+    there    leases that FROM speaks for; `moving`: that are on their way; `gone`: that TO speaks for
+    unaware  owners in FROM that have not said that they know TO, each with whether it is one of ours
+    """
+
+    way: Way
+    there: int
+    moving: int
+    gone: int
+    unaware: tuple[tuple[str, bool], ...]
+
+    @property
+    def arrived(self) -> bool:
+        """Whether every lease is where it is to go."""
+        left = self.there if self.way in {"to", "closed"} else self.gone
+        return self.way != "" and not left and not self.moving
+
+
+def control_of(tables: tuple[Store, Store]) -> Lease:
+    """The control row. Raises StoreError where there is none."""
+    found = tables[TO].get([CONTROL])
+    if not found:
+        raise StoreError("no swap is under way between these tables; once one is over, TO alone has the leases")
+    return found[0]
+
+
+def progress(tables: tuple[Store, Store], store: SwapStore, goal_name: str) -> SwapProgress:
+    """How far the swap of these tables is."""
+    control = control_of(tables)
+    leases = store.list().leases
+    raw = tables[FROM].list().leases
+    owned = [row for row in raw if row.owner and not marked(row) and not row.ended]
+    here = {lease.key for lease in leases if parted(lease)[0] == FROM}
+    silent = {
+        row.owner: row.yields
+        for row in owned
+        if row.owner and row.key in here and row.note(KNOWS) != knowing(row.owner, goal_name)[1]
+    }
+    places = [parted(lease)[:2] for lease in leases]
+    return SwapProgress(
+        way=_way(control),
+        there=places.count((FROM, False)),
+        moving=places.count((FROM, True)) + places.count((TO, True)),
+        gone=places.count((TO, False)),
+        unaware=tuple(sorted(silent.items())),
+    )
+
+
+def _way(control: Lease) -> Way:
+    if control.note(WISH) == CLOSED:
+        return "closed"
+    ways: dict[int, Way] = {FROM: "from", TO: "to"}
+    return ways.get(wish_of(control), "")
+
+
+def refusal(unaware: tuple[tuple[str, bool], ...]) -> str:
+    """Why a swap does not begin while these workers do not know TO."""
+    strangers = [name for name, ours in unaware if not ours]
+    if strangers:
+        return (
+            f"workers of the KCL or of an SDK share FROM ({', '.join(strangers)}): they cannot follow the leases to "
+            "another table; stop them first, or stop the fleet and use `leasehold copy-leases`"
+        )
+    names = ", ".join(name for name, _ in unaware)
+    return f"workers that do not know TO own leases of FROM: {names}; start them again with --to TO"
+
+
+def sent(tables: tuple[Store, Store], way: Way) -> None:
+    """Tell the fleet where leases are to go. Raises StoreError where the swap is over."""
+    control = control_of(tables)
+    if way == "from" and _way(control) == "closed":
+        raise StoreError("every lease has moved and the swap is ending; to go back, swap in the other direction")
+    if not isinstance(tables[TO].write(AnnotateLease(control, WISH, way)), Done):
+        raise StoreError("another changed the swap's control row in the same moment; run it again")
+
+
+def followed(
+    tables: tuple[Store, Store], store: SwapStore, goal_name: str, pause: Callable[[float], object] = sleep
+) -> Iterator[SwapProgress]:
+    """Look until every lease has arrived, carrying over what nobody owns, and tell each look."""
+    while True:
+        now = progress(tables, store, goal_name)
+        yield now
+        if now.arrived:
+            return
+        goal = FROM if now.way == "from" else TO
+        for lease in store.list().leases:
+            if lease.owner is None and now.way and (parted(lease)[0] != goal or parted(lease)[1]):
+                store.carry(lease, goal)
+        pause(LOOK_SECONDS)
+
+
+def ended(
+    tables: tuple[Store, Store], store: SwapStore, goal_name: str, pause: Callable[[float], object] = sleep
+) -> None:
+    """End a swap whose leases are all in TO: new ones are made there, and no worker needs FROM any more (W6)."""
+    sent(tables, "closed")
+    pause(SETTLE_SECONDS)
+    for _ in followed(tables, store, goal_name, pause):
+        pass
+    tables[TO].write(DeleteLease(control_of(tables)))
+
+
+def awaited(
+    tables: tuple[Store, Store],
+    store: SwapStore,
+    goal_name: str,
+    wait_seconds: float,
+    pause: Callable[[float], object] = sleep,
+) -> None:
+    """Wait until every owner in FROM has said that it knows TO (W8). Raises StoreError if one does not in time."""
+    until = monotonic() + wait_seconds
+    while (now := progress(tables, store, goal_name)).unaware:
+        if any(not ours for _, ours in now.unaware) or monotonic() >= until:
+            raise StoreError(refusal(now.unaware))
+        pause(LOOK_SECONDS)

@@ -1,0 +1,510 @@
+"""Two lease tables as one store, while a running fleet moves from the first to the second, lease by lease, and back.
+
+`specs/swap.md` has the rules, each with its number, and what is lost without it. In short, for each lease:
+
+1. Its owner writes `moved:<itself>` as the owner into the row that it holds, under the version as held (the mark). No
+   write that was decided before fits that row any more, for each names a version or an owner. It is still this
+   worker's lease for all who read both rows, and its reader goes on.
+2. The row of the other table is brought to the position and the epoch of the marked one: it is created, or what is left
+   there of an earlier turn is reset. A note says up to which epoch it is a copy, and no truth.
+3. It is claimed there under the version as read, which raises its epoch by one: from that write on it speaks.
+
+Each step is a write of `leasehold.stores.writes` under its own condition, so that any two stores can be joined that
+count owners. Whoever finds a marked row without its successor goes on from there: its owner, or who claims it.
+
+Rule: a version of a joined lease names the table and whether its row is marked, so that a write knows where to go; the
+table judges the rest.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from time import monotonic
+
+from attrs import evolve, frozen
+
+from leasehold.balancer.model import SHARD_END, Lease, Notes, Version
+from leasehold.stores.printable import escaped
+from leasehold.stores.protocol import (
+    Done,
+    Listing,
+    Lost,
+    Outcome,
+    OutcomeUnknown,
+    PassingStore,
+    Promises,
+    Store,
+    StoreError,
+)
+from leasehold.stores.writes import (
+    AnnotateLease,
+    CheckpointLate,
+    CheckpointLease,
+    ClaimLease,
+    CreateLease,
+    DeleteLease,
+    GiveLease,
+    LeaseChange,
+    ReleaseLease,
+    RenewLease,
+    RequestLease,
+    ResetLease,
+    StealLease,
+    TakeBackLease,
+    WithdrawRequest,
+    Write,
+)
+
+log = escaped(logging.getLogger("leasehold.swap"))
+
+FROM, TO = 0, 1
+"""The two tables, by their place."""
+
+MARK = "moved:"
+"""An owner that begins so marks a row: the lease goes on in the other table. Who held it follows."""
+
+CONTROL = "leasehold-swap"
+"""The key of the row in TO that says whose swap this is, and which way the leases are to go. No worker sees it."""
+
+ORIGIN, WISH, KNOWS, COPY = "swap_from", "swap_wish", "swap_to", "swap_copy"
+"""Our notes: on the control row, FROM's name and the way; on a lease in FROM, its owner and the TO that it knows; on a
+row that another one outranks, the epoch up to which it is a copy and no truth."""
+
+CLOSED = "closed"
+"""The last word of the control row: every lease is in TO, and new ones are made there."""
+
+LOOK_SECONDS = 2.0
+"""A worker that writes anything reads the control row as often."""
+
+MOVES_AT_ONCE = 8
+"""Of one worker. A renewal that finds so many under way is a renewal and no more, or others would wait for it."""
+
+_ATTEMPTS = 64
+"""Each repetition needs a competing write in between; more than so many in a row are a fault of the service."""
+
+_NAMES = ("from", "to")
+
+_BY_OWNER = (StealLease, ReleaseLease, RequestLease, WithdrawRequest, AnnotateLease)
+"""Writes that want the owner as seen, and not the version."""
+
+
+def marked(row: Lease) -> bool:
+    """Whether this row says that its lease goes on in the other table."""
+    return row.owner is not None and row.owner.startswith(MARK)
+
+
+def copied(row: Lease) -> bool:
+    """Whether this row is a copy, for which the other table's row speaks until it is claimed (W3)."""
+    noted = row.note(COPY) or ""
+    return noted.isascii() and noted.isdigit() and row.epoch <= int(noted)
+
+
+def joined(side: int, row: Lease) -> Lease:
+    """The lease as workers see it, by the row that speaks."""
+    tag = _NAMES[side] + (">" if marked(row) else "")
+    lease = evolve(
+        row,
+        version=Version(f"{tag}:{row.version}"),
+        notes=tuple(note for note in row.notes if note[0] not in {KNOWS, COPY}),
+    )
+    if not marked(row):
+        return lease
+    # It answers requests, or it would be stolen in the moment that it takes to move.
+    return evolve(lease, owner=(row.owner or "").removeprefix(MARK) or None, heir=None, yields=True, leaving=False)
+
+
+def parted(lease: Lease) -> tuple[int, bool, Lease]:
+    """The reverse of `joined`: the table, whether the row was marked, and the row as far as it is known."""
+    tag, _, version = lease.version.rpartition(":") if ":" in lease.version else ("", "", lease.version)
+    return int(tag.startswith("to")), tag.endswith(">"), evolve(lease, version=Version(version))
+
+
+@frozen
+class RowPair:
+    """The rows of one lease, FROM's and TO's."""
+
+    rows: tuple[Lease | None, Lease | None]
+
+    @property
+    def side(self) -> int:
+        """The table whose row speaks: that of the higher epoch among those which are no copies (W1)."""
+        ranks = [(row is not None, row is not None and not copied(row), row.epoch if row else 0) for row in self.rows]
+        return FROM if ranks[FROM] > ranks[TO] else TO
+
+    @property
+    def row(self) -> Lease | None:
+        """The row that speaks."""
+        return self.rows[self.side]
+
+    @property
+    def lease(self) -> Lease | None:
+        """The lease as workers see it."""
+        return None if self.row is None else joined(self.side, self.row)
+
+    @property
+    def torn(self) -> bool:
+        """Whether none of the rows speaks: they were read in different moments (W5)."""
+        return self.row is not None and copied(self.row)
+
+    def put(self, side: int, row: Lease | None) -> "RowPair":
+        """The pair with another row in this table."""
+        return RowPair((row, self.rows[TO]) if side == FROM else (self.rows[FROM], row))
+
+
+class SwapStore:
+    """Two stores as one, behind the protocol of stores; safe under threads where both are.
+
+    tables        FROM and TO, both of which this closes
+    goal_name     TO, as it is written on leases to say that their owners know it
+    clock         monotonic seconds
+    look_seconds  how old what the control row said may be
+    Raises StoreError where a layout does not count owners: nothing would tell which of two rows speaks.
+    """
+
+    def __init__(
+        self,
+        tables: tuple[Store, Store],
+        goal_name: str,
+        *,
+        clock: Callable[[], float] = monotonic,
+        look_seconds: float = LOOK_SECONDS,
+    ) -> None:
+        for name, table in zip(("FROM", "TO"), tables, strict=True):
+            if not (table.promises.counts_owners and table.promises.free_notes):
+                raise StoreError(
+                    f"{name}: this layout does not count the owners of a lease, so that nothing would tell which of "
+                    "its two rows is the later one; stop the fleet and use `leasehold copy-leases`"
+                )
+        self._tables, self._goal_name = tables, goal_name
+        self._clock, self._look_seconds = clock, look_seconds
+        self._looked, self._goal, self._closed = -look_seconds, -1, False
+        self._moving: set[str] = set()
+
+    @property
+    def promises(self) -> Promises:
+        """What both of them promise; grouped where one of them groups."""
+        one, other = (table.promises for table in self._tables)
+        return Promises(
+            owner_checked_checkpoint=one.owner_checked_checkpoint and other.owner_checked_checkpoint,
+            late_checkpoints=one.late_checkpoints and other.late_checkpoints,
+            groups_writes=one.groups_writes or other.groups_writes,
+        )
+
+    # Reading
+
+    def list(self) -> Listing:
+        """Every lease, of both tables."""
+        listings = [table.list() for table in self._tables]
+        rows = [{row.key: row for row in listing.leases} for listing in listings]
+        self._heed(rows[TO].pop(CONTROL, None), certain=False)
+        bad = {one.key: one for listing in listings for one in listing.malformed}
+        keys = sorted((rows[FROM].keys() | rows[TO].keys()) - bad.keys())
+        pairs = self._mended({key: RowPair((rows[FROM].get(key), rows[TO].get(key))) for key in keys})
+        found = (pair.lease for pair in pairs.values())
+        return Listing(
+            tuple(lease for lease in found if lease is not None), tuple(bad.values()), listings[FROM].reports
+        )
+
+    def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
+        """Read these leases, in the order asked; those not there are left out."""
+        pairs = self._pairs(tuple(keys), stale_ok=stale_ok)
+        found = (pair.lease for pair in pairs.values())
+        return tuple(lease for lease in found if lease is not None)
+
+    def close(self) -> None:
+        """Close both."""
+        try:
+            self._tables[FROM].close()
+        finally:
+            self._tables[TO].close()
+
+    def _pairs(self, keys: Collection[str], *, stale_ok: bool = False) -> dict[str, RowPair]:
+        rows = [{row.key: row for row in table.get(keys, stale_ok=stale_ok)} for table in self._tables]
+        return self._mended({key: RowPair((rows[FROM].get(key), rows[TO].get(key))) for key in keys})
+
+    def _pair(self, key: str) -> RowPair:
+        return self._pairs([key])[key]
+
+    def _mended(self, pairs: Mapping[str, RowPair]) -> dict[str, RowPair]:
+        """Read rows again of which none speaks; what stands so still is a copy whose other row was deleted (W5)."""
+        found = dict(pairs)
+        for _ in range(_ATTEMPTS):
+            torn = [key for key, pair in found.items() if pair.torn]
+            if not torn:
+                break
+            rows = [{row.key: row for row in table.get(torn)} for table in self._tables]
+            for key in torn:
+                again = RowPair((rows[FROM].get(key), rows[TO].get(key)))
+                found[key] = again if again != found[key] else again.put(again.side, _outright(again.row))
+        return found
+
+    # The way
+
+    def _wish(self) -> int:
+        """The table that leases are to go to; -1 where nothing is to move."""
+        now = self._clock()
+        if now - self._looked >= self._look_seconds:
+            try:
+                self._heed(*self._tables[TO].get([CONTROL]), certain=True)
+                self._looked = now
+            except StoreError as fault:
+                log.warning("the swap's control row could not be read; leases stay where they are: %s", fault)
+                return -1
+        return self._goal
+
+    def _heed(self, control: Lease | None = None, *, certain: bool) -> None:
+        if control is not None:
+            self._goal, self._closed = wish_of(control), control.note(WISH) == CLOSED
+        elif certain:
+            self._goal, self._closed = -1, True
+
+    # Writing
+
+    def write(self, write: Write) -> Outcome:
+        """Apply the write under its condition where the lease was seen, or refuse it; a renewal may move the lease."""
+        match write:
+            case CreateLease():
+                return self._create(write)
+            case DeleteLease():
+                return self._delete(write)
+            case CheckpointLate():
+                return self._late(write)
+        side, was_marked, seen = parted(write.lease)
+        if was_marked:
+            return self._onward(write)
+        # Asked before the write, for whatever comes after it could hide that another has taken the lease meanwhile.
+        goes = isinstance(write, RenewLease | CheckpointLease) and self._wish() == 1 - side
+        # A row without a mark under the version or the owner as seen is one that speaks: no other table need be asked.
+        outcome = self._tables[side].write(evolve(self._saying(write, side), lease=seen))
+        if not isinstance(outcome, Done):
+            now = self._pair(seen.key).lease
+            by_owner = isinstance(write, _BY_OWNER) and not (isinstance(write, ReleaseLease) and write.me != seen.owner)
+            if by_owner and now is not None and now.owner == seen.owner and parted(now)[:2] != (side, False):
+                # Its condition is the owner, who has moved the lease meanwhile and has it still.
+                return self.write(evolve(write, lease=evolve(write.lease, version=now.version)))
+            return Lost(seen.key, now)
+        lease = outcome.lease
+        if goes and lease.owner and not lease.heir:
+            return self._moved(side, lease, lease.owner)
+        return Done(joined(side, lease))
+
+    def _saying(self, write: LeaseChange, side: int) -> LeaseChange:
+        """The write with the note that its worker knows TO (W8)."""
+        if side == FROM and isinstance(write, RenewLease | ClaimLease | StealLease):
+            me = (write.lease.owner or "") if isinstance(write, RenewLease) else write.me
+            return evolve(write, notes=(*write.notes, knowing(me, self._goal_name)))
+        return write
+
+    def _moved(self, side: int, held: Lease, me: str) -> Outcome:
+        """Move a lease that was renewed just now. Refused if another took it meanwhile.
+
+        Raises OutcomeUnknown as any write does: its next write finds out where the lease is.
+        """
+        if len(self._moving) >= MOVES_AT_ONCE:  # threads that ask in one moment may pass it by a few
+            return Done(joined(side, held))
+        self._moving.add(held.key)
+        try:
+            mark = self._tables[side].write(ReleaseLease(held, "", MARK + me))  # under the version, not the owner
+            arrived = self._through(side, mark.lease, me) if isinstance(mark, Done) else None
+        finally:
+            self._moving.discard(held.key)
+        return self._lost(held.key) if arrived is None else Done(arrived)
+
+    def carry(self, seen: Lease, goal: int) -> Outcome:
+        """Move a lease that nobody owns, as it was seen, so that it is nobody's in this table.
+
+        One that was marked on its way to the other table goes on there first.
+        """
+        side, was_marked, row = parted(seen)
+        if seen.owner is not None or (side == goal and not was_marked):
+            return self._lost(seen.key)
+        mark = Done(row) if was_marked else self._tables[side].write(ReleaseLease(row, "", MARK))
+        arrived = self._through(side, evolve(mark.lease, owner=MARK), None) if isinstance(mark, Done) else None
+        return self._lost(seen.key) if arrived is None else Done(arrived)
+
+    def _through(self, side: int, row: Lease, taker: str | None) -> Lease | None:
+        """Go on in the other table with a lease that was marked just now; None if another did."""
+        pair = RowPair((None, None)).put(side, row)
+        for _ in range(_ATTEMPTS):
+            if (arrived := self._arrived(pair, taker)) is not None:
+                return arrived
+            pair = self._pair(row.key)
+            if pair.row is None or pair.row.owner != row.owner or pair.side != side:
+                return None
+        raise StoreError(f"lease {row.key!r}: {_ATTEMPTS} conditional writes in a row were refused")
+
+    def _onward(self, write: LeaseChange) -> Outcome:
+        """A write of a lease that was seen marked: it goes on in the other table, and is written there."""
+        key, seen = write.lease.key, write.lease
+        for _ in range(_ATTEMPTS):
+            pair = self._pair(key)
+            lease = pair.lease
+            if lease is None or lease.version != seen.version or lease.owner != seen.owner:
+                return Lost(key, lease)
+            notes: Notes = ()
+            match write:
+                case ClaimLease(me=me, notes=notes) | StealLease(me=me, notes=notes):
+                    taker: str | None = me
+                case TakeBackLease(me=me):
+                    taker = me
+                case RenewLease() | CheckpointLease() | GiveLease() | ReleaseLease() | AnnotateLease() if lease.owner:
+                    taker = lease.owner
+                case ResetLease() if lease.owner is None:
+                    taker = None
+                case _:
+                    return Lost(key, lease)
+            arrived = self._arrived(pair, taker, notes)
+            if arrived is None:
+                continue
+            if isinstance(write, ClaimLease | StealLease | TakeBackLease):
+                return Done(arrived)
+            return self.write(evolve(write, lease=evolve(arrived, weight=seen.weight)))
+        raise StoreError(f"lease {key!r}: {_ATTEMPTS} conditional writes in a row were refused")
+
+    def _arrived(self, pair: RowPair, taker: str | None, notes: Notes = ()) -> Lease | None:
+        """Go on in the other table with a lease whose row is marked (W3, W4); None if another wrote there meanwhile.
+
+        Without a taker it is nobody's there.
+        """
+        row, goal = pair.row, 1 - pair.side
+        if row is None:
+            return None
+        table, there = self._tables[goal], pair.rows[goal]
+        if there is None:
+            made = table.write(CreateLease(_copy(row)))
+            if (there := made.lease) is None:
+                return None
+        if there.epoch > row.epoch:
+            return None  # another was first
+        # What is left of an earlier turn is a copy before it is nobody's: who read the two tables in different moments
+        # would take it for the truth.
+        further = row.epoch + (taker is None)
+        steps: tuple[tuple[bool, Callable[[Lease], Write]], ...] = (
+            (there.note(COPY) != str(row.epoch), lambda old: AnnotateLease(old, COPY, str(row.epoch))),
+            (there.owner is not None, lambda old: ReleaseLease(old, "")),
+            (there.epoch < further, lambda old: _reset(old, row, further)),
+        )
+        for needed, step in steps:
+            if needed:
+                outcome = table.write(step(there))
+                if not isinstance(outcome, Done):
+                    return None
+                there = outcome.lease
+        if taker is None:
+            return joined(goal, there)
+        claim = table.write(ClaimLease(there, taker, notes))
+        return joined(goal, claim.lease) if isinstance(claim, Done) else None
+
+    def _create(self, write: CreateLease) -> Outcome:
+        """In FROM until the swap is closed: nobody may look for a lease in one table only that is in the other (W6)."""
+        key = write.lease.key
+        if (there := self._pair(key).lease) is not None:
+            return Lost(key, there)
+        self._heed(*self._tables[TO].get([CONTROL]), certain=True)
+        side = TO if self._closed else FROM
+        outcome = self._tables[side].write(write)
+        return Done(joined(side, outcome.lease)) if isinstance(outcome, Done) else self._lost(key)
+
+    def _delete(self, write: DeleteLease) -> Outcome:
+        """The row that does not speak goes first, or it would speak once the other is gone (W7)."""
+        key = write.lease.key
+        for _ in range(_ATTEMPTS):
+            pair = self._pair(key)
+            side, row, lease = pair.side, pair.row, pair.lease
+            if row is None or lease is None:
+                return Done(write.lease)
+            if not (lease.ended if write.lease.ended else lease.version == write.lease.version):
+                return Lost(key, lease)
+            rest = pair.rows[1 - side]
+            if rest is not None and not isinstance(self._tables[1 - side].write(DeleteLease(rest)), Done):
+                continue
+            if isinstance(self._tables[side].write(DeleteLease(row)), Done):
+                return Done(write.lease)
+        raise StoreError(f"lease {key!r}: {_ATTEMPTS} conditional writes in a row were refused")
+
+    def _late(self, write: CheckpointLate) -> Outcome:
+        """Only where the lease still is: a row that does not speak would keep it to itself."""
+        side, was_marked, seen = parted(write.lease)
+        pair = self._pair(seen.key)
+        taken = not self.promises.late_checkpoints and pair.row is not None and pair.row.owner != seen.owner
+        if pair.row is None or was_marked or marked(pair.row) or pair.side != side or taken:
+            return Lost(seen.key, pair.lease)
+        outcome = self._tables[side].write(evolve(write, lease=seen))
+        return Done(joined(side, outcome.lease)) if isinstance(outcome, Done) else self._lost(seen.key)
+
+    def _lost(self, key: str) -> Lost:
+        return Lost(key, self._pair(key).lease)
+
+
+def _outright(row: Lease | None) -> Lease | None:
+    """The row without the note that makes it a copy."""
+    return row and evolve(row, notes=tuple(note for note in row.notes if note[0] != COPY))
+
+
+def _copy(row: Lease) -> Lease:
+    """The row for the other table: nobody's, at the same position and epoch, and no truth."""
+    notes = tuple(note for note in row.notes if note[0] not in {KNOWS, COPY})
+    return evolve(row, owner=None, heir=None, yields=False, leaving=False, notes=(*notes, (COPY, str(row.epoch))))
+
+
+def _reset(old: Lease, row: Lease, epoch: int) -> ResetLease:
+    """Bring the other table's row to where this one stands."""
+    family = evolve(old, parents=row.parents, hash_range=row.hash_range)
+    return ResetLease(family, row.checkpoint, _copy(row).notes, epoch=epoch)
+
+
+def knowing(worker: str, goal_name: str) -> tuple[str, str]:
+    """The note by which this worker says that it knows TO."""
+    return (KNOWS, f"{worker} {goal_name}")
+
+
+def wish_of(control: Lease) -> int:
+    """The table that leases are to go to, by the control row; -1 where nothing is to move."""
+    wish = control.note(WISH) or ""
+    return TO if wish == CLOSED else _NAMES.index(wish) if wish in _NAMES else -1
+
+
+def announced(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease:
+    """The control row of the swap between these tables, made if there is none.
+
+    Raises StoreError where TO has leases of another life, or is the goal of another swap.
+    """
+    found = tables[TO].get([CONTROL])
+    if not found:
+        listing = tables[TO].list()
+        if listing.leases or listing.malformed:
+            raise StoreError(
+                f"TO ({names[TO]}) has leases and is no part of a swap: name an empty table; if the swap from "
+                f"{names[FROM]} is over, start the workers with TO as their only store"
+            )
+        control = Lease(CONTROL, checkpoint=SHARD_END, notes=((ORIGIN, names[FROM]), (WISH, "")))
+        made = tables[TO].write(CreateLease(control))
+        found = (made.lease,) if made.lease else ()
+    if not found:
+        raise OutcomeUnknown("the swap's control row came and went; try again")
+    (control,) = found
+    if control.note(ORIGIN) != names[FROM]:
+        raise StoreError(
+            f"TO ({names[TO]}) is the goal of a swap from {control.note(ORIGIN)}, and not from {names[FROM]}"
+        )
+    return control
+
+
+class OneTableStore(PassingStore):
+    """The store of a worker that knows one table: while that takes part in a swap, it gives no listing.
+
+    Without a listing nothing is claimed or made. A worker that began before the swap did keeps to what it holds.
+    """
+
+    def list(self) -> Listing:
+        """Every lease. Raises StoreError, saying what to do, where some are elsewhere."""
+        listing = super().list()
+        if any(row.key == CONTROL for row in listing.leases):
+            raise StoreError(
+                "this table is the goal of a swap that is not over; start the worker with both: --store FROM --to TO"
+            )
+        if any(marked(row) for row in listing.leases):
+            raise StoreError(
+                "leases of this table have moved to another one by `leasehold swap`; start the worker with both "
+                "(--store FROM --to TO) or, when the swap is over, with the other one"
+            )
+        return listing

@@ -1,0 +1,47 @@
+"""What the judge of a mixed group forgives an official worker, and what it forgives nobody."""
+
+from attrs import evolve
+from hub_stage import in_order_where_official
+
+from leasehold.adapters.history.events import Incident, ReadingEvent, RunHistory, Sent
+from leasehold.adapters.history.explanations import verdict_on
+
+
+def tenure(process: str, since: float, *numbers: int) -> list[ReadingEvent]:
+    """These records of one partition, handed over one after the other."""
+    handed = [
+        ReadingEvent(since + 1 + at, process, "record", "3", (number, 0), "3", f"d{number}")
+        for at, number in enumerate(numbers)
+    ]
+    end = ReadingEvent(since + 1 + len(numbers), process, "lease-lost", "3")
+    return [ReadingEvent(since, process, "initialize", "3"), *handed, end]
+
+
+def faults(*tenures: list[ReadingEvent]) -> set[str]:
+    """The laws that a run of six records broke, official-2 being official."""
+    events = [event for one in tenures for event in one]
+    sent = [Sent("3", number, f"d{number}", 0.0) for number in range(6)]
+    processes = sorted({event.process for event in events})
+    incidents = [Incident(0.0, "start", process) for process in processes]
+    history = RunHistory(sent=sent, events=events, incidents=incidents, parents={"3": ()}, end=events[-1].t)
+    kept = in_order_where_official(history.events, ["official-2"])
+    return {breach.what for breach in verdict_on(evolve(history, events=kept)).faults}
+
+
+def test_an_official_worker_may_swap_records_within_its_tenure() -> None:
+    """Without this a thread of Azure's client for Python that reads beside the other would fail our tests."""
+    assert faults(tenure("official-2", 1.0, 0, 1, 4, 5, 2, 3)) == set()
+    assert faults(tenure("official-2", 1.0, 0, 2, 1), tenure("ours-1", 9.0, 3, 4, 5)) == set()
+
+
+def test_nobody_else_may() -> None:
+    """Without this a swap of ours would be forgiven with theirs."""
+    assert faults(tenure("ours-1", 1.0, 0, 1, 4, 5, 2, 3)) == {"out of order"}
+    assert faults(tenure("official-2", 1.0, 1, 0), tenure("ours-1", 9.0, 2, 4, 3, 5)) == {"out of order"}
+
+
+def test_what_it_left_out_and_what_another_was_first_to_hand_over_is_seen() -> None:
+    """Without this putting things in order could hide a loss, or an order that was broken from owner to owner."""
+    assert faults(tenure("official-2", 1.0, 0, 1, 4, 5, 3)) == {"lost"}
+    assert faults(tenure("official-2", 1.0, 0, 5), tenure("ours-1", 9.0, 1, 2, 3, 4)) == {"out of order"}
+    assert faults(tenure("official-2", 1.0, 0, 5), tenure("official-2", 9.0, 1, 2, 3, 4)) == {"out of order"}

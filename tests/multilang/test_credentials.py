@@ -1,0 +1,49 @@
+"""Different credentials for the stream and the lease table, where rights are enforced."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ground import Ground, processor
+from standins.iam import REGION, Account, account, allowed
+
+pytestmark = pytest.mark.services
+
+
+@pytest.fixture(scope="module")
+def aws() -> Iterator[Account]:
+    """An account in which nobody does what no policy allows."""
+    with account() as made:
+        yield made
+
+
+def test_a_role_reads_the_stream_and_a_profile_keeps_the_leases(
+    aws: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without this a stream of another account would be read with the table's rights, and refused, or the reverse."""
+    ground = Ground(aws.client("kinesis"), aws.service.url, aws.service.url, tmp_path, REGION)
+    ground.kinesis.create_stream(StreamName=ground.stream, ShardCount=1)
+    ground.put("a")
+    role = aws.role("reader", allowed("kinesis:*"), external_id="x-17")
+    (table_key, table_secret), (key, secret) = aws.user(allowed("dynamodb:*")), aws.user(allowed("sts:AssumeRole"))
+    (tmp_path / "config").write_text(
+        f"[profile leases]\naws_access_key_id = {table_key}\naws_secret_access_key = {table_secret}\n"
+    )
+    for name, value in (
+        ("CONFIG_FILE", str(tmp_path / "config")),
+        ("ACCESS_KEY_ID", key),
+        ("SECRET_ACCESS_KEY", secret),
+    ):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    before = len(aws.asked())
+    assumed = f"StsAssumeRoleCredentialsProvider|{role}|reader|externalId=x-17|endpoint={aws.service.url}^{REGION}"
+    with ground.daemon(
+        processor("faithful"),
+        AwsCredentialsProvider=assumed,
+        AwsCredentialsProviderDynamoDB="ProfileCredentialsProvider|leases",
+    ) as daemon:
+        daemon.await_line(lambda line: "INFO checkpoint None" in line)
+        assert daemon.end() == 0
+    asked = aws.asked()[before:]
+    assert {action.partition(":")[0] for action, _, _ in asked} == {"kinesis", "dynamodb"}
+    assert [each for each in asked if not each[2]] == []

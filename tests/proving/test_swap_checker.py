@@ -1,0 +1,149 @@
+"""The checker of a swap finds nothing in the protocol, and finds each of the orders that lose."""
+# ruff: noqa: SLF001  each plant changes one step of the code under test
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from leasehold.adapters.proving.checker.swap import CheckedTable, SwapModel, swap_model, swap_settings
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Notes
+from leasehold.stores import swap
+from leasehold.stores.protocol import Done, Outcome
+from leasehold.stores.swap import FROM, MARK, RowPair, SwapStore, joined
+from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, ResetLease, Write
+
+
+@pytest.mark.parametrize("name", sorted(swap_settings()))
+def test_no_order_of_requests_breaks_a_law(name: str) -> None:
+    """A fleet would skip records, undo what was answered Done, or read a shard twice at a time, while it moves."""
+    explored = swap_settings()[name].explore(3_000)
+    assert [(one.law, one.trace) for one in explored.findings] == []
+    assert explored.states >= 3_000 or explored.whole
+
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def a_copy_that_speaks(patched: pytest.MonkeyPatch) -> None:
+    """The copy has a later epoch than the marked row, before anybody has claimed it (W3)."""
+    real = swap._copy
+    patched.setattr(swap, "_copy", lambda row: evolve(real(row), epoch=row.epoch + 1))
+
+
+def claiming_by_the_copys_checkpoint(patched: pytest.MonkeyPatch) -> None:
+    """The copy stands where the lease began (W3)."""
+    real = swap._copy
+    patched.setattr(swap, "_copy", lambda row: evolve(real(row), checkpoint=TRIM_HORIZON))
+
+
+def claiming_by_the_checkpoint_of_an_earlier_turn(patched: pytest.MonkeyPatch) -> None:
+    """What is left from the last time that the lease was there is believed (W3)."""
+    real = CheckedTable.write
+
+    def write(self: CheckedTable, asked: Write) -> Outcome:
+        return real(self, evolve(asked, position=asked.lease.checkpoint) if isinstance(asked, ResetLease) else asked)
+
+    patched.setattr(CheckedTable, "write", write)
+
+
+def claiming_before_the_mark(patched: pytest.MonkeyPatch) -> None:
+    """The lease is claimed in TO while FROM's row still fits its owner's writes, and a thief's (W2)."""
+
+    def moved(self: SwapStore, side: int, held: Lease, me: str) -> Outcome:
+        arrived = self._arrived(RowPair((None, None)).put(side, held), me)
+        mark = self._tables[side].write(ReleaseLease(held, "", MARK + me))
+        return Done(arrived) if arrived and isinstance(mark, Done) else self._lost(held.key)
+
+    patched.setattr(SwapStore, "_moved", moved)
+
+
+def marking_whatever_stands_there(patched: pytest.MonkeyPatch) -> None:
+    """The mark is written under the row as it is by then, and not as it was held (W2)."""
+    real = CheckedTable.write
+
+    def write(self: CheckedTable, asked: Write) -> Outcome:
+        if isinstance(asked, ReleaseLease) and (asked.to or "").startswith(MARK):
+            (row,) = self.get([asked.lease.key])
+            asked = evolve(asked, lease=row)
+        return real(self, asked)
+
+    patched.setattr(CheckedTable, "write", write)
+
+
+def a_late_mover_that_does_not_compare(patched: pytest.MonkeyPatch) -> None:
+    """Who marked the row claims it in TO, whoever has claimed it there meanwhile (W4)."""
+
+    def arrived(self: SwapStore, pair: RowPair, taker: str | None, notes: Notes = ()) -> Lease | None:
+        goal = 1 - pair.side
+        assert pair.row is not None
+        there = self._tables[goal].write(CreateLease(swap._copy(pair.row))).lease
+        assert there is not None
+        claim = self._tables[goal].write(ClaimLease(there, taker or "", notes))
+        return joined(goal, claim.lease) if isinstance(claim, Done) else None
+
+    patched.setattr(SwapStore, "_arrived", arrived)
+
+
+def reading_one_row(patched: pytest.MonkeyPatch) -> None:
+    """Whoever finds a row in FROM goes by it (W1)."""
+    patched.setattr(RowPair, "side", property(lambda self: FROM if self.rows[FROM] is not None else 1))
+
+
+def believing_two_moments(patched: pytest.MonkeyPatch) -> None:
+    """FROM's row while it was a copy, and TO's row when it is one (W5)."""
+
+    def mended(_self: SwapStore, pairs: Mapping[str, RowPair]) -> dict[str, RowPair]:
+        return dict(pairs)
+
+    patched.setattr(SwapStore, "_mended", mended)
+
+
+def freeing_what_is_left_before_it_is_a_copy(patched: pytest.MonkeyPatch) -> None:
+    """What is left of an earlier turn is nobody's and no copy: who read the other row before takes it for the truth."""
+    patched.setattr(swap, "copied", lambda _row: False)
+
+    def side(self: RowPair) -> int:
+        one, other = self.rows
+        if one is None or other is None:
+            return FROM if other is None else 1
+        return FROM if one.epoch > other.epoch or (one.epoch == other.epoch and swap.marked(one)) else 1
+
+    patched.setattr(RowPair, "side", property(side))
+
+
+FOUND_WITHIN = 25_000
+
+HELD = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
+MOVED = (*HELD, (0, "handle", "s0"), (0, "commit", "s0"))
+BACK = (*MOVED, (1, "send", "from"), (0, "commit", "s0"), (0, "handle", "s0"), (0, "commit", "s0"), (1, "send", "to"))
+FREE = (*MOVED, (0, "release", "s0"), (1, "look", ""))
+CARRIED = (*FREE, (0, "look", "", 1), (1, "carry", "s0"), (1, "look", ""), (1, "carry", "s0", 4))
+
+
+def setting(moves: tuple[int, ...], begins: Any, verbs: str, **faults: int) -> SwapModel:  # noqa: ANN401
+    """One as short as its order allows."""
+    return swap_model(moves, begins, *verbs.split(), faults=faults)
+
+
+PLANTS: dict[Plant, Callable[[], SwapModel]] = {
+    a_copy_that_speaks: lambda: setting((1, 2), HELD, "look claim commit"),
+    claiming_by_the_copys_checkpoint: lambda: setting((3, 0), HELD, "handle commit release"),
+    claiming_by_the_checkpoint_of_an_earlier_turn: lambda: setting((1, 2), BACK, "commit look claim", tick=1),
+    claiming_before_the_mark: lambda: setting((3, 2), HELD, "commit steal look claim"),
+    marking_whatever_stands_there: lambda: setting((1, 1), HELD, "commit steal"),
+    a_late_mover_that_does_not_compare: lambda: setting((1, 2), HELD, "look commit steal claim", tick=1),
+    reading_one_row: lambda: setting((0, 2), MOVED, "look claim", tick=1),
+    believing_two_moments: lambda: setting((3, 2), BACK[:6], "look claim commit send"),
+    freeing_what_is_left_before_it_is_a_copy: lambda: setting((2, 3), CARRIED, "look claim"),
+}
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+def test_an_order_that_loses_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the checker cannot see it does not prove."""
+    assert PLANTS[plant]().explore(FOUND_WITHIN).findings == ()
+    plant(monkeypatch)
+    found = PLANTS[plant]().explore(FOUND_WITHIN).findings
+    assert found, plant.__doc__

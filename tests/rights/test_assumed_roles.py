@@ -1,0 +1,71 @@
+"""A dead letter and a producer write as the role, or the session, that is named, where rights are enforced."""
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import boto3
+import pytest
+from standins.iam import REGION, Account, allowed
+
+import leasehold
+from leasehold.adapters import dead_letters
+from leasehold.adapters.reading.handling import Delivery
+from leasehold.adapters.reading.letters.letter import LetterError
+from leasehold.adapters.reading.letters.replaying import LetterHolding
+from leasehold.adapters.sources.protocol import Record, SourceError
+from leasehold.balancer.model import Lease
+
+pytestmark = pytest.mark.services
+
+Written = Callable[..., None]
+_numbers = count()
+
+
+def _put(url: str, **more: Any) -> None:  # noqa: ANN401  a session
+    with leasehold.produce(url, **more) as producer:
+        producer.put(b"a book", "customer-7").result(60)
+
+
+def _bury(url: str, **more: Any) -> None:  # noqa: ANN401  likewise
+    letters = dead_letters(url, source="kinesis://orders", **more)
+    record = Record(b"a book", "1", 0, "customer-7", arrived=1.0)
+    holding = LetterHolding(Lease("s-0", stream="orders"), "w-1")
+    letters(Delivery([record], record.position, None, holding), ValueError("no"))
+    letters.close()
+
+
+@pytest.fixture
+def stream(aws: Account, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A stream of somebody else's, into which the environment's credentials may not write."""
+    name = f"roles-{next(_numbers)}"
+    aws.client("kinesis").create_stream(StreamName=name, ShardCount=1)
+    key, secret = aws.user(allowed("sts:AssumeRole"))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", aws.service.url)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which remembers another
+    return name
+
+
+def _records(aws: Account, name: str) -> int:
+    client = aws.client("kinesis")
+    shard = client.list_shards(StreamName=name)["Shards"][0]["ShardId"]
+    asked = client.get_shard_iterator(StreamName=name, ShardId=shard, ShardIteratorType="TRIM_HORIZON")
+    return len(client.get_records(ShardIterator=asked["ShardIterator"])["Records"])
+
+
+@pytest.mark.parametrize(("write", "wire"), [(_put, "&wire=json"), (_bury, "")])
+def test_what_is_written_is_written_as_the_role_or_the_session(
+    write: Written, wire: str, aws: Account, stream: str
+) -> None:
+    """Without this a stream of another account could only be written to with that account's keys in the environment."""
+    url = f"kinesis://{stream}?region={REGION}&endpoint={aws.service.url}{wire}"
+    with pytest.raises((SourceError, LetterError)):
+        write(url)
+    role = aws.role(f"writer-{stream}", allowed("kinesis:*"), external_id="x-17")
+    write(f"{url}&role_arn={role}&external_id=x-17")
+    write(url, session=boto3.Session(*aws.user(allowed("kinesis:*"))))
+    assert _records(aws, stream) == 2
+    with pytest.raises(ValueError, match=r" URL: choose one: the session given, or profile, role_arn and external_id$"):
+        write(f"{url}&role_arn={role}", session=boto3.Session())

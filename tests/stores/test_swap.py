@@ -1,0 +1,236 @@
+"""Two tables joined keep the contract of one, move leases under their owners, and go on after each fault in between."""
+
+from collections.abc import Callable
+
+import pytest
+from attrs import evolve
+
+from leasehold.balancer.model import SHARD_END, Lease, Position
+from leasehold.stores.contract import StoreContract
+from leasehold.stores.contract.actors import FULL, KEY, done, facts, lost, owned, placed, stored
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.protocol import Outcome, OutcomeUnknown, PassingStore, Promises, Store, StoreError
+from leasehold.stores.sessions.store import SessionStore
+from leasehold.stores.swap import CLOSED, CONTROL, FROM, KNOWS, TO, WISH, OneTableStore, SwapStore, announced
+from leasehold.stores.writes import (
+    AnnotateLease,
+    CheckpointLease,
+    ClaimLease,
+    CreateLease,
+    DeleteLease,
+    RenewLease,
+    Write,
+)
+
+
+def sessions() -> SessionStore:
+    """An empty table in layout `sessions`."""
+    return SessionStore(MemoryStore().cells(), gather=0.0)
+
+
+NAMES = ("memory://from", "memory://to")
+
+
+def swap_of(tables: tuple[Store, Store], wish: str = "") -> SwapStore:
+    """The joined store, its leases bound for a table or staying where they are."""
+    announced(tables, NAMES)
+    send(tables, wish)
+    return SwapStore(tables, NAMES[TO], look_seconds=0.0)
+
+
+def send(tables: tuple[Store, Store], wish: str) -> None:
+    """Say which way the leases are to go."""
+    (control,) = tables[TO].get([CONTROL])
+    done(tables[TO].write(AnnotateLease(control, WISH, wish)))
+
+
+PAIRS: dict[str, Callable[[], tuple[Store, Store]]] = {
+    "counters": lambda: (MemoryStore(), MemoryStore()),
+    "to sessions": lambda: (MemoryStore(), sessions()),
+    "from sessions": lambda: (sessions(), MemoryStore()),
+}
+
+
+@pytest.fixture(params=PAIRS)
+def tables(request: pytest.FixtureRequest) -> tuple[Store, Store]:
+    """Two new, empty tables."""
+    return PAIRS[request.param]()
+
+
+class TestAtRest(StoreContract):
+    """Every clause, while leases stay in FROM."""
+
+    @pytest.fixture
+    def store(self, tables: tuple[Store, Store]) -> SwapStore:
+        """A new, empty store."""
+        return swap_of(tables)
+
+
+class TestMoving(StoreContract):
+    """Every clause, while each renewal moves its lease."""
+
+    @pytest.fixture
+    def store(self, tables: tuple[Store, Store]) -> SwapStore:
+        """A new, empty store."""
+        return swap_of(tables, "to")
+
+
+def test_a_lease_moves_under_its_owner_and_back(tables: tuple[Store, Store]) -> None:
+    """A fleet would have to stop to change its table, or a move would cost a lease its owner, place or number."""
+    store = swap_of(tables)
+    seen = done(store.write(CheckpointLease(owned(store), Position("41"))))
+    epochs = [seen.epoch]
+    for number, wish in enumerate(("to", "from", "to", "from")):
+        send(tables, wish)
+        now = done(store.write(CheckpointLease(seen, Position(str(42 + number)))))
+        assert facts(now) == facts(evolve(seen, checkpoint=Position(str(42 + number))))
+        assert now.version.startswith(f"{wish}:")
+        assert stored(store) == now
+        assert store.list().leases == (now,)
+        epochs.append(now.epoch)
+        seen = done(store.write(RenewLease(now)))
+    assert epochs == sorted(set(epochs)), "handlers and hubs count on it"
+
+
+WRITES = (1, 2, 3, 4)
+"""The renewal, the mark, the copy and the claim: each is the last that is applied."""
+
+
+@pytest.mark.parametrize("crash", WRITES)
+def test_each_crash_in_a_move_is_gone_on_from(tables: tuple[Store, Store], crash: int) -> None:
+    """A worker that dies between two writes of a move would leave its lease in neither table, or set back."""
+    store = swap_of(tables)
+    seen = done(store.write(CheckpointLease(owned(store), Position("7"))))
+    send(tables, "to")
+    counted = Counted(crash)
+    dying = SwapStore((counted.table(tables[FROM]), counted.table(tables[TO])), NAMES[TO], look_seconds=0.0)
+    with pytest.raises(OutcomeUnknown):
+        dying.write(RenewLease(seen))
+    left = stored(store)
+    assert (left.owner, left.checkpoint) == ("ann", Position("7"))
+    taken = done(store.write(ClaimLease(left, "bob")))
+    assert (taken.owner, taken.checkpoint) == ("bob", Position("7"))
+    assert taken.epoch > seen.epoch
+    moved = done(store.write(RenewLease(taken)))
+    assert moved.version.startswith("to:")
+
+
+class Counted:
+    """Lets so many writes of two tables through; the next are applied and not answered."""
+
+    def __init__(self, writes: int) -> None:
+        self.left = writes
+
+    def table(self, store: Store) -> Store:
+        """One of the tables."""
+        counted = self
+
+        class Table(PassingStore):
+            def write(self, write: Write) -> Outcome:
+                counted.left -= 1
+                outcome = super().write(write)
+                if counted.left <= 0:
+                    raise OutcomeUnknown("no answer")
+                return outcome
+
+        return Table(store)
+
+
+@pytest.mark.parametrize("crash", WRITES)
+def test_an_owner_whose_move_was_not_answered_goes_on_by_its_next_write(
+    tables: tuple[Store, Store], crash: int
+) -> None:
+    """A lost answer in the middle would cost the owner its lease."""
+    store = swap_of(tables)
+    seen = done(store.write(CheckpointLease(owned(store), Position("7"))))
+    send(tables, "to")
+    counted = Counted(crash)
+    unlucky = SwapStore((counted.table(tables[FROM]), counted.table(tables[TO])), NAMES[TO], look_seconds=0.0)
+    with pytest.raises(OutcomeUnknown):
+        unlucky.write(RenewLease(seen))
+    counted.left = 1000
+    found = lost(unlucky.write(RenewLease(seen)))
+    assert found is not None
+    assert found.owner == "ann"
+    moved = done(unlucky.write(CheckpointLease(found, Position("8"))))
+    assert (moved.version[:3], moved.checkpoint) == ("to:", Position("8"))
+
+
+def test_what_nobody_owns_is_carried_over(tables: tuple[Store, Store]) -> None:
+    """Finished leases have no owner who would move them, and the swap would never end."""
+    store = swap_of(tables, "to")
+    for number, checkpoint in enumerate((SHARD_END, Position("9"))):
+        placed(store, evolve(FULL, key=f"s-{number}", checkpoint=checkpoint))
+    for seen in store.list().leases:
+        now = done(store.carry(seen, TO))
+        assert facts(now) == facts(seen)
+        assert now.version.startswith("to:")
+        assert lost(store.carry(seen, TO)) == now
+    assert [lease.owner for lease in store.list().leases] == [None, None]
+
+
+def test_a_deleted_lease_is_gone_from_both_tables(tables: tuple[Store, Store]) -> None:
+    """The row that is left would speak for itself, and the shard be read again from there."""
+    store = swap_of(tables, "to")
+    seen = done(store.write(RenewLease(owned(store))))
+    assert all(table.get([KEY]) for table in tables)
+    ended = done(store.write(CheckpointLease(seen, SHARD_END)))
+    assert done(store.write(DeleteLease(ended))) == ended
+    assert not any(table.get([KEY]) for table in tables)
+
+
+def test_new_leases_are_made_in_from_until_the_swap_is_over(tables: tuple[Store, Store]) -> None:
+    """A worker that reads one table alone would make a lease that the other has."""
+    store = swap_of(tables, "to")
+    done(store.write(CreateLease(Lease("early"))))
+    send(tables, CLOSED)
+    done(store.write(CreateLease(Lease("late"))))
+    assert [[lease.key for lease in table.list().leases] for table in tables] == [
+        ["early"],
+        ["late", CONTROL],
+    ]
+
+
+def test_an_owner_says_that_it_knows_to(tables: tuple[Store, Store]) -> None:
+    """The swap would begin under workers that read one table alone."""
+    store = swap_of(tables)
+    row = owned(store)
+    (raw,) = tables[FROM].get([KEY])
+    assert raw.note(KNOWS) == f"ann {NAMES[TO]}"
+    assert row.notes == ()
+
+
+def test_tables_that_cannot_be_joined_are_refused() -> None:
+    """Leases of another life in TO would speak for themselves."""
+    tables = (MemoryStore(), MemoryStore())
+    done(tables[TO].write(CreateLease(Lease("old"))))
+    with pytest.raises(StoreError, match="is no part of a swap"):
+        announced(tables, NAMES)
+    tables = (MemoryStore(), MemoryStore())
+    announced(tables, NAMES)
+    with pytest.raises(StoreError, match="is the goal of a swap from memory://from, and not from memory://other"):
+        announced(tables, ("memory://other", NAMES[TO]))
+    with pytest.raises(StoreError, match="does not count the owners"):
+        SwapStore((Uncounted(MemoryStore()), MemoryStore()), NAMES[TO])
+
+
+class Uncounted(PassingStore):
+    """A table whose numbers may fall."""
+
+    @property
+    def promises(self) -> Promises:
+        """As of the blobs of the Azure SDKs."""
+        return Promises(counts_owners=False)
+
+
+def test_a_worker_that_names_one_table_of_a_swap_is_told(tables: tuple[Store, Store]) -> None:
+    """It would claim what the mark says is elsewhere, and read a shard beside its owner."""
+    store = swap_of(tables)
+    seen = owned(store)
+    OneTableStore(tables[FROM]).list()
+    with pytest.raises(StoreError, match="goal of a swap that is not over"):
+        OneTableStore(tables[TO]).list()
+    send(tables, "to")
+    done(store.write(RenewLease(seen)))
+    with pytest.raises(StoreError, match="have moved to another one"):
+        OneTableStore(tables[FROM]).list()
