@@ -44,9 +44,9 @@ def steady() -> list[Call]:
         ends.append(len(calls))
 
     shards = even_shards(("s-0",))
-    shelf = ShardRecords(wait_seconds=PAUSE_SECONDS, size=1)
-    shelf.records += records(BATCHES)
-    source = ListSource(shards, {shards[0].id: shelf})
+    shard_log = ShardRecords(wait_seconds=PAUSE_SECONDS, size=1)
+    shard_log.records += records(BATCHES)
+    source = ListSource(shards, {shards[0].id: shard_log})
     threading.setprofile(called)
     with leasehold.worker(source, handle, leases=MemoryStore(), initial_position="TRIM_HORIZON") as worker:
         _until(lambda: len(ends) == BATCHES)

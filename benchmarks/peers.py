@@ -6,8 +6,10 @@ One canned server, a process of its own, answers every question for a shard at o
 contestant is a process of its own with all that it starts; what counts is the processor time of that tree between two
 marks behind its first poll, divided by the server's count of polls; what was spent up to the first poll is the start.
 Medians over rounds in turn, in one run. Ours is `leasehold consume` with a table in SQLite, compiled as in a wheel,
-whose handler takes the data of each record; boto3 is a bare loop without leases. `--also` adds any other as a command,
-in which `{url}` is the server's address: the stream is `canned`, and any credentials do.
+whose handler takes the data of each record; boto3 is a bare loop without leases; async-kinesis, in an environment of
+its own, hands out one record after the other. `--also` adds any other as a command, in which `{url}` is the server's
+address: the stream is `canned`, and any credentials do. Below each table: what ours is measured by, met or not, and how
+many times as much each of the others takes.
 """
 
 import argparse
@@ -27,6 +29,7 @@ from urllib.request import urlopen
 
 from attrs import frozen
 from compiled import as_installed
+from producer_speed import peer_python
 from wire_server import NEXT, Handler, Load, _answer, _served, forms_of, rows_of
 
 from leasehold.adapters.demo.child import ENVIRONMENT
@@ -39,19 +42,27 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 @frozen
 class Case:
-    """What is served: to so many shards answers of so many records; to those of a quiet stream nothing comes."""
+    """What is served: to so many shards answers of so many records; to those of a quiet stream nothing comes.
+
+    bars  what ours is to take at most, by the name of a column
+    pace  seconds between two questions of ours for a shard; None: as set by default
+    """
 
     name: str
     shards: int
     records: int
     size: int
+    bars: Mapping[str, float]
+    pace: float | None = 0.2
 
 
+ROW, POLL, CORE, THREADS, START = "us a row", "ms a poll", "% of a core", "threads", "start, s"
 CASES = (
-    Case("1 KB rows, 4 shards", 4, 1000, 1000),
-    Case("100 B rows, 4 shards", 4, 5000, 100),
-    Case("polls of 10 records, 20 shards", 20, 10, 100),
-    Case("100 quiet shards", 100, 0, 0),
+    Case("1 KB rows, 4 shards", 4, 1000, 1000, {ROW: 3.0, START: 0.8}),
+    Case("100 B rows, 4 shards", 4, 5000, 100, {ROW: 1.1}),
+    Case("polls of 10 records, 20 shards", 20, 10, 100, {POLL: 1.0}),
+    Case("100 quiet shards, each asked five times a second", 100, 0, 0, {}),
+    Case("100 shards at rest, asked as by default", 100, 0, 0, {CORE: 5.0, THREADS: 40}, pace=None),
 )
 
 
@@ -77,6 +88,9 @@ class Counting(Handler):
         super().do_POST()
 
     def _told(self, wanted: str, asked: dict[str, Any]) -> dict[str, Any]:
+        if wanted == "DescribeStream":  # as async-kinesis asks
+            whole = {"StreamName": "canned", "StreamStatus": "ACTIVE", "HasMoreShards": False}
+            return {"StreamDescription": {**whole, **self._told("ListShards", asked)}}
         if wanted != "ListShards":
             return super()._told(wanted, asked)
         width = (HASH_KEYS[1] + 1) // self.case.shards
@@ -113,12 +127,30 @@ while True:
     for place in places:
         sum(len(row["Data"]) for row in client.get_records(ShardIterator=place)["Records"])
 """
+ASYNC_KINESIS = """
+import asyncio, sys
+from kinesis import Consumer
+
+class Plain:
+    def parse(self, data):
+        return [data]
+
+async def main():
+    options = {"region_name": "eu-west-1", "endpoint_url": sys.argv[1], "processor": Plain()}
+    async with Consumer("canned", iterator_type="TRIM_HORIZON", **options) as consumer:
+        while True:
+            async for data in consumer:
+                len(data)
+
+asyncio.run(main())
+"""
 
 
-def contestants(also: Mapping[str, str]) -> dict[str, Sequence[str]]:
+def contestants(case: Case, also: Mapping[str, str]) -> dict[str, Sequence[str]]:
     """The command of each."""
     consume = [sys.executable, "-c", "from leasehold.adapters.cli import run; run()", "consume"]
-    ours = [*consume, "kinesis://canned?region=eu-west-1&poll_seconds=0.2&endpoint={url}"]
+    pace = "" if case.pace is None else f"&poll_seconds={case.pace}"
+    ours = [*consume, f"kinesis://canned?region=eu-west-1{pace}&endpoint={{url}}"]
     rest = [
         "--store",
         "sqlite:///{folder}/leases.db",
@@ -134,6 +166,8 @@ def contestants(also: Mapping[str, str]) -> dict[str, Sequence[str]]:
         "ours, wire=boto3": [*through, *rest],
         "boto3": [sys.executable, "-c", BOTO3, "{url}"],
     }
+    if case.records:  # it ends its loop where nothing comes
+        mine["async-kinesis"] = [str(peer_python()), "-c", ASYNC_KINESIS, "{url}"]
     return {**mine, **others}
 
 
@@ -206,20 +240,28 @@ def run(command: Sequence[str], case: Case, seconds: float, installed: Path) -> 
     return Cost(start, (more - spent) / count, (more - spent) / passed, threads, memory)
 
 
-def told(case: Case, costs: Mapping[str, list[Cost]]) -> None:
-    """Print a table."""
-    print(
-        f"\n{case.name}\n| | us a row | ms a poll | % of a core | threads | MiB | start, s |",
-        "|---|---|---|---|---|---|---|",
-        sep="\n",
+def medians(case: Case, found: Sequence[Cost]) -> dict[str, float]:
+    """What a contestant took, by the name of a column."""
+    start, poll, core, threads, memory = (
+        statistics.median(each)
+        for each in zip(*((c.start, c.poll, c.core, c.threads, c.memory) for c in found), strict=True)
     )
-    for name, found in costs.items():
-        start, poll, core, threads, memory = (
-            statistics.median(each)
-            for each in zip(*((c.start, c.poll, c.core, c.threads, c.memory) for c in found), strict=True)
-        )
-        row = f"{poll / case.records * 1e6:.2f}" if case.records else ""
-        print(f"| {name} | {row} | {poll * 1e3:.2f} | {100 * core:.1f} | {threads:.0f} | {memory:.0f} | {start:.2f} |")
+    row = {ROW: poll / case.records * 1e6} if case.records else {}
+    return {**row, POLL: poll * 1e3, CORE: 100 * core, THREADS: threads, "MiB": memory, START: start}
+
+
+def told(case: Case, costs: Mapping[str, list[Cost]]) -> None:
+    """Print a table, the bars, and ours beside each of the others."""
+    rows = {name: medians(case, found) for name, found in costs.items()}
+    ours, columns = rows["ours"], list(rows["ours"])
+    print(f"\n{case.name}\n| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|", sep="\n")
+    for name, row in rows.items():
+        print(f"| {name} | {' | '.join(f'{value:.2f}' for value in row.values())} |")
+    for column, bar in case.bars.items():
+        print(f"{column}: {ours[column]:.2f}, at most {bar:g}: {'met' if ours[column] <= bar else 'NOT MET'}")
+    for name, row in rows.items():
+        if name != "ours":
+            print(f"{name} takes {row[columns[0]] / ours[columns[0]]:.1f} times as much: {columns[0]}")
 
 
 def main() -> None:
@@ -235,7 +277,7 @@ def main() -> None:
     print(f"Python {sys.version.split()[0]}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     with as_installed() as installed:
         for case in (each for each in CASES if each.name.startswith(options.only)):
-            commands = contestants(also)
+            commands = contestants(case, also)
             costs: dict[str, list[Cost]] = {name: [] for name in commands}
             for _ in range(options.rounds):
                 for name, command in commands.items():

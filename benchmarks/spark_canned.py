@@ -98,7 +98,7 @@ class Stream:
 class Unshared:
     """Reads every shard ahead, as a query's lease loop does, for a query that has them all and tells nobody."""
 
-    parting, quiet, over = False, False, True
+    releasing, quiet, over = False, False, True
     behind: Mapping[str, float] = {}
 
     def __init__(self, source: Stream, pace: ReadAheadPace) -> None:

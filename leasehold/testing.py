@@ -52,7 +52,7 @@ __all__ = [
     "workers",
 ]
 
-_ROOM = "leasehold.adapters.proving.properties"
+_PACKAGE = "leasehold.adapters.proving.properties"
 _HOMES = {
     "leasehold_store_contract": "contracts",
     **dict.fromkeys(("LawBroken", "SimulationFailed", "chaos", "least_moves", "settled", "simulate"), "simulation"),
@@ -79,8 +79,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         if name == "laws":
-            return import_module(f"{_ROOM}.laws")
-        return getattr(import_module(f"{_ROOM}.{_HOMES[name]}"), name)
+            return import_module(f"{_PACKAGE}.laws")
+        return getattr(import_module(f"{_PACKAGE}.{_HOMES[name]}"), name)
     except ModuleNotFoundError as missing:
         if (missing.name or "").partition(".")[0] == "leasehold":
             raise

@@ -308,6 +308,18 @@ def test_tests_replace_nothing_that_other_threads_use() -> None:
     assert found == []
 
 
+def test_no_test_has_a_stand_in_of_services_in_its_own_process() -> None:
+    """Imported once, moto has a hand in every client that boto3 makes later: calls would no longer go past boto3."""
+    alone = "tests/standins/iam_server.py"  # a process of its own
+    found = {
+        _name(path)
+        for path in _sources("tests", "benchmarks")
+        for node in ast.walk(_tree(path))
+        if "moto" in _imported(node)
+    }
+    assert found == {alone}
+
+
 def test_modules_of_tests_have_names_of_their_own() -> None:
     """Tests import their neighbours by bare names: of two modules called the same, one would be taken for the other."""
     names = Counter(path.name for path in _sources("tests", "benchmarks") if path.name != "conftest.py")

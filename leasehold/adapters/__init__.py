@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from leasehold.adapters.reading.dead_letters.boxes import dead_letters
     from leasehold.adapters.reading.handling import Delivery, Handling, by_key
-    from leasehold.adapters.reading.letters.boxes import dead_letters
     from leasehold.adapters.reading.runner import Runner, run
     from leasehold.adapters.sources.urls import open_source
     from leasehold.adapters.worker.worker import Worker
@@ -21,7 +21,7 @@ _HOMES = {
     "Runner": "reading.runner",
     "Worker": "worker.worker",
     "by_key": "reading.handling",
-    "dead_letters": "reading.letters.boxes",
+    "dead_letters": "reading.dead_letters.boxes",
     "open_source": "sources.urls",
     "run": "reading.runner",
 }

@@ -16,10 +16,10 @@ from urllib.parse import urlencode
 from attrs import evolve, frozen
 
 from leasehold.adapters.inputs import MOMENT, configuration_for, moment, seconds_of, settings, start
+from leasehold.adapters.reading.dead_letters.boxes import dead_letters
 from leasehold.adapters.reading.exporting import Meter, exporting
 from leasehold.adapters.reading.handling import DeadLetter, Handler, Handling, by_key, load
 from leasehold.adapters.reading.handovers import HandlerExecutor
-from leasehold.adapters.reading.letters.boxes import dead_letters
 from leasehold.adapters.reading.lifecycle import FAULT_WAITS
 from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, Runner, stopping_on_signals
 from leasehold.adapters.reading.slices import Slice, SliceVerdict, run_slice
@@ -170,12 +170,12 @@ class Consumption:
         self,
         worker: Worker,
         *,
-        crew: HandlerExecutor | None = None,
+        executor: HandlerExecutor | None = None,
         begun: Callable[[Runner], None] = lambda _runner: None,
     ) -> SliceVerdict | None:
         """Run the worker until it is stopped, or its slice is read; in the main thread a signal stops it, too.
 
-        crew   as of `Runner`
+        executor   as of `Runner`
         begun  given the runner before it runs
         Raises WorkerError, StoreError or SourceError if the worker cannot go on.
         """
@@ -187,8 +187,8 @@ class Consumption:
         with exporting(metrics) if metrics is None or isinstance(metrics, str) else nullcontext(metrics) as meter:
             limits: dict[str, Any] = {"drain_seconds": self.drain_seconds, "memory_bytes": self.memory_bytes}
             if self.cut is not None:
-                return run_slice(worker, self.handling, meter=meter, crew=crew, begun=begun, **limits)
-            runner = Runner(worker, self.handling, meter=meter, crew=crew, **limits)
+                return run_slice(worker, self.handling, meter=meter, executor=executor, begun=begun, **limits)
+            runner = Runner(worker, self.handling, meter=meter, executor=executor, **limits)
             with stopping_on_signals(runner):
                 begun(runner)
                 runner.run()

@@ -77,7 +77,7 @@ async def arun(
     """Run a worker beside the tasks of this event loop, until its task is cancelled; then it drains.
 
     What an `async def` handler does happens in this loop, with the connections that belong to it; a plain handler is
-    called in a thread. A SIGTERM that the program does not heed by itself drains, too, and this returns.
+    called in a thread. A SIGTERM that the program does not handle by itself drains, too, and this returns.
 
     Examples:
         >>> import asyncio, leasehold
@@ -194,9 +194,13 @@ class WorkerThread:
     """
 
     def __init__(
-        self, described: Consumption, *, crew: HandlerExecutor | None = None, over: Callable[[], None] = lambda: None
+        self,
+        described: Consumption,
+        *,
+        executor: HandlerExecutor | None = None,
+        over: Callable[[], None] = lambda: None,
     ) -> None:
-        self._described, self._crew, self._over = described, crew, over
+        self._described, self._executor, self._over = described, executor, over
         self._stopping, self._ended = Event(), Event()
         self._runner: Runner | None = None
         self._verdict: SliceVerdict | None = None
@@ -232,7 +236,7 @@ class WorkerThread:
 
     def _work(self) -> None:
         with self._described.joined(self._stopping) as joined:
-            self._verdict = self._described.run(joined, crew=self._crew, begun=self._begun)
+            self._verdict = self._described.run(joined, executor=self._executor, begun=self._begun)
         self._end()
 
     def _begun(self, runner: Runner) -> None:
@@ -375,7 +379,7 @@ class _Iteration:
 
     def begun(self) -> WorkerThread:
         if self.background is None:
-            self.background = WorkerThread(self.described, crew=self.waiting, over=self.waiting.end)
+            self.background = WorkerThread(self.described, executor=self.waiting, over=self.waiting.end)
         return self.background
 
     def settle(self, fault: Exception | None = None) -> None:

@@ -42,7 +42,7 @@ from leasehold.stores.protocol import (
     Promises,
     StoreError,
 )
-from leasehold.stores.requests import ROOM, ObjectFields, Stored
+from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Stored
 from leasehold.stores.writes import CreateLease, DeleteLease, Write, applied
 
 log = escaped(logging.getLogger("leasehold.postgres"))
@@ -463,7 +463,7 @@ class CellStatements:
 class PostgresCells:
     """Rows of layout `sessions`: one statement each, under the version as read; rules 1 and 4 hold here, too."""
 
-    page_leases = ROOM
+    page_leases = PAGE_LEASES
 
     def __init__(self, store: PostgresStore, named: tuple[str, ...], *, create: bool) -> None:
         self._store, self._sql = store, CellStatements.of(named)

@@ -29,7 +29,7 @@ from leasehold.stores.protocol import StoreError
 ObjectFields = Mapping[str, str]
 """The content of an object: names in lower case, values in ASCII."""
 
-ROOM = 1000
+PAGE_LEASES = 1000
 """Leases of a page of layout `sessions` where a row's size has no limit that matters."""
 
 SKEW_SECONDS = 60.0

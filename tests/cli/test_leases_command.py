@@ -28,6 +28,7 @@ from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.protocol import Listing, Malformed, OutcomeUnknown
+from leasehold.stores.swap import CONTROL, MARK
 from leasehold.stores.writes import CheckpointLease, ClaimLease, ReleaseLease, RenewLease, StealLease
 
 FAR = Position("49590338271490256608559692538361571095921575989136588898", 2)
@@ -139,6 +140,18 @@ def test_faults_stand_below_the_table() -> None:
         "[red]s-9 cannot be read: checkpoint: is missing",
         "the line is down; trying again",
     ]
+
+
+def test_a_table_of_a_swap_says_so() -> None:
+    """Who looks at one of the two tables would take a moved lease for one that nobody reads."""
+    left = (Lease("s-0", owner=f"{MARK}east-1"), Lease("s-1", owner=MARK), Lease("s-2", owner="east-1"))
+    assert "2 leases went on in another table, or are on their way (leasehold swap): look there, too" in text(
+        WatchedTable(left)
+    )
+    arrived = (Lease("s-0", owner="east-1"), Lease(CONTROL, checkpoint=SHARD_END))
+    said = "leasehold-swap is no lease: a swap into this table is not over (leasehold swap FROM TO --status)"
+    assert said in text(WatchedTable(arrived))
+    assert not any("swap" in line for line in text(WatchedTable(LEASES)))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import boto3
 import pytest
 from waiters import until
 
-from leasehold.adapters.reading.letters.letter import letter_of
+from leasehold.adapters.reading.dead_letters.letter import letter_of
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient

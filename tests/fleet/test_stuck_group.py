@@ -1,7 +1,7 @@
 """The Python SDK's own imbalance, 4, 2 and 2 for ever, and what one worker of ours in the group makes of it.
 
 The SDK's balancing and its checkpoint store are the installed ones, against real blobs; only their
-appointments are kept by the test, and ours by a clock that it moves.
+the schedule is kept by the test, and ours by a clock that it moves.
 """
 
 from collections import Counter

@@ -19,8 +19,8 @@ from leasehold.adapters.history.events import event_of
 from leasehold.adapters.inputs import configuration, duration, moment, said_moment, settings, shift, start
 from leasehold.adapters.json_form import BadJsonField, answer
 from leasehold.adapters.multilang.protocol import Answered, CheckpointWanted, Conversation
-from leasehold.adapters.reading.letters import boxes
-from leasehold.adapters.reading.letters.letter import BadLetter, letter_of, place_of
+from leasehold.adapters.reading.dead_letters import boxes
+from leasehold.adapters.reading.dead_letters.letter import BadLetter, letter_of, place_of
 from leasehold.adapters.report.page import TEMPLATES
 from leasehold.adapters.report.report import saved
 from leasehold.adapters.sources.protocol import Record
@@ -136,9 +136,11 @@ def _letter_place(url: str) -> None:
 
 
 COMMANDS = (
-    FuzzTarget("dead-letters", ("adapters/reading/letters/letter.py",), _letter, (BadLetter,), pack=in_json),
+    FuzzTarget("dead-letters", ("adapters/reading/dead_letters/letter.py",), _letter, (BadLetter,), pack=in_json),
     FuzzTarget("child-lines", ("adapters/multilang/protocol.py",), _child_line, pack=in_json),
-    FuzzTarget("letter-urls", ("adapters/reading/letters/boxes.py",), _letter_place, (ValueError,), "letters URL: "),
+    FuzzTarget(
+        "letter-urls", ("adapters/reading/dead_letters/boxes.py",), _letter_place, (ValueError,), "letters URL: "
+    ),
     FuzzTarget(
         "plan-documents",
         ("adapters/json_form.py", "adapters/json_form.py"),

@@ -29,7 +29,7 @@ def test_each_record_that_ends_its_child_is_found_and_no_other(
     """A record that no child can bear would stop its shard; one that is taken for it would be skipped.
 
     Whatever the size of the batches, which differs after each fault, and also where the child checkpoints nothing, so
-    that all comes again: each child hears all records from the checkpoint on, in order, but for those that were buried.
+    that all comes again: each child hears all records from the checkpoint on, in order, but for dead letters.
     """
     records, search = _records(count), RecordSearch(ATTEMPTS)
     letters, checkpoint, deaths = set[int](), 0, 0
@@ -44,7 +44,7 @@ def test_each_record_that_ends_its_child_is_found_and_no_other(
                     died, deaths = True, deaths + 1
                     if (record := search.failed(part)) is not None:
                         letters.add(int(record.sequence_number))
-                        search.buried(record)
+                        search.dead_lettered(record)
                     break
                 heard += numbers
                 search.passed(part)

@@ -66,8 +66,8 @@ def test_nothing_is_lost_by_children_that_misbehave(
     children = [shard(f"c-{number}", 10 * number, 10 * number + 9, f"p-{number}") for number in range(3)]
     source.listed = [*parents, *children]
     for parent, child in zip(parents, children, strict=True):
-        source.shelves[parent.id] = ShardRecords(records(COUNT), ended=True, children=(child,))
-        source.shelves[child.id] = ShardRecords(records(COUNT))
+        source.shard_logs[parent.id] = ShardRecords(records(COUNT), ended=True, children=(child,))
+        source.shard_logs[child.id] = ShardRecords(records(COUNT))
     argv = [sys.executable, str(UNRULY), str(tmp_path), str(seed)]
 
     def done(name: str) -> list[list[int]]:

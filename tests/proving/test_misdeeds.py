@@ -64,12 +64,12 @@ def test_poison_is_buried_and_nothing_else_is() -> None:
     """Records beside a poisoned one would go to the dead letters, or a poisoned one would be passed over."""
     history = poisoned()
     assert judge(history, LIMITS) == ()
-    buried = {(event.shard, event.place) for event in history.told("buried")}
+    dead_lettered = {(event.shard, event.place) for event in history.told("dead-lettered")}
     finished = {(event.shard, event.place) for event in history.told("finished")}
     taken = {(event.shard, event.place) for event in history.told("record")}
-    assert buried
-    assert all(poisonous(str(number)) for _, (number, _) in buried)
-    assert buried | finished == taken
+    assert dead_lettered
+    assert all(poisonous(str(number)) for _, (number, _) in dead_lettered)
+    assert dead_lettered | finished == taken
     together = Counter((event.t, event.shard) for event in history.told("record"))
     assert max(together.values()) > 3 * POISON, "long batches were searched"
 
@@ -79,7 +79,7 @@ def test_both_laws_hold_whatever_a_dead_letter_does(what: Deviation) -> None:
     """A record that nobody took would be behind a checkpoint."""
     history = poisoned(Misdeed(WORKERS[0], "dead letter", what, 40.0, 30.0))
     assert judge(history, LIMITS) == ()
-    assert {event.process.partition("#")[0] for event in history.told("buried")} == set(WORKERS)
+    assert {event.process.partition("#")[0] for event in history.told("dead-lettered")} == set(WORKERS)
 
 
 def test_a_handler_that_hangs_for_long_is_told_as_unread() -> None:

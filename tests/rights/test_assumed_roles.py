@@ -10,9 +10,9 @@ from standins.iam import REGION, Account, allowed
 
 import leasehold
 from leasehold.adapters import dead_letters
+from leasehold.adapters.reading.dead_letters.letter import LetterError
+from leasehold.adapters.reading.dead_letters.replaying import LetterHolding
 from leasehold.adapters.reading.handling import Delivery
-from leasehold.adapters.reading.letters.letter import LetterError
-from leasehold.adapters.reading.letters.replaying import LetterHolding
 from leasehold.adapters.sources.protocol import Record, SourceError
 from leasehold.balancer.model import Lease
 
@@ -27,7 +27,7 @@ def _put(url: str, **more: Any) -> None:  # noqa: ANN401  a session
         producer.put(b"a book", "customer-7").result(60)
 
 
-def _bury(url: str, **more: Any) -> None:  # noqa: ANN401  likewise
+def _dead_letter(url: str, **more: Any) -> None:  # noqa: ANN401  likewise
     letters = dead_letters(url, source="kinesis://orders", **more)
     record = Record(b"a book", "1", 0, "customer-7", arrived=1.0)
     holding = LetterHolding(Lease("s-0", stream="orders"), "w-1")
@@ -55,7 +55,7 @@ def _records(aws: Account, name: str) -> int:
     return len(client.get_records(ShardIterator=asked["ShardIterator"])["Records"])
 
 
-@pytest.mark.parametrize(("write", "wire"), [(_put, "&wire=json"), (_bury, "")])
+@pytest.mark.parametrize(("write", "wire"), [(_put, "&wire=json"), (_dead_letter, "")])
 def test_what_is_written_is_written_as_the_role_or_the_session(
     write: Written, wire: str, aws: Account, stream: str
 ) -> None:

@@ -51,13 +51,13 @@ class Stream(ListSource):
             for number, each in enumerate(times, 1)
         ]
         self.listed.append(shard(name, 0, 9, open=not ended))
-        self.shelves[name] = ShardRecords(rows, size=size, ended=ended, wait_seconds=0)
+        self.shard_logs[name] = ShardRecords(rows, size=size, ended=ended, wait_seconds=0)
 
     def settled(self, lease: Lease, until: float) -> Settled | None:
         """As a service says: by its clock alone, or by its last record."""
         if self.now < until + SETTLE_SECONDS:
             return None
-        rows = self.shelves[lease.shard].records
+        rows = self.shard_logs[lease.shard].records
         if not self.tells_last:
             return Settled()
         return Settled(rows[-1].position, rows[-1].arrived) if rows else Settled(TRIM_HORIZON)
@@ -73,7 +73,7 @@ class Stream(ListSource):
             raise SourceUnavailable("not now")
         found = cast("ListReader", super().open(lease, start))
         if start.sequence == "AT_TIMESTAMP":
-            rows = self.shelves[lease.shard].records
+            rows = self.shard_logs[lease.shard].records
             found.at = next((at for at, each in enumerate(rows) if (each.arrived or 0) >= start.sub / 1000), len(rows))
         return found
 
@@ -111,7 +111,7 @@ def batch(ground: Ground, since: Position | None, until: Position | None, tasks:
 
 def in_time(stream: Stream, since: int, until: int) -> list[str]:
     """What arrived in between."""
-    rows = (each for shelf in stream.shelves.values() for each in shelf.records)
+    rows = (each for shard_log in stream.shard_logs.values() for each in shard_log.records)
     return sorted(each.data.decode() for each in rows if since / 1000 <= (each.arrived or 0) < until / 1000)
 
 
@@ -174,7 +174,7 @@ def test_no_time_of_arrival_makes_parts_overlap_or_leave_a_gap(
 
 
 def _behind_the_first_late(stream: Stream) -> set[str]:
-    rows = stream.shelves["s"].records
+    rows = stream.shard_logs["s"].records
     over = next((at for at, each in enumerate(rows) if (each.arrived or 0) >= UNTIL / 1000 + LATE_SECONDS), len(rows))
     return {each.data.decode() for each in rows[over:]}
 

@@ -39,7 +39,7 @@ class Hands:
         """One more."""
         self.held.append(holding)
 
-    def part(self, holding: Holding) -> None:
+    def release(self, holding: Holding) -> None:
         """Nothing; the test does it."""
 
 
@@ -50,7 +50,7 @@ def pace(interval_seconds: float = LEAST_MS / 1000) -> ReadAheadPace:
 
 def a_feed(
     stream: Stream,
-    shelf: ReadAheadState,
+    ahead: ReadAheadState,
     clock: Callable[[], float] = lambda: 0.0,
     left: Callable[[ShardPrefetcher], None] = lambda _feed: None,
 ) -> tuple[Worker, ShardPrefetcher]:
@@ -61,10 +61,10 @@ def a_feed(
     due = 0.0
     for _ in range(3):  # it looks, makes the lease, and takes it
         due = worker.turn(due)
-    return worker, ShardPrefetcher(worker, hands.held[0], shelf, left)
+    return worker, ShardPrefetcher(worker, hands.held[0], ahead, left)
 
 
-def a_shelf() -> ReadAheadState:
+def an_ahead() -> ReadAheadState:
     """For one feed that begins where its lease says."""
     return ReadAheadState(pace(), Condition(), lambda _holding, checkpoint: checkpoint, lambda _key: None, feeds=1)
 
@@ -73,7 +73,7 @@ def a_shelf() -> ReadAheadState:
 def test_a_shard_is_asked_no_more_than_four_and_a_half_times_a_second(records: int) -> None:
     """Without it the five requests a second that all readers of a shard share would be used up by one (K5)."""
     stream = Stream({"a": ["x"] * records})
-    _, feed = a_feed(stream, a_shelf())
+    _, feed = a_feed(stream, an_ahead())
     now = 0.0
     while now < 10.0:
         feed.take(10_000, 1 << 20)
@@ -86,7 +86,7 @@ def test_a_shard_is_asked_no_more_than_four_and_a_half_times_a_second(records: i
 def test_the_end_of_a_shard_is_written_when_spark_has_it_and_not_before() -> None:
     """Without it a crash would leave the last records of a shard unread for good."""
     stream = Stream({"a": ["x"], "b": []}, {"a": ("b",)})
-    worker, feed = a_feed(stream, a_shelf())
+    worker, feed = a_feed(stream, an_ahead())
     for now in range(5):
         feed.step(float(now))
     chunk = feed.take(10, 1 << 20)
@@ -101,9 +101,9 @@ def test_the_end_of_a_shard_is_written_when_spark_has_it_and_not_before() -> Non
 def test_faults_that_lie_far_apart_do_not_add_up() -> None:
     """Without it the hundredth fault of a year would keep a shard unread for as long as a service that is down."""
     stream, waits = Stream({"a": []}), list[float]()
-    worker, feed = a_feed(stream, a_shelf())
+    worker, feed = a_feed(stream, an_ahead())
     worker.uniform = lambda _least, most: most
-    feed = ShardPrefetcher(worker, feed.holding, a_shelf(), lambda _feed: None)
+    feed = ShardPrefetcher(worker, feed.holding, an_ahead(), lambda _feed: None)
     for now in range(0, 1000, 20):
         stream.late["a"] = 1 if now % 40 else 0
         due = feed.step(float(now))
@@ -116,7 +116,7 @@ def test_a_shard_that_cannot_be_read_here_is_let_go_at_once_and_not_taken_for_a_
 ) -> None:
     """Without it a worker without rights would keep a shard that others can read, or take it again and again."""
     stream, told = Stream({"a": ["x"]}, denied={"a"}), list[tuple[object, ...]]()
-    worker, feed = a_feed(stream, a_shelf())
+    worker, feed = a_feed(stream, an_ahead())
     monkeypatch.setattr(worker, "exclude", lambda *given: told.append(given))
     monkeypatch.setattr(worker, "hurry", lambda: told.append(("hurry",)))
     assert [feed.step(1.0), feed.step(1.0)] == [1.0, math.inf]
@@ -132,7 +132,7 @@ def test_a_lease_that_is_lost_before_its_beginning_is_pinned_is_not_read() -> No
     due = 0.0
     for _ in range(3):
         due = worker.turn(due)
-    feed = ShardPrefetcher(worker, hands.held[0], a_shelf(), lambda _feed: None)
+    feed = ShardPrefetcher(worker, hands.held[0], an_ahead(), lambda _feed: None)
     assert isinstance(worker.store.write(StealLease(worker.store.get(["a"])[0], "thief")), Done)
     assert feed.step(1.0) == math.inf
     assert (stream.opened, worker.store.get(["a"])[0].checkpoint) == ([], LATEST)
@@ -141,7 +141,7 @@ def test_a_lease_that_is_lost_before_its_beginning_is_pinned_is_not_read() -> No
 def test_the_reader_of_a_lease_that_goes_is_closed() -> None:
     """Without it each lease that moves would leave a connection open, until the process has no more descriptors."""
     stream, gone = Stream({"a": ["x"]}), list[str]()
-    worker, feed = a_feed(stream, a_shelf(), left=lambda each: gone.append(each.key))
+    worker, feed = a_feed(stream, an_ahead(), left=lambda each: gone.append(each.key))
     feed.step(1.0)
     assert stream.open_readers == ["a"]
     assert isinstance(worker.store.write(StealLease(worker.store.get(["a"])[0], "thief")), Done)
@@ -162,8 +162,8 @@ def test_one_batch_alone_is_not_copied() -> None:
 def test_a_commit_up_to_the_last_number_is_written_without_a_reading(last: int) -> None:
     """Without it a nightly query that finds nothing new would never end, or write what is another stream's."""
     stream, done = Stream({"a": ["x"] * 20}, numbers=True, silent={"a"}), Position(str(last))
-    shelf = ReadAheadState(pace(), Condition(), lambda _holding, _checkpoint: done, lambda _key: done, only_now=True)
-    worker, feed = a_feed(stream, shelf)
+    ahead = ReadAheadState(pace(), Condition(), lambda _holding, _checkpoint: done, lambda _key: done, only_now=True)
+    worker, feed = a_feed(stream, ahead)
     for moment in range(4):
         feed.step(float(moment))
     assert worker.store.get(["a"])[0].checkpoint == (done if last == 20 else TRIM_HORIZON)
@@ -176,9 +176,9 @@ def test_a_commit_up_to_the_last_number_is_written_without_a_reading(last: int) 
 
 def test_every_reading_is_measured() -> None:
     """Without it the metrics of a query would say that nothing is read."""
-    shelf, told = a_shelf(), list[tuple[str, int, float | None]]()
-    shelf.measure = lambda holding, batch: told.append((holding.key, batch.count, batch.behind_seconds))
-    _, feed = a_feed(Stream({"a": ["x"] * 15}), shelf)
+    ahead, told = an_ahead(), list[tuple[str, int, float | None]]()
+    ahead.measure = lambda holding, batch: told.append((holding.key, batch.count, batch.behind_seconds))
+    _, feed = a_feed(Stream({"a": ["x"] * 15}), ahead)
     for now in range(4):
         feed.step(float(now))
     assert told == [("a", 10, 0.005), ("a", 5, 0.0), ("a", 0, 0.0)]
@@ -187,15 +187,15 @@ def test_every_reading_is_measured() -> None:
 def test_rows_read_ahead_and_not_committed_are_not_checkpointed_on_the_way_out() -> None:
     """Without it whoever takes the shard next would skip what was still in memory here."""
     stream = Stream({"a": ["x"] * 30})
-    shelf = a_shelf()
-    worker, feed = a_feed(stream, shelf)
+    ahead = an_ahead()
+    worker, feed = a_feed(stream, ahead)
     for now in range(5):
         feed.step(float(now))
     feed.take(15, 1 << 20)
     feed.commit(Position("12"))
     feed.holding.ask_release()
     waiting = feed.step(5.0)
-    shelf.ending = True
+    ahead.ending = True
     assert (waiting, feed.step(6.0)) == (5.25, math.inf)
     lease = worker.store.get(["a"])[0]
     assert (lease.owner, lease.checkpoint) == (None, Position("12"))
@@ -203,9 +203,9 @@ def test_rows_read_ahead_and_not_committed_are_not_checkpointed_on_the_way_out()
 
 def test_a_query_over_what_is_there_now_ends_where_records_never_cease() -> None:
     """Without it a nightly job over a busy stream would go on for ever, always a little behind."""
-    stream, shelf = Stream({"a": ["x"] * 5000}), a_shelf()  # read in two minutes, and a few seconds behind by then
-    shelf.only_now = True
-    _, feed = a_feed(stream, shelf)
+    stream, ahead = Stream({"a": ["x"] * 5000}), an_ahead()  # read in two minutes, and a few seconds behind by then
+    ahead.only_now = True
+    _, feed = a_feed(stream, ahead)
     now = 0.0
     while not feed.idle and now < 60.0:
         feed.take(10_000, 1 << 20)
@@ -216,9 +216,9 @@ def test_a_query_over_what_is_there_now_ends_where_records_never_cease() -> None
 
 def test_a_shard_behind_a_blocked_sink_weighs_what_it_did() -> None:
     """Without it a blocked query would seem to have little to do, and the rules would give it more."""
-    shelf = a_shelf()
-    shelf.feeds = 1000  # ten rows fill its part of the buffer
-    _, feed = a_feed(Stream({"a": ["x" * 1000] * 1000}), shelf)
+    ahead = an_ahead()
+    ahead.feeds = 1000  # ten rows fill its part of the buffer
+    _, feed = a_feed(Stream({"a": ["x" * 1000] * 1000}), ahead)
     for now in range(65):
         feed.take(10, 1 << 20)
         feed.step(float(now))
@@ -233,9 +233,9 @@ def test_a_shard_behind_a_blocked_sink_weighs_what_it_did() -> None:
 @pytest.mark.parametrize(("rows", "size"), [(100, 1 << 20), (10_000, 100)], ids=["rows", "bytes"])
 def test_a_shard_is_read_however_many_share_the_room(rows: int, size: int) -> None:
     """Without it a query of more shards than rows may wait would hold them all, and read none."""
-    shelf = a_shelf()
-    shelf.pace, shelf.feeds = evolve(shelf.pace, rows=rows, bytes=size), 101
-    _, feed = a_feed(Stream({"a": ["x"] * 30}), shelf)
+    ahead = an_ahead()
+    ahead.pace, ahead.feeds = evolve(ahead.pace, rows=rows, bytes=size), 101
+    _, feed = a_feed(Stream({"a": ["x"] * 30}), ahead)
     found = 0
     for now in range(9):
         feed.step(float(now))
@@ -248,7 +248,7 @@ def test_nothing_is_read_or_planned_of_a_lease_that_has_expired_by_our_own_clock
     """Without it a process that had been suspended would hand on what another worker has read since."""
     now = [0.0]
     stream = Stream({"a": ["x"] * 30})
-    worker, feed = a_feed(stream, a_shelf(), lambda: now[0])
+    worker, feed = a_feed(stream, an_ahead(), lambda: now[0])
     for _ in range(3):
         feed.step(now[0])
     now[0] = worker.config.lease_seconds + 1
@@ -263,8 +263,8 @@ def test_nothing_is_read_or_planned_of_a_lease_that_has_expired_by_our_own_clock
 
 def test_a_fault_after_a_reading_leaves_no_record_out() -> None:
     """Without it a metric that fails, or a page that memory does not suffice for, would be skipped for good."""
-    shelf, faults = a_shelf(), [MemoryError("no room"), ArithmeticError("no such metric")]
-    whole = shelf.pace.columns.rows
+    ahead, faults = an_ahead(), [MemoryError("no room"), ArithmeticError("no such metric")]
+    whole = ahead.pace.columns.rows
 
     def rows(lease: Lease, records: Sequence[Record]) -> pa.RecordBatch:
         if len(faults) > 1:
@@ -275,8 +275,8 @@ def test_a_fault_after_a_reading_leaves_no_record_out() -> None:
         while faults:
             raise faults.pop()
 
-    shelf.pace, shelf.measure = evolve(shelf.pace, columns=evolve(shelf.pace.columns, rows=rows)), measure
-    _, feed = a_feed(Stream({"a": [f"x{place}" for place in range(15)]}), shelf)
+    ahead.pace, ahead.measure = evolve(ahead.pace, columns=evolve(ahead.pace.columns, rows=rows)), measure
+    _, feed = a_feed(Stream({"a": [f"x{place}" for place in range(15)]}), ahead)
     raised = []
     for now in range(6):
         try:
@@ -292,10 +292,10 @@ def test_a_fault_after_a_reading_leaves_no_record_out() -> None:
 def test_a_commit_of_an_earlier_run_is_written_once_the_shard_was_read() -> None:
     """Without it the numbers of another stream would be in a lease before anybody had seen that they are foreign."""
     stream = Stream({"a": ["x"] * 30}, silent={"a"})
-    shelf = ReadAheadState(
+    ahead = ReadAheadState(
         pace(), Condition(), lambda _holding, _checkpoint: Position("20"), lambda _key: Position("20")
     )
-    worker, feed = a_feed(stream, shelf)
+    worker, feed = a_feed(stream, ahead)
     for now in range(5):
         feed.step(float(now))
     assert stream.readings > 0

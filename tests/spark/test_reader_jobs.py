@@ -33,7 +33,7 @@ from leasehold.adapters.spark.readers import jobs as executors
 from leasehold.adapters.spark.readers import jobs as keeping
 from leasehold.adapters.spark.readers import pool as pool_module
 from leasehold.adapters.spark.readers.jobs import (
-    ROOM,
+    CAPACITY,
     TEXT_MOST,
     WISH,
     ExecutorReaders,
@@ -237,7 +237,7 @@ def test_a_job_that_no_query_asks_for_is_not_started(wish: bytes) -> None:
     with listening(session) as listener, socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(PATIENCE)
         connection.connect(listener.place)
-        room = ROOM.unpack(connection.recv(ROOM.size))
+        room = CAPACITY.unpack(connection.recv(CAPACITY.size))
         connection.sendall(wish)
         try:
             left = connection.recv(1)
@@ -252,7 +252,7 @@ def test_a_query_that_asks_for_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch
     with listening(Session()) as listener, socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(PATIENCE)
         connection.connect(listener.place)
-        assert len(connection.makefile("rb").read()) == ROOM.size
+        assert len(connection.makefile("rb").read()) == CAPACITY.size
 
 
 def test_a_program_that_says_nothing_is_waited_for_a_while(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ def test_a_query_is_told_that_its_program_has_gone(first: str, tmp_path: Path) -
     def program(listening: socket.socket) -> None:
         connection, _ = listening.accept()
         with connection, connection.makefile("rb") as said:
-            connection.sendall(ROOM.pack(1, 2))
+            connection.sendall(CAPACITY.pack(1, 2))
             number, size = WISH.unpack(said.read(WISH.size))
             assert (number, len(said.read(size))) == (1, size)
             if first == "query":

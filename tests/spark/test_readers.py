@@ -130,37 +130,37 @@ def test_a_shard_that_a_reader_cannot_read_is_refused_after_what_was_reported() 
         opening.read()
 
 
-# A reader's shelf
+# A shard that is read ahead
 
 
 def test_a_reader_reads_ahead_within_its_room_and_reports_pieces() -> None:
     """Without it a blocked sink would fill the memory of every reader."""
     said: list[FromReader] = []
     stream = Stream({"a": [str(number) for number in range(30)]})
-    shelf = ShardReadAhead(Open(4, Lease("a"), TRIM_HORIZON), stream, a_spec(stream, rows=15), said.append, lambda: 1)
+    ahead = ShardReadAhead(Open(4, Lease("a"), TRIM_HORIZON), stream, a_spec(stream, rows=15), said.append, lambda: 1)
     for now in range(5):
-        shelf.step(float(now))
+        ahead.step(float(now))
     told = [(piece.rows, piece.ends.sequence) for each in said for piece in each.pieces]  # type: ignore[union-attr]
     assert stream.readings == 2
     assert told == [(3, "3"), (3, "6"), (3, "9"), (1, "10"), (3, "13"), (3, "16"), (3, "19"), (1, "20")]
-    assert shelf.step(5.0) == 5.0 + ROOM_SECONDS
-    taken = shelf.take(2)
+    assert ahead.step(5.0) == 5.0 + ROOM_SECONDS
+    taken = ahead.take(2)
     assert taken is not None
     assert [number for rows in taken for number in rows["sequenceNumber"].to_pylist()] == list("123456")
-    assert shelf.take(9) is None  # more than it has
-    shelf.step(9.0)
+    assert ahead.take(9) is None  # more than it has
+    ahead.step(9.0)
     assert stream.readings == 3
-    shelf.close()
-    assert (shelf.take(3), shelf.step(10.0)) == (None, math.inf)
+    ahead.close()
+    assert (ahead.take(3), ahead.step(10.0)) == (None, math.inf)
 
 
 def test_a_shelf_waits_for_faults_that_lie_far_apart_as_for_the_first() -> None:
     """Without it the hundredth fault of a year would keep a shard unread for as long as a service that is down."""
     stream, waits = Stream({"a": []}), list[float]()
-    shelf = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), lambda _message: None, lambda: 1)
+    ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), lambda _message: None, lambda: 1)
     for now in range(200):
         stream.late["a"] = now % 2
-        due = shelf.step(float(now))
+        due = ahead.step(float(now))
         waits += [due - now] if now % 2 else []
     least, most = FAULT_SECONDS
     assert least <= min(waits) <= max(waits) <= 3 * least < most
@@ -170,10 +170,10 @@ def test_a_reading_without_an_answer_is_not_reported() -> None:
     """Without it a shard whose readings are throttled would be taken for one that is read up to its end."""
     said: list[FromReader] = []
     stream = Stream({"a": []}, silent={"a"})
-    shelf = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), said.append, lambda: 1)
-    shelf.step(0.0)
+    ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), said.append, lambda: 1)
+    ahead.step(0.0)
     stream.silent.clear()
-    shelf.step(1.0)
+    ahead.step(1.0)
     assert said == [ShardReport(1, (), 0.0, 0)]
 
 
@@ -181,8 +181,8 @@ def test_the_end_of_a_shard_is_reported_once_it_is_read() -> None:
     """Without it the children of a shard would never be read."""
     said: list[FromReader] = []
     stream = Stream({"a": ["x"], "b": []}, {"a": ("b",)})
-    shelf = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), said.append, lambda: 1)
-    dues = [shelf.step(0.0), shelf.step(1.0)]
+    ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), said.append, lambda: 1)
+    dues = [ahead.step(0.0), ahead.step(1.0)]
     assert dues[1] == math.inf
     last = said[-1]
     assert isinstance(last, ShardReport)
@@ -193,8 +193,8 @@ def test_a_reader_tells_of_a_shard_that_it_may_not_read() -> None:
     """Without it the shard would stay with a worker that cannot read it."""
     said: list[FromReader] = []
     stream = Stream({"a": []})
-    shelf = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), Refusing({}), a_spec(stream), said.append, lambda: 1)
-    assert (shelf.step(0.0), said) == (math.inf, [ShardFailure(1, "access denied")])
+    ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), Refusing({}), a_spec(stream), said.append, lambda: 1)
+    assert (ahead.step(0.0), said) == (math.inf, [ShardFailure(1, "access denied")])
 
 
 class Refusing(Stream):

@@ -9,7 +9,7 @@ import pytest
 from attrs import Factory, define
 from botocore.exceptions import ClientError
 from fake_stream import Stream
-from test_feed import a_feed, a_shelf
+from test_feed import a_feed, an_ahead
 
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.balancer.model import Lease, Position
@@ -94,7 +94,7 @@ def most_within(times: list[float], seconds: float) -> int:
 def test_one_shard_is_asked_four_and_a_half_times_a_second_at_most(answer: Answer) -> None:
     """Without it one query would use up the five requests that all readers of a shard share (K5)."""
     client = Client(answer)
-    _, feed = a_feed(Asked({"a": []}, client=client), a_shelf())
+    _, feed = a_feed(Asked({"a": []}, client=client), an_ahead())
     while client.now < SECONDS:
         feed.take(10_000, 1 << 30)
         client.now = max(feed.step(client.now), client.now)

@@ -151,7 +151,7 @@ class Feeding(Reading):
         """Hold the shard from its beginning on, or from where an earlier run committed it; that may be its end."""
         self.begin()
         self.end = end
-        self.shelf = ReadAheadState(
+        self.ahead = ReadAheadState(
             evolve(pace(), columns=self.made.columns, rows=ROOM),
             Condition(),
             lambda _holding, checkpoint: max(self.committed, checkpoint, key=lambda each: each.order),
@@ -165,7 +165,7 @@ class Feeding(Reading):
             self.split("a")
         self.handed, self.ends = [behind(self.committed, self.stream, "a")], list[Position]()
         self.left, self.store_faults = 0, 0
-        self.worker, self.feed = a_feed(self.stream, self.shelf, lambda: self.now, self._left)
+        self.worker, self.feed = a_feed(self.stream, self.ahead, lambda: self.now, self._left)
         self.over = False
         write, get = self.worker.store.write, self.worker.store.get
         self.worker.store.write = self._failing(write)  # type: ignore[method-assign]
@@ -288,7 +288,7 @@ class Feeding(Reading):
         self.stream.denied.clear()
         self.store_faults = 0
         for _ in range(60):
-            if self.over or self.feed.holding.parting:
+            if self.over or self.feed.holding.releasing:
                 break
             self.worker.renew(self.now)
             self.step(1)
@@ -301,7 +301,7 @@ class Feeding(Reading):
             assert "a" not in self.stream.children
             (lease,) = self.worker.store.get(["a"])
             assert behind(lease.checkpoint, self.stream, "a") == len(self.stream.records["a"])
-        self.shelf.ending = True
+        self.ahead.ending = True
         if not self.over:
             self.leave(self.end)
         for _ in range(3):
@@ -319,7 +319,7 @@ class Shelving(Reading):
         self.begin()
         stock = SourceSpec(lambda: self.stream, self.made.columns, 0.01, 2**53, rereadable=True)
         self.spec = ReaderSpec(("", 1), b"", Address("", ""), stock, rows, size, 3, 500, "")
-        self.shelves: dict[str, ShardReadAhead] = {}
+        self.aheads: dict[str, ShardReadAhead] = {}
         self.openings: dict[str, FarReader] = {}
         self.buffers: dict[str, FarBuffer] = {}
         self.planned = dict.fromkeys("ab", TRIM_HORIZON)
@@ -335,7 +335,7 @@ class Shelving(Reading):
         self.openings[key] = FarReader(self.number, Lease(key), self.planned[key], lambda _opening: None)
         asked = from_planner(line_of(Open(self.number, Lease(key), self.planned[key])))
         assert isinstance(asked, Open)
-        self.shelves[key] = ShardReadAhead(asked, self.stream, self.spec, self._say, lambda: 2)
+        self.aheads[key] = ShardReadAhead(asked, self.stream, self.spec, self._say, lambda: 2)
         self.read_to[key] = self.planned[key]
         self.over.discard(key)
 
@@ -362,7 +362,7 @@ class Shelving(Reading):
         for _ in range(0 if key in self.over else count):
             self.now += 20.0
             try:
-                if self.shelves[key].step(self.now) == math.inf:
+                if self.aheads[key].step(self.now) == math.inf:
                     self.over.add(key)
                     return
             except Refused:
@@ -386,7 +386,7 @@ class Shelving(Reading):
         if chunk is None:
             return
         before = behind(self.planned[key], self.stream, key)
-        found = self.shelves[key].take(chunk.rows.through)
+        found = self.aheads[key].take(chunk.rows.through)
         assert found is not None
         rows = [number for each in found for number in numbers(each)]
         assert rows == list(range(before + 1, behind(chunk.ends, self.stream, key) + 1))
@@ -399,8 +399,8 @@ class Shelving(Reading):
         if self.planned[key].ended:
             return
         self.openings[key].close()
-        self.shelves[key].close()
-        assert (self.shelves[key].take(1), self.shelves[key].step(self.now)) == (None, math.inf)
+        self.aheads[key].close()
+        assert (self.aheads[key].take(1), self.aheads[key].step(self.now)) == (None, math.inf)
         assert key not in self.stream.open_readers
         self._open(key)
 
@@ -426,8 +426,8 @@ class Shelving(Reading):
             assert behind(self.planned[key], self.stream, key) == len(self.stream.records[key])
             assert self.planned[key].ended == (key in self.stream.children)
             self.asked_again(key)
-            self.shelves[key].close()
-            self.shelves[key].step(self.now)
+            self.aheads[key].close()
+            self.aheads[key].step(self.now)
         assert self.stream.open_readers == []
 
 

@@ -101,8 +101,8 @@ def test_every_awaitable_is_awaited(kind: str) -> None:
         await asyncio.sleep(0)
         seen.add(delivery)
 
-    shelves = {f"s-{n}": ShardRecords(records(5), size=2) for n in range(4)}
-    with running(Runner(joined(store, ListSource(four_shards(), shelves)), KINDS[kind](handle))):
+    shard_logs = {f"s-{n}": ShardRecords(records(5), size=2) for n in range(4)}
+    with running(Runner(joined(store, ListSource(four_shards(), shard_logs)), KINDS[kind](handle))):
         assert seen.all.wait(WAIT)
     assert seen.by_shard == {f"s-{n}": data(5) for n in range(4)}
     assert [(lease.owner, lease.checkpoint) for lease in store.list().leases] == [(None, Position("104"))] * 4
@@ -155,12 +155,12 @@ def test_an_async_dead_letter_is_awaited_before_the_shard_goes_on() -> None:
             raise ValueError("poison")
         seen.add(delivery)
 
-    async def bury(delivery: Delivery, error: Exception) -> None:
+    async def dead_letter(delivery: Delivery, error: Exception) -> None:
         await asyncio.sleep(0)
         letters.extend([f"{delivery.records[0].data!r} {error}", store.row("s-0").checkpoint.sequence])
 
     source = ListSource(four_shards()[:1], {"s-0": ShardRecords(records(4), size=2)})
-    with running(Runner(joined(store, source), Handling(handle, attempts=1, dead_letter=bury))):
+    with running(Runner(joined(store, source), Handling(handle, attempts=1, dead_letter=dead_letter))):
         assert seen.all.wait(WAIT)
     assert letters == ["b'0' poison", "TRIM_HORIZON"]
     assert store.row("s-0").checkpoint == Position("103")
@@ -196,7 +196,7 @@ def test_an_answer_that_does_not_say_done_fails_the_batch(answer: str, caplog: p
 
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_a_dead_letter_that_does_not_say_done_has_taken_nothing(answer: str) -> None:
-    """Without it the log would say that a batch was buried which nobody has."""
+    """Without it the log would say that a batch was dead-lettered which nobody has."""
     returns, _ = ANSWERS[answer]
 
     def fails(_delivery: Delivery) -> None:

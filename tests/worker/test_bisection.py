@@ -1,4 +1,4 @@
-"""A batch that keeps failing is narrowed to the records that fail: those are buried, all others are handled."""
+"""A batch that keeps failing is narrowed to the records that fail: those are dead-lettered, all others are handled."""
 
 import logging
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ class Poisoned:
     one_by_one: bool = False
     attempts: list[tuple[list[bytes], int]] = field(factory=list)
     handled: list[bytes] = field(factory=list)
-    buried: list[bytes] = field(factory=list)
+    dead_lettered: list[bytes] = field(factory=list)
     dug: list[int] = field(factory=list)
 
     def __call__(self, delivery: Delivery) -> None:
@@ -60,9 +60,9 @@ class Poisoned:
             raise ValueError("poison")
         self.handled += given_now
 
-    def bury(self, delivery: Delivery, _error: Exception) -> None:
+    def dead_letter(self, delivery: Delivery, _error: Exception) -> None:
         """Take one record."""
-        self.buried += [record.data for record in delivery.records]
+        self.dead_lettered += [record.data for record in delivery.records]
         self.dug.append(delivery.attempts)
 
 
@@ -75,7 +75,7 @@ def test_the_halves_of_a_failing_batch_are_handed_over_in_order() -> None:
     """Without it good records of a batch would be lost to the dead letters, or overtake each other."""
     handler = poisoned(5)
     bench = Bench(ShardRecords(records(8)), does=handler)
-    bench.steps(bench.reading(attempts=2, dead_letter=handler.bury), 12)
+    bench.steps(bench.reading(attempts=2, dead_letter=handler.dead_letter), 12)
     assert [given_now for given_now, _ in handler.attempts] == [
         data(8),
         data(8),
@@ -87,7 +87,7 @@ def test_the_halves_of_a_failing_batch_are_handed_over_in_order() -> None:
         data(2, 6),
     ]
     assert [attempt for _, attempt in handler.attempts] == [1, 2, 3, 3, 4, 5, 5, 4]
-    assert (handler.buried, handler.dug, handler.handled) == (data(1, 5), [5], data(5) + data(2, 6))
+    assert (handler.dead_lettered, handler.dug, handler.handled) == (data(1, 5), [5], data(5) + data(2, 6))
     assert bench.store.row("s-0").checkpoint == Position("107")
 
 
@@ -95,7 +95,7 @@ def test_of_an_odd_number_the_greater_half_comes_first() -> None:
     """A batch of three would be handed over record by record: the halves are what keeps a search short."""
     handler = poisoned(2)
     bench = Bench(ShardRecords(records(3)), does=handler)
-    bench.steps(bench.reading(attempts=1, dead_letter=handler.bury), 6)
+    bench.steps(bench.reading(attempts=1, dead_letter=handler.dead_letter), 6)
     assert [given_now for given_now, _ in handler.attempts] == [data(3), data(2), data(1, 2)]
 
 
@@ -103,23 +103,23 @@ def test_nothing_is_waited_for_while_a_poisoned_record_is_searched() -> None:
     """Without it a poisoned record would block its shard for longer than the attempts with their waits."""
     handler = poisoned(*range(8))
     bench = Bench(ShardRecords(records(8)), does=handler)
-    reading = bench.reading(attempts=1, dead_letter=handler.bury)
+    reading = bench.reading(attempts=1, dead_letter=handler.dead_letter)
     for _ in range(40):
         reading.step(bench.clock.now)
-    assert (handler.buried, handler.handled) == (data(8), [])
+    assert (handler.dead_lettered, handler.handled) == (data(8), [])
 
 
 def test_a_search_ends_between_two_pieces_where_the_lease_must_go() -> None:
     """Without it a release would wait for the search, or lose what was done in it."""
     handler = poisoned(3)
     bench = Bench(ShardRecords(records(4)), does=handler)
-    reading = bench.reading(attempts=1, dead_letter=handler.bury, checkpoint_seconds=3600)
+    reading = bench.reading(attempts=1, dead_letter=handler.dead_letter, checkpoint_seconds=3600)
     bench.steps(reading, 3)
     assert handler.handled == data(2)
     bench.holding.ask_release()
     bench.until_over(reading)
     row = bench.store.row("s-0")
-    assert (row.owner, row.checkpoint, handler.buried) == (None, Position("101"), [])
+    assert (row.owner, row.checkpoint, handler.dead_lettered) == (None, Position("101"), [])
 
 
 def test_a_record_that_neither_takes_stops_the_shard_behind_those_that_are_done() -> None:
@@ -136,7 +136,7 @@ def test_a_record_that_neither_takes_stops_the_shard_behind_those_that_are_done(
 
 
 def test_without_a_dead_letter_nothing_is_halved() -> None:
-    """Without it a handler would be called with parts of a batch that nobody can bury."""
+    """Without it a handler would be called with parts of a batch that nobody can dead-letter."""
     handler = poisoned(3)
     bench = Bench(ShardRecords(records(4)), does=handler)
     bench.until_over(bench.reading(attempts=2))
@@ -176,11 +176,11 @@ def test_all_but_the_poisoned_is_handled_in_order_though_faults_are_forgotten(
     handler.one_by_one = one_by_one
     bench = Bench(ShardRecords(records(count), size=size), does=handler)
     budget = MemoryBudget()
-    reading = bench.reading(budget, attempts=attempts, dead_letter=handler.bury, checkpoint_seconds=seconds)
+    reading = bench.reading(budget, attempts=attempts, dead_letter=handler.dead_letter, checkpoint_seconds=seconds)
     due = bench.clock.now
     step = 0
-    while len(handler.handled) + len(handler.buried) < count:
-        forgotten, bench.shelf.size = fates[step] if step < len(fates) else (False, size)
+    while len(handler.handled) + len(handler.dead_lettered) < count:
+        forgotten, bench.shard_log.size = fates[step] if step < len(fates) else (False, size)
         for share in budget.taken if forgotten else ():
             share.drop()
         bench.clock.now = max(bench.clock.now, due)
@@ -188,9 +188,9 @@ def test_all_but_the_poisoned_is_handled_in_order_though_faults_are_forgotten(
         due = reading.step(bench.clock.now)
         step += 1
         assert step < 1000
-        done = handler.handled + handler.buried
+        done = handler.handled + handler.dead_lettered
         assert set(data(_passed(bench))) <= set(done)
-    assert handler.buried == [each for each in data(count) if each in handler.poison]
+    assert handler.dead_lettered == [each for each in data(count) if each in handler.poison]
     assert handler.handled == [each for each in data(count) if each not in handler.poison]
     bench.holding.ask_release()
     bench.until_over(reading)
@@ -250,7 +250,7 @@ def test_the_first_record_there_is_comes_again_too() -> None:
 
 
 def test_the_record_behind_a_buried_one_has_all_its_attempts() -> None:
-    """A batch that grew while its first record was buried would be searched for poison at its first fault."""
+    """A batch that grew while its first record was dead-lettered would be searched for poison at its first fault."""
     attempts, batch = tried(2), batch_of(7)
     assert attempts.failed(attempts.piece(batch), FAULT) == TryAgain(3.0)
     assert isinstance(attempts.failed(attempts.piece(batch), FAULT), ToDeadLetter)
@@ -273,7 +273,7 @@ def test_records_that_failed_together_stay_suspect_where_the_batch_has_another_e
 
 
 def test_a_batch_that_nobody_could_await_is_searched_for_no_record() -> None:
-    """All its records would be buried, though no handler had seen one of them."""
+    """All its records would be dead-lettered, though no handler had seen one of them."""
     attempts, batch = tried(1), batch_of(1, 2)
     assert attempts.failed(attempts.piece(batch), NotAwaited("no loop")) == Hopeless("no loop")
     assert numbers_of(attempts.piece(batch))[0] == [1, 2]

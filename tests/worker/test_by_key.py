@@ -31,7 +31,7 @@ def delivery(records: list[Record]) -> Delivery:
 
 
 @define
-class Crew:
+class NotingHandler:
     """A handler that notes who is at work, and lets others begin before it ends."""
 
     order: dict[str | None, list[int]] = field(factory=lambda: defaultdict(list))
@@ -53,11 +53,11 @@ class Crew:
 @given(st.lists(st.sampled_from(("a", "b", "c", "d", None)), min_size=1, max_size=20), st.integers(1, 5))
 def test_each_key_is_in_order_and_so_many_are_at_work(keys: list[str | None], most: int) -> None:
     """Without it records of one key would overtake each other, or a database would meet more calls than meant."""
-    crew, records = Crew(), keyed(*keys)
-    asyncio.run(awaited(by_key(crew, most), delivery(records)))
+    handler, records = NotingHandler(), keyed(*keys)
+    asyncio.run(awaited(by_key(handler, most), delivery(records)))
     wanted = {key: [100 + at for at, each in enumerate(keys) if each == key] for key in keys}
-    assert crew.order == wanted
-    assert crew.most == min(most, len(set(keys)))
+    assert handler.order == wanted
+    assert handler.most == min(most, len(set(keys)))
 
 
 async def awaited(handler: object, batch: Delivery) -> None:
@@ -139,7 +139,7 @@ def test_a_part_cannot_be_checkpointed() -> None:
                 batch.checkpoint(record)
             refused.append(str(error.value))
 
-    whole = Delivery(bench.shelf.records, Position("102"), None, bench.holding)
+    whole = Delivery(bench.shard_log.records, Position("102"), None, bench.holding)
     asyncio.run(awaited(by_key(handle, 2), whole))
     assert len(refused) == 4
     assert not bench.store.row("s-0").checkpoint.numbered
@@ -172,7 +172,7 @@ def test_only_what_can_be_side_by_side_is_taken() -> None:
     with pytest.raises(ValueError, match="only an `async def` handler"):
         by_key(plain, 2)
     with pytest.raises(ValueError, match="0 keys at once"):
-        by_key(Crew(), 0)
+        by_key(NotingHandler(), 0)
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ def test_a_shard_its_child_and_a_stop(caplog: pytest.LogCaptureFixture) -> None:
     parent, child = shard("s-0", 0, 9, open=False), shard("s-1", 0, 9, "s-0")
     source, store = ListSource(), MemoryStore()
     source.listed = [parent, child]
-    source.shelves["s-0"] = ShardRecords(records(4), ended=True, children=(child,))
-    source.shelves["s-1"] = ShardRecords(records(3))
+    source.shard_logs["s-0"] = ShardRecords(records(4), ended=True, children=(child,))
+    source.shard_logs["s-1"] = ShardRecords(records(3))
     worker = Worker(
         store=store, source=source, me="a-1", config=Config(lease_seconds=10, initial_position=TRIM_HORIZON)
     )

@@ -74,7 +74,7 @@ class Fleet:
                 if holding.key == key:
                     each.worker.exclude(key, 90.0)
                     holding.ask_release()
-                    holding.part()
+                    holding.release()
 
     def _read(self, each: Driven, metrics: WorkerMetrics, minute: int) -> None:
         for holding in () if self.store.down else each.worker.holdings:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from virtual_fleet import Crew, FaultySource, FaultyStore, Kept, four_shards
+from virtual_fleet import FaultySource, FaultyStore, Kept, ManualExecutor, four_shards
 from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ShardRecords, records
@@ -38,7 +38,7 @@ class Conservation(RuleBasedStateMachine):
     @initialize(size=st.integers(1, 4), letters=st.booleans(), asynchronous=st.booleans(), narrow=st.booleans())
     def begin(self, size: int, *, letters: bool, asynchronous: bool, narrow: bool) -> None:
         """Four held shards of twelve records each."""
-        self.clock, self.store, self.crew, consumer = Clock(), FaultyStore(), Crew(), Kept()
+        self.clock, self.store, self.executor, consumer = Clock(), FaultyStore(), ManualExecutor(), Kept()
         self.source = FaultySource(four_shards(), {f"s-{n}": ShardRecords(records(12), size=size) for n in range(4)})
         self.source.on_read, self.raises = self._raise, list[Exception]()
         for each in four_shards():
@@ -58,7 +58,7 @@ class Conservation(RuleBasedStateMachine):
                 break
         assert len(consumer.begun) == SHARDS
         self.ended: list[BaseException] = []
-        self.handovers = Handovers(self.crew, end=self.ended.append)
+        self.handovers = Handovers(self.executor, end=self.ended.append)
         # So little that batches push each other out.
         self.budget = MemoryBudget((size + 1) * RECORD_BYTES if narrow else math.inf)
         self.outcomes: list[str] = []
@@ -71,7 +71,7 @@ class Conservation(RuleBasedStateMachine):
             least_wait_seconds=1.0,
             slow_seconds=5.0,
             handler_seconds=20.0,
-            dead_letter=self.bury if letters else None,
+            dead_letter=self.dead_letter if letters else None,
         )
         self.holdings = consumer.begun
         self.readings = [
@@ -94,9 +94,9 @@ class Conservation(RuleBasedStateMachine):
     async def later(self, delivery: Delivery) -> None:
         """Likewise, after a moment."""
         await asyncio.sleep(0)
-        self.handle(delivery)
+        return self.handle(delivery)
 
-    def bury(self, _delivery: Delivery, _error: Exception) -> None:
+    def dead_letter(self, _delivery: Delivery, _error: Exception) -> None:
         """It takes any."""
 
     # What happens
@@ -114,7 +114,7 @@ class Conservation(RuleBasedStateMachine):
         for _ in range(times):
             for place in range(SHARDS):
                 self.step(place, 1)
-            while self.crew.waiting:
+            while self.executor.waiting:
                 self._work(0)
             self.clock.now += 0.5
 
@@ -135,7 +135,7 @@ class Conservation(RuleBasedStateMachine):
     @rule(last=st.booleans())
     def work(self, *, last: bool) -> None:
         """A thread takes the first call that waits, or the last."""
-        if self.crew.waiting:
+        if self.executor.waiting:
             self._work(-1 if last else 0)
 
     @rule(fault=st.sampled_from([SourceUnavailable("slow down"), MemoryError(), ValueError("odd")]))
@@ -161,7 +161,7 @@ class Conservation(RuleBasedStateMachine):
     @rule(stuck=st.booleans(), refuses=st.booleans())
     def crew_is(self, *, stuck: bool, refuses: bool) -> None:
         """All threads hang, or the system has no more."""
-        self.crew.stuck, self.crew.refuses = stuck, refuses
+        self.executor.stuck, self.executor.refuses = stuck, refuses
 
     def step_at(self, place: int) -> None:
         """As a guarded step: what it raises is for its guard."""
@@ -171,7 +171,7 @@ class Conservation(RuleBasedStateMachine):
             self.dues[place] = self.clock.now
 
     def _work(self, place: int) -> None:
-        work = self.crew.waiting.pop(place)
+        work = self.executor.waiting.pop(place)
         calls = dict(self.handovers._at_work)  # noqa: SLF001  what is given back is the point
         work()
         for each in calls.values():
@@ -205,20 +205,20 @@ class Conservation(RuleBasedStateMachine):
 
     @property
     def letters(self) -> bool:
-        """Whether records may be buried."""
+        """Whether records may be dead-lettered."""
         return self.readings[0]._handling.dead_letter is not None  # noqa: SLF001  likewise
 
     def teardown(self) -> None:
         """Everything is dropped, in whatever state it is, and nothing of it is left."""
         if not hasattr(self, "budget"):
             return
-        self.store.down = self.crew.stuck = self.crew.refuses = False
+        self.store.down = self.executor.stuck = self.executor.refuses = False
         self.raises.clear()
         self.outcomes.clear()
         for holding in self.holdings:
             holding.ask_release()
         for _ in range(STEPS_MOST):
-            while self.crew.waiting:
+            while self.executor.waiting:
                 self._work(0)
             self.clock.now += 1.0
             going = [place for place in range(SHARDS) if self.dues[place] < math.inf]
@@ -227,7 +227,7 @@ class Conservation(RuleBasedStateMachine):
             if not going:
                 break
         self.handovers.close()
-        left = self.handovers._at_work, self.crew.waiting, self.budget.taken, self.budget.waiting, self.budget.idle  # noqa: SLF001
+        left = self.handovers._at_work, self.executor.waiting, self.budget.taken, self.budget.waiting, self.budget.idle  # noqa: SLF001
         assert [list(each) for each in left] == [[]] * 5
         assert (self.budget.used, [each for each in self.source.readers if not each.closed]) == (0, [])
         assert {row.owner for row in self.store.list().leases} == {None} or any(h.lost.is_set() for h in self.holdings)

@@ -38,7 +38,7 @@ class Deletable(ListSource):
 def test_the_leases_and_checkpoints_of_a_deleted_stream_stay(caplog: pytest.LogCaptureFixture) -> None:
     """Without it a stream deleted by mistake, or made anew, would be begun from scratch, and nobody be told."""
     clock, store, source = Clock(), FaultyStore(), Deletable(four_shards())
-    source.shelves["s-0"] = ShardRecords(records(3))
+    source.shard_logs["s-0"] = ShardRecords(records(3))
     happened: list[str] = []
     ours = member(store, source, clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
     ours.run(60)
@@ -60,7 +60,7 @@ def test_the_leases_and_checkpoints_of_a_deleted_stream_stay(caplog: pytest.LogC
 
 
 def test_a_listing_that_fails_is_said_again_when_its_reason_changes(caplog: pytest.LogCaptureFixture) -> None:
-    """A log of one line for each turn buries all else; one that says a thing once for ever hides the next fault."""
+    """A log of one line for each turn hides all else; one that says a thing once for ever hides the next fault."""
     reasons = ["throttled", "throttled", "forbidden", "", "throttled"]
     discovery = Discovery(FaultySource(faults=[SourceUnavailable(why) if why else None for why in reasons]))
     for turn in range(len(reasons)):

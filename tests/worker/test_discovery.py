@@ -167,7 +167,7 @@ def test_the_row_of_a_shard_that_there_is_not_goes_once_it_was_tried() -> None:
     assert source.listings == 1
     worker.exclude("s-9", 60.0)
     tried.ask_release()
-    assert tried.part()
+    assert tried.release()
     ours.run(40.0)
     # One listing showed that it is to go, another that it is gone.
     assert (source.listings, {lease.key for lease in store.list().leases}) == (3, {"s-0", "s-1", "s-2", "s-3"})
@@ -185,7 +185,7 @@ def test_the_shards_are_listed_again_every_five_minutes() -> None:
 
 
 def test_a_fault_is_said_when_it_comes_and_when_it_goes(caplog: pytest.LogCaptureFixture) -> None:
-    """A fault said at every turn buries the rest of the log; one that is never called over is searched for."""
+    """A fault said at every turn dead-letter the rest of the log; one that is never called over is searched for."""
     discovery = Discovery(FaultySource(four_shards(), faults=[SourceUnavailable(why) for why in ("no", "no", "yet")]))
     found = [discovery.shards(float(now), HEALTHY, ME) is not None for now in range(6)]
     assert found == [False, False, False, True, False, False]

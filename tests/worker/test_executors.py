@@ -65,10 +65,10 @@ def hands(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hands]:
 
 def test_as_many_threads_as_usual_begin_what_came_first(hands: Hands) -> None:
     """More would handle more batches at once than the user asked for; and a shard would wait for those after it."""
-    crew = ThreadExecutor(2)
+    executor = ThreadExecutor(2)
     for name in "abc":
-        crew.start(hands.work(name))
-    crew.start(hands.work("d", crew.close))
+        executor.start(hands.work(name))
+    executor.start(hands.work("d", executor.close))
     assert hands.names == ["leasehold-handle-0", "leasehold-handle-1"]
     hands.run()
     assert hands.done == ["a", "b", "c", "d"]
@@ -78,27 +78,27 @@ def test_as_many_threads_as_usual_begin_what_came_first(hands: Hands) -> None:
 
 def test_a_closed_crew_begins_nothing_more(hands: Hands) -> None:
     """A worker that ends would hand over batches whose leases are released."""
-    crew = ThreadExecutor(1)
-    crew.start(hands.work("a"))
-    crew.close()
+    executor = ThreadExecutor(1)
+    executor.start(hands.work("a"))
+    executor.close()
     hands.run()
     assert hands.done == []
 
 
 def test_another_thread_stands_in_for_a_slow_one_until_that_returns(hands: Hands) -> None:
     """One hung handler would stop all shards, or leave a thread more for each slow batch."""
-    crew = ThreadExecutor(1, most=3)
-    other = hands.work("b", crew.close)
+    executor = ThreadExecutor(1, most=3)
+    other = hands.work("b", executor.close)
 
     def replaced() -> None:
         assert len(hands.waiting) == 0
-        crew.replace(slow)
+        executor.replace(slow)
         assert len(hands.waiting) == 1
-        assert not crew.stuck
+        assert not executor.stuck
 
     slow = hands.work("a", replaced)
-    crew.start(slow)
-    crew.start(other)
+    executor.start(slow)
+    executor.start(other)
     hands.run()
     assert hands.done == ["a"], "the slow one ends, for another is in its place"
     hands.run()
@@ -107,39 +107,39 @@ def test_another_thread_stands_in_for_a_slow_one_until_that_returns(hands: Hands
 
 def test_a_slow_thread_goes_on_where_nobody_stands_in(hands: Hands) -> None:
     """Nobody would take the next batch."""
-    crew = ThreadExecutor(1, most=1)
-    slow = hands.work("a", lambda: crew.replace(slow))
-    crew.start(slow)
-    crew.start(hands.work("b", crew.close))
+    executor = ThreadExecutor(1, most=1)
+    slow = hands.work("a", lambda: executor.replace(slow))
+    executor.start(slow)
+    executor.start(hands.work("b", executor.close))
     hands.run()
     assert hands.done == ["a", "b"]
 
 
 def test_only_what_is_at_work_can_be_slow(hands: Hands) -> None:
     """Whatever is over or has not begun would count as a thread that hangs, until no other may be started."""
-    crew = ThreadExecutor(1, most=1)
-    waiting = hands.work("b", crew.close)
+    executor = ThreadExecutor(1, most=1)
+    waiting = hands.work("b", executor.close)
     over = hands.work("a")
-    crew.start(over)
-    crew.start(waiting)
-    crew.replace(waiting)
-    crew.replace(hands.work("never"))
-    assert not crew.stuck
+    executor.start(over)
+    executor.start(waiting)
+    executor.replace(waiting)
+    executor.replace(hands.work("never"))
+    assert not executor.stuck
     hands.run()
-    crew.replace(over)
-    assert not crew.stuck
+    executor.replace(over)
+    assert not executor.stuck
 
 
 @pytest.mark.parametrize(("usual", "most"), [(1, 2), (3, 1)])
 def test_there_is_a_most_and_a_crew_of_slow_threads_alone_is_stuck(hands: Hands, usual: int, most: int) -> None:
     """Each slow batch would cost the process one thread more; and nobody would learn that nothing begins any more."""
-    crew = ThreadExecutor(usual, most)
+    executor = ThreadExecutor(usual, most)
     bound, stuck = max(usual, most), list[bool]()
 
     def nested(number: int) -> Callable[[], None]:
         def slow() -> None:
-            crew.replace(works[number])
-            stuck.append(crew.stuck)
+            executor.replace(works[number])
+            stuck.append(executor.stuck)
             if hands.waiting:
                 hands.run()
 
@@ -147,40 +147,40 @@ def test_there_is_a_most_and_a_crew_of_slow_threads_alone_is_stuck(hands: Hands,
 
     works = [hands.work(str(number), nested(number)) for number in range(bound)]
     for one in works:
-        crew.start(one)
+        executor.start(one)
     for name in ("x", "y"):
-        crew.start(hands.work(name, crew.close))
+        executor.start(hands.work(name, executor.close))
     assert len(hands.waiting) == usual
     hands.run()
     assert stuck == [False] * (bound - 1) + [True]
     assert len(hands.names) == bound
     while hands.waiting:
         hands.run()
-    assert not crew.stuck
+    assert not executor.stuck
 
 
 def test_a_stand_in_goes_on_while_the_slow_thread_is_at_work(hands: Hands) -> None:
     """After one batch of another shard all would wait for the slow one again."""
-    crew = ThreadExecutor(1, most=3)
+    executor = ThreadExecutor(1, most=3)
 
     def hung() -> None:
-        crew.replace(slow)
+        executor.replace(slow)
         hands.run()
 
     slow = hands.work("a", hung)
-    for work in (slow, hands.work("b"), hands.work("c", crew.close)):
-        crew.start(work)
+    for work in (slow, hands.work("b"), hands.work("c", executor.close)):
+        executor.start(work)
     hands.run()
     assert hands.done == ["b", "c", "a"]
 
 
 def test_each_slow_one_is_replaced_as_the_first_was(hands: Hands) -> None:
-    """A crew would shrink, or stand still at the second batch that hangs, once a slow thread has ended."""
-    crew = ThreadExecutor(1, most=2)
-    first = hands.work("a", lambda: crew.replace(first))
-    second = hands.work("b", lambda: crew.replace(second))
-    for work in (first, second, hands.work("c", crew.close)):
-        crew.start(work)
+    """An executor would shrink, or stand still at the second batch that hangs, once a slow thread has ended."""
+    executor = ThreadExecutor(1, most=2)
+    first = hands.work("a", lambda: executor.replace(first))
+    second = hands.work("b", lambda: executor.replace(second))
+    for work in (first, second, hands.work("c", executor.close)):
+        executor.start(work)
     for _ in range(3):
         hands.run()
     assert (hands.done, len(hands.names)) == (["a", "b", "c"], 3)
@@ -188,62 +188,62 @@ def test_each_slow_one_is_replaced_as_the_first_was(hands: Hands) -> None:
 
 def test_a_thread_that_has_returned_counts_until_it_ends(hands: Hands) -> None:
     """There would be more threads than usual after each batch."""
-    crew = ThreadExecutor(1)
-    last = hands.work("c", crew.close)
-    crew.start(hands.work("a"))
-    crew.start(hands.work("b", lambda: crew.start(last)))
+    executor = ThreadExecutor(1)
+    last = hands.work("c", executor.close)
+    executor.start(hands.work("a"))
+    executor.start(hands.work("b", lambda: executor.start(last)))
     hands.run()
     assert (hands.done, len(hands.names)) == (["a", "b", "c"], 1)
 
 
 def test_waiting_work_can_be_taken_back_and_begun_work_cannot(hands: Hands) -> None:
     """A batch whose lease is lost would be handed over all the same, or its end be waited for in vain."""
-    crew = ThreadExecutor(1)
-    first = hands.work("a", lambda: withdrawn.append(crew.withdraw(first)))
-    second, last = hands.work("b"), hands.work("c", crew.close)
+    executor = ThreadExecutor(1)
+    first = hands.work("a", lambda: withdrawn.append(executor.withdraw(first)))
+    second, last = hands.work("b"), hands.work("c", executor.close)
     withdrawn = list[bool]()
     for one in (first, second, last):
-        crew.start(one)
-    withdrawn.append(crew.withdraw(second))
+        executor.start(one)
+    withdrawn.append(executor.withdraw(second))
     hands.run()
     assert (withdrawn, hands.done) == ([True, False], ["a", "c"])
 
 
 def test_without_a_first_thread_nothing_waits_and_with_one_it_does_all(hands: Hands) -> None:
     """A batch would wait for a thread that never comes, or be handed over although that was denied."""
-    crew = ThreadExecutor(2)
+    executor = ThreadExecutor(2)
     hands.refuses = True
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        crew.start(hands.work("a"))
+        executor.start(hands.work("a"))
     hands.refuses = False
-    slow = hands.work("b", lambda: crew.replace(slow))
-    crew.start(slow)
+    slow = hands.work("b", lambda: executor.replace(slow))
+    executor.start(slow)
     hands.refuses = True
-    crew.start(hands.work("c"))
-    crew.start(hands.work("d", crew.close))
+    executor.start(hands.work("c"))
+    executor.start(hands.work("d", executor.close))
     hands.run()
     assert hands.done == ["b", "c", "d"]
 
 
 def test_one_thread_takes_one_batch_after_the_other_and_ends_with_its_crew() -> None:
     """A thread that waits would not be told of the next batch, or stay when the worker is gone."""
-    crew, threads, done = ThreadExecutor(1), set[Thread](), SimpleQueue[None]()
+    executor, threads, done = ThreadExecutor(1), set[Thread](), SimpleQueue[None]()
 
     def work() -> None:
         threads.add(current_thread())
         done.put(None)
 
     for _ in range(100):
-        crew.start(work)
+        executor.start(work)
         done.get(timeout=WAIT)
-    crew.close()
+    executor.close()
     (thread,) = threads
     thread.join(WAIT)
     assert (thread.is_alive(), thread.daemon) == (False, True)
 
 
 def test_threads_that_wait_take_what_comes_before_another_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A crew would have more threads than there were ever batches side by side."""
+    """An executor would have more threads than there were ever batches side by side."""
     waits, started, both = Semaphore(0), list[Thread](), Barrier(2)
 
     class Told(Condition):
@@ -261,17 +261,17 @@ def test_threads_that_wait_take_what_comes_before_another_is_started(monkeypatch
 
     monkeypatch.setattr("leasehold.adapters.reading.handovers.Condition", Told)
     monkeypatch.setattr("leasehold.adapters.threads.Thread", Counted)
-    crew = ThreadExecutor(3)
+    executor = ThreadExecutor(3)
     for _ in range(2):
         for _ in range(2):
-            crew.start(meet)
+            executor.start(meet)
         assert [waits.acquire(timeout=WAIT) for _ in range(2)] == [True, True]
-    crew.close()
+    executor.close()
     assert len(started) == 2
 
 
 def test_a_call_in_line_is_over_when_it_was_started() -> None:
     """Steps that are driven one by one would not know what a handler did."""
-    crew, done = InlineExecutor(), list[str]()
-    crew.start(lambda: done.append("a"))
-    assert (done, crew.stuck, crew.withdraw(done.clear)) == (["a"], False, False)
+    executor, done = InlineExecutor(), list[str]()
+    executor.start(lambda: done.append("a"))
+    assert (done, executor.stuck, executor.withdraw(done.clear)) == (["a"], False, False)

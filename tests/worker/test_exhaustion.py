@@ -18,8 +18,8 @@ from refusing import DESCRIPTOR, THREAD, Refusal, refusing
 from virtual_fleet import four_shards
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
+from leasehold.adapters.reading.dead_letters.boxes import dead_letters
 from leasehold.adapters.reading.handling import Delivery, Handler, Handling
-from leasehold.adapters.reading.letters.boxes import dead_letters
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.worker.holdings import WorkerError
@@ -78,8 +78,8 @@ class Handled:
 
 def started(store: Store, handled: Handled, refusal: Refusal) -> str:
     """Run a worker until everything is handled or it ends by itself; why it has ended, "" if it was told to."""
-    shelves = (ShardRecords(records(RECORDS), size=PIECE, wait_seconds=0.01) for _ in range(SHARDS))
-    source = ListSource(four_shards(), {f"s-{number}": shelf for number, shelf in enumerate(shelves)})
+    shard_logs = (ShardRecords(records(RECORDS), size=PIECE, wait_seconds=0.01) for _ in range(SHARDS))
+    source = ListSource(four_shards(), {f"s-{number}": shard_log for number, shard_log in enumerate(shard_logs)})
     config = Config(initial_position=TRIM_HORIZON, lease_seconds=10.0)
     why, runners, begun = list[str](), list[Runner](), threading.Event()
 
@@ -154,7 +154,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["plain", "async"])
 @pytest.mark.parametrize("kind", [THREAD, DESCRIPTOR], ids=["threads", "descriptors"])
 def test_all_goes_on_after_a_passing_refusal(kind: str, asynchronous: bool, count: int, tmp_path: Path) -> None:
-    """A worker would freeze, hold shards that it does not read, or bury records that nothing is the matter with."""
+    """A worker would freeze, hold shards that it does not read, or give up records that nothing is the matter with."""
     requests = goes_on(Handled(tmp_path, asynchronous), kind, 10**6, 0)
     assert requests > 0 or (kind, asynchronous) == (DESCRIPTOR, False), "the refusal is one in name alone"
     for first in range(requests):

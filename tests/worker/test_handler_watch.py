@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from attrs import define, field
 from test_reading import Bench
-from virtual_fleet import Crew
+from virtual_fleet import ManualExecutor
 from waiters import Clock
 
 from leasehold.adapters.reading.handling import Handling
@@ -28,7 +28,7 @@ class Watched:
     """A lease, its handler's watch, and what was said of it."""
 
     policy: dict[str, float] = field(factory=dict)
-    crew: Crew = field(factory=Crew)
+    executor: ManualExecutor = field(factory=ManualExecutor)
     bench: Bench = field(factory=Bench)
     slow: list[tuple[str, float]] = field(factory=list)
     again: list[str] = field(factory=list)
@@ -43,7 +43,7 @@ class Watched:
             self.slow.append((holding.key, seconds))
 
         self.handovers = Handovers(
-            self.crew, again=self.again.append, end=lambda reason: self.reasons.append(repr(reason))
+            self.executor, again=self.again.append, end=lambda reason: self.reasons.append(repr(reason))
         )
         self.handling = Handling(lambda _batch: None, slow=slow, **self.policy)  # type: ignore[arg-type]
 
@@ -64,14 +64,14 @@ class Watched:
 
     def work(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Begin what waits; this happens while it is at work."""
-        self.crew.waiting.pop(0)()
+        self.executor.waiting.pop(0)()
         meanwhile()
 
     def at_work(self) -> None:
         """A batch whose handler does not come back."""
         self.begin()
-        self.crew.waiting.clear()
-        self.handover.begun = self.clock.now  # as a thread of the crew does before it calls
+        self.executor.waiting.clear()
+        self.handover.begun = self.clock.now  # as a thread of the executor does before it calls
 
     def look(self, seconds: float) -> Found:
         """Look after it so many seconds after the beginning."""
@@ -124,9 +124,9 @@ def test_a_slow_handler_is_said_each_time_it_took_twice_as_long() -> None:
     watched = Watched({"slow_seconds": 5.0})
     watched.at_work()
     assert watched.look(4.9) == AtWork(1005.0)
-    assert (watched.slow, watched.crew.replaced) == ([], [])
+    assert (watched.slow, watched.executor.replaced) == ([], [])
     assert watched.look(5.0) == AtWork(1010.0)
-    assert (watched.slow, watched.crew.replaced) == ([("s-0", 5.0)], [watched.handover.work])
+    assert (watched.slow, watched.executor.replaced) == ([("s-0", 5.0)], [watched.handover.work])
     assert watched.look(9.9) == AtWork(1010.0)
     assert watched.look(11.0) == AtWork(1022.0)
     assert watched.slow == [("s-0", 5.0), ("s-0", 11.0)]
@@ -172,11 +172,11 @@ def test_where_all_threads_hang_the_batch_is_withdrawn() -> None:
     """Its lease would be held by a worker that never reads it."""
     watched = Watched()
     watched.begin()
-    watched.crew.stuck = True
+    watched.executor.stuck = True
     assert watched.look(1.0) == GivenUp(
         "no thread is free to hand its records over: as many as there may be hang in handlers"
     )
-    watched.crew.stuck = False
+    watched.executor.stuck = False
     assert isinstance(watched.begin(), AtWork), "another worker gave it back"
 
 
@@ -184,8 +184,8 @@ def test_a_batch_that_has_just_begun_is_not_withdrawn() -> None:
     """It would be handed over here and, with the lease, to another worker."""
     watched = Watched({"slow_seconds": 5.0})
     watched.begin()
-    watched.crew.waiting.clear()
-    watched.crew.stuck = True
+    watched.executor.waiting.clear()
+    watched.executor.stuck = True
     assert watched.look(1.0) == AtWork(1006.0)
 
 
@@ -194,7 +194,7 @@ def test_where_a_thread_is_free_the_batch_waits_for_it() -> None:
     watched = Watched({"slow_seconds": 5.0})
     watched.begin()
     assert watched.look(1.0) == AtWork(1006.0)
-    assert len(watched.crew.waiting) == 1
+    assert len(watched.executor.waiting) == 1
 
 
 @pytest.mark.parametrize("why", ["refused", "at work"])
@@ -202,10 +202,10 @@ def test_a_call_that_cannot_begin_says_why(why: str) -> None:
     """The shard would wait for a call that nobody makes, or have two handlers at work."""
     watched = Watched({"slow_seconds": 5.0, "handler_seconds": 8.0})
     if why == "refused":
-        watched.crew.refuses = True
+        watched.executor.refuses = True
         assert watched.begin() == GivenUp("no thread could be started: can't start new thread")
         assert watched.reasons == ["""RuntimeError("can't start new thread")"""]
-        watched.crew.refuses = False
+        watched.executor.refuses = False
         assert watched.begin() == AtWork(1005.0)
         return
     watched.at_work()

@@ -42,7 +42,7 @@ def test_a_newcomer_gets_its_share_by_hand_overs_alone() -> None:
     one, two = pair(clock, store)
     together([one, two], 40)
     assert [len(each.held) for each in (one, two)] == [2, 2]
-    moved = [holding for holding in consumer(one).parting if holding.lost.is_set()]
+    moved = [holding for holding in consumer(one).releasing if holding.lost.is_set()]
     assert {holding.why for holding in moved} == {"given to b-1"}
     assert all(holding.given is not None for holding in moved)
 
@@ -53,7 +53,7 @@ def test_an_owner_asked_for_a_lease_is_told_at_its_next_renewal() -> None:
     one, _two = pair(clock, store)
     asked_for(store)
     one.run(MINIMAL.renew_seconds + 0.1)
-    assert [holding.key for holding in consumer(one).parting] == ["s-0"]
+    assert [holding.key for holding in consumer(one).releasing] == ["s-0"]
     assert store.row("s-0").owner == "b-1"
 
 
@@ -181,8 +181,8 @@ def test_a_gift_whose_reply_was_lost_can_still_be_taken_back() -> None:
     assert holding.renew()
     store.lose_replies = 1
     with pytest.raises(OutcomeUnknown):
-        holding.part()
-    assert holding.part()
+        holding.release()
+    assert holding.release()
     assert holding.why == "now owned by b-1"
     one.turn_due = clock.now
     one.run(2.1)
@@ -198,10 +198,10 @@ def test_a_gift_whose_reply_was_lost_is_not_taken_back_from_an_heir_that_has_beg
     assert holding.renew()
     store.lose_replies = 1
     with pytest.raises(OutcomeUnknown):
-        holding.part()
+        holding.release()
     given = store.row(holding.key)
     store.write(ClaimLease(given, "b-1", Identity("b-1", "p-2").notes_on(given)))
-    assert holding.part()
+    assert holding.release()
     one.turn_due = clock.now
     one.run(2.1)
     assert (holding.key in one.held, store.row(holding.key).owner) == (False, "b-1")
@@ -226,10 +226,10 @@ def test_a_request_taken_back_leaves_the_lease_where_it_is() -> None:
     holding = one.worker.holdings[0]
     asked_for(store, holding.key)
     assert holding.renew()
-    assert holding.parting
+    assert holding.releasing
     store.write(WithdrawRequest(store.row(holding.key), "b-1"))
-    assert not holding.part()
-    assert (holding.parting, holding.lost.is_set(), store.row(holding.key).owner) == (False, False, "a-1")
+    assert not holding.release()
+    assert (holding.releasing, holding.lost.is_set(), store.row(holding.key).owner) == (False, False, "a-1")
 
 
 def test_a_gift_carries_how_far_the_giver_came() -> None:
@@ -239,7 +239,7 @@ def test_a_gift_carries_how_far_the_giver_came() -> None:
     holding = one.worker.holdings[0]
     asked_for(store, holding.key)
     assert holding.renew()
-    assert holding.part(Position("77"))
+    assert holding.release(Position("77"))
     row = store.row(holding.key)
     assert (row.owner, row.heir, row.checkpoint) == ("b-1", None, Position("77"))
 
@@ -279,10 +279,10 @@ def test_a_release_waits_for_the_batch_in_hand() -> None:
     one, _two = pair(clock, store)
     consumer(one).busy = True
     one.worker._act(Release(store.row("s-0"), "M11", heir="b-1"))  # noqa: SLF001  as a plan asks for it
-    (held,) = consumer(one).parting
-    assert (held.key, held.parting, store.row("s-0").owner) == ("s-0", True, "a-1")
+    (held,) = consumer(one).releasing
+    assert (held.key, held.releasing, store.row("s-0").owner) == ("s-0", True, "a-1")
     consumer(one).busy = False
-    held.part()
+    held.release()
     assert store.row("s-0").owner != "a-1"
 
 

@@ -46,7 +46,7 @@ def test_a_lease_that_a_leader_moves_is_drained_checkpointed_and_given(
     with running(runner):
         key = {"leaseKey": {"S": "s-0"}}
         until(lambda: len(handled) == 20)
-        source.shelves["s-0"].records += records(5, 10)
+        source.shard_logs["s-0"].records += records(5, 10)
         until(lambda: len(handled) == 25)
         # As the leader writes it: the counter stays, and the old owner goes on under another name.
         dynalite_client.update_item(

@@ -35,7 +35,7 @@ class Fatal(BaseException):
 class Told:
     """The calls of one worker, and what it was told of them."""
 
-    crew: InlineExecutor | ThreadExecutor = field(factory=InlineExecutor)
+    executor: InlineExecutor | ThreadExecutor = field(factory=InlineExecutor)
     again: list[str] = field(factory=list)
     reasons: list[BaseException] = field(factory=list)
     over: Event = field(factory=Event)
@@ -43,7 +43,7 @@ class Told:
     handovers: Handovers = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.handovers = Handovers(self.crew, again=self._again, end=self.reasons.append, fatal=(Fatal,))
+        self.handovers = Handovers(self.executor, again=self._again, end=self.reasons.append, fatal=(Fatal,))
 
     def _again(self, key: str) -> None:
         self.again.append(key)
@@ -164,7 +164,7 @@ def test_a_handler_that_was_given_up_is_told_of_when_it_ends(caplog: pytest.LogC
             late.append(handover)
             work()
 
-    told.crew = told.handovers._executor = Waiting()  # noqa: SLF001  the one stand-in
+    told.executor = told.handovers._executor = Waiting()  # noqa: SLF001  the one stand-in
     with caplog.at_level(logging.WARNING):
         told.begin(gives_up)
     assert "shard s-0: the handler that was given up has ended: it returned" in caplog.text

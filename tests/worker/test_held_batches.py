@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_reading import Bench, data
-from virtual_fleet import Crew, FaultySource
+from virtual_fleet import FaultySource, ManualExecutor
 
 from leasehold.adapters.proving.simulator.world.world import ShardRecords, records, shard
 from leasehold.adapters.reading.handling import Delivery, Handling
@@ -27,7 +27,7 @@ def raises(fault: type[BaseException]) -> Never:
 
 
 def stubborn(bench: Bench, reading: ShardReading, steps: int) -> None:
-    """So many steps; one that raises is called again, as by those who keep appointments."""
+    """So many steps; one that raises is called again, as by those who keep the schedule."""
     for _ in range(steps):
         try:
             bench.steps(reading, 1)
@@ -102,7 +102,7 @@ def test_no_record_is_behind_a_checkpoint_that_its_handler_has_not_finished_with
         done.update(record.data for record in delivery.records)
 
     bench = Bench(ShardRecords(records(9), (shard("c-0", 0, 9, "s-0"),), ended=True, size=size), does=handle)
-    bench.source = bench.worker.source = FaultySource(shelves=bench.source.shelves, on_read=perhaps)
+    bench.source = bench.worker.source = FaultySource(shard_logs=bench.source.shard_logs, on_read=perhaps)
     reading = bench.reading(measure=perhaps, attempts=1000, most_wait_seconds=1.0, checkpoint_seconds=every)
     for step in range(60):
         calm += [True] * (step == 30)
@@ -193,13 +193,13 @@ def test_a_reading_that_waits_for_room_is_woken_by_its_name_and_measures_from_th
 
 def test_a_batch_that_is_done_between_two_steps_is_checkpointed_by_the_next() -> None:
     """It would be handed over again, or its shard stand still."""
-    bench, crew = Bench(ShardRecords(records(5))), Crew()
+    bench, executor = Bench(ShardRecords(records(5))), ManualExecutor()
     handling = Handling(bench.handle, checkpoint_seconds=60.0)
-    reading = ShardReading(bench.worker, bench.holding, handling, handovers=Handovers(crew))
+    reading = ShardReading(bench.worker, bench.holding, handling, handovers=Handovers(executor))
     bench.steps(reading, 2)
-    assert (len(crew.waiting), bench.handed) == (1, [])
+    assert (len(executor.waiting), bench.handed) == (1, [])
     reading.step(bench.clock.now)
-    crew.waiting.pop()()
+    executor.waiting.pop()()
     reading.step(bench.clock.now)
     assert bench.handed == [data(5)]
     assert bench.store.row("s-0").checkpoint == records(5)[-1].position

@@ -67,9 +67,9 @@ def test_a_checkpoint_may_be_left_to_the_gift() -> None:
     store.write(RequestLease(store.row("s-0"), "b-1"))
     assert holding.renew()
     count = len(store.writes)
-    assert holding.checkpoint(Position("5"), unless_parting=True)
+    assert holding.checkpoint(Position("5"), unless_releasing=True)
     assert len(store.writes) == count
-    assert holding.part(Position("5"))
+    assert holding.release(Position("5"))
     assert (store.row("s-0").owner, store.row("s-0").checkpoint) == ("b-1", Position("5"))
 
 
@@ -110,8 +110,8 @@ def test_a_release_whose_reply_was_lost_leaves_nothing_owned() -> None:
     holding.ask_release()
     store.lose_replies = 1
     with pytest.raises(OutcomeUnknown):
-        holding.part()
-    assert holding.part()
+        holding.release()
+    assert holding.release()
     assert (store.row("s-0").owner, holding.why) == (None, "now owned by None")
 
 

@@ -106,9 +106,9 @@ def test_thirty_hung_of_forty_starve_nobody() -> None:
         else:
             seen.add(delivery)
 
-    shelves = {name: ShardRecords(records(3), size=1) for name in names}
+    shard_logs = {name: ShardRecords(records(3), size=1) for name in names}
     handling = Handling(handle, slow_seconds=0.05)
-    with running(Runner(joined(store, ListSource(even_shards(names), shelves)), handling)):
+    with running(Runner(joined(store, ListSource(even_shards(names), shard_logs)), handling)):
         assert seen.all.wait(WAIT)
         finish.set()
     assert seen.by_shard == {name: data(3) for name in names[30:]}
@@ -302,7 +302,7 @@ def test_a_handler_that_was_given_up_does_not_keep_the_worker() -> None:
 
 def test_a_crew_replaces_slow_threads_up_to_its_bound() -> None:
     """Without it hung handlers would take every thread, or each of them one more without end."""
-    crew, finish, lock, began = ThreadExecutor(2, most=3), Event(), Lock(), list[int]()
+    executor, finish, lock, began = ThreadExecutor(2, most=3), Event(), Lock(), list[int]()
     each = [Event() for _ in range(5)]
 
     def work(number: int) -> Callable[[], None]:
@@ -316,19 +316,19 @@ def test_a_crew_replaces_slow_threads_up_to_its_bound() -> None:
 
     works = [work(number) for number in range(5)]
     for one in works:
-        crew.start(one)
+        executor.start(one)
     assert each[0].wait(WAIT)
     assert each[1].wait(WAIT)
-    assert (sorted(began), crew.stuck) == ([0, 1], False)
-    crew.replace(works[0])
+    assert (sorted(began), executor.stuck) == ([0, 1], False)
+    executor.replace(works[0])
     assert each[2].wait(WAIT)
-    crew.replace(works[1])
-    crew.replace(works[2])
-    assert (sorted(began), crew.stuck) == ([0, 1, 2], True)
-    assert (crew.withdraw(works[4]), crew.withdraw(works[0])) == (True, False)
+    executor.replace(works[1])
+    executor.replace(works[2])
+    assert (sorted(began), executor.stuck) == ([0, 1, 2], True)
+    assert (executor.withdraw(works[4]), executor.withdraw(works[0])) == (True, False)
     finish.set()
     assert each[3].wait(WAIT)
-    crew.close()
+    executor.close()
 
 
 def test_a_thread_that_cannot_start_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,7 +348,7 @@ def test_a_thread_that_cannot_start_ends_the_worker(monkeypatch: pytest.MonkeyPa
 def test_a_reader_is_called_no_sooner_than_it_asked_for_and_no_later_for_a_slow_handler() -> None:
     """Without it the time a handler takes would be added to the wait between two readings."""
     hung = Hung()
-    hung.bench.shelf.wait_seconds = 5.0
+    hung.bench.shard_log.wait_seconds = 5.0
     began = hung.bench.clock.now
     hung.hand_over()
     hung.bench.clock.now += 2

@@ -47,7 +47,7 @@ def test_a_deployment_does_not_wait_for_expiry() -> None:
     leaves.worker.close()
     for holding in leaves.worker.holdings:
         holding.ask_release()
-        holding.part()
+        holding.release()
     together([stays], 6)
     assert {lease.owner for lease in store.list().leases} == {"a"}
 

@@ -241,7 +241,7 @@ class Leaving:
     fatal = ()
 
     def __init__(self) -> None:
-        self.key, self.lost, self.parting = "s-0", Event(), False
+        self.key, self.lost, self.releasing = "s-0", Event(), False
         self.answers: list[bool | StoreError] = []
         self.excluded: list[tuple[str, float]] = []
         self.faults: list[str] = []
@@ -269,9 +269,9 @@ class Leaving:
 
     def ask_release(self) -> None:
         """Remember it."""
-        self.parting = True
+        self.releasing = True
 
-    def part(self) -> bool:
+    def release(self) -> bool:
         """The next answer."""
         answer = self.answers.pop(0)
         if isinstance(answer, StoreError):
@@ -322,7 +322,7 @@ def test_a_step_that_raises_three_times_in_a_row_lets_its_lease_go(caplog: pytes
     assert [one.run(), one.run(), one.run()] == [1005.0, 1005.0, 1001.0]
     one.work.fails = 3
     assert [one.run(), one.run()] == [1005.0, 1005.0]
-    assert (one.held.excluded, one.held.parting) == ([], False)
+    assert (one.held.excluded, one.held.releasing) == ([], False)
     assert [one.run(), one.run(), one.run(), one.run()] == [1000.0, 1001.0, 1001.0, math.inf]
     assert one.work.steps == 7, "what is let go is not read again"
     assert one.held.excluded == [("s-0", 60.0)] * 3
@@ -334,15 +334,15 @@ def test_a_step_that_raises_three_times_in_a_row_lets_its_lease_go(caplog: pytes
     ]
 
 
-@pytest.mark.parametrize("parting", [True, False])
-def test_a_step_that_raises_while_its_lease_is_to_go_is_not_tried_again(*, parting: bool) -> None:
+@pytest.mark.parametrize("releasing", [True, False])
+def test_a_step_that_raises_while_its_lease_is_to_go_is_not_tried_again(*, releasing: bool) -> None:
     """A drain would wait fifteen seconds for a reading that fails, or another worker be robbed of what it took."""
     one = Guarded()
-    one.work.fails, one.held.parting, one.held.answers = 1, parting, [True]
-    if not parting:
+    one.work.fails, one.held.releasing, one.held.answers = 1, releasing, [True]
+    if not releasing:
         one.held.lost.set()
     assert [one.run(), one.run()] == [1000.0, math.inf]
-    assert one.held.excluded == ([("s-0", 60.0)] if parting else [])
+    assert one.held.excluded == ([("s-0", 60.0)] if releasing else [])
 
 
 def test_a_worker_with_a_consumer_of_its_own_is_not_run() -> None:

@@ -10,23 +10,23 @@ from attrs import define, evolve, field
 from botocore.exceptions import ClientError, NoRegionError
 from test_one_letter import FULL, RECORD, batch
 
-from leasehold.adapters.reading.letters.boxes import (
+from leasehold.adapters.reading.dead_letters.boxes import (
     DeadLetters,
     FolderBox,
     dead_letters,
     open_letters,
     open_stream,
 )
-from leasehold.adapters.reading.letters.letter import LetterError, letter_of
-from leasehold.adapters.reading.letters.objects import ObjectBox
-from leasehold.adapters.reading.letters.stream import StreamBox
+from leasehold.adapters.reading.dead_letters.letter import LetterError, letter_of
+from leasehold.adapters.reading.dead_letters.objects import ObjectBox
+from leasehold.adapters.reading.dead_letters.stream import StreamBox
 from leasehold.stores.protocol import StoreError
 
-LETTERS = "leasehold.adapters.reading.letters"
+LETTERS = "leasehold.adapters.reading.dead_letters"
 
 
 def test_a_dead_letter_is_put_with_its_time_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A letter would say that it was buried by another group, or long ago."""
+    """A letter would say that it was dead-lettered by another group, or long ago."""
     monkeypatch.setattr(f"{LETTERS}.boxes.time", SimpleNamespace(time=lambda: 0.008))
     put, closed = list[object](), list[bool]()
     box: Any = SimpleNamespace(put=put.append, close=lambda: closed.append(True))

@@ -9,9 +9,9 @@ import pytest
 from attrs import define, evolve, field
 from test_one_letter import FULL, RECORD
 
+from leasehold.adapters.reading.dead_letters.letter import Letter, letter_of
+from leasehold.adapters.reading.dead_letters.replaying import HandlerCalls, LetterHolding, ReplayVerdict, replay
 from leasehold.adapters.reading.handling import Delivery, Unhandled
-from leasehold.adapters.reading.letters.letter import Letter, letter_of
-from leasehold.adapters.reading.letters.replaying import HandlerCalls, LetterHolding, ReplayVerdict, replay
 from leasehold.balancer.model import Position
 
 

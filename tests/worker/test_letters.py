@@ -21,11 +21,11 @@ from leasehold.adapters.cli.consume import app as consume
 from leasehold.adapters.cli.main import app
 from leasehold.adapters.consuming import dead_letter_of
 from leasehold.adapters.proving.simulator.world.world import ShardRecords, records
+from leasehold.adapters.reading.dead_letters.boxes import FolderBox, dead_letters, open_letters
+from leasehold.adapters.reading.dead_letters.letter import TEXT_MOST, BadLetter, Letter, letter_of, place_of
+from leasehold.adapters.reading.dead_letters.objects import ObjectBox
+from leasehold.adapters.reading.dead_letters.replaying import HandlerCalls, LetterHolding, ReplayVerdict, replay
 from leasehold.adapters.reading.handling import Delivery, fault_from
-from leasehold.adapters.reading.letters.boxes import FolderBox, dead_letters, open_letters
-from leasehold.adapters.reading.letters.letter import TEXT_MOST, BadLetter, Letter, letter_of, place_of
-from leasehold.adapters.reading.letters.objects import ObjectBox
-from leasehold.adapters.reading.letters.replaying import HandlerCalls, LetterHolding, ReplayVerdict, replay
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import TRIM_HORIZON, Position
 
@@ -114,8 +114,8 @@ def poison(*numbers: int) -> tuple[Bench, list[bytes]]:
 def test_a_record_that_fails_becomes_a_letter_that_says_where_it_came_from_and_why(tmp_path: Path) -> None:
     """Without it nobody could find the record, mend its cause, or hand it over again."""
     bench, handled = poison(4)
-    bury = dead_letters(url(tmp_path / "letters"), stream="orders", table="memory://orders-app")
-    bench.steps(bench.reading(attempts=2, dead_letter=bury), 12)
+    dead_letter = dead_letters(url(tmp_path / "letters"), stream="orders", table="memory://orders-app")
+    bench.steps(bench.reading(attempts=2, dead_letter=dead_letter), 12)
     (file,) = (tmp_path / "letters").iterdir()
     told = json.loads(file.read_text())
     assert isinstance(told.pop("time_ms"), int)
@@ -145,9 +145,9 @@ def test_a_record_that_fails_becomes_a_letter_that_says_where_it_came_from_and_w
 def test_a_letter_that_cannot_be_written_stops_the_shard(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Without it a full disk would lose the record."""
     bench, _ = poison(0)
-    bury = dead_letters(url(tmp_path / "letters"))
+    dead_letter = dead_letters(url(tmp_path / "letters"))
     (tmp_path / "letters").rmdir()
-    bench.until_over(bench.reading(attempts=1, dead_letter=bury))
+    bench.until_over(bench.reading(attempts=1, dead_letter=dead_letter))
     row = bench.store.row("s-0")
     assert (row.owner, row.checkpoint, bench.happened) == (None, TRIM_HORIZON, ["initialize", "stopped"])
     assert "neither its handler nor the dead letter took record 100.0" in caplog.text
@@ -157,8 +157,8 @@ def test_a_record_that_is_buried_twice_has_one_letter_and_each_group_its_own(tmp
     """Without it a crash before the checkpoint would double letters, or one group's would stand for another's."""
     for table in ("one", "one", "two"):
         bench, _ = poison(4)
-        bury = dead_letters(url(tmp_path), table=table)
-        bench.steps(bench.reading(attempts=1, dead_letter=bury), 12)
+        dead_letter = dead_letters(url(tmp_path), table=table)
+        bench.steps(bench.reading(attempts=1, dead_letter=dead_letter), 12)
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -166,8 +166,8 @@ def test_the_cause_of_an_error_is_told_and_long_texts_are_cut(tmp_path: Path) ->
     """Without it a letter would say only that something was no exception, or be too large for its stream."""
     bench, _ = poison(0)
     (delivery,) = deliveries(bench)
-    bury = dead_letters(url(tmp_path))
-    bury(delivery, fault_from(GeneratorExit("x" * 2 * TEXT_MOST)))
+    dead_letter = dead_letters(url(tmp_path))
+    dead_letter(delivery, fault_from(GeneratorExit("x" * 2 * TEXT_MOST)))
     (file,) = tmp_path.iterdir()
     told = json.loads(file.read_text())
     assert (told["error"], len(told["text"])) == ("GeneratorExit", TEXT_MOST)
@@ -345,7 +345,7 @@ def of_record(letter: Letter) -> Letter:
 
 
 def lying_in_a_folder(letters: list[Letter]) -> list[Letter]:
-    """Those that a folder has once all of them were buried there."""
+    """Those that a folder has once all of them were dead-lettered there."""
     with TemporaryDirectory() as folder:
         return lying(FolderBox(Path(folder)), letters)
 
@@ -403,7 +403,7 @@ def test_groups_that_differ_by_an_option_of_their_urls_have_letters_of_their_own
 
 
 def test_options_that_say_no_place_make_no_other_letter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker started with another consumer would bury a record of the same group a second time."""
+    """A worker started with another consumer would dead-letter a record of the same group a second time."""
     monkeypatch.chdir(tmp_path)
     for source, store in (
         ("kinesis://o?region=eu-west-1&endpoint=http://a:1&poll_seconds=1", "sqlite://leases.db"),

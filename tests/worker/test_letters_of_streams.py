@@ -9,9 +9,8 @@ from attrs import define, evolve, field
 from test_letter_replays import letter
 from test_one_letter import FULL
 
-from leasehold.adapters.reading.handling import Delivery, Handling
-from leasehold.adapters.reading.letters.letter import Letter, LetterError
-from leasehold.adapters.reading.letters.replaying import (
+from leasehold.adapters.reading.dead_letters.letter import Letter, LetterError
+from leasehold.adapters.reading.dead_letters.replaying import (
     OVER_SECONDS,
     UNKNOWN_SECONDS,
     LetterReader,
@@ -19,11 +18,12 @@ from leasehold.adapters.reading.letters.replaying import (
     ReplayVerdict,
     replay_stream,
 )
+from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.worker.holding import NOTE, Reach
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 
-STREAM_REPLAY = "leasehold.adapters.reading.letters.replaying"
+STREAM_REPLAY = "leasehold.adapters.reading.dead_letters.replaying"
 
 
 @define

@@ -42,8 +42,8 @@ def told(reader: InMemoryMetricReader) -> Series:
 def test_the_table_the_stream_and_each_lease_are_told() -> None:
     """Without it nobody would be woken by a fleet that falls behind, or leaves shards to nobody."""
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
-    shelf = source.shelves["s-0"] = ShardRecords(records(30), size=20)
-    shelf.records = [record._replace(data=bytes(7)) for record in shelf.records]
+    shard_log = source.shard_logs["s-0"] = ShardRecords(records(30), size=20)
+    shard_log.records = [record._replace(data=bytes(7)) for record in shard_log.records]
     store.write(CreateLease(Lease("old", checkpoint=SHARD_END)))
     ours = member(store, source, clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
     reader = InMemoryMetricReader()

@@ -76,7 +76,7 @@ def test_a_new_holding_is_ours_from_when_its_claim_began() -> None:
         None,
         False,
     )
-    assert (one.end, holding.parting, holding.expired, holding.lease) == ((False, ""), False, False, one.row)
+    assert (one.end, holding.releasing, holding.expired, holding.lease) == ((False, ""), False, False, one.row)
 
 
 def test_a_lease_is_expired_when_more_than_its_seconds_have_passed_and_not_before() -> None:
@@ -154,13 +154,13 @@ def test_a_request_seen_in_a_listing_counts_unless_we_wrote_since() -> None:
     old = one.row
     assert one.holding.renew()
     one.holding.asked(evolve(old, heir="bob"))
-    assert not one.holding.parting
+    assert not one.holding.releasing
     one.holding.asked(evolve(one.row, heir="bob", leaving=True))
-    assert (one.holding.lease.heir, one.holding.lease.leaving, one.holding.parting) == ("bob", True, True)
+    assert (one.holding.lease.heir, one.holding.lease.leaving, one.holding.releasing) == ("bob", True, True)
 
 
 @pytest.mark.parametrize(
-    ("heir", "yields", "leaving", "parting"),
+    ("heir", "yields", "leaving", "releasing"),
     [
         pytest.param("bob", True, False, True, id="asked"),
         pytest.param("bob", False, True, True, id="led away by KCL 3.x"),
@@ -170,13 +170,13 @@ def test_a_request_seen_in_a_listing_counts_unless_we_wrote_since() -> None:
     ],
 )
 def test_an_owner_parts_from_what_another_asked_for(
-    heir: str | None, *, yields: bool, leaving: bool, parting: bool
+    heir: str | None, *, yields: bool, leaving: bool, releasing: bool
 ) -> None:
     """A lease would be given to nobody, or a request wait until its heir steals."""
     one = Held()
     one.store.rewrite("s-0", lambda row: evolve(row, heir=heir, yields=yields, leaving=leaving))
     assert one.holding.annotate("a", "1")
-    assert one.holding.parting is parting
+    assert one.holding.releasing is releasing
 
 
 def test_a_lease_is_given_to_its_heir_with_the_position_in_the_same_write() -> None:
@@ -185,7 +185,7 @@ def test_a_lease_is_given_to_its_heir_with_the_position_in_the_same_write() -> N
     one.store.write(RequestLease(one.row, "bob"))
     assert one.holding.renew()
     one.store.asked.clear()
-    assert one.holding.part(Position("7")) is True
+    assert one.holding.release(Position("7")) is True
     assert [type(write) for write in one.store.asked] == [GiveLease]
     assert (one.row.owner, one.row.checkpoint) == ("bob", Position("7"))
     assert (one.end, one.holding.given) == ((True, "given to bob"), one.row)
@@ -197,7 +197,7 @@ def test_a_gift_never_moves_the_checkpoint_back() -> None:
     assert one.holding.checkpoint(Position("9"))
     one.store.write(RequestLease(one.row, "bob"))
     assert one.holding.renew()
-    assert one.holding.part(Position("7"))
+    assert one.holding.release(Position("7"))
     assert one.row.checkpoint == Position("9")
 
 
@@ -206,7 +206,7 @@ def test_a_lease_that_a_kcl_3_leader_moves_is_not_taken_back() -> None:
     one = Held()
     one.store.rewrite("s-0", lambda row: evolve(row, heir="bob", yields=False, leaving=True))
     assert one.holding.annotate("a", "1")
-    assert one.holding.part(Position("7"))
+    assert one.holding.release(Position("7"))
     assert (one.holding.given, one.end, one.row.owner) == (None, (True, "given to bob"), "bob")
 
 
@@ -214,8 +214,8 @@ def test_a_lease_that_nobody_asked_for_is_checkpointed_and_released() -> None:
     """What was handled last would be handled again by the next owner."""
     one = Held()
     one.holding.ask_release()
-    assert one.holding.parting
-    assert one.holding.part(Position("7")) is True
+    assert one.holding.releasing
+    assert one.holding.release(Position("7")) is True
     assert [type(write) for write in one.store.asked] == [CheckpointLease, ReleaseLease]
     assert (one.row.owner, one.row.checkpoint, one.row.heir) == (None, Position("7"), None)
     assert (one.end, one.holding.given) == ((True, "released"), None)
@@ -225,14 +225,14 @@ def test_a_lease_may_be_released_to_a_stranger() -> None:
     """A KCL 3.x worker would never get what its leader means it to have (M14)."""
     one = Held()
     one.holding.ask_release("java-1")
-    assert one.holding.part()
+    assert one.holding.release()
     assert (one.row.owner, one.end, one.holding.given) == ("java-1", (True, "given to java-1"), None)
 
 
 def test_a_holding_that_is_not_to_part_keeps_its_lease() -> None:
     """A drain that came too early would release what is being read."""
     one = Held()
-    assert one.holding.part(Position("7")) is False
+    assert one.holding.release(Position("7")) is False
     assert (one.end, one.row.owner, one.row.checkpoint) == ((False, ""), "ann", Position("7"))
 
 
@@ -248,9 +248,9 @@ def test_a_gift_refused_because_the_heir_took_its_request_back_leaves_the_lease_
         one.store.write(WithdrawRequest(seen, "bob"))
 
     one.store.passes = bob_changes_his_mind
-    assert one.holding.part(Position("7")) is False
+    assert one.holding.release(Position("7")) is False
     assert (one.end, one.row.owner, one.holding.lease) == ((False, ""), "ann", one.row)
-    assert not one.holding.parting
+    assert not one.holding.releasing
 
 
 def test_a_thief_is_named() -> None:
@@ -407,7 +407,7 @@ def test_a_lease_is_lost_once_for_its_first_reason_and_told_once() -> None:
     one.holding.drop("closed")
     assert one.end == (True, "its handler hangs")
     assert one.noticed == [one.holding]
-    assert [one.holding.renew(), one.holding.part(Position("9"))] == [False, True]
+    assert [one.holding.renew(), one.holding.release(Position("9"))] == [False, True]
     assert (one.store.asked, one.row.owner) == ([], "ann")
 
 
@@ -416,7 +416,7 @@ def test_a_dropped_lease_is_not_released_any_more() -> None:
     one = Held()
     one.holding.ask_release()
     one.holding.drop("closed")
-    assert one.holding.part() is True
+    assert one.holding.release() is True
     assert (one.store.asked, one.row.owner) == ([], "ann")
 
 
@@ -427,9 +427,9 @@ def test_a_gift_whose_answer_was_lost_can_be_taken_back_until_the_heir_has_signe
     assert one.holding.renew()
     one.store.lose_replies = 1
     with pytest.raises(OutcomeUnknown):
-        one.holding.part(Position("7"))
+        one.holding.release(Position("7"))
     gift = one.row
-    assert one.holding.part(Position("7")) is True
+    assert one.holding.release(Position("7")) is True
     assert (one.holding.given, one.end) == (gift, (True, "now owned by bob"))
 
 
@@ -440,7 +440,7 @@ def test_a_release_goes_by_the_owner_and_not_by_the_version() -> None:
     with pytest.raises(OutcomeUnknown):
         one.holding.renew()
     one.holding.ask_release()
-    assert one.holding.part() is True
+    assert one.holding.release() is True
     assert (one.row.owner, one.end) == (None, (True, "released"))
 
 

@@ -6,18 +6,18 @@ import json
 import pytest
 from attrs import evolve
 
-from leasehold.adapters.reading.handling import Delivery, Unhandled, fault_from
-from leasehold.adapters.reading.letters.letter import (
+from leasehold.adapters.reading.dead_letters.letter import (
     TEXT_MOST,
     WHOLE_MOST,
     BadLetter,
     Letter,
+    failed_again,
     letter_for,
     letter_of,
     place_of,
-    reburied,
 )
-from leasehold.adapters.reading.letters.replaying import LetterHolding
+from leasehold.adapters.reading.dead_letters.replaying import LetterHolding
+from leasehold.adapters.reading.handling import Delivery, Unhandled, fault_from
 from leasehold.adapters.sources.protocol import Record
 
 RECORD = Record(b"d", "7", 3, partition_key="k", explicit_hash_key="9", arrived=1.5, token="12")  # noqa: S106  an offset
@@ -137,5 +137,5 @@ def test_a_letter_tells_what_was_raised_and_no_cause_of_the_users_own() -> None:
 
 def test_a_letter_that_failed_again_tells_of_that_attempt() -> None:
     """The next reader would search for a cause that is mended."""
-    again = reburied(FULL, OSError("y" * 2 * TEXT_MOST), worker="r-1", now=9.0124)
+    again = failed_again(FULL, OSError("y" * 2 * TEXT_MOST), worker="r-1", now=9.0124)
     assert again == evolve(FULL, alone=1, error="OSError", text="y" * TEXT_MOST, worker="r-1", time_ms=9012)

@@ -6,22 +6,24 @@ import pytest
 from test_reading import Bench, data
 
 from leasehold.adapters.proving.simulator.world.world import ShardRecords, records, shard
-from leasehold.adapters.reading.handling import Delivery, Handling, Parting
+from leasehold.adapters.reading.handling import Delivery, FinalCheckpoint, Handling
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Position
 
 
-def _heard(words: list[str], then: Callable[[Parting], object] = lambda _parting: None) -> Callable[[Parting], None]:
-    def parting(parting: Parting) -> None:
-        words.append("ended" if parting.ended else "leaving")
-        then(parting)
+def _heard(
+    words: list[str], then: Callable[[FinalCheckpoint], object] = lambda _parting: None
+) -> Callable[[FinalCheckpoint], None]:
+    def final_checkpoint(final_checkpoint: FinalCheckpoint) -> None:
+        words.append("ended" if final_checkpoint.ended else "leaving")
+        then(final_checkpoint)
 
-    return parting
+    return final_checkpoint
 
 
 def test_a_return_moves_no_checkpoint_and_a_late_word_does() -> None:
     """A batch that a child still holds in memory would be skipped after its end."""
     bench = Bench(ShardRecords(records(6), size=2))
-    reading = bench.reading(parting=_heard([]))
+    reading = bench.reading(final_checkpoint=_heard([]))
     bench.steps(reading, 3)
     assert bench.handed == [data(2), data(2, 2)]
     assert bench.store.row("s-0").checkpoint == TRIM_HORIZON
@@ -35,7 +37,9 @@ def test_its_last_word_is_heard_before_the_lease_goes() -> None:
     """A stop would have all since its last checkpoint come again."""
     words: list[str] = []
     bench = Bench(ShardRecords(records(6), size=2))
-    reading = bench.reading(parting=_heard(words, lambda parting: parting.checkpoint(Position("102"))))
+    reading = bench.reading(
+        final_checkpoint=_heard(words, lambda final_checkpoint: final_checkpoint.checkpoint(Position("102")))
+    )
     bench.steps(reading, 3)
     bench.holding.ask_release()
     bench.until_over(reading)
@@ -48,7 +52,7 @@ def test_without_a_word_a_release_carries_nothing() -> None:
     """A release that said how far the handler had returned would skip what it has not finished with."""
     words: list[str] = []
     bench = Bench(ShardRecords(records(6), size=2))
-    reading = bench.reading(parting=_heard(words))
+    reading = bench.reading(final_checkpoint=_heard(words))
     bench.steps(reading, 3)
     bench.holding.ask_release()
     bench.until_over(reading)
@@ -69,7 +73,7 @@ def test_after_a_fault_it_begins_again_at_its_checkpoint() -> None:
             raise OSError("the child has ended")
 
     bench = Bench(ShardRecords(records(6), size=2), does=does)
-    bench.steps(bench.reading(parting=_heard([])), 8)
+    bench.steps(bench.reading(final_checkpoint=_heard([])), 8)
     assert bench.handed[:5] == [data(2), data(2, 2), data(2, 4), data(2, 3), data(1, 5)]
     assert bench.store.row("s-0").checkpoint == Position("102")
 
@@ -83,7 +87,7 @@ def test_a_batch_that_always_fails_stops_its_shard() -> None:
 
     words: list[str] = []
     bench = Bench(ShardRecords(records(6), size=2), does=does)
-    bench.until_over(bench.reading(parting=_heard(words), attempts=3))
+    bench.until_over(bench.reading(final_checkpoint=_heard(words), attempts=3))
     assert (words, bench.happened[-1]) == (["leaving"], "stopped")
     assert bench.handed == [data(2), data(2, 2), data(2, 4)] * 3
     row = bench.store.row("s-0")
@@ -95,12 +99,12 @@ def test_a_shard_ends_by_its_word(silent: int) -> None:
     """An end that nobody has checkpointed would lose what the handler still holds; Java is stuck then."""
     words: list[str] = []
 
-    def end(parting: Parting) -> None:
+    def end(final_checkpoint: FinalCheckpoint) -> None:
         if len(words) > silent:
-            assert parting.end()
+            assert final_checkpoint.end()
 
     bench = Bench(ShardRecords(records(4), size=2, ended=True, children=(shard("s-1", 0, 9, "s-0"),)))
-    bench.until_over(bench.reading(parting=_heard(words, end)))
+    bench.until_over(bench.reading(final_checkpoint=_heard(words, end)))
     assert words == ["ended"] * (silent + 1)
     assert bench.happened[-1] == "shard-ended"
     assert bench.handed == [data(2), data(2, 2)] * (silent + 1)
@@ -111,4 +115,4 @@ def test_a_shard_ends_by_its_word(silent: int) -> None:
 def test_it_goes_without_a_dead_letter() -> None:
     """A letter says that a record is done; here only the handler's own checkpoint does."""
     with pytest.raises(ValueError, match=r"^dead_letter: a handler that checkpoints by itself goes without one$"):
-        Handling(lambda _batch: None, parting=lambda _parting: None, dead_letter=lambda _batch, _error: None)
+        Handling(lambda _batch: None, final_checkpoint=lambda _parting: None, dead_letter=lambda _batch, _error: None)

@@ -166,7 +166,7 @@ def test_a_renewal_carries_the_note_and_only_where_notes_are_free() -> None:
     """Nobody but the owner would ever know how far behind it is; or blobs' readers would see a renewal too many."""
     clock, store = Clock(), FaultyStore()
     source = ListSource(four_shards())
-    source.shelves["s-0"] = ShardRecords(records(3), size=20)
+    source.shard_logs["s-0"] = ShardRecords(records(3), size=20)
     ours = member(store, source, clock)
     ours.run(60)
     holding = ours.worker.holdings[0]
@@ -192,7 +192,7 @@ def test_the_stream_is_asked_where_no_row_tells() -> None:
     assert asked(FaultySource(four_shards(), present=Position("12")), [java], known) == known
     source = FaultySource(four_shards(), present=at_timestamp(round(NOW * 1000)))
     waiting = [record._replace(arrived=NOW - 30) for record in records(3)]
-    source.shelves["s-0"] = ShardRecords(waiting, size=20)
+    source.shard_logs["s-0"] = ShardRecords(waiting, size=20)
     assert asked(source, [evolve(java, checkpoint=Position("100"))], {"s-0": LeaseLag()})["s-0"].seconds == 30.0
     assert [reader.closed for reader in source.readers] == [True]
     # Nobody has been at LATEST yet, so that a batch read there tells nothing.

@@ -37,7 +37,7 @@ MINIMAL = Config(lease_seconds=10.0)
 class Bench:
     """One worker that holds s-0, and a handler that does what the test says."""
 
-    shelf: ShardRecords = field(factory=lambda: ShardRecords(records(5)))
+    shard_log: ShardRecords = field(factory=lambda: ShardRecords(records(5)))
     lease: Lease = field(factory=lambda: Lease("s-0", hash_range=(0, 9)))
     clock: Clock = field(factory=Clock)
     store: FaultyStore = field(factory=FaultyStore)
@@ -51,7 +51,7 @@ class Bench:
     consumer: Kept = field(factory=Kept)
 
     def __attrs_post_init__(self) -> None:
-        self.source.shelves["s-0"] = self.shelf
+        self.source.shard_logs["s-0"] = self.shard_log
         self.store.write(CreateLease(self.lease))
         self.worker = Worker(
             store=self.store,
@@ -163,7 +163,7 @@ def test_latest_is_pinned_before_the_first_read_and_stays() -> None:
     pinned = at_timestamp(FIRST_MS + 2)
     assert bench.store.row("s-0").note("latest_ms") == str(pinned.sub)
     assert bench.store.row("s-0").checkpoint == LATEST
-    bench.shelf.records += records(3, 2)
+    bench.shard_log.records += records(3, 2)
     bench.steps(bench.reading(), 2)
     assert bench.source.opened == [("s-0", pinned), ("s-0", pinned)]
     assert bench.handed == [data(3, 2)]
@@ -175,7 +175,7 @@ def test_latest_is_pinned_once_whether_or_not_the_store_answers() -> None:
     bench.store.lose_replies = 1
     reading = bench.reading()
     due = bench.steps(reading, 1)
-    bench.shelf.records += records(3, 2)
+    bench.shard_log.records += records(3, 2)
     bench.clock.now = due
     bench.steps(reading, 2)
     assert bench.store.row("s-0").note("latest_ms") == str(FIRST_MS + 2)
@@ -239,7 +239,7 @@ def test_a_reading_that_is_hurried_waits_for_its_time_all_the_same() -> None:
     assert again > now
     assert (reading.step(now), len(bench.handed)) == (again, 1)
     bench.clock.now = again
-    bench.shelf.records += records(1, 2)
+    bench.shard_log.records += records(1, 2)
     assert reading.step(again) == now + 3.0
     assert (reading.step(again), len(bench.handed)) == (now + 3.0, 2)
     reading.step(now + 3.0)
@@ -271,8 +271,8 @@ def test_a_dead_letter_takes_a_record_over_and_the_shard_goes_on() -> None:
             raise ValueError("poison")
 
     bench = Bench(ShardRecords(records(4), size=2), does=fails_on_the_first)
-    bury = lambda delivery, error: letters.append(([each.data for each in delivery.records], str(error)))  # noqa: E731
-    bench.steps(bench.reading(attempts=2, dead_letter=bury), 6)
+    dead_letter = lambda delivery, error: letters.append(([each.data for each in delivery.records], str(error)))  # noqa: E731
+    bench.steps(bench.reading(attempts=2, dead_letter=dead_letter), 6)
     assert letters == [(data(1), "poison")]
     assert bench.handed == [data(2), data(2), data(1), data(1, 1), data(2, 2)]
     assert bench.store.row("s-0").checkpoint == Position("103")

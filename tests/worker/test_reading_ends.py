@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 from attrs import evolve
 from test_reading import Bench, data
-from virtual_fleet import Crew, FaultySource, FaultyStore
+from virtual_fleet import FaultySource, FaultyStore, ManualExecutor
 from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListReader, ShardRecords, records
@@ -100,7 +100,7 @@ def test_an_heir_waits_for_the_running_batch_and_for_nothing_else() -> None:
         store.write(RequestLease(store.row("s-0"), "b-1"))
         bench.holding.asked(store.row("s-0"))
         assert bench.holding.renew()
-        assert bench.holding.parting
+        assert bench.holding.releasing
 
     bench.does = is_asked_for
     reading = bench.reading()
@@ -130,7 +130,7 @@ def test_an_exception_that_ends_the_process_releases_the_lease_at_once(
     reading = bench.reading(attempts=2 if who == "handler" else 1, dead_letter=interrupted)
     for _ in range(10):
         due = reading.step(bench.clock.now)
-        if bench.holding.parting:
+        if bench.holding.releasing:
             break
     assert due == bench.clock.now
     assert "stops here" not in caplog.text, "no fault of the shard"
@@ -177,7 +177,7 @@ def test_an_heir_that_takes_its_request_back_leaves_the_shard_where_it_is() -> N
     reading = bench.reading()
     bench.steps(reading, 1)
     bench.holding.asked(evolve(bench.holding.lease, heir="b-1"))
-    assert bench.holding.parting
+    assert bench.holding.releasing
     bench.clock.now += 11.0  # the row names nobody any more, as the renewal finds
     assert reading.step(bench.clock.now) == bench.clock.now
     assert (bench.happened, bench.store.row("s-0").owner) == (["initialize"], "a-1")
@@ -188,23 +188,23 @@ def test_an_heir_that_takes_its_request_back_leaves_the_shard_where_it_is() -> N
 # What a look at a handler answers
 
 
-def handed_over(bench: Bench) -> tuple[ShardReading, Crew]:
+def handed_over(bench: Bench) -> tuple[ShardReading, ManualExecutor]:
     """A reading whose batch waits for a thread, of which the test has the say."""
-    crew = Crew()
-    reading = bench.reading(handovers=Handovers(crew), slow_seconds=42.0, bench_seconds=30.0)
+    executor = ManualExecutor()
+    reading = bench.reading(handovers=Handovers(executor), slow_seconds=42.0, bench_seconds=30.0)
     bench.steps(reading, 2)
-    assert len(crew.waiting) == 1
-    return reading, crew
+    assert len(executor.waiting) == 1
+    return reading, executor
 
 
 def test_a_handler_that_takes_its_time_is_looked_after_when_it_could_be_slow_and_nothing_is_read() -> None:
     """A hung handler would never be said to hang; or a second batch be read beside the one at work."""
     read: list[Batch] = []
     bench = Bench(ShardRecords(records(2), size=1), source=FaultySource(on_read=read.append))
-    reading, crew = handed_over(bench)
+    reading, executor = handed_over(bench)
     assert bench.dues[reading] == bench.clock.now + 42.0
     assert reading.step(bench.clock.now + 7.0) == bench.clock.now + 49.0
-    assert (len(read), len(crew.waiting)) == (1, 1)
+    assert (len(read), len(executor.waiting)) == (1, 1)
 
 
 def test_a_handler_whose_lease_is_lost_is_left_at_once() -> None:
@@ -218,9 +218,9 @@ def test_a_handler_whose_lease_is_lost_is_left_at_once() -> None:
 def test_a_handler_that_is_given_up_costs_its_lease_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
     """The shard would be held by a worker that cannot read it, or move without a word."""
     bench = Bench(ShardRecords(records(2)))
-    reading, crew = handed_over(bench)
-    crew.stuck = True
-    assert (reading.step(bench.clock.now), bench.holding.parting) == (bench.clock.now, True)
+    reading, executor = handed_over(bench)
+    executor.stuck = True
+    assert (reading.step(bench.clock.now), bench.holding.releasing) == (bench.clock.now, True)
     assert "as many as there may be hang in handlers; released, not taken again for 30 s" in caplog.text
 
 
@@ -288,7 +288,7 @@ def test_room_is_free_once_a_batch_is_not_needed(how: str) -> None:
     bench.steps(reading, 1)
     (reader,) = cast("FaultySource", bench.source).readers
     if how == "broken":
-        cast("ListReader", reader.reader).shelf = cast("ShardRecords", None)
+        cast("ListReader", reader.reader).shard_log = cast("ShardRecords", None)
     with pytest.raises(AttributeError) if how == "broken" else nullcontext():
         bench.steps(reading, 1)
     assert (budget.used > 0) is (how == "stolen")

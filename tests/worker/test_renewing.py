@@ -135,8 +135,8 @@ def test_a_lease_is_looked_at_when_it_is_due_and_at_every_beat() -> None:
         Holding(store, each, identity=identity, clock=lambda: clock.now, begun=0.0, lease_seconds=10.0)
         for each in leases
     )
-    parted: list[Holding] = []
-    renewing = Renewing(Config(lease_seconds=10.0), parted.append)
+    released: list[Holding] = []
+    renewing = Renewing(Config(lease_seconds=10.0), released.append)
 
     def looked_at(now: float, holdings: tuple[Holding, ...] = held) -> list[Holding]:
         clock.now = now
@@ -147,7 +147,7 @@ def test_a_lease_is_looked_at_when_it_is_due_and_at_every_beat() -> None:
     assert renewing.due(1.4) == pytest.approx(1.6)
     second.ask_release()
     assert looked_at(1.6) == [first, second, third]
-    assert parted == [second]
+    assert released == [second]
     assert looked_at(1.7, (first, third)) == []
     fourth = Holding(
         store, evolve(leases[0], key="s-4"), identity=identity, clock=lambda: clock.now, begun=1.7, lease_seconds=10.0

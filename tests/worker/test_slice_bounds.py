@@ -34,7 +34,7 @@ class Timed(ListSource):
         """As a service says: by its clock alone, or by its last record."""
         if self.now < until:
             return None
-        rows = self.shelves[lease.key].records
+        rows = self.shard_logs[lease.key].records
         if not self.tells_last:
             return Settled()
         return Settled(rows[-1].position, rows[-1].arrived) if rows else Settled(TRIM_HORIZON)
@@ -43,7 +43,7 @@ class Timed(ListSource):
         """From just after the record, or from the time."""
         reader = cast("ListReader", super().open(lease, start))
         if start.sequence == "AT_TIMESTAMP":
-            rows = self.shelves[lease.key].records
+            rows = self.shard_logs[lease.key].records
             early = (at for at, each in enumerate(rows, 1) if (each.arrived or 0) < start.sub / 1000)
             reader.at = max(early, default=0)
         return reader
@@ -64,15 +64,15 @@ def read_to_the_end(source: Timed, start: Position = TRIM_HORIZON) -> tuple[list
 def test_times_that_do_not_quite_rise_lose_nothing() -> None:
     """Without it a record that arrived in time would be left out for one before it that did not."""
     rows = [record(1, 59), record(2, 60.5), record(3, 59.5), record(4, 60 + LATE_SECONDS), record(5, 10)]
-    assert read_to_the_end(Timed(shelves={"s-0": ShardRecords(rows)})) == ([1, 3, 5], True)
-    assert read_to_the_end(Timed(shelves={"s-0": ShardRecords(rows, size=1)}, now=0.0)) == ([1, 3], True)
-    early = Timed(shelves={"s-0": ShardRecords([record(1, 1), record(2, 1 - LATE_SECONDS), record(3, 2)])})
+    assert read_to_the_end(Timed(shard_logs={"s-0": ShardRecords(rows)})) == ([1, 3, 5], True)
+    assert read_to_the_end(Timed(shard_logs={"s-0": ShardRecords(rows, size=1)}, now=0.0)) == ([1, 3], True)
+    early = Timed(shard_logs={"s-0": ShardRecords([record(1, 1), record(2, 1 - LATE_SECONDS), record(3, 2)])})
     assert read_to_the_end(early, CUT.begin) == ([1, 3], True)
 
 
 def test_a_shard_does_not_end_before_the_time_is_over() -> None:
     """Without it records that arrive meanwhile would be left out."""
-    source = Timed(shelves={"s-0": ShardRecords([record(1, 10)])}, now=UNTIL / 1000 - 1)
+    source = Timed(shard_logs={"s-0": ShardRecords([record(1, 10)])}, now=UNTIL / 1000 - 1)
     assert read_to_the_end(source) == ([1], False)
     source.now = UNTIL / 1000
     assert read_to_the_end(source) == ([1], True)
@@ -80,7 +80,7 @@ def test_a_shard_does_not_end_before_the_time_is_over() -> None:
 
 def test_a_shard_that_is_read_to_its_last_record_ends_when_it_is_opened_again() -> None:
     """Without it a restarted worker would wait for a record that never comes."""
-    source = Timed(shelves={"s-0": ShardRecords([record(1, 10)])}, tells_last=True)
+    source = Timed(shard_logs={"s-0": ShardRecords([record(1, 10)])}, tells_last=True)
     assert read_to_the_end(source, Position("1")) == ([], True)
 
 
@@ -102,7 +102,7 @@ def test_a_reading_at_the_tip_counts_only_if_the_time_was_over_before_it() -> No
 
             return Moving()
 
-    source = Late(shelves={"s-0": ShardRecords([])}, now=0.0)
+    source = Late(shard_logs={"s-0": ShardRecords([])}, now=0.0)
     reader = CUT.source(source).open(Lease("s-0"), TRIM_HORIZON)
     assert [reader.read().ended for _ in range(2)] == [False, True]
 
@@ -120,7 +120,7 @@ def test_a_fault_of_the_look_at_the_clock_reads_nothing() -> None:
                 raise SourceUnavailable("not now")
             return super().settled(lease, until)
 
-    reader = CUT.source(Down(shelves={"s-0": ShardRecords([record(1, 1)])})).open(Lease("s-0"), TRIM_HORIZON)
+    reader = CUT.source(Down(shard_logs={"s-0": ShardRecords([record(1, 1)])})).open(Lease("s-0"), TRIM_HORIZON)
     with pytest.raises(SourceUnavailable):
         reader.read()
     assert len(reader.read().records) == 1
@@ -254,7 +254,7 @@ def test_an_earlier_reading_counts() -> None:
 
 def test_a_reader_begins_where_the_slice_does_unless_a_place_is_known() -> None:
     """A child's oldest records would be read from before the slice, or a restart read all of it again."""
-    source = Timed(shelves={"s-0": ShardRecords([])})
+    source = Timed(shard_logs={"s-0": ShardRecords([])})
     for start in (TRIM_HORIZON, LATEST, Position("7")):
         CUT.source(source).open(Lease("s-0"), start)
     assert source.opened == [("s-0", CUT.begin), ("s-0", CUT.begin), ("s-0", Position("7"))]

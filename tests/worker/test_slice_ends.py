@@ -192,10 +192,10 @@ def test_an_awaited_batch_counts_when_it_has_ended_with_none(monkeypatch: pytest
 
 def test_a_verdict_counts_letters_and_shards_and_tells_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records that went to the dead letter would count as handled; or the user's own observer hear nothing."""
-    told, buried, error = list[tuple[str, object]](), list[tuple[object, Exception]](), ValueError()
+    told, dead_lettered, error = list[tuple[str, object]](), list[tuple[object, Exception]](), ValueError()
     handling = Handling(
         lambda _batch: None,
-        dead_letter=lambda batch, fault: buried.append((batch, fault)),
+        dead_letter=lambda batch, fault: dead_lettered.append((batch, fault)),
         observer=lambda happening, holding: told.append((happening, holding)),
     )
     batches, holding = [handed(1), handed(1)], object()
@@ -209,7 +209,7 @@ def test_a_verdict_counts_letters_and_shards_and_tells_the_users_own(monkeypatch
             happens(happening, holding)
 
     assert sliced(monkeypatch, handling, does) == SliceVerdict(True, 0, 2, 3)
-    assert buried == [(each, error) for each in batches]
+    assert dead_lettered == [(each, error) for each in batches]
     assert {who for _, who in told} == {holding}
     assert [what for what, _ in told] == ["initialize", *["shard-ended"] * 3, "stopped"]
 
@@ -235,7 +235,7 @@ def test_a_slice_is_run_as_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> 
     assert run_slice(worker, handling, **asked).finished
     assert (looked, begun) == ([worker], [3.0, 0.5])
     given = run.given.pop("handling")
-    assert run.given == {"worker": worker, "crew": None, **odd}
+    assert run.given == {"worker": worker, "executor": None, **odd}
     assert evolve(handling, handler=given.handler, observer=given.observer) == given
 
 

@@ -44,7 +44,7 @@ def test_a_reader_brings_what_arrived_in_time_and_nothing_else(
     """Without it a slice would lack records, have another's, or never end."""
     # Times rise, but for some seconds.
     rows = [record(number, seconds + more) for number, (seconds, more) in enumerate(sorted(gaps), 1)]
-    source = Timed(shelves={"s-0": ShardRecords(rows, size=size, ended=ended)}, tells_last=tells_last)
+    source = Timed(shard_logs={"s-0": ShardRecords(rows, size=size, ended=ended)}, tells_last=tells_last)
     within = [int(each.sequence_number) for each in rows if SINCE / 1000 <= (each.arrived or 0) < UNTIL / 1000]
     assert read_to_the_end(source) == (within, True)
 
@@ -59,7 +59,7 @@ class Fleet:
 
     def __attrs_post_init__(self) -> None:
         self.source.listed = [shard("p", 0, 9), shard("q", 10, 19)]
-        self.source.shelves = {
+        self.source.shard_logs = {
             "p": ShardRecords([record(number, number) for number in range(1, 31)], size=5),
             "q": ShardRecords([record(100 + number, number) for number in range(1, 91)], size=7),
             "p.0": ShardRecords([record(200 + number, 30 + number) for number in range(1, 61)], size=7),
@@ -79,7 +79,7 @@ class Fleet:
     @property
     def wanted(self) -> list[int]:
         """What arrived in time."""
-        rows = (each for shelf in self.source.shelves.values() for each in shelf.records)
+        rows = (each for shard_log in self.source.shard_logs.values() for each in shard_log.records)
         return sorted(int(each.sequence_number) for each in rows if (each.arrived or 0) * 1000 < UNTIL)
 
 
@@ -146,10 +146,10 @@ def test_async_handlers_and_dead_letters_count_too() -> None:
             raise ValueError
         fleet.handle(delivery)
 
-    async def bury(delivery: Delivery, _error: Exception) -> None:
+    async def dead_letter(delivery: Delivery, _error: Exception) -> None:
         fleet.handle(delivery)
 
-    verdict = run_slice(fleet.worker("a-1"), Handling(handle, attempts=1, dead_letter=bury), look_seconds=0.05)
+    verdict = run_slice(fleet.worker("a-1"), Handling(handle, attempts=1, dead_letter=dead_letter), look_seconds=0.05)
     assert (verdict.finished, verdict.records, verdict.letters) == (True, len(fleet.wanted) - 1, 1)
     assert sorted(fleet.handled) == fleet.wanted
 

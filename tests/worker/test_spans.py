@@ -47,7 +47,7 @@ def told(span: ReadableSpan) -> dict[str, object]:
 def worked(traced: Traced, make: Callable[[Event], Handler]) -> None:
     """Run a worker over one shard of three records until its handler says that it was called."""
     source, called = ListSource(even_shards(("s-0",))), Event()
-    source.shelves["s-0"] = ShardRecords(records(3), size=3)
+    source.shard_logs["s-0"] = ShardRecords(records(3), size=3)
     worker = Worker(store=MemoryStore(), source=source, me="a-1", config=CONFIG, tracer=traced.tracer)
     with running(Runner(worker, Handling(make(called)))):
         assert called.wait(WAIT)

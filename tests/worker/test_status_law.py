@@ -62,14 +62,14 @@ class FaultyStream(ListSource):
         """A reader, unless nothing answers."""
         if self.faults.get(lease.key) == "silent":
             raise SourceUnavailable("nothing answers")
-        return FaultyReader(self, lease.key, ListReader(self.shelves[lease.key], self._at(lease.key, start)))
+        return FaultyReader(self, lease.key, ListReader(self.shard_logs[lease.key], self._at(lease.key, start)))
 
     def _at(self, key: str, start: Position) -> int:
-        return sum(record.position.order <= start.order for record in self.shelves[key].records)
+        return sum(record.position.order <= start.order for record in self.shard_logs[key].records)
 
 
 @define
-class Crew:
+class HangingExecutor:
     """Calls handlers at once, or keeps them at work for ever."""
 
     hung: bool = False
@@ -110,7 +110,7 @@ class Member:
     worker: Worker = field(init=False)
     dues: dict[Step, float] = field(factory=dict)
     asleep_until: float = 0.0
-    crew: Crew = field(factory=Crew)
+    executor: HangingExecutor = field(factory=HangingExecutor)
 
     def __attrs_post_init__(self) -> None:
         world = self.world
@@ -136,10 +136,10 @@ class Member:
         """Read it, and tell of it."""
         holding.reach.tell("vm", self.world.wall, self.world.clock.now)
         handling = Handling(self.world.handle, most_wait_seconds=2.0)
-        reading = ShardReading(self.worker, holding, handling, handovers=Handovers(self.crew))
+        reading = ShardReading(self.worker, holding, handling, handovers=Handovers(self.executor))
         self.dues[reading.step] = self.world.clock.now
 
-    def part(self, holding: Holding) -> None:
+    def release(self, holding: Holding) -> None:
         """Its reading sees for itself at its next step."""
 
     def step(self) -> None:
@@ -201,8 +201,8 @@ class World:
         end = self.clock.now + seconds
         while self.clock.now < end:
             for key in self.shards if self.busy else ():
-                shelf = self.source.shelves[key].records
-                shelf += records(self.chance.randint(0, 3), len(shelf))
+                shard_log = self.source.shard_logs[key].records
+                shard_log += records(self.chance.randint(0, 3), len(shard_log))
             self._run(min(LOOK_SECONDS, end - self.clock.now))
             self.watcher.try_look()
             each()
@@ -243,8 +243,8 @@ def hang(world: World) -> Callable[[], None]:
     """The handlers of one worker never end; something is there for them to handle."""
     world.busy = True
     holder = world.chance.choice([each for each in world.fleet if each.worker.holdings])
-    holder.crew.hung = True
-    return holder.crew.wake
+    holder.executor.hung = True
+    return holder.executor.wake
 
 
 def poison(world: World) -> Callable[[], None]:

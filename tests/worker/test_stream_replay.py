@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from leasehold.adapters.cli.main import app
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, shard
-from leasehold.adapters.reading.letters.letter import Letter, LetterError, letter_of
-from leasehold.adapters.reading.letters.replaying import LetterSource, ReplayVerdict, replay_stream
+from leasehold.adapters.reading.dead_letters.letter import Letter, LetterError, letter_of
+from leasehold.adapters.reading.dead_letters.replaying import LetterSource, ReplayVerdict, replay_stream
 from leasehold.adapters.reading.slices import NOTE, own_table
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.worker.worker import Worker
@@ -34,7 +34,7 @@ class Post:
 
     def __attrs_post_init__(self) -> None:
         self.source.listed = [shard("p", 0, 9), shard("q", 10, 19)]
-        self.source.shelves = {"p": ShardRecords([], size=2), "q": ShardRecords([], size=2)}
+        self.source.shard_logs = {"p": ShardRecords([], size=2), "q": ShardRecords([], size=2)}
 
     def put(self, one: Letter) -> None:
         """Put a letter at the end of its shard."""
@@ -44,7 +44,7 @@ class Post:
 
     def put_line(self, line: bytes, name: str = "p") -> None:
         """Put a record at the end of this shard."""
-        rows = self.source.shelves[name].records
+        rows = self.source.shard_logs[name].records
         rows.append(Record(line, str(1000 + len(rows)), partition_key="k"))
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ def test_a_letter_that_fails_again_is_put_back_for_the_next_replay_with_its_atte
     post.poison = {"2"}
     assert post.replay("r-1") == ReplayVerdict(done=3, failed=1)
     assert post.told == ["the letter at 1001: ValueError: again"]
-    last = letter_of(post.source.shelves["p"].records[-1].data)
+    last = letter_of(post.source.shard_logs["p"].records[-1].data)
     assert evolve(last, time_ms=1) == evolve(letter("2", shard="p"), alone=1, worker="r-1", text="again")
     post.poison = set()
     assert post.replay("r-2") == ReplayVerdict(done=1)

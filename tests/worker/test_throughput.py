@@ -39,7 +39,7 @@ def test_a_new_owner_goes_on_from_what_the_last_one_measured() -> None:
 def test_the_table_learns_it_with_renewals_and_checkpoints_alike(checkpoint_seconds: float) -> None:
     """Without it a shard so busy that its checkpoints are its renewals would stay unmeasured."""
     clock, store, source = Clock(), FaultyStore(), ListSource([shard("s-0", 0, 9)])
-    source.shelves["s-0"] = ShardRecords([Record(bytes(1024), str(number)) for number in range(1000)], size=1)
+    source.shard_logs["s-0"] = ShardRecords([Record(bytes(1024), str(number)) for number in range(1000)], size=1)
     ours = member(store, source, clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
     ours.run(1)
     reading = ShardReading(
@@ -75,8 +75,8 @@ def test_a_hot_shard_is_left_with_little_beside_it() -> None:
         together(fleet, 1.0)
         for each in fleet:
             for holding in each.worker.holdings:
-                if holding.parting:
-                    holding.part()
+                if holding.releasing:
+                    holding.release()
     loads = [sum(rates[key] for key in each.held) for each in fleet]
     assert {row.key: (row.weight or 0) / 1024 for row in store.list().leases} == pytest.approx(rates, rel=0.3)
     assert sorted(loads) == [700.0, 750.0]
@@ -93,8 +93,8 @@ def test_bursts_move_nothing() -> None:
         for each in fleet:
             for holding in each.worker.holdings:
                 holding.throughput.add(int(draw.choice((0.0, 0.0, 1.0, 3.0)) * 102_400), clock.now)
-                if holding.parting:
-                    holding.part()
+                if holding.releasing:
+                    holding.release()
         together(fleet, 1.0)
     assert all(row.weight for row in store.list().leases)
     assert [each.held for each in fleet] == before

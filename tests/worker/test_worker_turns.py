@@ -162,7 +162,7 @@ class Numbering(ListSource):
 
     def latest(self, lease: Lease) -> Position:
         """The last record's number."""
-        return Position(str(99 + len(self.shelves[lease.key].records)))
+        return Position(str(99 + len(self.shard_logs[lease.key].records)))
 
 
 @pytest.mark.parametrize(
@@ -178,10 +178,10 @@ def test_a_new_group_at_latest_waits_for_owners_and_skips_nothing_meanwhile(
     """Without it what is written while a new group waits would never be read."""
     clock, store = Clock(), FaultyStore()
     source = kind(four_shards()[:1])
-    shelf = source.shelves["s-0"] = ShardRecords(records(3))
+    shard_log = source.shard_logs["s-0"] = ShardRecords(records(3))
     one = member(store, source, clock, config=evolve(KCL, initial_position=LATEST))
     one.run(KCL.renew_seconds)
-    shelf.records += records(4, 3)
+    shard_log.records += records(4, 3)
     assert store.list().leases == ()
     one.run(RETRY_SECONDS)
     (row,) = store.list().leases
@@ -366,7 +366,7 @@ def test_a_benched_lease_is_left_to_others_for_a_while() -> None:
     holding = one.worker.holdings[0]
     one.worker.exclude("s-0", 60)
     holding.ask_release()
-    holding.part()
+    holding.release()
     one.run(50)
     assert one.held == ALL[1:]
     one.run(40)
@@ -405,7 +405,7 @@ def test_a_lease_left_to_others_is_neither_claimed_nor_looked_for_at_once() -> N
     assert one.held == ALL
     one.worker.exclude("s-0", 60.0)
     one.worker.holdings[0].ask_release()
-    one.worker.holdings[0].part()
+    one.worker.holdings[0].release()
     one.worker.hurry()
     assert one.worker.turn(clock.now) >= clock.now + 3.0
     assert owners(store)["s-0"] is None
@@ -434,7 +434,7 @@ def test_a_lease_of_a_stream_made_anew_is_taken_although_the_former_one_could_no
     one.run(10)
     one.worker.exclude("s-0", 1000.0)
     one.worker.holdings[0].ask_release()
-    one.worker.holdings[0].part()
+    one.worker.holdings[0].release()
     one.run(30)
     assert one.held == ALL[1:]
     store.rewrite("s-0", lambda lease: evolve(lease, notes=((INCARNATION, "listed:2"),)))
@@ -496,10 +496,10 @@ def test_a_former_holding_is_remembered_with_its_possible_owner() -> None:
     given, late, *_ = holdings.all
     assert given.checkpoint(Position("17"))
     given.drop("taken")
-    assert (holdings.parted, holdings.dropped) == ({"s-0": given.lease}, set())
+    assert (holdings.released, holdings.dropped) == ({"s-0": given.lease}, set())
     clock.now += KCL.lease_seconds + 1.0
     late.drop("not renewed")
-    assert (set(holdings.parted), holdings.dropped) == ({"s-0", "s-1"}, {"s-1"})
+    assert (set(holdings.released), holdings.dropped) == ({"s-0", "s-1"}, {"s-1"})
     for _ in range(2):
         holdings.hold(store.row("s-1"), clock.now)
     assert holdings.dropped == set(), "ours again, and another may take it"

@@ -160,7 +160,7 @@ class FaultyReader:
 
 
 @define
-class Crew:
+class ManualExecutor:
     """Threads for handlers that do nothing until the test says so.
 
     waiting   what was started and has not begun
@@ -208,18 +208,18 @@ class Kept:
     """
 
     begun: list[Holding] = field(factory=list)
-    parting: list[Holding] = field(factory=list)
+    releasing: list[Holding] = field(factory=list)
     busy: bool = False
 
     def begin(self, holding: Holding) -> None:
         """Remember it."""
         self.begun.append(holding)
 
-    def part(self, holding: Holding) -> None:
+    def release(self, holding: Holding) -> None:
         """Part at once, where nothing is running."""
-        self.parting.append(holding)
+        self.releasing.append(holding)
         if not self.busy:
-            holding.part()
+            holding.release()
 
 
 @define

@@ -13,9 +13,9 @@ from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.consuming import MIB, OPTIONS, Options, consumption, worker_id
 from leasehold.adapters.inputs import dashed
 from leasehold.adapters.json_form import RULES
+from leasehold.adapters.reading.dead_letters.letter import LetterError
 from leasehold.adapters.reading.events import CLOSED_STATUS, EventLines, JsonLines
 from leasehold.adapters.reading.handling import CHECKPOINT_SECONDS, Handling
-from leasehold.adapters.reading.letters.letter import LetterError
 from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, endings
 from leasehold.adapters.reading.slices import SliceVerdict
 from leasehold.adapters.sources.protocol import SourceError

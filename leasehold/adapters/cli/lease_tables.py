@@ -17,6 +17,7 @@ from leasehold.balancer.rules.shares import path_of
 from leasehold.balancer.shards.contradictions import noted
 from leasehold.stores.fields import kilobytes
 from leasehold.stores.printable import printable
+from leasehold.stores.swap import CONTROL, marked
 
 SAID = 8
 """Sentences below a table, of the leases that are not OK."""
@@ -76,6 +77,10 @@ def below(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
         wrong[SAID:] = [f"and {len(wrong) - SAID} more sentences: --json has all"]
     wrong += [f"{row.key} cannot be read: {row.field}: {row.why}" for row in table.malformed]
     wrong += noted(table.leases)
+    if moved := sum(map(marked, table.leases)):
+        wrong.append(f"{moved} leases went on in another table, or are on their way (leasehold swap): look there, too")
+    if any(lease.key == CONTROL for lease in table.leases):
+        wrong.append(f"{CONTROL} is no lease: a swap into this table is not over (leasehold swap FROM TO --status)")
     wrong += [f"{table.trouble}; trying again"] if table.trouble else []
     return total, tuple(wrong)
 

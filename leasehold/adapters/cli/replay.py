@@ -13,10 +13,9 @@ from attrs import asdict
 
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.inputs import start
-from leasehold.adapters.reading.handling import Handling, load
-from leasehold.adapters.reading.letters.boxes import open_letters, open_stream
-from leasehold.adapters.reading.letters.letter import LetterError
-from leasehold.adapters.reading.letters.replaying import (
+from leasehold.adapters.reading.dead_letters.boxes import open_letters, open_stream
+from leasehold.adapters.reading.dead_letters.letter import LetterError
+from leasehold.adapters.reading.dead_letters.replaying import (
     Deliver,
     HandlerCalls,
     LetterSource,
@@ -24,6 +23,7 @@ from leasehold.adapters.reading.letters.replaying import (
     replay,
     replay_stream,
 )
+from leasehold.adapters.reading.handling import Handling, load
 from leasehold.adapters.reading.slices import own_table
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.sources.urls import open_source

@@ -89,9 +89,9 @@ class ReadingEvent:
     """An event in the reading of one shard by one process.
 
     event   "initialize": reading begins; "lease-lost", "shard-ended", "stopped": it ends; "read": the source was
-            asked; "record": a record is handed over; "finished": a handler has finished with it; "buried": a dead
-            letter has taken it; "acknowledged": a handler that checkpoints by itself is about to say that it has
-            finished with it
+            asked; "record": a record is handed over; "finished": a handler has finished with it; "dead-lettered": a
+            dead letter has taken it; "acknowledged": a handler that checkpoints by itself is about to say that it
+            has finished with it
     place, key, digest
             of the record
     token   the fencing number that the handler was given with it, if the layout has any

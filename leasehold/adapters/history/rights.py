@@ -91,7 +91,7 @@ def one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
 def nothing_unfinished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
     """Law 3, where handlers say when they have finished."""
     finished: dict[str, dict[RecordPlace, float]] = defaultdict(dict)
-    for event in run.history.told("finished", "buried", "acknowledged"):
+    for event in run.history.told("finished", "dead-lettered", "acknowledged"):
         finished[event.shard].setdefault(event.place, event.t)
     if not finished and not run.limits.acknowledged:
         return
@@ -145,7 +145,7 @@ def everything_held_is_read(run: JudgedRun) -> Iterator[Breach]:
     if not any(event.event == "read" for event in run.history.events):
         return
     active: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for event in run.history.told("read", "record", "finished", "buried"):
+    for event in run.history.told("read", "record", "finished", "dead-lettered"):
         active[event.process, event.shard].append(event.t)
     for span in ownership_spans(run):
         inside = [t for t in active[span.process, span.key] if span.begin < t < span.end]

@@ -61,7 +61,7 @@ class TenureHistory:
             (self.outside if tenure is None else tenure.records).append(event)
             if tenure is not None and event.place in tenure.finished:
                 tenure.again.append(event)
-        elif event.event in {"finished", "buried"} and tenure is not None:
+        elif event.event in {"finished", "dead-lettered"} and tenure is not None:
             tenure.finished.add(event.place)
         elif event.event in ENDINGS:
             self._close(tenure, event.t, event.event)

@@ -24,7 +24,7 @@ from botocore.exceptions import ClientError
 
 from leasehold.adapters.multilang.children import ChildFault, ChildNotStarted, Children
 from leasehold.adapters.multilang.protocol import CheckpointError
-from leasehold.adapters.reading.handling import DeadLetter, Delivery, Handling, Happening, Parting, PlaceOrder
+from leasehold.adapters.reading.handling import DeadLetter, Delivery, FinalCheckpoint, Handling, Happening, PlaceOrder
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.protocol import Batch, Record, SourceError
 from leasehold.adapters.threads import spawn
@@ -56,7 +56,7 @@ class RecordSearch:
         self._buried = set[PlaceOrder]()
 
     def parts(self, records: Sequence[Record], checkpoint: PlaceOrder) -> list[Sequence[Record]]:
-        """The messages that hand over these records, in order, without those that are buried."""
+        """The messages that hand over these records, in order, without those that are dead-lettered."""
         self._buried = {each for each in self._buried if each > checkpoint}
         rest = [each for each in records if each.position.order not in self._buried]
         if self._suspects is None:
@@ -85,7 +85,7 @@ class RecordSearch:
         self._suspects = part[0].position.order, part[-1].position.order
         return part[0] if len(part) == 1 else None
 
-    def buried(self, record: Record) -> None:
+    def dead_lettered(self, record: Record) -> None:
         """The dead letter has this record."""
         self._buried.add(record.position.order)
         self._suspects, self._faults = None, 0
@@ -115,7 +115,7 @@ class ChildHandler:
         self._loop: AbstractEventLoop
         self._runner: Runner | None = None
         self._holdings: dict[str, Holding] = {}
-        self._partings: dict[str, Parting] = {}
+        self._final_checkpoints: dict[str, FinalCheckpoint] = {}
         self._searches: dict[str, RecordSearch] = {}  # they outlive a lease: it may come back with the same record
         self._unheard: dict[str, Future[None]] = {}  # messages of each lease that nobody waits for yet
         self._leaving = set[Future[None]]()
@@ -125,7 +125,11 @@ class ChildHandler:
         """What a worker is given."""
         attempts = self._attempts if self._dead_letter is None else self._attempts + SEARCH_ATTEMPTS
         return Handling(
-            self._handle, attempts=attempts, observer=self._observe, measure=self._measure, parting=self._part
+            self._handle,
+            attempts=attempts,
+            observer=self._observe,
+            measure=self._measure,
+            final_checkpoint=self._final_checkpoint,
         )
 
     def begun(self, runner: Runner) -> None:
@@ -161,7 +165,7 @@ class ChildHandler:
             self._unheard[key] = self._do(self._children.begin(shard, *self._beginning(holding)))
             self._unheard[key].add_done_callback(self._look)
             return
-        self._partings.pop(key, None)
+        self._final_checkpoints.pop(key, None)
         self._unheard.pop(key, None)
         leaving = self._do(self._children.leave(shard))
         self._leaving.add(leaving)
@@ -197,7 +201,7 @@ class ChildHandler:
             if self._runner is not None:
                 self._runner.stop()
 
-    # Batches, and the last word
+    # Batches, and the final checkpoint
 
     async def _handle(self, delivery: Delivery) -> None:
         await self._heard(delivery.lease)
@@ -225,7 +229,7 @@ class ChildHandler:
         answer = await asyncio.to_thread(letter, delivery.part([record]), fault)
         if inspect.isawaitable(answer):
             await answer
-        search.buried(record)
+        search.dead_lettered(record)
         log.warning(
             "shard %s: record %s.%s went to the dead letter: it ends each child: %s",
             delivery.lease,
@@ -234,13 +238,13 @@ class ChildHandler:
             said(fault),
         )
 
-    async def _part(self, parting: Parting) -> None:
-        await self._heard(parting.lease)
-        holding = self._holdings[parting.lease]
+    async def _final_checkpoint(self, final_checkpoint: FinalCheckpoint) -> None:
+        await self._heard(final_checkpoint.lease)
+        holding = self._holdings[final_checkpoint.lease]
         shard = holding.lease.shard
         try:
-            if parting.ended:
-                self._partings[holding.key] = parting
+            if final_checkpoint.ended:
+                self._final_checkpoints[holding.key] = final_checkpoint
                 await asyncio.wrap_future(self._do(self._children.end_shard(shard, *self._beginning(holding))))
             else:
                 await asyncio.wrap_future(self._do(self._children.ask_to_leave(shard)))
@@ -258,7 +262,7 @@ class ChildHandler:
         if holding.lost.is_set():
             return "ShutdownException"
         try:
-            stored = self._partings[holding.key].end() if position.ended else holding.checkpoint(position)
+            stored = self._final_checkpoints[holding.key].end() if position.ended else holding.checkpoint(position)
         except OutcomeUnknown as fault:  # it may be stored, or the lease another's: asking again tells
             log.warning("shard %s: a checkpoint is not answered: %s", holding.key, fault)
             return "ThrottlingException"

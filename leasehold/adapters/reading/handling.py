@@ -263,8 +263,8 @@ DeadLetter = Callable[[Delivery, Exception], Awaitable[None] | None]
 
 
 @frozen
-class Parting:
-    """The last word of a handler that checkpoints by itself: its lease is to go, or its shard has no more records.
+class FinalCheckpoint:
+    """What a handler that checkpoints by itself may do at last: its lease is to go, or its shard has no more records.
 
     ended  whether it is the end of the shard
     """
@@ -324,7 +324,7 @@ class Handling:
     slow_seconds        a handler at work for longer is logged and counted, and another thread takes its place
     handler_seconds     a handler at work for longer is given up, and its lease released; infinity: never
     slow                called whenever a handler is logged as slow
-    parting             the handler checkpoints by itself, and this is called before its lease goes and at the end of
+    final_checkpoint    the handler checkpoints by itself, and this is called before its lease goes and at the end of
                         its shard: what it returns from is not done by that. After a fault reading begins again at the
                         checkpoint. It goes without a dead letter
 
@@ -347,12 +347,12 @@ class Handling:
     slow_seconds: float = field(default=60.0, validator=[gt(0), lt(math.inf)])
     handler_seconds: float = field(default=math.inf, validator=gt(0))
     slow: Slowness = field(default=lambda _holding, _seconds: None, validator=takes("holding", "seconds"))
-    parting: Callable[[Parting], Awaitable[None] | None] | None = field(
-        default=None, validator=optional(takes("parting"))
+    final_checkpoint: Callable[[FinalCheckpoint], Awaitable[None] | None] | None = field(
+        default=None, validator=optional(takes("final_checkpoint"))
     )
 
     def __attrs_post_init__(self) -> None:
-        if self.parting is not None and self.dead_letter is not None:
+        if self.final_checkpoint is not None and self.dead_letter is not None:
             raise ValueError("dead_letter: a handler that checkpoints by itself goes without one")
 
 

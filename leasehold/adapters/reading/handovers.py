@@ -428,7 +428,7 @@ class Handovers:
         if handover.begun is None:
             # Whoever calls handlers may come to it late, or never: a consumer that iterates asks when it likes.
             lost = holding.lost.is_set()
-            if (lost or (holding.parting and not handover.last)) and self._withdrawn(handover):
+            if (lost or (holding.releasing and not handover.last)) and self._withdrawn(handover):
                 return LeaseLost() if lost else CallEnded(Withdrawn("its lease is wanted, and no handler has begun"))
             # Another worker may have threads: a batch that waits for a thread that never comes is read by nobody.
             if self._executor.stuck and self._withdrawn(handover):

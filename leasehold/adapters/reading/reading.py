@@ -44,10 +44,10 @@ from leasehold.adapters.reading.handling import (
     Attempts,
     Delivery,
     Ending,
+    FinalCheckpoint,
     Handling,
     Happening,
     Hopeless,
-    Parting,
     ToDeadLetter,
     TryAgain,
     Withdrawn,
@@ -243,13 +243,13 @@ class LetterCalled:
 
 
 @frozen
-class LastWordCalled:
+class FinalCheckpointCalled:
     """A handler that checkpoints by itself is asked before its lease goes; or, if `ended`, at the end of its shard."""
 
     ended: bool
 
 
-Called = BatchCalled | LetterCalled | LastWordCalled
+Called = BatchCalled | LetterCalled | FinalCheckpointCalled
 """Whom a reading waits for."""
 
 
@@ -281,7 +281,7 @@ class ShardReading:
         self._start = ReadingStart(holding, worker.source, worker.config)
         self._checkpoint_due, self._parents_wait = 0.0, PARENT_WAITS[0]
         self._faults = Backoff(*FAULT_WAITS, worker.uniform)
-        # Of a handler that checkpoints by itself: whether it had its last word, how far what failed went, and the waits
+        # Of a handler that checkpoints by itself: whether it was asked at last, how far what failed went, and the waits
         # before it is asked again for the end of its shard.
         self._asked, self._failed_at, self._ends = False, (0, 0, 0), Backoff(*PARENT_WAITS, worker.uniform)
 
@@ -307,18 +307,18 @@ class ShardReading:
     def _go_on(self, now: float) -> float:
         """Do what the cursor says; no call is at work."""
         cursor, holding, memory = self._cursor, self.holding, self._memory
-        if self._handling.parting is None:
+        if self._handling.final_checkpoint is None:
             # What was delivered and is not acknowledged is delivered again.
             cursor.consumer_gone()
         elif self._begun and not holding.lost.is_set():
-            self._heed_checkpoint()
-            if holding.parting or (cursor.delivered.ended and now >= self._rests_until):
-                return self._last_word(self._handling.parting, now)
+            self._acknowledge_checkpoint()
+            if holding.releasing or (cursor.delivered.ended and now >= self._rests_until):
+                return self._final_checkpoint(self._handling.final_checkpoint, now)
         batch = None if memory.batch is None else memory.take_up()
         if memory.dropped:  # its handler had failed, and others wanted the memory
             memory.dropped = False
             self._pull.drop()
-        rested, leaving = now >= self._rests_until, holding.parting
+        rested, leaving = now >= self._rests_until, holding.releasing
         match cursor.order(
             lost=holding.lost.is_set(),
             leaving=leaving,
@@ -338,7 +338,7 @@ class ShardReading:
             case LeaveShard():
                 return self._leave("lease-lost")
             case ReleaseAt(at):
-                return self._leave("stopped") if holding.part(at) else now
+                return self._leave("stopped") if holding.release(at) else now
             case EndShard(children):
                 worker = self._worker
                 if not end(holding, children, worker, cursor.acknowledged.token):
@@ -422,7 +422,7 @@ class ShardReading:
 
     def _hand_over(self, call: Callable[[], object], called: Called, now: float) -> float:
         self.holding.reach.working(now)
-        last = isinstance(called, LastWordCalled)
+        last = isinstance(called, FinalCheckpointCalled)
         handover = Handover(self.holding, self._handling, self._worker.clock, call, last)
         if (refused := self._handovers.begin(handover)) is not None:
             return self._stop(now, refused.why)
@@ -451,8 +451,8 @@ class ShardReading:
                 return self._passed(batch, now, piece) if fault is None else self._failed(piece, batch, fault, now)
             case LetterCalled(piece, batch, error):
                 return self._dead_lettered(piece, batch, error, fault, now)
-            case LastWordCalled(ended):
-                return self._last_word_given(fault, now, ended=ended)
+            case FinalCheckpointCalled(ended):
+                return self._final_checkpoint_given(fault, now, ended=ended)
             case _ as never_called:
                 assert_never(never_called)
 
@@ -467,7 +467,7 @@ class ShardReading:
             return now if self._stored(now) else self._leave("lease-lost")
         # The source may have dropped records behind the last one: they are finished with, too.
         cursor.rows_delivered(cursor.read)
-        if self._handling.parting is None:
+        if self._handling.final_checkpoint is None:
             for reached in (end_of_batch, batch.reached):
                 if reached is not None:
                     cursor.consumer_acknowledged(reached)
@@ -479,7 +479,7 @@ class ShardReading:
         if not self._stored(now):
             return self._leave("lease-lost")
         # The end of the shard, and a hand-off, are for the next step, at once: neither waits for the next reading.
-        if batch.ended or self.holding.parting:
+        if batch.ended or self.holding.releasing:
             return now
         self._rests_until = self._read_due
         return self._rests_until
@@ -490,9 +490,9 @@ class ShardReading:
             return False
         if now >= self._checkpoint_due and (to := self._cursor.unstored) is not None:
             # A waiting heir is given the lease and the position by one write.
-            if not self.holding.checkpoint(to, unless_parting=True):
+            if not self.holding.checkpoint(to, unless_releasing=True):
                 return False
-            if not self.holding.parting:
+            if not self.holding.releasing:
                 self._cursor.checkpoint_stored(to)
             pause = self._handling.checkpoint_seconds
             # Where one write is for all leases, their checkpoints come due at one moment.
@@ -502,8 +502,8 @@ class ShardReading:
 
     def _failed(self, piece: Delivery, batch: Batch, error: Exception, now: float) -> float:
         # What the handler checkpointed by itself before it raised is finished with, and not delivered again.
-        self._heed_checkpoint()
-        if self._handling.parting is not None:
+        self._acknowledge_checkpoint()
+        if self._handling.final_checkpoint is not None:
             self._failed_at = max(self._failed_at, piece.records[-1].position.order)
             self._begin_again()
         if isinstance(error, Ending | Withdrawn):
@@ -534,7 +534,7 @@ class ShardReading:
 
     # A handler that checkpoints by itself (rule 6)
 
-    def _heed_checkpoint(self) -> None:
+    def _acknowledge_checkpoint(self) -> None:
         """Take what the lease says for acknowledged."""
         if (checkpoint := self.holding.lease.checkpoint).order <= self._cursor.delivered.order:
             self._cursor.consumer_acknowledged(checkpoint)
@@ -545,29 +545,31 @@ class ShardReading:
         self._cursor.consumer_gone()
         self._pull.drop()
 
-    def _last_word(self, parting: Callable[[Parting], object], now: float) -> float:
+    def _final_checkpoint(self, final_checkpoint: Callable[[FinalCheckpoint], object], now: float) -> float:
         """Ask the handler before the lease goes, or at the end of the shard."""
         holding, cursor, worker = self.holding, self._cursor, self._worker
         if self._asked:  # an heir may take its request back
-            self._asked = holding.parting
-            return self._leave("stopped") if holding.part(cursor.storable) else now
+            self._asked = holding.releasing
+            return self._leave("stopped") if holding.release(cursor.storable) else now
         if holding.expired and not holding.renew():
             return self._leave("lease-lost")
-        ended = not holding.parting
+        ended = not holding.releasing
 
         def finish() -> bool:
             return end(holding, cursor.children, worker, cursor.delivered.token)
 
-        return self._hand_over(partial(parting, Parting(ended, holding, finish)), LastWordCalled(ended), now)
+        return self._hand_over(
+            partial(final_checkpoint, FinalCheckpoint(ended, holding, finish)), FinalCheckpointCalled(ended), now
+        )
 
-    def _last_word_given(self, fault: Exception | None, now: float, *, ended: bool) -> float:
+    def _final_checkpoint_given(self, fault: Exception | None, now: float, *, ended: bool) -> float:
         holding = self.holding
         if holding.lease.checkpoint.ended:
             self._worker.hurry()
             return self._leave("shard-ended")
         if not ended or isinstance(fault, Ending | Withdrawn):
             self._asked = not ended
-            return now if holding.parting else self._release(now)
+            return now if holding.releasing else self._release(now)
         wait, why = self._ends.next(), f": {said(fault)}" if fault else ""
         log.warning(
             "shard %s: its end is not checkpointed; read again from %s in %.1f s%s",
@@ -592,7 +594,7 @@ class ShardReading:
 
     def _ended(self, error: Ending | Withdrawn, now: float) -> float:
         """Let the lease go: to whom it is promised, where it is."""
-        return now if isinstance(error, Withdrawn) and self.holding.parting else self._release(now)
+        return now if isinstance(error, Withdrawn) and self.holding.releasing else self._release(now)
 
     def _release(self, now: float) -> float:
         self._memory.clear()

@@ -413,7 +413,7 @@ class Readings:
         except BaseException as fault:  # noqa: BLE001  what was won must be read or let go, and a turn would go on
             self._failed(fault)
 
-    def part(self, holding: Holding) -> None:
+    def release(self, holding: Holding) -> None:
         """Have the reading see at once that its lease is to go, or is lost."""
         self.schedule.wake(holding.key)
 
@@ -425,7 +425,7 @@ class Readings:
 
     def _instead(self, holding: Holding, faults: int) -> Step | None:
         """Leave the lease in place of a step that cannot go on; at once where it is to be left anyhow (rule 3)."""
-        if faults < FAULTS_MOST and not holding.parting and not holding.lost.is_set():
+        if faults < FAULTS_MOST and not holding.releasing and not holding.lost.is_set():
             return None
 
         def let_go(_now: float) -> float:
@@ -435,7 +435,7 @@ class Readings:
             self._worker.exclude(holding.key, EXCLUDED_SECONDS)
             holding.ask_release()
             try:
-                released = holding.part()
+                released = holding.release()
             except StoreError as fault:
                 log.warning("lease %s cannot be read here and is not released yet: %s", holding.key, fault)
                 return self._scheduler.clock() + RETRY_SECONDS
@@ -469,7 +469,7 @@ class Runner:
     drain_seconds  most time for finishing the running batches and releasing; leases left then expire by themselves
     memory_bytes   for records read and not handled yet, of all shards together; a larger batch goes alone
     begin          makes the step for a lease that has become ours: its shard is read, if left out
-    crew           where handlers are called: in threads of their own, as many as readers, if left out
+    executor           where handlers are called: in threads of their own, as many as readers, if left out
     wall           seconds since 1970, for what rows tell of lag; None: they tell nothing of it
 
     Examples:
@@ -491,7 +491,7 @@ class Runner:
         drain_seconds: float = DRAIN_SECONDS,
         memory_bytes: int = MEMORY_BYTES,
         begin: OpenReading | None = None,
-        crew: HandlerExecutor | None = None,
+        executor: HandlerExecutor | None = None,
         wall: Callable[[], float] | None = time.time,
     ) -> None:
         """Raises RuntimeError if the system can start no thread, and ValueError for a worker that has a consumer."""
@@ -512,7 +512,7 @@ class Runner:
             readers=readers,
             memory_bytes=memory_bytes,
             open_reading=begin,
-            executor=crew,
+            executor=executor,
             wall=wall,
             failed=self._fail,
             end=self._end,

@@ -197,20 +197,20 @@ def run_slice(
     drain_seconds: float = DRAIN_SECONDS,
     memory_bytes: int = MEMORY_BYTES,
     look_seconds: float = LOOK_SECONDS,
-    crew: HandlerExecutor | None = None,
+    executor: HandlerExecutor | None = None,
     begun: Callable[[Runner], None] = lambda _runner: None,
 ) -> SliceVerdict:
     """Run a worker of a slice until all of the slice is read, or a signal ends the worker.
 
     worker        its store and its source are those that `Slice` made, its initial position is where the slice begins
     look_seconds  between two looks whether the slice is read
-    crew          as of `Runner`
+    executor          as of `Runner`
     begun         given the runner before it runs
     Raises what `run` raises.
     """
     count = SliceCount(handling if isinstance(handling, Handling) else Handling(handling))
     limits: dict[str, Any] = {"drain_seconds": drain_seconds, "memory_bytes": memory_bytes}
-    runner = Runner(worker, count.handling, meter=meter, crew=crew, **limits)
+    runner = Runner(worker, count.handling, meter=meter, executor=executor, **limits)
     begun(runner)
     finished = run_until(runner, lambda: is_read(worker), drain_seconds=drain_seconds, look_seconds=look_seconds)
     return SliceVerdict(finished, count.records, count.letters, count.shards)

@@ -349,7 +349,7 @@ class ShardPrefetcher:
     @property
     def held(self) -> Held | None:
         """As a batch may take part in it; None if it may not."""
-        if not self.opened or self.holding.lost.is_set() or self.holding.parting or self.holding.expired:
+        if not self.opened or self.holding.lost.is_set() or self.holding.releasing or self.holding.expired:
             return None
         if self._held is None or self._held.begins is not self._cursor.delivered:
             self._held = Held(self.holding.epoch, self._cursor.delivered)
@@ -416,8 +416,8 @@ class ShardPrefetcher:
             self._written()  # the lease may say so already
         # What an earlier run was given and did not commit is not waited for: this one may never plan a batch of it.
         waits = self._given and cursor.out and not self._shared.ending
-        if holding.parting and not (waits or cursor.acknowledged.ended):
-            return self._leave() if holding.part(cursor.storable) else now
+        if holding.releasing and not (waits or cursor.acknowledged.ended):
+            return self._leave() if holding.release(cursor.storable) else now
         if self._buffer.gone:
             # The process that had these rows is gone: what Spark was not given yet is read again.
             self._pull.close()
@@ -437,10 +437,10 @@ class ShardPrefetcher:
                 if end(holding, children, member, cursor.acknowledged.token):
                     member.hurry()
                 return self._leave()
-            case OpenReader() | ReadBatch() if not holding.parting and not self._blocked(now):
+            case OpenReader() | ReadBatch() if not holding.releasing and not self._blocked(now):
                 return self._read(now) if self.opened else self._open(now)
             case _:
-                return now + (COMMIT_SECONDS if holding.parting else ROOM_SECONDS)
+                return now + (COMMIT_SECONDS if holding.releasing else ROOM_SECONDS)
 
     def _written(self) -> None:
         """Forget what Spark has committed if the lease says it now; Spark may have committed more meanwhile."""

@@ -108,7 +108,7 @@ class LeaseLoop:
     @property
     def handing_off(self) -> bool:
         """Whether a lease waits to be given away until Spark has committed."""
-        return any(holding.parting for holding in self._member.holdings)
+        return any(holding.releasing for holding in self._member.holdings)
 
     def take(self, rows: int, shard_rows: int, size: int) -> tuple[dict[str, Held], dict[str, Chunk]]:
         """Return where the next range of each held shard begins, and for some of them the rows that come next."""

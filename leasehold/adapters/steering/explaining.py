@@ -11,6 +11,7 @@ Every rule in a sentence, for people who ask why a worker acts.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -227,6 +228,7 @@ def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tupl
             if lease.owner is not None:
                 loads[lease.owner] += lease.weight or 0
     mean = sum(loads.values()) // len(loads) if loads else 0
+    owned = Counter(lease.owner for lease in working)
     found = []
     for worker in sorted(named):
         actions = plan(table.leases, None, Me(worker, 0, table.history), config)
@@ -234,7 +236,7 @@ def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tupl
             WorkerPlan(
                 worker,
                 worker in ours or worker in more,
-                sum(lease.owner == worker for lease in working),
+                owned[worker],
                 wanted.get(worker, 0),
                 tuple(action for action in actions if not isinstance(action, Renew)),
                 (loads[worker], mean) if worker in loads else None,

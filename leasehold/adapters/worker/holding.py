@@ -532,8 +532,8 @@ class Holding:
         return evolve(self._lease, epoch=self.epoch)
 
     @property
-    def parting(self) -> bool:
-        """Whether the owner should finish the running batch and then `part`."""
+    def releasing(self) -> bool:
+        """Whether the owner should finish the running batch and then `release`."""
         lease = self._lease
         named = lease.heir is not None and lease.heir != self._me and (lease.yields or lease.leaving)
         return self._release_asked or named
@@ -569,23 +569,23 @@ class Holding:
         *,
         children: tuple[str, ...] = (),
         keep_owner: bool = False,
-        unless_parting: bool = False,
+        unless_releasing: bool = False,
     ) -> bool:
         """Move the checkpoint forward; False if the lease is lost, and the checkpoint therefore not written.
 
         A position at or before the checkpoint changes nothing. SHARD_END drops the owner unless `keep_owner`.
-        With `unless_parting` nothing more is written once the owner should `part`, which stores the position too.
+        With `unless_releasing` nothing more is written once the owner should `release`, which stores the position too.
         An expired lease is renewed first, and a refusal tells who owns it.
         Raises OutcomeUnknown; the next call finds out what happened.
         """
         self._confirm()
 
         def moved(lease: Lease) -> Write | None:
-            if position.order <= lease.checkpoint.order or (unless_parting and self.parting):
+            if position.order <= lease.checkpoint.order or (unless_releasing and self.releasing):
                 return None
             self.reach.progressed(self._clock())
             weighed = self._weighed(lease)
-            patient = unless_parting  # nobody waits for it
+            patient = unless_releasing  # nobody waits for it
             return CheckpointLease(weighed, position, children=children, keep_owner=keep_owner, patient=patient)
 
         return self._write(moved, ended=position.ended and not keep_owner)
@@ -598,7 +598,7 @@ class Holding:
         """Set one of our attributes; False if the lease is lost. Raises OutcomeUnknown."""
         return self._write(lambda lease: AnnotateLease(lease, name, value))
 
-    def part(self, position: Position | None = None) -> bool:
+    def release(self, position: Position | None = None) -> bool:
         """Give the lease to its heir, or release it, with everything up to `position` processed.
 
         False if it stays ours: the heir took its request back. Raises OutcomeUnknown.
@@ -607,8 +607,8 @@ class Holding:
         if self._heir is None and position is not None:
             self.checkpoint(position)  # a gift carries its position in the same write
         with self._lock:
-            if not self.lost.is_set() and self.parting:
-                self._part(position or self._lease.checkpoint)
+            if not self.lost.is_set() and self.releasing:
+                self._release(position or self._lease.checkpoint)
             return self.lost.is_set()
 
     def drop(self, why: str) -> None:
@@ -620,7 +620,7 @@ class Holding:
         if self.expired and not self.lost.is_set():
             self.renew()
 
-    def _part(self, position: Position) -> None:
+    def _release(self, position: Position) -> None:
         heir = self._heir
         # Nothing is taken back from a KCL 3.x heir: it polls less often than the two seconds after which we would.
         self._giving_to = None if self._lease.leaving else heir

@@ -12,7 +12,7 @@ lives, and this one must stop (`check_identity`).
 Planned moves between living workers, beyond what one write does: open requests, and gifts.
 
 The taker names itself heir and reads that lease alone until it owns it (`Look.keys`). The owner gives the lease
-at the end of its running batch (H3), by `Holding.part`. The heir begins to read only after a claim of its own.
+at the end of its running batch (H3), by `Holding.release`. The heir begins to read only after a claim of its own.
 A gift that its heir has not claimed in time is taken back here, or nobody would read the lease until it expires.
 
 The renewals of held leases, each lease by itself: a request that stalls delays no other lease.
@@ -97,7 +97,7 @@ class Holdings:
         self._ever: set[str] = set()
         self._unconfirmed: dict[str, Lease] = {}
         self._replaced: dict[str, Version] = {}
-        self.parted: dict[str, Lease] = {}
+        self.released: dict[str, Lease] = {}
         """Every lease held once and not now, as last written here."""
         self.dropped: set[str] = set()
         """Those of them that nobody took from us: they could not be confirmed in time."""
@@ -232,7 +232,7 @@ class Holdings:
             if self._held.get(holding.key) is holding:
                 del self._held[holding.key]
                 self._sorted = None
-                self.parted[holding.key] = holding.lease
+                self.released[holding.key] = holding.lease
                 if holding.expired:
                     self.dropped.add(holding.key)
         if holding.given is not None:
@@ -429,11 +429,11 @@ class Renewing:
     Each lease is looked at when it may be due, and not at each call: a heap tells whose turn is next. A call with
     nothing due costs the same however many are held. What a checkpoint renewed is found to be early, and waits on.
 
-    part  called with each lease that is to be handed over once the running batch is done
+    release  called with each lease that is to be handed over once the running batch is done
     """
 
-    def __init__(self, config: Config, part: Callable[[Holding], None]) -> None:
-        self._config, self._part = config, part
+    def __init__(self, config: Config, release: Callable[[Holding], None]) -> None:
+        self._config, self._release = config, release
         self._begun: set[Holding] = set()
         self._held: Collection[Holding] = ()
         self._known: frozenset[Holding] = frozenset()
@@ -464,7 +464,7 @@ class Renewing:
                 seen.append(one)
         seen.sort(key=lambda one: one.key)
         resting = tuple(one for one in seen if not self._waits(one, now))
-        wanted: dict[str, tuple[Holding, Renew | None]] = {one.key: (one, None) for one in resting if one.parting}
+        wanted: dict[str, tuple[Holding, Renew | None]] = {one.key: (one, None) for one in resting if one.releasing}
         due = self._due_renewals(resting, now, me, look)
         wanted |= {holding.key: (holding, action) for holding, action in due}
         for one in seen:
@@ -541,8 +541,8 @@ class Renewing:
                 self.renew(holding, action, look)
             if holding.expired:
                 self._drop(holding)
-            elif holding.parting and not holding.lost.is_set():
-                self._part(holding)
+            elif holding.releasing and not holding.lost.is_set():
+                self._release(holding)
         finally:
             self._begun.discard(holding)
 

@@ -57,8 +57,8 @@ class HoldingConsumer(Protocol):
     def begin(self, holding: Holding) -> None:
         """Start reading; stop as soon as `holding.lost` is set."""
 
-    def part(self, holding: Holding) -> None:
-        """Finish the running batch, then `holding.part`."""
+    def release(self, holding: Holding) -> None:
+        """Finish the running batch, then `holding.release`."""
 
 
 class Unread:
@@ -67,9 +67,9 @@ class Unread:
     def begin(self, holding: Holding) -> None:
         """Nothing to start."""
 
-    def part(self, holding: Holding) -> None:
+    def release(self, holding: Holding) -> None:
         """Nothing is running, so the lease can go at once."""
         try:
-            holding.part()
+            holding.release()
         except OutcomeUnknown as fault:
             log.warning("lease %s: %s", holding.key, fault)  # the next renewal asks again

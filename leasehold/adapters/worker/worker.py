@@ -227,7 +227,7 @@ class Discovery:
             if not (self.answered or isinstance(fault, SourceUnavailable)):
                 raise
             self.want()
-            if (text := str(fault)) != self._fault:  # at every turn it would bury the rest of the log
+            if (text := str(fault)) != self._fault:  # at every turn it would fill the log
                 log.warning("the shards could not be listed, trying again at each turn: %s", text)
             self._fault = text
             return None
@@ -447,7 +447,7 @@ class Worker:
             hold=self._took_back,
             doubt=self._holdings.mark_unconfirmed,
         )
-        self._renewing = Renewing(self.config, self._part)
+        self._renewing = Renewing(self.config, self._release)
         self.watch, self._look = first_watch(self.config, store.promises), Look(0.0)
         self._look_due = -math.inf
         self._listing_since: float | None = None
@@ -532,7 +532,7 @@ class Worker:
         The shards are listed, too: if there is no such shard, its row goes (L10), or it would be tried for ever.
         """
         held = self._holdings.get(key)
-        lease = self._holdings.parted.get(key) if held is None else held.lease
+        lease = self._holdings.released.get(key) if held is None else held.lease
         self._bench.put(key, self.clock() + seconds, None if lease is None else lease.note(INCARNATION))
         self.discovery.want()
 
@@ -599,7 +599,7 @@ class Worker:
         list(each(self._holdings.reconfirm, doubted))
         if asked is None and not first:
             shards = self.discovery.shards(now, listing, me, leases)
-        self.watch = self.watch.recalling(self._holdings.parted, None if listing.malformed else shards)
+        self.watch = self.watch.recalling(self._holdings.released, None if listing.malformed else shards)
         me = self._asking()
         with self.spans.over("plan"):
             actions = self._bench.without(plan(leases, shards, me, self.config), now)
@@ -652,7 +652,7 @@ class Worker:
         """Finish the running batches and release everything: the records are not those that the leases count (L14)."""
         for holding in self.holdings:
             holding.ask_release()
-            self._part(holding)
+            self._release(holding)
 
     def _asking(self) -> Me:
         return Me(self.me, self._turns, self.watch.history)
@@ -708,7 +708,7 @@ class Worker:
     def _may(self, action: Action, shards: tuple[Shard, ...] | None) -> bool:
         match action:
             case Renew():
-                return False  # `renew` keeps its own appointments
+                return False  # `renew` keeps its own schedule
             case Claim() | Steal():
                 return self._holdings.get(action.lease.key) is None
             case Delete():
@@ -723,7 +723,7 @@ class Worker:
                 held.asked(action.lease)
             else:
                 held.ask_release(action.heir)
-            self._part(held)
+            self._release(held)
             return
         begun = self.clock()
         try:
@@ -763,15 +763,15 @@ class Worker:
         if self.consumer is not None:
             self.consumer.begin(holding)
 
-    def _part(self, holding: Holding) -> None:
+    def _release(self, holding: Holding) -> None:
         if self.consumer is not None:
-            self.consumer.part(holding)
+            self.consumer.release(holding)
 
     def _gone(self, holding: Holding) -> None:
         if holding.expired:
             self._dropped.set()
         if not self._own_consumer:  # a runner's reading may wait for hours; a consumer of one's own watches `lost`
-            self._part(holding)
+            self._release(holding)
 
     def _remade(self, what: str) -> None:
         self.rows_remade += 1

@@ -6,7 +6,7 @@ from threading import Lock
 
 from attrs import Factory, frozen
 
-from leasehold.stores.requests import ROOM, ObjectFields, Stored
+from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Stored
 
 
 @frozen
@@ -22,7 +22,7 @@ _shared: dict[str, _SharedCells] = {}
 class MemoryCells:
     """Rows of this process; those of one name are shared, those without a name are alone."""
 
-    page_leases = ROOM
+    page_leases = PAGE_LEASES
 
     def __init__(self, name: str = "") -> None:
         self._table = _shared.setdefault(name, _SharedCells()) if name else _SharedCells()

@@ -26,7 +26,7 @@ from leasehold.balancer.model import Lease
 from leasehold.stores.fields import FIELDS, BadRowField, CellKind, cells, checked, insist, lease_of, readable, shown
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, OutcomeUnknown, Promises, StoreError
-from leasehold.stores.requests import ROOM, ObjectFields, Stored
+from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Stored
 from leasehold.stores.writes import DeleteLease, Write, applied, counted
 
 _COLUMNS = {field.name: field.column for field in FIELDS if field.column}
@@ -270,7 +270,7 @@ def _hint(place: str) -> str:
 class SqliteCells:
     """Rows of layout `sessions`, in a table of their own beside the leases of the usual layout."""
 
-    page_leases = ROOM
+    page_leases = PAGE_LEASES
 
     def __init__(self, store: SqliteStore) -> None:
         self._store = store

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from leasehold.stores.requests import ROOM, ObjectFields, Objects, Stored, prove
+from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Objects, Stored, prove
 
 _READS = 8
 """Objects read at a time."""
@@ -12,7 +12,7 @@ _READS = 8
 class ObjectCells:
     """Rows as objects below a prefix."""
 
-    def __init__(self, objects: Objects, above: str, *, page_leases: int = ROOM) -> None:
+    def __init__(self, objects: Objects, above: str, *, page_leases: int = PAGE_LEASES) -> None:
         self.page_leases = page_leases
         self._objects, self._above = objects, f"{above.strip('/')}/".lstrip("/")
         self._pool = ThreadPoolExecutor(_READS, thread_name_prefix="leasehold-sessions")

@@ -27,7 +27,7 @@ from leasehold.stores.objects.cells import ObjectCells
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, Promises, StoreError
-from leasehold.stores.requests import ROOM, ObjectFields, Objects, Part, Parts, Stored, prove
+from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Objects, Part, Parts, Stored, prove
 from leasehold.stores.writes import CreateLease, DeleteLease, LeaseChange, Write, applied, created
 
 _ATTEMPTS = 64
@@ -59,7 +59,7 @@ class EtagStore:
     and no reading: if the memory is out of date the write is refused, and the lease read anew.
     """
 
-    def __init__(self, objects: Objects, layout: Layout, *, page_leases: int = ROOM) -> None:
+    def __init__(self, objects: Objects, layout: Layout, *, page_leases: int = PAGE_LEASES) -> None:
         """With so many leases in a session's row, where the table is in layout `sessions`."""
         self._page_leases = page_leases
         self._objects = objects

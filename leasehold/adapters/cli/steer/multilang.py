@@ -17,7 +17,7 @@ from leasehold.adapters.inputs import dashed
 from leasehold.adapters.multilang.children import Children
 from leasehold.adapters.multilang.daemon import ChildHandler
 from leasehold.adapters.multilang.properties import read_properties, understood_properties
-from leasehold.adapters.reading.letters.letter import LetterError
+from leasehold.adapters.reading.dead_letters.letter import LetterError
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.worker.holdings import WorkerError

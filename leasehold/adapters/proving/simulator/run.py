@@ -89,8 +89,8 @@ def run(scenario: Scenario) -> SimulatedHistory:
         tasks.close()
     history.end = tasks.now
     if scenario.full:
-        shelves = source.shelves.items()
-        numbers = ((shard, record.sequence_number) for shard, shelf in shelves for record in shelf.records)
+        shard_logs = source.shard_logs.items()
+        numbers = ((shard, record.sequence_number) for shard, shard_log in shard_logs for record in shard_log.records)
         history.sent = [Sent(shard, int(number), number) for shard, number in numbers]
     history.parents = {each.id: each.parents for each in source.listed}
     return history
@@ -109,9 +109,9 @@ def _produce(world: World) -> None:
     seconds = world.scenario.read_seconds
     while True:
         for each in world.source.listed:
-            shelf = world.source.shelves.setdefault(each.id, ShardRecords(wait_seconds=seconds))
+            shard_log = world.source.shard_logs.setdefault(each.id, ShardRecords(wait_seconds=seconds))
             if each.open and world.tasks.now < world.scenario.calm:
-                shelf.records += records(1, _FURTHER * world.source.made + len(shelf.records))
+                shard_log.records += records(1, _FURTHER * world.source.made + len(shard_log.records))
         world.tasks.sleep(seconds)
 
 

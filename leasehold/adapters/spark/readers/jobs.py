@@ -139,7 +139,7 @@ class ReaderChildren(KeptReaders):
 
 # In the program that called `register`
 
-ROOM = Struct(">QQ")
+CAPACITY = Struct(">QQ")
 """What the program says first: how many executors there are now, and how many tasks run at once on all of them."""
 WISH = Struct(">QQ")
 """What the query's process answers: how many readers, and how many bytes follow that say what each is to do."""
@@ -218,7 +218,7 @@ class _ReaderWish(BaseRequestHandler):
         java: Any = context._jsc  # noqa: SLF001  Spark tells it to Java alone
         executors = max(0, len(java.sc().statusTracker().getExecutorInfos()) - 1)  # one entry is the driver's own
         self.request.settimeout(REQUEST_SECONDS)
-        self.request.sendall(ROOM.pack(executors, context.defaultParallelism))
+        self.request.sendall(CAPACITY.pack(executors, context.defaultParallelism))
         number, size = WISH.unpack(received(self.request, WISH.size))
         if not 0 < number <= READERS_MOST or size > TASK_BYTES:
             raise ValueError(f"{number} readers of {size} bytes were asked for")
@@ -301,7 +301,7 @@ class ExecutorReaders:
         self._connection.settimeout(CONNECT_SECONDS)
         try:
             self._connection.connect(place)
-            self.executors, self.slots = ROOM.unpack(received(self._connection, ROOM.size))
+            self.executors, self.slots = CAPACITY.unpack(received(self._connection, CAPACITY.size))
         except OSError as fault:
             self._connection.close()
             raise ValueError(

@@ -12,7 +12,7 @@ from leasehold.adapters.proving.simulator.world.world import Caller, World
 from leasehold.balancer.model import Lease
 from leasehold.stores import writes
 from leasehold.stores.protocol import Done, Outcome, PassingStore
-from leasehold.stores.requests import ROOM, ObjectFields, Stored
+from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Stored
 from leasehold.stores.sessions.group import Pace
 from leasehold.stores.sessions.rows import lease_name
 from leasehold.stores.sessions.store import SessionStore
@@ -23,7 +23,7 @@ T = TypeVar("T")
 class DistantCells:
     """The rows of the run's table, as one process asks for them."""
 
-    page_leases = ROOM
+    page_leases = PAGE_LEASES
 
     def __init__(self, world: World, client: Client) -> None:
         self._cells, self._history, self._client = world.cells, world.history, client

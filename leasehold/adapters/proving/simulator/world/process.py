@@ -17,7 +17,7 @@ from leasehold.adapters.proving.simulator.world.cells import SessionClient
 from leasehold.adapters.proving.simulator.world.client import Client, Exchange, StreamClient
 from leasehold.adapters.proving.simulator.world.tasks import Killed, VirtualExecutor, VirtualTime
 from leasehold.adapters.proving.simulator.world.world import World
-from leasehold.adapters.reading.handling import Delivery, Handling, Happening, Parting
+from leasehold.adapters.reading.handling import Delivery, FinalCheckpoint, Handling, Happening
 from leasehold.adapters.reading.runner import Runner, Step
 from leasehold.adapters.sources.protocol import Batch, SourceError
 from leasehold.adapters.worker.holding import Holding
@@ -99,19 +99,19 @@ class Process:
             self._handle,
             most_wait_seconds=2.0,
             attempts=2 if poisoned else 1000,
-            dead_letter=self._bury if poisoned else None,
+            dead_letter=self._dead_letter if poisoned else None,
             bench_seconds=self._scenario.bench_seconds,
             checkpoint_seconds=checkpoints,
             observer=observer,
             measure=self._measure,
-            parting=None if self._scenario.acknowledges == "return" else self._part,
+            final_checkpoint=None if self._scenario.acknowledges == "return" else self._final_checkpoint,
         )
         begin = None if self._scenario.reading else _hold
         self._runner = Runner(
             worker,
             handling,
             begin=begin,
-            crew=VirtualExecutor(self._time),
+            executor=VirtualExecutor(self._time),
             wall=None,
             drain_seconds=member.drain_seconds,
         )
@@ -227,10 +227,10 @@ class Process:
         self._acknowledge(delivery.shard, self._ready(len(waiting)))
         return None
 
-    def _part(self, parting: Parting) -> None:
-        shard = parting.lease
+    def _final_checkpoint(self, final_checkpoint: FinalCheckpoint) -> None:
+        shard = final_checkpoint.lease
         waiting = len(self._unacknowledged.get(shard, ()))
-        if not parting.ended:
+        if not final_checkpoint.ended:
             self._acknowledge(shard, waiting if self._scenario.acknowledges == "late" else self._ready(waiting))
         elif (
             self._scenario.acknowledges != "random"
@@ -239,7 +239,7 @@ class Process:
         ):
             for delivery in self._unacknowledged.pop(shard, ()):
                 self._tell_records("acknowledged", delivery)
-            parting.end()
+            final_checkpoint.end()
 
     def _ready(self, waiting: int) -> int:
         """How many of the records that wait are done with now."""
@@ -265,10 +265,10 @@ class Process:
         for delivery in done:
             self._tell_records("finished", delivery)
 
-    def _bury(self, delivery: Delivery, _error: Exception) -> Any:  # noqa: ANN401  likewise
+    def _dead_letter(self, delivery: Delivery, _error: Exception) -> Any:  # noqa: ANN401  likewise
         answer = self._exchange.told("dead letter", lambda: self._misbehave("dead letter"))
         if answer is None:
-            self._tell_records("buried", delivery)
+            self._tell_records("dead-lettered", delivery)
         return answer
 
     def _observe(self, happening: Happening, holding: Holding) -> object:
@@ -308,8 +308,8 @@ def _hold(_worker: Worker, holding: Holding, _handling: Handling) -> Step:
     """Where no shard is read, a lease can go as soon as it is asked for."""
 
     def step(now: float) -> float:
-        if holding.parting and not holding.lost.is_set():
-            Unread().part(holding)
+        if holding.releasing and not holding.lost.is_set():
+            Unread().release(holding)
         return math.inf if holding.lost.is_set() else now + LONG_SECONDS
 
     return step

@@ -150,19 +150,21 @@ class ShardRecords:
 class ListReader:
     """Reads the records of a shard from behind a position."""
 
-    shelf: ShardRecords
+    shard_log: ShardRecords
     at: int
     closed: bool = False
 
     def read(self) -> Batch:
         """The next records. Raises SourceError once the stream was deleted."""
-        if self.shelf.deleted:
+        if self.shard_log.deleted:
             raise SourceError("the stream that this reader was opened on was deleted")
-        records = tuple(self.shelf.records[self.at : self.at + self.shelf.size])
+        records = tuple(self.shard_log.records[self.at : self.at + self.shard_log.size])
         self.at += len(records)
-        ended = self.shelf.ended and self.at >= len(self.shelf.records)
+        ended = self.shard_log.ended and self.at >= len(self.shard_log.records)
         read_to = records[-1].position if records else None
-        return Batch(records, read_to, 0.0, self.shelf.wait_seconds, ended, self.shelf.children if ended else ())
+        return Batch(
+            records, read_to, 0.0, self.shard_log.wait_seconds, ended, self.shard_log.children if ended else ()
+        )
 
     def close(self) -> None:
         """Note that it was closed."""
@@ -174,7 +176,7 @@ class ListSource:
     """The shards, and their records by key."""
 
     listed: list[Shard] = field(factory=list)
-    shelves: dict[str, ShardRecords] = field(factory=dict)
+    shard_logs: dict[str, ShardRecords] = field(factory=dict)
     listings: int = 0
     down: bool = False
     opened: list[tuple[str, Position]] = field(factory=list)
@@ -199,31 +201,31 @@ class ListSource:
 
     def latest(self, lease: Lease) -> Position:
         """The time after the last record: one arrives each millisecond."""
-        return at_timestamp(FIRST_MS + len(self.shelves.setdefault(lease.key, ShardRecords()).records))
+        return at_timestamp(FIRST_MS + len(self.shard_logs.setdefault(lease.key, ShardRecords()).records))
 
     def open(self, lease: Lease, start: Position) -> Reader:
         """A reader behind this position; LATEST means the end of what is there by then, and moves on."""
         self.opened.append((lease.key, start))
-        shelf = self.shelves.setdefault(lease.key, ShardRecords())
+        shard_log = self.shard_logs.setdefault(lease.key, ShardRecords())
         if start.sequence == "AT_TIMESTAMP":
-            return ListReader(shelf, max(0, min(start.sub - FIRST_MS, len(shelf.records))))
-        later = (place for place, record in enumerate(shelf.records) if record.position.order > start.order)
-        return ListReader(shelf, len(shelf.records) if start == LATEST else next(later, len(shelf.records)))
+            return ListReader(shard_log, max(0, min(start.sub - FIRST_MS, len(shard_log.records))))
+        later = (place for place, record in enumerate(shard_log.records) if record.position.order > start.order)
+        return ListReader(shard_log, len(shard_log.records) if start == LATEST else next(later, len(shard_log.records)))
 
     def close(self) -> None:
         """Nothing to close."""
 
     def recreate(self, shards: list[Shard]) -> None:
         """Delete the stream, and make it anew with these shards."""
-        for shelf in self.shelves.values():
-            shelf.deleted = True
-        self.listed, self.shelves, self.made = shards, {}, self.made + 1
+        for shard_log in self.shard_logs.values():
+            shard_log.deleted = True
+        self.listed, self.shard_logs, self.made = shards, {}, self.made + 1
 
     def end(self, name: str, *children: Shard) -> None:
         """Close a shard, which these follow."""
         place = next(place for place, each in enumerate(self.listed) if each.id == name)
         self.listed[place] = evolve(self.listed[place], open=False)
-        ending = self.shelves.setdefault(name, ShardRecords())
+        ending = self.shard_logs.setdefault(name, ShardRecords())
         ending.ended, ending.children = True, children
         known = {each.id for each in self.listed}
         self.listed += [each for each in children if each.id not in known]

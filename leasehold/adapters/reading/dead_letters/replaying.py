@@ -21,9 +21,16 @@ from typing import Self
 
 from attrs import Factory, evolve, frozen
 
+from leasehold.adapters.reading.dead_letters.boxes import LetterBox, LetterFolder
+from leasehold.adapters.reading.dead_letters.letter import (
+    BadLetter,
+    Letter,
+    LetterError,
+    failed_again,
+    letter_of,
+    place_of,
+)
 from leasehold.adapters.reading.handling import Delivery, Handler, Handling, fault_of
-from leasehold.adapters.reading.letters.boxes import LetterBox, LetterFolder
-from leasehold.adapters.reading.letters.letter import BadLetter, Letter, LetterError, letter_of, place_of, reburied
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.reading.slices import LOOK_SECONDS, is_read, run_until
 from leasehold.adapters.sources.protocol import Batch, PassingSource, Reader, Record, Source
@@ -203,7 +210,7 @@ class _LetterCalls:
             letter = letter_of(record.data)
             if (fault := self._deliver(letter)) is None:
                 return evolve(verdict, done=verdict.done + 1)
-            self._letters.put(reburied(letter, fault, worker=self._me, now=time.time()))
+            self._letters.put(failed_again(letter, fault, worker=self._me, now=time.time()))
         except BadLetter as bad:
             self._tell(name, f"it is no letter: {bad}")
             return evolve(verdict, strange=verdict.strange + 1)

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 from uuid import uuid4
 
+from leasehold.adapters.reading.dead_letters.letter import Letter, LetterError, letter_for
 from leasehold.adapters.reading.handling import Delivery
-from leasehold.adapters.reading.letters.letter import Letter, LetterError, letter_for
 from leasehold.stores.urls import AWS, Scheme, endpoint_of, read_url, session_for
 
 if TYPE_CHECKING:  # extras bring these
     from boto3 import Session
 
-    from leasehold.adapters.reading.letters.stream import StreamBox
+    from leasehold.adapters.reading.dead_letters.stream import StreamBox
 
 
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
@@ -144,9 +144,9 @@ class _BoxModule(Protocol):
 
 
 _SCHEMES = {
-    "file": Scheme("leasehold.adapters.reading.letters.boxes"),
-    "s3": Scheme("leasehold.adapters.reading.letters.objects", AWS, "aws"),
-    "kinesis": Scheme("leasehold.adapters.reading.letters.stream", AWS, "aws"),
+    "file": Scheme("leasehold.adapters.reading.dead_letters.boxes"),
+    "s3": Scheme("leasehold.adapters.reading.dead_letters.objects", AWS, "aws"),
+    "kinesis": Scheme("leasehold.adapters.reading.dead_letters.stream", AWS, "aws"),
 }
 STREAMS = frozenset({"kinesis"})
 """Schemes of streams: nothing can be taken out of one."""

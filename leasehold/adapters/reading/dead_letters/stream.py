@@ -7,7 +7,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from leasehold.adapters.reading.letters.letter import Letter, LetterError
+from leasehold.adapters.reading.dead_letters.letter import Letter, LetterError
 from leasehold.adapters.sources.call_patience import POLL_SECONDS
 from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly
 from leasehold.adapters.sources.protocol import SourceError

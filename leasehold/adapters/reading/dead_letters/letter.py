@@ -41,7 +41,7 @@ class Letter:
     error, text
                the type and the text of what its handler raised, the text cut after `TEXT_MOST` characters
     attempts   how often its whole batch had been handed over
-    worker     the worker that buried it, at `time_ms`, milliseconds since 1970
+    worker     the worker that put it there, at `time_ms`, milliseconds since 1970
     alone      how often it was handed over by itself: while the batch was searched for it, and by each replay
     source     where the stream is: its URL with the options that say which one it is; "" where nobody said
     """
@@ -61,7 +61,7 @@ class Letter:
 
     @property
     def name(self) -> str:
-        """A name that no other record's letter has: a record that is buried twice has one letter.
+        """A name that no other record's letter has: a record that is dead-lettered twice has one letter.
 
         The digest is of the record's content too. Groups and streams that nobody has told apart may have shards and
         numbers in common: in emulators, and where a stream was made anew.
@@ -134,7 +134,7 @@ def letter_for(
     )
 
 
-def reburied(letter: Letter, error: Exception, *, worker: str, now: float) -> Letter:
+def failed_again(letter: Letter, error: Exception, *, worker: str, now: float) -> Letter:
     """The letter with one more attempt, by this worker, and with what that one failed of.
 
     now  seconds since 1970
