@@ -158,6 +158,17 @@ def test_a_checkpoint_that_moved_once_is_not_known_to_move_for_ever() -> None:
         assert status.word == ("UNKNOWN" if number in {0, 7} else "OK")
 
 
+def test_the_note_of_a_former_time_is_not_the_owners_of_today() -> None:
+    """A worker that takes again what it could not handle would be well by what it said before, for as long as that."""
+    reach = Reach(NOW, "a", behind=2.0, read=NOW - 1, done=NOW - 2, tried=NOW, fault="its handler raised ValueError")
+    watch, found = GroupWatch(), []
+    for seconds, owner in ((0.0, "a"), (10.0, None), (75.0, "a")):
+        lease = row(reach, owner)
+        watch = watch.after(seconds, [lease], {"s-0": LeaseLag(2.0)})
+        found.append(statuses_of([lease], {"s-0": LeaseLag(2.0)}, NOW + seconds, 10.0, watch)["s-0"].word)
+    assert found == ["OK", "OK", "STALLED"]
+
+
 def test_looks_in_quick_order_take_no_more_memory() -> None:
     """A watch of ten looks a second would grow, and copy what it has at each look."""
     watch, lease = GroupWatch(), Lease("s-0", owner="java", checkpoint=Position("100"))

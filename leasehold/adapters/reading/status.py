@@ -167,16 +167,21 @@ class LeaseWatch:
     """The window of an onlooker on one lease, for rows that say nothing of their reading.
 
     samples  (seconds of a clock, position, lag) of looks, the last `STEPS` steps of them
+    former   when the last note was written that was seen without its writer owning the lease: should that worker take
+             it again, the note tells nothing of this time
     """
 
     samples: tuple[tuple[float, tuple[int, int, int], float | None], ...] = ()
+    former: float | None = None
 
     def after(self, at: float, lease: Lease, lag: LeaseLag) -> "LeaseWatch":
         """The window after one look more."""
         behind = lag.seconds if lag.events is None else float(lag.events)
         kept = tuple(each for each in self.samples if at - each[0] <= STEPS * STEP_SECONDS)
         close = len(kept) > 1 and kept[-1][1] == lease.checkpoint.order and at - kept[-2][0] < 1.0  # looks may be many
-        return LeaseWatch((*(kept[:-1] if close else kept), (at, lease.checkpoint.order, behind)))
+        reach = reach_of(lease)
+        former = self.former if reach is None or reach.owner == lease.owner else reach.at
+        return LeaseWatch((*(kept[:-1] if close else kept), (at, lease.checkpoint.order, behind)), former)
 
     @property
     def stands(self) -> float:
@@ -278,11 +283,12 @@ def status_of(
     recent = reach is not None and now - reach.at <= long
     if alone > long or (lease.owner is None and not recent):
         return _unowned(lease, alone, watched, long)
-    if reach is None or not (recent or reach.owner == lease.owner):
+    own = reach is not None and reach.owner == lease.owner and reach.at != watch.former
+    if reach is None or not (recent or own):
         return _untold(lease, lag, watched, watch, long)
     # Renewed while we looked, with an old note: its clock is behind ours, and its times are its own.
     told = _told(reach, max(now, reach.at) if recent else reach.at, long)
-    if not told.ok or reach.owner == lease.owner:
+    if not told.ok or own:
         return told
     return Status(
         "OK", "nobody owns it: the next look of a worker finds it" if lease.owner is None else "it came lately"
