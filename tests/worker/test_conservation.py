@@ -94,7 +94,7 @@ class Conservation(RuleBasedStateMachine):
     async def later(self, delivery: Delivery) -> None:
         """Likewise, after a moment."""
         await asyncio.sleep(0)
-        self.handle(delivery)
+        return self.handle(delivery)
 
     def dead_letter(self, _delivery: Delivery, _error: Exception) -> None:
         """It takes any."""
