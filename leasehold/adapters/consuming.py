@@ -175,8 +175,8 @@ class Consumption:
     ) -> SliceVerdict | None:
         """Run the worker until it is stopped, or its slice is read; in the main thread a signal stops it, too.
 
-        executor   as of `Runner`
-        begun  given the runner before it runs
+        executor  as of `Runner`
+        begun     given the runner before it runs
         Raises WorkerError, StoreError or SourceError if the worker cannot go on.
         """
         if not self.wait:

@@ -48,6 +48,7 @@ from leasehold.stores.sessions.rows import (
     session_of,
     told_of,
 )
+from leasehold.stores.words import StampedNotes
 from leasehold.stores.writes import (
     AnnotateLease,
     CheckpointLate,
@@ -332,13 +333,10 @@ class SessionStore:
             if after is None:
                 return None
             entry = SessionEntry(joint.row.lease.epoch, after.checkpoint)
-            notes = tuple(one for one in after.notes if one not in joint.row.lease.notes)
-            if not notes and after.weight == joint.row.lease.weight:
+            noted = _beside(joint, after.notes)
+            if not noted and after.weight == joint.row.lease.weight:
                 return EntryChange(entry)
-            stamps = restamped(joint, after.notes)
-            return EntryChange(
-                entry, Remark(entry.epoch, {name: (said, stamps[name]) for name, said in notes}, after.weight)
-            )
+            return EntryChange(entry, Remark(entry.epoch, noted, after.weight))
 
         patient = not isinstance(write, CheckpointLease) or write.patient
         if page.commit(Ticket(key, make, patient=patient)) is None:
@@ -379,10 +377,7 @@ class SessionStore:
             if (before is not None and before.frozen) or not fits(before):
                 return None
             at = before.position if before and before.position.order > after.checkpoint.order else after.checkpoint
-            known = joined(row, page.session, page.told)
-            notes = tuple(one for one in after.notes if one not in row.lease.notes)
-            stamps = restamped(known, after.notes)
-            noted = {name: (said, stamps[name]) for name, said in notes}
+            noted = _beside(joined(row, page.session, page.told), after.notes)
             return EntryChange(
                 SessionEntry(row.lease.epoch, at), Remark(row.lease.epoch, noted, after.weight) if noted else None
             )
@@ -599,6 +594,12 @@ def _passed(joint: Joint, after: Lease, session: str, epoch: int = 0) -> LeaseRo
     epoch = max(joint.row.lease.epoch + 1, epoch)
     lease = evolve(after, heir=None, epoch=epoch, version=Version(""), idle=0.0)
     return evolve(joint.row, lease=lease, stamps=restamped(joint, after.notes), session=session, heirs="")
+
+
+def _beside(joint: Joint, notes: Notes) -> StampedNotes:
+    """Those of these notes that the lease's row does not say, stamped above what was said before."""
+    stamps = restamped(joint, notes)
+    return {name: (value, stamps[name]) for name, value in notes if (name, value) not in joint.row.lease.notes}
 
 
 def _noted(joint: Joint, notes: Notes) -> LeaseRow:
