@@ -74,14 +74,19 @@ def test_tasks_that_a_burst_of_work_has_started_end_after_it() -> None:
     class Counted(ThreadScheduler):
         def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
             names.append(name)
-            super().start(name, lambda: (work(), ended.put(name))[0], failed)
+
+            def told() -> None:
+                work()
+                ended.put(name)
+
+            super().start(name, told, failed)
 
     scheduler = Counted(seconds)
     ended = scheduler.queue()
-    pool = Pool(scheduler, 6, "test", pytest.fail, keep=2)
+    pool = Pool(scheduler, 6, "test", lambda _fault: None, keep=2)
     for burst in (1, 2):
         together = threading.Barrier(6)
-        assert sorted(pool.map(lambda _item, at=together: at.wait(20), range(6))) == [*range(6)]
+        assert sorted(pool.map(together.wait, [20] * 6)) == [*range(6)]
         until = seconds() + 20
         assert [ended.get(until) for _ in range(4)] == ["test"] * 4
         assert len(names) == 2 + 4 * burst
