@@ -625,7 +625,9 @@ class Holding:
         # Nothing is taken back from a KCL 3.x heir: it polls less often than the two seconds after which we would.
         self._giving_to = None if self._lease.leaving else heir
         if heir is not None:
-            outcome = self._attempt(lambda lease: GiveLease(lease, max(position, lease.checkpoint, key=_order)))
+            outcome = self._attempt(
+                lambda lease: GiveLease(lease, max(position, lease.checkpoint, key=lambda place: place.order))
+            )
         else:
             outcome = self._attempt(lambda lease: ReleaseLease(lease, self._me, self._release_to))
         if not isinstance(outcome, Done):
@@ -664,7 +666,8 @@ class Holding:
 
     def _settle(self, stored: Lease | None) -> None:
         """Decide by the stored lease, which came with a refusal, whether the lease is still ours."""
-        if not self._lease.ended and (stored is None or self._of_another_row(stored)):
+        # With each owner the counter of one row grows: one behind ours is of a row that was deleted and created again.
+        if not self._lease.ended and (stored is None or (self.fence is not None and stored.epoch < self._lease.epoch)):
             stored = self._restored(stored)
         if stored is None:
             self._lose("its row is gone")
@@ -684,12 +687,16 @@ class Holding:
                 )
                 log.error("%s", self.contradiction)
             self._lease = stored
+        elif self._identity.predecessor(stored) == self._replaced:
+            # Another process writes under this worker's id. The elder keeps the lease: it writes again, the younger
+            # then sees the process that it replaced write, and gives up.
+            self.duplicate_process = True
+            self._lose("another living process uses this worker id")
+        elif self.expired:
+            self._lose("re-adopted by another process of this worker id")
         else:
-            self._resolve_conflict(stored)
-
-    def _of_another_row(self, stored: Lease) -> bool:
-        """Whether the row was deleted and made anew: with each owner the counter of one row grows."""
-        return self.fence is not None and stored.epoch < self._lease.epoch
+            self._lease = stored
+            self._attempt(lambda lease: RenewLease(lease, self._signed(lease, ())))
 
     def _restored(self, stored: Lease | None) -> Lease | None:
         """The row as it is once what we remember is in it; ours, unless the lease expired or another knows more."""
@@ -714,20 +721,6 @@ class Holding:
             self.confirmed = begun
         return outcome.lease
 
-    def _resolve_conflict(self, stored: Lease) -> None:
-        """Settle with another process that writes under our worker id: the elder process keeps the lease.
-
-        The elder writes again. The younger then sees the process that it replaced write, and gives up.
-        """
-        if self._identity.predecessor(stored) == self._replaced:
-            self.duplicate_process = True
-            self._lose("another living process uses this worker id")
-        elif self.expired:
-            self._lose("re-adopted by another process of this worker id")
-        else:
-            self._lease = stored
-            self._attempt(lambda lease: RenewLease(lease, self._signed(lease, ())))
-
     def _weighed(self, lease: Lease) -> Lease:
         return evolve(lease, weight=self.throughput.average(self._clock()))
 
@@ -743,7 +736,3 @@ class Holding:
                 self.lost.set()
         if first:
             self._noticed(self)
-
-
-def _order(position: Position) -> tuple[int, int, int]:
-    return position.order

@@ -46,7 +46,7 @@ from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
 from leasehold.balancer.lineage import HOLE_CONFIDENCE, NOT_STARTED, apart, problems, ripe
 from leasehold.balancer.lookout import LOOK_SECONDS, scaled, stalled_keys
-from leasehold.balancer.model import LATEST, TRIM_HORIZON, Hole, Lease, Me, Notes, Position, Problem, Shard
+from leasehold.balancer.model import LATEST, TRIM_HORIZON, Hole, Lease, Me, Notes, Position, Shard
 from leasehold.balancer.plan import look_again, plan
 from leasehold.balancer.shards.contradictions import (
     CONTRADICTION,
@@ -141,7 +141,14 @@ class Discovery:
         shards = self._list(now) if self._wanted.is_set() else None
         self._judge(shards, leases)
         told = [each.what for each in self.contradictions]
-        self._say(malformed + told + [_told(problem) for problem in problems(shards or ())])
+        told += [f"shard {each.shard} {each.what}" if each.shard else each.what for each in problems(shards or ())]
+        # Logged once, not at every turn.
+        texts = malformed + told
+        for text in texts:
+            if text not in self._said:
+                log.warning("%s", text)
+        if texts:
+            self._said = frozenset(texts)
         return None if shards is None or self.refusing else apart(shards, unread)
 
     def unheard(self, leases: Iterable[Lease]) -> bool:
@@ -190,7 +197,11 @@ class Discovery:
             return False
         if any(shard.id == lease.key for shard in shards):
             return True
-        gone = self._confirmed(lambda: self._source.gone(lease.key))
+        try:
+            gone = self._source.gone(lease.key)
+        except SourceError as fault:
+            log.warning("a shard could not be looked up, its lease stays: %s", fault)
+            return False
         if gone:
             self.want()  # the row may change before it is deleted, and stay: it is asked for once more
         return gone
@@ -249,21 +260,6 @@ class Discovery:
             if not self.incarnation:
                 raise
             return self.incarnation
-
-    def _confirmed(self, question: Callable[[], bool]) -> bool:
-        try:
-            return question()
-        except SourceError as fault:
-            log.warning("a shard could not be looked up, its lease stays: %s", fault)
-            return False
-
-    def _say(self, texts: list[str]) -> None:
-        """Log what is wrong once, not at every turn."""
-        for text in texts:
-            if text not in self._said:
-                log.warning("%s", text)
-        if texts:
-            self._said = frozenset(texts)
 
 
 class Recreated:
@@ -363,10 +359,6 @@ def _crowd(listing: Listing, me: Me) -> frozenset[str]:
 def _drawn(me: Me, times: int, crowd: frozenset[str]) -> bool:
     """Whether this worker is drawn from the crowd, the `times`-th time that there is cause."""
     return me.worker in nsmallest(LISTERS, crowd, key=digest_under(str(times)))
-
-
-def _told(problem: Problem) -> str:
-    return f"shard {problem.shard} {problem.what}" if problem.shard else problem.what
 
 
 SOON_SECONDS = 0.05
@@ -488,7 +480,14 @@ class Worker:
         and WorkerError if another living process uses this worker's id.
         """
         attend = self._handoffs.check_timeouts(now, each)
-        self._say_remade()
+        told = [self._gone_rows.popleft() for _ in range(len(self._gone_rows))]
+        if told:
+            more = f" and {len(told) - TOLD_MOST} more" if len(told) > TOLD_MOST else ""
+            worker_log.warning(
+                "rows of the lease table were deleted under this fleet; made anew from memory: %s%s",
+                "; ".join(told[:TOLD_MOST]),
+                more,
+            )
         if self._closing:
             return attend
         list(each(self._holdings.readopt, self._holdings.unconfirmed))  # H4
@@ -540,16 +539,6 @@ class Worker:
         """Take no more leases; the consumer hands over those that are held."""
         self._closing = True
         self._handoffs.withdraw()
-
-    def _say_remade(self) -> None:
-        told = [self._gone_rows.popleft() for _ in range(len(self._gone_rows))]
-        if told:
-            more = f" and {len(told) - TOLD_MOST} more" if len(told) > TOLD_MOST else ""
-            worker_log.warning(
-                "rows of the lease table were deleted under this fleet; made anew from memory: %s%s",
-                "; ".join(told[:TOLD_MOST]),
-                more,
-            )
 
     def _look_or_wait(self, now: float, asked: tuple[str, ...] | None, each: ParallelMap) -> float:
         try:
@@ -610,7 +599,10 @@ class Worker:
         actions += self._handoffs.again(late)
         if self.discovery.refusing:
             actions = tuple(action for action in actions if isinstance(action, Renew))
-            self._leave_all()
+            # L14: the records are not those that the leases count, so running batches end and everything is released.
+            for holding in self.holdings:
+                holding.ask_release()
+                self._release(holding)
         early = self._early(actions, leases, now, each) if shards is not None else {}
         list(
             each(
@@ -647,12 +639,6 @@ class Worker:
             raise
         finally:
             self._listing_since = None
-
-    def _leave_all(self) -> None:
-        """Finish the running batches and release everything: the records are not those that the leases count (L14)."""
-        for holding in self.holdings:
-            holding.ask_release()
-            self._release(holding)
 
     def _asking(self) -> Me:
         return Me(self.me, self._turns, self.watch.history)

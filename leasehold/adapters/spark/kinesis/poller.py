@@ -89,7 +89,9 @@ class ArrowPoller(Poller):
             users, trail = self._unrepeated(rows.numbers, users, others)
         place = users["record"]
         numbers = pa.array(rows.numbers, pa.string())
-        times = pa.array(map(_microseconds, rows.arrived), pa.timestamp("us", "UTC"))
+        times = pa.array(
+            [None if arrived is None else round(arrived * 1e6) for arrived in rows.arrived], pa.timestamp("us", "UTC")
+        )
         columns = [
             users["data"],
             pa.repeat(pa.scalar(self._stream), users.num_rows),
@@ -139,7 +141,3 @@ class Probe(Poller):
     """A reader of one record at a time, to see what stands where."""
 
     most = 1
-
-
-def _microseconds(arrived: float | None) -> int | None:
-    return None if arrived is None else round(arrived * 1e6)

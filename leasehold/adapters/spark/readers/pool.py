@@ -374,35 +374,29 @@ class ReaderPool:
             return
         reader = ReaderConnection(connection, self._woken)
         try:
-            self._add(reader, peer)
+            with self._changed:
+                if self._closed:
+                    raise ConnectionError("the query has ended")
+                self._connected.append(reader)
+                even = -(-sum(len(each.openings) for each in self._connected) // len(self._connected))
+                moved = [opening for each in self._connected for opening in list(each.openings.values())[even:]]
+                unread, self._unread = self._unread, set()
+                self._changed.notify_all()
+            log.info("reader %s has come: %d now", peer, len(self.connected))
+            # Outside the lock: each is told its reader over the network. Its shard is opened again by the next step.
+            for opening in moved:
+                opening.close()
+            for key in {*unread, *(opening.lease.key for opening in moved)}:
+                self._woken(key)
             reader.serve()
         finally:
-            self._remove(reader, peer)
-
-    def _add(self, reader: ReaderConnection, peer: object) -> None:
-        with self._changed:
-            if self._closed:
-                raise ConnectionError("the query has ended")
-            self._connected.append(reader)
-            even = -(-sum(len(each.openings) for each in self._connected) // len(self._connected))
-            moved = [opening for each in self._connected for opening in list(each.openings.values())[even:]]
-            unread, self._unread = self._unread, set()
-            self._changed.notify_all()
-        log.info("reader %s has come: %d now", peer, len(self.connected))
-        # Outside the lock: each is told its reader over the network. Its shard is opened again by the next step.
-        for opening in moved:
-            opening.close()
-        for key in {*unread, *(opening.lease.key for opening in moved)}:
-            self._woken(key)
-
-    def _remove(self, reader: ReaderConnection, peer: object) -> None:
-        with self._changed:
-            self._connected = [each for each in self._connected if each is not reader]
-            closed = self._closed
-        shards = len(reader.openings)
-        reader.lost()
-        if not closed:
-            log.warning("reader %s is gone: its %d shards are read by others", peer, shards)
+            with self._changed:
+                self._connected = [each for each in self._connected if each is not reader]
+                closed = self._closed
+            shards = len(reader.openings)
+            reader.lost()
+            if not closed:
+                log.warning("reader %s is gone: its %d shards are read by others", peer, shards)
 
     def _close_opening(self, opening: FarReader) -> None:
         with self._changed:
