@@ -164,10 +164,7 @@ class Discovery:
         return any(each.of_stream for each in self.contradictions)
 
     def _judge(self, shards: tuple[Shard, ...] | None, leases: Collection[Lease]) -> None:
-        """Find what contradicts; without a listing, what still does, or what other workers have noted since.
-
-        What one listing alone shows of a shard is listed once more: a listing may be a moment old.
-        """
+        """Find what contradicts; without a listing, what still does, or what other workers have noted since."""
         strange = any(lease.note(INCARNATION) not in {None, SETTLED, self.incarnation} for lease in leases)
         if shards is None and not (self.contradictions or (self.incarnation and strange)):
             return
@@ -175,6 +172,7 @@ class Discovery:
         known = self._suspected if shards is not None else {each.key for each in self.contradictions}
         self.contradictions = tuple(each for each in found if each.of_stream or each.key in known)
         if shards is not None:
+            # What one listing alone shows of a shard is listed once more: a listing may be a moment old.
             self._suspected, before = frozenset(each.key for each in found), self._suspected
             if not self._suspected <= before or any(each.kind == "old listing" for each in found):
                 self.want()
@@ -220,6 +218,7 @@ class Discovery:
     def _overdue(self, now: float, me: Me, crowd: frozenset[str]) -> bool:
         if now < self._next or not self.answered:
             return not self.answered
+        # The whole fleet is due in the same moments: some are drawn, so that not all of it asks the service at once.
         self._next, self._rounds = now + self._safety_seconds, self._rounds + 1
         return _drawn(me, self._rounds, crowd)
 
@@ -235,6 +234,7 @@ class Discovery:
             shards, before = self._source.shards(), self.incarnation
             self.incarnation = self._identified()
         except SourceError as fault:
+            # Refused before there ever was an answer: a name or a right is wrong, and no waiting would mend it.
             if not (self.answered or isinstance(fault, SourceUnavailable)):
                 raise
             self.want()
@@ -470,6 +470,7 @@ class Worker:
             self.hurry()
         self._holdings.check_identity()
         soon = min(self._renewing.due(now), now + pause)
+        # Never without a pause: what is due and cannot be done yet would keep a core busy.
         return max(now + SOON_SECONDS, soon)
 
     def turn(self, now: float, each: ParallelMap = map) -> float:
@@ -488,10 +489,12 @@ class Worker:
                 "; ".join(told[:TOLD_MOST]),
                 more,
             )
+        # Gifts are still looked after while it leaves: what an heir does not claim nobody else would read.
         if self._closing:
             return attend
         list(each(self._holdings.readopt, self._holdings.unconfirmed))  # H4
         if self._hurry.is_set() or now >= self._look_due:
+            # Cleared before the look: what is asked for while it runs is for the next one.
             whole = self._hurry.is_set()
             self._hurry.clear()
             # Rows of what was dropped still name this worker, and only a whole reading shows them (C17).
@@ -499,6 +502,7 @@ class Worker:
             self._look_due = now + self._look_or_wait(now, None if whole else self._look.keys, each)
         self._holdings.check_identity()
         if self._holdings.unconfirmed:
+            # The table may say that they are ours, so others leave them, and nobody reads them until then.
             attend = min(attend, now + RETRY_SECONDS)
         return now if self._hurry.is_set() else min(attend, self._look_due)
 
@@ -563,6 +567,7 @@ class Worker:
             case OutcomeUnknown() | SourceUnavailable():
                 return False
             case StoreError():
+                # A refusal after an earlier answer may pass, when a role or a token is renewed.
                 return not self._turns
             case _:
                 return not (self._turns and self.discovery.answered)
@@ -628,6 +633,7 @@ class Worker:
         """The rows asked for; a reading without an answer is kept in mind, and so is what only a whole one shows."""
         began, dropped = self.clock(), asked is None and self._dropped.is_set()
         if dropped:
+            # Before the reading: what is dropped while it runs wants another whole one.
             self._dropped.clear()
         self._listing_since = began if asked is None else None
         try:
@@ -635,6 +641,7 @@ class Worker:
         except StoreError:
             self.watch = self.watch.unanswered(began)
             if dropped:
+                # There was no answer: those rows are still to be looked for.
                 self._dropped.set()
             raise
         finally:
@@ -646,32 +653,32 @@ class Worker:
     def _early(
         self, actions: Collection[Action], leases: Collection[Lease], now: float, each: ParallelMap
     ) -> dict[Action, float]:
-        """The leases not to create yet, and for how long: a living worker may know better where they begin (L13).
-
-        An owner makes a deleted row anew at its next renewal, and any other worker that has seen the row once it has
-        waited for that. So what was held by others waits for a renewal. What nobody here has seen, and would begin at
-        LATEST or again at the beginning of a closed shard, waits until every living worker has read the table, too.
-        A stream of which neither the table nor this process knows any lease is a new group's, or its table was emptied:
-        then the first owner that renews makes its row anew, and shows which of the two. At TRIM_HORIZON nothing is
-        skipped whichever it is, and nothing waits: owners take such rows over (`Holding`).
-        What LATEST means is asked for before the wait, so that none of what comes meanwhile is skipped.
-        """
+        """The leases not to create yet, and for how long: a living worker may know better where they begin (L13)."""
         config, streams = self.config, {lease.stream for lease in (*leases, *self.watch.history.gone)}
         waits = dict[Action, float]()
         for action in actions:
             match action:
+                # Its owner makes a deleted row anew at its next renewal; what this worker dropped itself has no such
+                # owner.
                 case Create(lease, rule="L13"):
                     waits[action] = 0.0 if lease.key in self._holdings.dropped else config.renew_seconds
+                # What nobody here has seen waits until every living worker has read the table, too: one may know where
+                # it begins.
                 case Create(lease, rule="L6"):
                     waits[action] = config.renew_seconds + config.cycle_seconds
                 case Create(lease, rule="L4" | "L5" as rule):
+                    # Without a lease of this stream it is a new group's, or its table was emptied: then the first owner
+                    # that renews makes its row anew, and shows which of the two.
                     known = lease.stream in streams
+                    # At TRIM_HORIZON nothing is skipped whichever it is, and nothing waits: owners take such rows over
+                    # (`Holding`).
                     if lease.checkpoint != TRIM_HORIZON or (rule == "L5" and known):
                         rest = config.cycle_seconds if known else RETRY_SECONDS
                         waits[action] = config.renew_seconds + rest
                 case _:
                     pass
         self._absent = {one.lease.key: self._absent.get(one.lease.key, now) for one in waits}
+        # What LATEST means is asked for before the wait, so that none of what comes meanwhile is skipped.
         unpinned = [one.lease for one in waits if one.lease.checkpoint == LATEST and one.lease.key not in self._latest]
         pins = zip(unpinned, each(self.source.latest, unpinned), strict=True)
         known_pins = {key: pin for key, pin in self._latest.items() if key in self._absent}
@@ -706,6 +713,8 @@ class Worker:
         held = self._holdings.get(action.lease.key)
         if isinstance(action, Release) and held is not None:
             if action.heir and action.heir == action.lease.heir:
+                # The heir has named itself on the row, so that the gift is one write; a stranger to it (M14) is named
+                # by the plan only.
                 held.asked(action.lease)
             else:
                 held.ask_release(action.heir)
