@@ -73,6 +73,7 @@ class WorkerMetrics:
 
     def unclaimed_leases(self) -> Iterable[Observation]:
         """The number of unfinished leases that have no living owner."""
+        # As the rules see it: a lease that stands still for so long is anybody's to claim.
         dead = self._worker.config.lease_seconds
         return self._of_table(lambda: sum(lease.owner is None or lease.idle > dead for lease in self._leases()))
 
@@ -101,6 +102,7 @@ class WorkerMetrics:
 
     def contradictions(self) -> Iterable[Observation]:
         """In how many things listing, table and memory contradict each other, as this worker sees it (L14)."""
+        # An owner sees by a refused write what no listing shows.
         held = sum(bool(holding.contradiction) for holding in self._worker.holdings)
         return self._observed(len(self._worker.discovery.contradictions) + held)
 
@@ -176,6 +178,7 @@ class _Instruments:
     """The instruments of one meter, shared by its workers: OpenTelemetry keeps only the first instrument of a name."""
 
     def __init__(self, meter: Meter) -> None:
+        # Weak, as instruments live for as long as the process: a worker that has ended is not told of any more.
         self.workers: WeakSet[WorkerMetrics] = WeakSet()
         self.bytes = meter.create_counter("bytes", "By", "Payload read, an aggregate's own bytes included.")
         self.records = meter.create_counter("records", "{record}", "User records read, after de-aggregation.")
@@ -216,6 +219,8 @@ _making = Lock()
 
 def _instruments(meter: Meter) -> _Instruments:
     with _making:
+        # Under the lock: two workers that begin at once would each make instruments, and the second one's would be
+        # lost.
         if meter not in _made:
             _made[meter] = _Instruments(meter)
         return _made[meter]
