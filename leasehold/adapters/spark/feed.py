@@ -513,8 +513,8 @@ class ShardPrefetcher:
         batch = self._pull.read(keep)  # kept first: what follows may raise
         self.holding.throughput.add(batch.size, now)
         self._shared.measure(self.holding, batch)
-        # At most 4.5 requests a second, from one beginning to the next, even if the answer asks for no wait: the limit of a
-        # shard is shared by all who read it.
+        # At most 4.5 requests a second, from one beginning to the next, even if the answer asks for no wait: the limit
+        # of a shard is shared by all who read it.
         return max(now + self._shared.pace.interval_seconds, self._member.clock() + batch.wait_seconds)
 
     def _reached(self, now: float, *, behind: float | None) -> None:

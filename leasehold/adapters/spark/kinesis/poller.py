@@ -40,6 +40,7 @@ class ArrowPoller(Poller):
         rows = columns_of(told)
         if rows.numbers and not rows.sealed:
             return super()._batch(cast("GetRecordsOutputTypeDef", {**answer, "Records": rows}))  # columns become rows
+        # Counted before user records are taken out: the throughput of a lease is that of the shard.
         size, ends = sum(map(len, rows.datas)), (rows.numbers[0], rows.numbers[-1]) if rows.numbers else None
         made, end, trail = self._rows(rows)
         return evolve(self._told(answer, made, end, ends, size), trail=trail)
@@ -85,6 +86,8 @@ class ArrowPoller(Poller):
         for at, found in others.items():
             self._dropped.add(rows.numbers[at], found)
         users, trail = self._undone(rows.numbers, users), None
+        # Rows that a sink of ours has written carry a tag, and only those can come a second time from a task that was
+        # tried again.
         if self._had or any(found.tags for found in others.values()):
             users, trail = self._unrepeated(rows.numbers, users, others)
         place = users["record"]
@@ -109,6 +112,7 @@ class ArrowPoller(Poller):
     ) -> tuple[pa.RecordBatch, Trail]:
         """Without what was had before of Spark sinks, and what the position of each row carries along."""
         tags = {at: dict(zip(found.subs, found.tags, strict=True)) for at, found in others.items() if found.tags}
+        # Copied: an answer that cannot be read through is asked for again, and must find things as they were.
         before, had = self._had, self._had.copy()
         kept, notes = list[bool](), list[tuple[Note, ...]]()
         names = "record", "sub_sequence_number", "partition_key", "explicit_hash_key"
