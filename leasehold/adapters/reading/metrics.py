@@ -160,6 +160,7 @@ class WorkerMetrics:
         return self._worker.clock() - self._worker.watch.full_at <= FRESH_CYCLES * self._worker.config.cycle_seconds
 
     def _of_table(self, number: Callable[[], float]) -> Iterable[Observation]:
+        # Whoever read the table long ago would report a fleet of then beside those that report the present one.
         return self._observed(number()) if self._fresh() else ()
 
     def _observed(self, number: float) -> Iterable[Observation]:

@@ -121,6 +121,7 @@ class SliceStore(PassingStore):
     def write(self, write: Write) -> Outcome:
         """Apply the write or refuse it."""
         if isinstance(write, CreateLease):
+            # Written by the creation itself: a row without the note would look like another group's to the next worker.
             notes = {**dict(write.lease.notes), NOTE: self._note}
             write = evolve(write, lease=evolve(write.lease, notes=tuple(sorted(notes.items()))))
         return super().write(write)
@@ -291,6 +292,7 @@ class SliceCount:
                     return cast("None", count(None, records, letters) if ended is None else ended)
 
                 return awaited()
+            # A coroutine counts once it has ended, and any other answer is a fault of the handler's.
             if answer is None:
                 with lock:  # handlers of several shards are at work side by side
                     self.records += records

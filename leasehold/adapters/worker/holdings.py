@@ -380,6 +380,7 @@ class Bench:
 
 def first_watch(config: Config, promises: Promises) -> Watch:
     """Start the watch; where a note moves the version, without bulletins: each would look like a renewal (C14)."""
+    # Only where a note leaves the version alone: else each bulletin would look like a renewal to the others.
     hears = config.rules.keeps_lookout and promises.free_notes
     return Watch(bulletins=BulletinTracker() if hears else None, silence_seconds=scaled(OUTAGE_SECONDS, config))
 
@@ -416,6 +417,7 @@ class SlowPeers:
     def observe(self, me: Me, config: Config) -> None:
         """Log the workers whose measured gaps are too long; `plan` waits longer for them by the same figures."""
         for owner, gap in slow_owners(me, config):
+            # Once: it would be said at every full reading, for as long as that worker runs.
             if owner not in self._said:
                 self._said.add(owner)
                 renewals_log.warning(
@@ -464,6 +466,7 @@ class Renewing:
         """
         self._pause, self._tells = pause, bool(look.notes)
         if held is not self._held:
+            # Only what has come gets a place in the heap; what is gone is met there, and left out.
             known = frozenset(held)
             for one in known - self._known:
                 # In this very call: an heir may have named itself before the lease was ours.

@@ -161,6 +161,8 @@ class Discovery:
     @property
     def refusing(self) -> bool:
         """Whether no lease of the stream can be trusted: none is taken, created, deleted, or kept (L14)."""
+        # Of a single shard it is enough to leave that shard alone; of the stream every position may count other
+        # records.
         return any(each.of_stream for each in self.contradictions)
 
     def _judge(self, shards: tuple[Shard, ...] | None, leases: Collection[Lease]) -> None:
@@ -184,6 +186,7 @@ class Discovery:
         source = self._source
         if not isinstance(source, Selective):
             return listing
+        # Their shards are in no listing of this source: they would be deleted as shards that are gone.
         return evolve(listing, leases=tuple(lease for lease in listing.leases if source.reads(lease)))
 
     def deletable(self, lease: Lease, shards: tuple[Shard, ...]) -> bool:
@@ -251,6 +254,7 @@ class Discovery:
         return shards
 
     def _identified(self) -> str:
+        # A source that cannot tell streams of one name apart: contradictions alone can show that it was made anew.
         if not isinstance(self._source, Identified):
             return ""
         try:
@@ -286,6 +290,7 @@ class Recreated:
         found, discovery = self._discovery.contradictions, self._discovery
         mendable = [each for each in found if each.mendable]
         if self._start is None or not mendable:
+            # What an old listing shows is no fault of the table, and the next listing clears it.
             self._note([each for each in found if each.kind != "old listing"], leases)
             return False
         if not discovery.current or (discovery.refusing and holdings):
@@ -313,6 +318,8 @@ class Recreated:
             case Restart(Lease() as stored, Lease() as fresh, marks=True):
                 return self._store.write(AnnotateLease(stored, INCARNATION, fresh.note(INCARNATION) or SETTLED))
             case Restart(Lease() as stored, Lease() as fresh):
+                # First from its owner, whose next write is then refused: what it holds counts records of the former
+                # stream.
                 freed = Done(stored) if stored.owner is None else self._store.write(ReleaseLease(stored, self._me))
                 if not isinstance(freed, Done):
                     return freed
@@ -358,6 +365,7 @@ def _crowd(listing: Listing, me: Me) -> frozenset[str]:
 
 def _drawn(me: Me, times: int, crowd: frozenset[str]) -> bool:
     """Whether this worker is drawn from the crowd, the `times`-th time that there is cause."""
+    # By a digest that all compute alike: nobody has to be asked who lists this time.
     return me.worker in nsmallest(LISTERS, crowd, key=digest_under(str(times)))
 
 
@@ -702,6 +710,7 @@ class Worker:
         match action:
             case Renew():
                 return False  # `renew` keeps its own schedule
+            # A take-back or an adoption may have made it ours since the plan.
             case Claim() | Steal():
                 return self._holdings.get(action.lease.key) is None
             case Delete():
