@@ -149,10 +149,8 @@ class WorkerMetrics:
         return [*(seen | own).values()]
 
     def _read_at(self) -> float:
-        """When this worker last read the table, seconds since 1970: a row is judged by what it said then.
-
-        Most workers read it seldom, and would call each other dead for it.
-        """
+        """When this worker last read the table, seconds since 1970: a row is judged by what it said then."""
+        # Not now: most workers read it seldom, and would call each other dead for it.
         return time.time() - max(0.0, min(self._worker.clock() - self._worker.watch.full_at, time.time()))
 
     def _fresh(self) -> bool:

@@ -204,13 +204,14 @@ def lease_options(given: Given, store: str, position: Mapping[str, Any], seconds
 
 
 def _fetch(given: Given) -> Address | None:
-    """Spark's own address, as the session tells it; without one no connection could be made."""
+    """Spark's own address, as the session tells it."""
     transport = given.choice("lease.transport", "auto", "fetch", "embedded")
     host, port = given.text("lease.fetchHost"), given.number("lease.fetchPort", 0, most=65_535) or 0
     bind = given.text("lease.fetchBindHost", host)
     # Asked for by name: embedding the rows in place of it would cost memory that nobody reckoned with.
     if transport == "fetch" and not host:
         raise ValueError("option lease.transport: fetch needs the driver's address; give lease.fetchHost")
+    # Without a host there is nothing that an executor could connect to: rows travel with their tasks.
     return None if transport == "embedded" or not host else Address(host, bind, port)
 
 

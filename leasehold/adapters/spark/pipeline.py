@@ -336,9 +336,10 @@ def session_at(master: str, name: str) -> SparkSession:
 
 
 def _with_delta(builder: SparkSession.Builder) -> SparkSession.Builder:
-    """Add Delta Lake, as spark-submit's `--packages` and `--conf` would; its own package knows the jars."""
+    """Add Delta Lake, as spark-submit's `--packages` and `--conf` would."""
     if find_spec("delta") is None:
         raise ValueError("--tables delta: install delta-spark, in a version for this Spark")
+    # Delta's own package knows which jars go with this version of it.
     from delta import configure_spark_with_delta_pip  # type: ignore[import-not-found]  # noqa: PLC0415  optional
 
     configured: SparkSession.Builder = configure_spark_with_delta_pip(builder.config(map=DELTA))

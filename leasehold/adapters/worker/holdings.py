@@ -183,11 +183,12 @@ class Holdings:
             log.warning("lease %s may be lost: %s", doubted.key, fault)
 
     def _has_successor(self, lease: Lease) -> bool:
-        """Whether another process with our id re-adopted the lease: if we slept past expiry, it may own the lease."""
+        """Whether another process with our id re-adopted the lease."""
         # A process before us signed rows of ours as well: only what we held ourselves can have been taken over by
         # another.
         replaced = lease.key in self._ever and self._identity.predecessor(lease) is not None
-        # Nobody has renewed it for so long: that process is gone, and the lease is ours to adopt.
+        # If we slept past expiry, that process may own it; but where nobody has renewed it for so long, it is gone, and
+        # the lease is ours to adopt.
         if not replaced or lease.idle > self._lease_seconds:
             return False
         # The first version seen may be the last that process wrote; a second one shows that it lives.
@@ -220,11 +221,9 @@ class Holdings:
         return lease.owner == self._identity.worker and not lease.ended
 
     def _adopt_as(self, lease: Lease) -> Lease | None:
-        """Claim the lease as seen; None once it is held, or gone, else the lease as stored.
-
-        A reading instead of the claim would not do: the giver of a lease and its heir could both own it.
-        """
+        """Claim the lease as seen; None once it is held, or gone, else the lease as stored."""
         begun = self._clock()
+        # A reading in place of the claim would not do: the giver of a lease and its heir could both own it.
         outcome = self._store.write(ClaimLease(lease, self._identity.worker, self._identity.notes_on(lease)))
         if isinstance(outcome, Done):
             self.hold(outcome.lease, begun, self._identity.predecessor(lease))

@@ -570,7 +570,7 @@ class Worker:
         return self._look.seconds
 
     def _is_final(self, fault: StoreError | SourceError) -> bool:
-        """Whether store or source never answered at all; a later refusal may pass, when a role or token is renewed."""
+        """Whether store or source never answered at all."""
         match fault:
             case OutcomeUnknown() | SourceUnavailable():
                 return False

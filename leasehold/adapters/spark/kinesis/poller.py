@@ -128,7 +128,8 @@ class ArrowPoller(Poller):
         return users.filter(pa.array(kept, pa.bool_())), Trail(before, notes)
 
     def _undone(self, numbers: Sequence[str], users: pa.RecordBatch) -> pa.RecordBatch:
-        """Without what lies before the start: the first record may be an aggregate that is half done."""
+        """Without what lies before the start."""
+        # Asked for at a record, the service begins with all of it, and it may be an aggregate that is half done.
         if self._done is None or not users.num_rows:
             return users
         places, subs = users["record"].to_pylist(), users["sub_sequence_number"].to_pylist()

@@ -144,7 +144,6 @@ def from_reader(line: bytes) -> FromReader:
             except ValueError as error:
                 if isinstance(error, BadJsonField):
                     raise
-                # Named by its field, and never shown: it lets whoever has it fetch rows.
                 raise token.bad("bytes to the base of sixteen") from None
         case "ShardReport":
             opening, pieces, behind, size, ended, children = _fields(value, 6)
