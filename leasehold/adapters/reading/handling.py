@@ -249,8 +249,10 @@ class Delivery:
         if the store does not answer.
         """
         if not self._whole:
+            # A checkpoint says that all before it is done, and of the other keys nobody knows that yet.
             raise ValueError("checkpoint: other keys of this batch are at work; it is checkpointed once all are done")
         position = self.read_to if record is None else record.position
+        # What lies behind the batch was not handed over, and would be skipped after a crash.
         if position.order > self.read_to.order:
             raise ValueError(
                 f"checkpoint: {position.sequence} is behind this batch, which ends at {self.read_to.sequence}"
@@ -288,6 +290,7 @@ class FinalCheckpoint:
         Raises ValueError where the shard has not ended; StoreError or SourceUnavailable, and then it is to be tried
         again.
         """
+        # Its records to come would be skipped: a finished lease is read by nobody.
         if not self.ended:
             raise ValueError("end: the shard has more records, or may have")
         return self._end()
@@ -353,6 +356,7 @@ class Handling:
 
     def __attrs_post_init__(self) -> None:
         if self.final_checkpoint is not None and self.dead_letter is not None:
+            # A letter takes the place of a record that is done, and here only the handler says what is done.
             raise ValueError("dead_letter: a handler that checkpoints by itself goes without one")
 
 
@@ -415,6 +419,7 @@ def metered(worker: Worker, handling: Handling, meter: Meter | None) -> Handling
     """The handling with metrics, where OpenTelemetry is installed."""
     try:
         from leasehold.adapters.reading.metrics import WorkerMetrics  # noqa: PLC0415  OpenTelemetry is an extra
+    # OpenTelemetry is an extra: without it nothing is measured, and everything else works.
     except ModuleNotFoundError:
         return handling
     metrics = WorkerMetrics(worker, cast("Any", meter))
@@ -508,6 +513,7 @@ class Attempts:
         done = max(self._holding.lease.checkpoint.order, self._passed or (0, 0, 0))
         rest = batch.records[count(batch.records, done) :] if self.failing else batch.records
         while self._suspects and rest and rest[0].position.order > self._suspects[-1].end:
+            # Passed, and searched no more: the part that it was cut from comes next.
             self._suspects.pop()
             if not self._suspects:
                 self._waits.reset()

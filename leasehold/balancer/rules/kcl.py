@@ -49,9 +49,11 @@ class Kcl(RuleSet):
         """The answer is all that this worker takes in one turn."""
         if not census.leases:  # K3
             return ()
-        old = _very_old(census, config, self)
+        oldest = self.very_old_multiplier * config.lease_seconds
+        old = tuple(lease for lease in census.available if self.very_old_multiplier and lease.idle > oldest)
         if old:  # K5: whatever the target says, and nothing else in this turn, even where it may take none
-            return _claims(drawn(old, me, _room(census, self)), "K5")
+            room = len(old) if self.max_leases is None else self.max_leases - len(census.mine)
+            return _claims(drawn(old, me, room), "K5")
         needed = _target(census, self) - len(census.mine)
         if needed <= 0:  # K6
             return ()
@@ -64,17 +66,6 @@ def _target(census: Census, rules: Kcl) -> int:
     """K4: how many leases each worker wants: an equal share rounded up and at least one, within `max_leases`."""
     share = max(1, -(-len(census.leases) // len(census.counts)))
     return share if rules.max_leases is None else min(share, rules.max_leases)
-
-
-def _very_old(census: Census, config: FleetSeconds, rules: Kcl) -> tuple[Lease, ...]:
-    """K5: available leases that stood still for more than `very_old_multiplier` times `lease_seconds`."""
-    oldest = rules.very_old_multiplier * config.lease_seconds
-    return tuple(lease for lease in census.available if rules.very_old_multiplier and lease.idle > oldest)
-
-
-def _room(census: Census, rules: Kcl) -> int:
-    """K5: of the very old, `max_leases` alone limits how many are claimed."""
-    return len(census.leases) if rules.max_leases is None else rules.max_leases - len(census.mine)
 
 
 def _steals(census: Census, me: Me, rules: Kcl, needed: int) -> tuple[Steal, ...]:
