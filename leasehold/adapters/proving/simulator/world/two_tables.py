@@ -12,13 +12,12 @@ from leasehold.adapters.history.events import VERBS, WriteAnswer
 from leasehold.adapters.proving.simulator.world.cells import sessions_of
 from leasehold.adapters.proving.simulator.world.client import Client
 from leasehold.adapters.proving.simulator.world.world import Caller, World
-from leasehold.adapters.steering.swapping import followed, sent
 from leasehold.adapters.worker.scheduler import Scheduler
 from leasehold.balancer.model import Lease
 from leasehold.stores.protocol import Done, Outcome, PassingStore, Store
 from leasehold.stores.sessions.store import SessionStore
-from leasehold.stores.swap import SwapStore
-from leasehold.stores.writes import Write
+from leasehold.stores.swap import CONTROL, FROM, LOOK_SECONDS, TO, WISH, SwapStore, parted
+from leasehold.stores.writes import AnnotateLease, Write
 
 NAMES = ("memory://from", "memory://to")
 
@@ -31,7 +30,7 @@ class SwapClient(PassingStore):
 
     def __init__(self, world: World, caller: Caller, source: Client, goal: Client, time: Scheduler) -> None:
         there: Store = sessions_of(world, caller, goal, time) if world.scenario.sessions else goal
-        super().__init__(SwapStore((source, there), NAMES[1], clock=time.clock))
+        super().__init__(SwapStore((source, there), NAMES[TO], clock=time.clock))
         self._world, self._caller = world, caller
 
     def write(self, write: Write) -> Outcome:
@@ -70,13 +69,18 @@ def _with(answer: WriteAnswer, row: Lease) -> WriteAnswer:
 def commanded(world: World) -> None:
     """Send the leases there and back at their times, and carry what nobody owns, as `leasehold swap` does."""
     there: Store = SessionStore(world.cells, gather=0.0) if world.scenario.sessions else world.goal
-    tables = (world.table, there)
-    store = SwapStore(tables, NAMES[1], clock=lambda: world.tasks.now)
+    store = SwapStore((world.table, there), NAMES[TO], clock=lambda: world.tasks.now)
     for number, (at, end) in enumerate(pairwise((*world.scenario.swaps, world.scenario.seconds))):
         world.tasks.sleep_until(at)
-        sent(tables, "from" if number % 2 else "to")
-        for now in followed(tables, store, NAMES[1], world.tasks.sleep):
-            if now.arrived:
+        goal = FROM if number % 2 else TO
+        (control,) = there.get([CONTROL])
+        there.write(AnnotateLease(control, WISH, ("from", "to")[goal]))
+        while world.tasks.now < end:
+            leases = store.list().leases
+            if {parted(lease)[:2] for lease in leases} == {(goal, False)}:
                 world.history.swaps.append((at, world.tasks.now))
-            elif world.tasks.now >= end:
                 break
+            for lease in leases:
+                if lease.owner is None:
+                    store.carry(lease, goal)
+            world.tasks.sleep(LOOK_SECONDS)
