@@ -17,17 +17,30 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("", "fleet"))
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("", "fleet", "multilang"))
 
 from attrs import define, evolve, frozen
 from feed import Feed
-from fleet import NO_DESCRIPTORS, NO_MEMORY, NO_THREADS, OF_LIBC, OF_WORKERS, SETTINGS, Fleet, table_kinds
+from fleet import (
+    NO_DESCRIPTORS,
+    NO_MEMORY,
+    NO_THREADS,
+    OF_CHILDREN,
+    OF_HANDLERS,
+    OF_LIBC,
+    OF_WORKERS,
+    SETTINGS,
+    Fleet,
+    Place,
+    table_kinds,
+)
 from grounds import ANEW, KEEP_SECONDS, PAUSE, RESTART, WATCHER, HubGround, KinesisGround, hub_ground, kinesis_ground
 from libc import UnkindLibc, libc_can_be_put_before
 from processes import client_at, threads_can_be_refused
 from schedule import Fault, FaultKind, schedule
 from services import STORES, a_table, watched
 from unsteady_line import Lines
+from wired import Wired
 
 from leasehold.adapters.demo.child import ENVIRONMENT, FOREIGN
 from leasehold.adapters.demo.stage import TICK_SECONDS
@@ -39,6 +52,7 @@ from leasehold.balancer.config import Config
 from leasehold.stores.protocol import Promises
 
 SOURCES = ("kinesis", "event-hubs")
+CONSUMERS = ("function", "multilang")
 CALM_SECONDS, ARRIVE_SECONDS, SAY_SECONDS = 6.0, 90.0, 5.0
 SILENCE_SECONDS = 4.0
 """Where the lookout itself is gone, all list the table so much later (C8), and only then their clocks start."""
@@ -56,6 +70,8 @@ class Wanted:
     seconds: float
     source: str = "kinesis"
     store: str = "dynamodb"
+    layout: str = ""
+    consumer: str = "function"
     workers: int = 5
 
 
@@ -87,7 +103,8 @@ class Outcome:
         repeated = [change for change in found.owner_changes if change.duplicates]
         asked = self.wanted
         lines = [
-            f"run          {asked.source}, {asked.store}, seed {asked.seed}, {asked.seconds:g} s; load {self.load:.0f}",
+            f"run          {asked.source}, {asked.store} {asked.layout}".rstrip()
+            + f", seed {asked.seed}, {asked.seconds:g} s; load {self.load:.0f}",
             f"records      {found.produced:,} sent, {found.lost} lost, {found.strangers} never sent",
             f"order        {sum(each.what == 'out of order' for each in found.faults)} breaks",
             f"duplicates   {found.duplicates:,}, at {len(repeated)} of {len(found.owner_changes)} changes of reader",
@@ -110,28 +127,39 @@ def a_fleet(wanted: Wanted, workers: Sequence[str], folder: Path) -> Iterator[Fl
     """Nobody yet."""
     with ExitStack() as stack:
         fleets: list[Fleet] = []
+
+        def name_of(port: int) -> str:
+            return client_at(port, {} if not fleets else fleets[0].groups())
+
         hub = ""
         ground: KinesisGround | HubGround
         if wanted.source == "kinesis":
             ground = stack.enter_context(kinesis_ground(folder, workers, wanted.seed))
         else:
-            ground = stack.enter_context(
-                hub_ground(lambda port: client_at(port, {} if not fleets else fleets[0].groups()))
-            )
+            ground = stack.enter_context(hub_ground(name_of))
             hub = ground.source("").removeprefix("eventhubs://").partition("?")[0]
-        table = stack.enter_context(a_table(wanted.store, folder, hub))
-        lines = None
-        if table.kept is not None:
+        table = stack.enter_context(a_table(wanted.store, folder, hub, wanted.layout))
+        lines: Lines | Wired | None = None
+        if table.kept is not None and table.wired:
+            lines = stack.enter_context(Wired.laid(table.kept.service.url, name_of))
+        elif table.kept is not None:
             everybody, seed = (*workers, WATCHER), f"{wanted.seed} store"
             lines = stack.enter_context(Lines.laid(table.kept.service.url, everybody, seed, table.refused))
-        endpoint = lines.url(WATCHER) if lines else ""
-        with patch.dict(os.environ, table.environment(endpoint)):
-            store = watched(table.url.format(endpoint=endpoint))
-        stack.enter_context(closing(store))
+        place = Place(table, lines)
+        with patch.dict(os.environ, place.environment(WATCHER)):
+            store = stack.enter_context(closing(watched(place.url(WATCHER))))
         disk = table.disk.folder if table.disk else folder / "disk"
         libc = UnkindLibc.made(folder, workers, disk) if libc_can_be_put_before() else None
         fleet = Fleet(
-            folder, ground.stream, store, table.url, SETTINGS, ground=ground, table=table, lines=lines, libc=libc
+            folder,
+            ground.stream,
+            store,
+            table.url,
+            SETTINGS,
+            ground=ground,
+            places={"store": place},
+            libc=libc,
+            multilang=wanted.consumer == "multilang",
         )
         fleets.append(fleet)
         stack.callback(fleet.abandon)
@@ -173,7 +201,8 @@ def kinds_of(fleet: Fleet, told: Callable[[str], None]) -> list[FaultKind]:
         told("NO CLOCK IS STEPPED, AND NO DISK READ-ONLY: there is no C compiler (cc)")
     if not threads:
         told("NO THREADS ARE REFUSED: this user may make no control group of pids")
-    kinds = [*OF_WORKERS, *table_kinds(fleet.table, libc=libc), *fleet.ground.kinds]
+    of_handlers = OF_CHILDREN if fleet.multilang else OF_HANDLERS
+    kinds = [*OF_WORKERS, *of_handlers, *table_kinds(fleet.table, libc=libc), *fleet.ground.kinds]
     return [*kinds, NO_DESCRIPTORS, NO_MEMORY, *(OF_LIBC if libc else ()), *((NO_THREADS,) if threads else ())]
 
 
@@ -269,6 +298,10 @@ def main() -> int:
     options.add_argument("--seconds", type=float, default=120.0, help="for which faults are played (%(default)s)")
     options.add_argument("--source", choices=SOURCES, default="kinesis")
     options.add_argument("--store", choices=STORES, default="dynamodb")
+    options.add_argument("--layout", choices=("", "sessions"), default="", help="of the table (the usual one)")
+    options.add_argument(
+        "--consumer", choices=CONSUMERS, default=CONSUMERS[0], help="multilang: unruly children read (%(default)s)"
+    )
     options.add_argument("--workers", type=int, default=5, help="processes (%(default)s)")
     options.add_argument("--folder", type=Path, help="where processes write; kept (default: one that is removed)")
     given = vars(options.parse_args())

@@ -12,13 +12,13 @@ pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.xdist_group("f
 @pytest.mark.usefixtures("amqp_engine")
 def test_what_befalls_workers_of_a_hub_loses_nothing(tmp_path: Path) -> None:
     """Without it faults that only real processes and services have would be met by users."""
-    outcome = run(Wanted(6, 22.0, "event-hubs", "sqlite", 3), tmp_path, print)
+    outcome = run(Wanted(6, 22.0, "event-hubs", "sqlite", workers=3), tmp_path, print)
     print(outcome)  # noqa: T201  shown if it fails, or with -s
     assert (outcome.verdict.faults, outcome.verdict.lost) == ((), 0)
 
 
 def test_what_befalls_workers_of_a_stream_loses_nothing(tmp_path: Path) -> None:
     """Without it likewise; streams end, and have services that are restarted."""
-    outcome = run(Wanted(5, 22.0, "kinesis", "dynamodb", 3), tmp_path, print)
+    outcome = run(Wanted(5, 22.0, "kinesis", "dynamodb", workers=3), tmp_path, print)
     print(outcome)  # noqa: T201  shown if it fails, or with -s
     assert (outcome.verdict.faults, outcome.verdict.lost) == ((), 0)
