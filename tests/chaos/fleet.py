@@ -7,16 +7,17 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from unittest.mock import patch
 
 from attrs import define, evolve, field, frozen
-from grounds import ANEW, Ground
+from grounds import ANEW, WATCHER, Ground
 from libc import STEP_SECONDS, UnkindLibc
 from processes import NoMore, NoMoreThreads, with_setting
 from schedule import Fault, FaultKind
-from services import KeptService, Table
+from services import KeptService, Table, watched
+from swap_command import COMMAND, SwapOperator
 from unruly import DEEDS
 from unsteady_line import HTTP_FAULTS, Lines
 from wired import LOST_REPLIES, WIRE_FAULTS, Wired
@@ -28,6 +29,7 @@ from leasehold.adapters.history.events import Incident, IncidentKind, WriteAnswe
 from leasehold.adapters.history.run import OPERATOR
 from leasehold.adapters.multilang.children import END_SECONDS
 from leasehold.stores.protocol import Lost, OutcomeUnknown, StoreError
+from leasehold.stores.swap import marked
 from leasehold.stores.writes import DeleteLease
 
 LEASE_SECONDS, CYCLE_SECONDS, DRAIN_SECONDS = 6.0, 2.0, 12.0
@@ -106,6 +108,7 @@ class Fleet(Stage):
     places     where their leases are ("store"), and where these are to go in a swap ("goal"), by a fault's line
     libc       the one put before that of the workers, if it could be made
     multilang  whether workers are `leasehold multilang`, with children
+    operator   who swaps the tables, if anybody
     processes  the last one of each worker
     leaving    by worker: the process that was told to end
     """
@@ -114,6 +117,7 @@ class Fleet(Stage):
     places: Mapping[str, Place]
     libc: UnkindLibc | None = None
     multilang: bool = False
+    operator: SwapOperator | None = None
     processes: dict[str, str] = field(factory=dict)
     leaving: dict[str, tuple[str, Child]] = field(factory=dict)
     _starts: int = 0
@@ -188,12 +192,13 @@ class Fleet(Stage):
             self.history.faults.append(f"{process} is gone, and {len(left)} processes that it has started are not")
 
     def groups(self) -> dict[str, int]:
-        """The process group of each worker."""
-        return {
+        """The process group of each worker, and that of the operator's command."""
+        found = {
             worker: self._children[process].pid
             for worker, process in list(self.processes.items())
             if process in self._children
         }
+        return found | ({COMMAND: self.operator.group} if self.operator and self.operator.group else {})
 
     def settled(self) -> bool:
         """Whether every shard is read by its owner, and no two workers own numbers that differ by more than one."""
@@ -209,6 +214,28 @@ class Fleet(Stage):
         for process in self.workers:
             self._none_left(process)
         return [*told, *(file.read_text() for file in sorted(self.folder.glob("*.faults")))]
+
+    def swap_ended(self, within_seconds: float) -> None:
+        """Let the operator finish once everybody is there, and note it where the swap does not end, or not whole.
+
+        Who joins a swap that is over is told that its store is another one.
+        """
+        if self.operator is None:
+            return
+        self.until(lambda: not self.leaving, 2 * DRAIN_SECONDS)
+        self.operator.may_finish = True
+        if not self.until(lambda: self.operator is not None and self.operator.over, within_seconds):
+            self.history.faults.append(f"the swap did not end; the command said at last: {self.operator.said[-300:]}")
+            return
+        with closing(watched(self.places["store"].url(WATCHER))) as left:
+            if there := [row.key for row in left.list().leases if not marked(row)]:
+                self.history.faults.append(f"the swap is over, and FROM still speaks for {', '.join(there)}")
+
+    def abandon(self) -> None:
+        """Likewise the operator's."""
+        if self.operator is not None:
+            self.operator.kill()
+        super().abandon()
 
     def _had_begun(self, process: str) -> bool:
         """Whether it had said anything: before, a signal ends it as it ends any program that is being loaded."""
@@ -231,6 +258,8 @@ class Fleet(Stage):
         for process, child in list(self._children.items()):
             if not child.running:
                 self._ended_by_itself(process, child)
+        if self.operator is not None:
+            self.operator.tick()
         self.watched(self)
 
     def _look(self) -> None:
@@ -279,7 +308,8 @@ class Fleet(Stage):
             self._deny(each)
 
     def _is_felt(self, what: str) -> bool:
-        return what not in UNFELT or (what in STEPS and (self.table.dated or self.ground.dated))
+        dated = self.ground.dated or any(place.table.dated for place in self.places.values())
+        return what not in UNFELT or (what in STEPS and dated)
 
     def _deny(self, worker: str) -> None:
         """Remember the present process of this worker, if anything is refused it."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from uuid import uuid4
 
 import boto3
@@ -20,7 +21,7 @@ from standins.versitygw import REGION, versitygw
 from unsteady_line import BUSY, SLOW_DOWN
 
 from leasehold.adapters.demo.child import ENVIRONMENT
-from leasehold.adapters.local.node import Service
+from leasehold.adapters.local.node import Service, ServiceError
 from leasehold.adapters.local.postgres import DATABASE, USER, postgres
 from leasehold.adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite
 from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB_CONNECTION
@@ -29,6 +30,10 @@ from leasehold.stores.urls import open_store
 
 OPENINGS = 5
 STORES = ("dynamodb", "azblob", "sqlite", "s3", "gcs", "postgres")
+
+
+class NotHere(Exception):
+    """This machine has not the service that a run is asked for."""
 
 
 @define
@@ -105,7 +110,7 @@ class Table:
 
 @contextmanager
 def a_table(store: str, folder: Path, hub: str, layout: str = "") -> Iterator[Table]:
-    """A table of its own in a service of its own.
+    """A table of its own in a service of its own. Raises NotHere.
 
     hub     the namespace and hub it is for, or ""
     layout  the one it has where that is not the usual one
@@ -116,7 +121,14 @@ def a_table(store: str, folder: Path, hub: str, layout: str = "") -> Iterator[Ta
             disk = stack.enter_context(Disk(folder / "disk").mounted())
             table = Table(f"sqlite:///{str(disk.file).lstrip('/')}", disk=disk)
         else:
-            kept = KeptService(_service(store, folder / store))
+            (kept_in := folder / store).mkdir(parents=True)
+            if store == "postgres":  # which runs as another user where this one is root, and may not look in there
+                kept_in = Path(stack.enter_context(TemporaryDirectory(prefix="leasehold-chaos-")))
+                kept_in.chmod(0o755)
+            try:
+                kept = KeptService(_service(store, kept_in))
+            except ServiceError as missing:
+                raise NotHere(str(missing)) from missing
             stack.callback(kept.close)
             table = _MADE[store](name, hub, kept)
         separator = "&" if "?" in table.url else "?"
@@ -132,7 +144,6 @@ def watched(url: str) -> Store:
 
 
 def _service(store: str, folder: Path) -> Callable[[], AbstractContextManager[Service]]:
-    folder.mkdir()
     if store == "s3":
         return partial(versitygw, ENVIRONMENT["AWS_ACCESS_KEY_ID"], folder)
     if store == "gcs":

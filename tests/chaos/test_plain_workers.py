@@ -22,3 +22,20 @@ def test_what_befalls_workers_of_a_stream_loses_nothing(tmp_path: Path) -> None:
     outcome = run(Wanted(5, 22.0, "kinesis", "dynamodb", workers=3), tmp_path, print)
     print(outcome)  # noqa: T201  shown if it fails, or with -s
     assert (outcome.verdict.faults, outcome.verdict.lost) == ((), 0)
+
+
+@pytest.mark.more
+def test_what_befalls_daemons_and_their_children_loses_nothing(tmp_path: Path) -> None:
+    """Without it children that crash, hang and fork would be tried behind daemons that nothing befalls."""
+    outcome = run(Wanted(7, 22.0, "kinesis", "dynamodb", consumer="multilang", workers=3), tmp_path, print)
+    print(outcome)  # noqa: T201  shown if it fails, or with -s
+    assert (outcome.verdict.faults, outcome.verdict.lost) == ((), 0)
+
+
+@pytest.mark.more
+def test_what_befalls_a_swap_loses_nothing(tmp_path: Path) -> None:
+    """Without it a swap would be tried where all who take part in it live to its end."""
+    outcome = run(Wanted(8, 22.0, "kinesis", "dynamodb", to="postgres", workers=3), tmp_path, print)
+    print(outcome)  # noqa: T201  shown if it fails, or with -s
+    assert (outcome.verdict.faults, outcome.verdict.lost) == ((), 0)
+    assert outcome.swap.startswith("over; ")
