@@ -227,7 +227,8 @@ class Fleet(Stage):
         if not self.until(lambda: self.operator is not None and self.operator.over, within_seconds):
             self.history.faults.append(f"the swap did not end; the command said at last: {self.operator.said[-300:]}")
             return
-        with closing(watched(self.places["store"].url(WATCHER))) as left:
+        place = self.places["store"]
+        with patch.dict(os.environ, place.environment(WATCHER)), closing(watched(place.url(WATCHER))) as left:
             if there := [row.key for row in left.list().leases if not marked(row)]:
                 self.history.faults.append(f"the swap is over, and FROM still speaks for {', '.join(there)}")
 

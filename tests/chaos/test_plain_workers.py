@@ -1,4 +1,4 @@
-"""Chaos on plain workers, for as long as a test may take: what `make chaos` does for ten minutes."""
+"""Chaos on plain workers, for as long as a test may take: what `make chaos` does for longer."""
 
 from pathlib import Path
 
