@@ -19,6 +19,7 @@ table judges the rest.
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from time import monotonic
+from typing import Literal
 
 from attrs import evolve, frozen
 
@@ -81,6 +82,9 @@ MOVES_AT_ONCE = 8
 _ATTEMPTS = 64
 """Each repetition needs a competing write in between; more than so many in a row are a fault of the service."""
 
+Way = Literal["to", "from", "closed", ""]
+"""Where leases are to go; "closed": all are in TO; "": nowhere."""
+
 _NAMES = ("from", "to")
 
 _BY_OWNER = (StealLease, ReleaseLease, RequestLease, WithdrawRequest, AnnotateLease)
@@ -116,6 +120,57 @@ def parted(lease: Lease) -> tuple[int, bool, Lease]:
     """The reverse of `joined`: the table, whether the row was marked, and the row as far as it is known."""
     tag, _, version = lease.version.rpartition(":") if ":" in lease.version else ("", "", lease.version)
     return int(tag.startswith("to")), tag.endswith(">"), evolve(lease, version=Version(version))
+
+
+PLACES = {(FROM, False): "FROM", (FROM, True): "FROM>TO", (TO, True): "TO>FROM", (TO, False): "TO"}
+"""In a word, by the table whose row speaks and whether it is marked."""
+
+
+def place_of(lease: Lease) -> str:
+    """Where a joined lease is, in a word."""
+    return PLACES[parted(lease)[:2]]
+
+
+@frozen
+class SwapPlaces:
+    """Where the leases of two tables are.
+
+    way      where they are to go
+    there    leases that FROM speaks for; `moving`: that are on their way; `gone`: that TO speaks for
+    """
+
+    way: Way
+    there: int
+    moving: int
+    gone: int
+
+    @property
+    def says(self) -> str:
+        """All of it in a sentence."""
+        bound = {"to": "bound for TO", "from": "bound for FROM", "closed": "all bound for TO, ending", "": "staying"}
+        every = self.there + self.moving + self.gone
+        places = f"{self.there} in FROM, {self.moving} on their way, {self.gone} in TO"
+        return f"{every} leases: {places}; {bound[self.way]}"
+
+
+def places_of(way: Way, leases: Collection[Lease]) -> SwapPlaces:
+    """Count these joined leases."""
+    found = [parted(lease)[:2] for lease in leases]
+    moving = found.count((FROM, True)) + found.count((TO, True))
+    return SwapPlaces(way, there=found.count((FROM, False)), moving=moving, gone=found.count((TO, False)))
+
+
+def signs_of_swap(leases: Iterable[Lease]) -> tuple[str, ...]:
+    """What the rows of one table tell of a swap, in sentences for who sees that table alone."""
+    found, rows = [], tuple(leases)
+    if moved := sum(map(marked, rows)):
+        found.append(
+            f"{moved} leases went on in another table, or are on their way (leasehold swap): look there, too; "
+            "--to TO shows both"
+        )
+    if any(lease.key == CONTROL for lease in rows):
+        found.append(f"{CONTROL} is no lease: a swap into this table is not over (leasehold swap FROM TO --status)")
+    return tuple(found)
 
 
 @frozen
@@ -157,6 +212,7 @@ class SwapStore:
     goal_name     TO, as it is written on leases to say that their owners know it
     clock         monotonic seconds
     look_seconds  how old what the control row said may be
+    way           where leases are to go, by the control row as last read
     Raises StoreError where a layout does not count owners: nothing would tell which of two rows speaks.
     """
 
@@ -177,6 +233,7 @@ class SwapStore:
         self._tables, self._goal_name = tables, goal_name
         self._clock, self._look_seconds = clock, look_seconds
         self._looked, self._goal, self._closed = -look_seconds, -1, False
+        self.way: Way = ""
         self._moving: set[str] = set()
 
     @property
@@ -253,7 +310,8 @@ class SwapStore:
 
     def _heed(self, control: Lease | None = None, *, certain: bool) -> None:
         if control is not None:
-            self._goal, self._closed = wish_of(control), control.note(WISH) == CLOSED
+            self.way = way_of(control)
+            self._goal, self._closed = wish_of(control), self.way == "closed"
         elif certain:
             self._goal, self._closed = -1, True
 
@@ -463,6 +521,23 @@ def wish_of(control: Lease) -> int:
     return TO if wish == CLOSED else _NAMES.index(wish) if wish in _NAMES else -1
 
 
+def way_of(control: Lease) -> Way:
+    """Where leases are to go, by the control row."""
+    if control.note(WISH) == CLOSED:
+        return "closed"
+    ways: dict[int, Way] = {FROM: "from", TO: "to"}
+    return ways.get(wish_of(control), "")
+
+
+def of_this_swap(control: Lease, names: tuple[str, str]) -> Lease:
+    """The control row. Raises StoreError where it is that of a swap from another table."""
+    if control.note(ORIGIN) != names[FROM]:
+        raise StoreError(
+            f"TO ({names[TO]}) is the goal of a swap from {control.note(ORIGIN)}, and not from {names[FROM]}"
+        )
+    return control
+
+
 def announced(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease:
     """The control row of the swap between these tables, made if there is none.
 
@@ -481,12 +556,7 @@ def announced(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease:
         found = (made.lease,) if made.lease else ()
     if not found:
         raise OutcomeUnknown("the swap's control row came and went; try again")
-    (control,) = found
-    if control.note(ORIGIN) != names[FROM]:
-        raise StoreError(
-            f"TO ({names[TO]}) is the goal of a swap from {control.note(ORIGIN)}, and not from {names[FROM]}"
-        )
-    return control
+    return of_this_swap(found[0], names)
 
 
 class OneTableStore(PassingStore):

@@ -17,7 +17,7 @@ from waiters import until
 from leasehold.adapters.cli.leases import app as leases
 from leasehold.adapters.cli.produce import app as produce
 from leasehold.adapters.cli.report import app as report
-from leasehold.adapters.cli.steer.asking import opened
+from leasehold.adapters.steering.swapping import opened
 from leasehold.adapters.cli.steer.explain import app as explain
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.protocol import SourceError

@@ -351,6 +351,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     """What a page shows of a lease; a name stands for nothing where there is nothing to tell."""
     lag = row["lag"]
     told = {name: row[name] for name in ("key", "owner", "heir", "idle", "kbps", "ended", "status")}
+    told["place"] = row.get("place")
     told |= {name: lag.get(name) for name in ("seconds", "events", "end", "age", "moves", "host")}
     told["says"] = None if row["status"] == "OK" else row["says"]
     # A lag of 0 equals False, and is known all the same. Whole numbers are told without a point: each look pays for it.
