@@ -136,6 +136,8 @@ class Fleet(Stage):
 
     def join(self, worker: str) -> None:
         """Start a process of this worker."""
+        if former := self.processes.get(worker):
+            self._none_left(former)
         self._starts += 1
         process = f"{worker}#{self._starts}"
         orders, writes, told = (
@@ -211,7 +213,7 @@ class Fleet(Stage):
         """The processes that in the end did not end as they were told."""
         badly = [process for process, state in self.workers.items() if "status" in state]
         told = [f"{process}: {self.workers[process]}" for process in badly if self._had_begun(process)]
-        for process in self.workers:
+        for process in self.processes.values():
             self._none_left(process)
         return [*told, *(file.read_text() for file in sorted(self.folder.glob("*.faults")))]
 

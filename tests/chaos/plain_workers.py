@@ -348,6 +348,8 @@ def main() -> int:
     options.add_argument("--workers", type=int, default=5, help="processes (%(default)s)")
     options.add_argument("--folder", type=Path, help="where processes write; kept (default: one that is removed)")
     given = vars(options.parse_args())
+    if given["consumer"] == "multilang" and (given["source"] != "kinesis" or given["to"]):
+        options.error("--consumer multilang: it reads Kinesis, and takes part in no swap")
     kept = given.pop("folder")
     for name in FOREIGN:
         os.environ.pop(name, None)
