@@ -101,7 +101,7 @@ _MS_DIGITS = 14
 
 
 def latest_notes(latest: Position) -> Notes:
-    """What LATEST means on a row, for the row itself.
+    """The notes that say on a row what LATEST means there.
 
     The row's checkpoint stays LATEST. A number there would count as progress, and whoever remembers an earlier
     position of a table that was emptied would skip what lies between.
@@ -112,7 +112,7 @@ def latest_notes(latest: Position) -> Notes:
 
 
 def noted_latest(lease: Lease) -> Position | None:
-    """What LATEST means on this row; None where nobody has noted it, or somebody has noted nonsense."""
+    """The position that LATEST means on this row; None where nobody has noted it, or somebody has noted nonsense."""
     sequence, _, token = (lease.note(LATEST_POSITION) or "").partition("@")
     if sequence.isascii() and sequence.isdigit():
         return Position(sequence, token=token)
@@ -143,7 +143,7 @@ class Identity:
         return (*(((INCARNATION, present),) if present else ()), (PROCESS, f"{self.process}/{self.worker}"))
 
     def lacking(self, lease: Lease) -> Notes:
-        """Those of them that the row does not have."""
+        """The notes of every taking that the row does not have."""
         return tuple((name, value) for name, value in self.notes_on(lease) if lease.note(name) != value)
 
     def signed(self, lease: Lease) -> bool:

@@ -268,7 +268,7 @@ class Discovery:
 
 
 class Recreated:
-    """What this worker does about contradictions: leases begin anew at `start`, or they are noted where it is None.
+    """The cure for contradictions: leases begin anew at `start`, or they are noted where it is None.
 
     Several workers do so at once. Each step is a conditional write of one lease, so that two workers which take the
     same step do it once. A worker first lets its own leases go, batches in hand included; those of others are taken
