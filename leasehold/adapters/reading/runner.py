@@ -76,11 +76,21 @@ class Signal:
 class Pool:
     """Work done side by side by a bounded number of tasks, each of which is started when it is first needed.
 
+    keep    how many tasks may wait for work; one beyond them ends where there is none. None: all of them
     failed  told when a task cannot be started, or when work raises what nobody waits for
     """
 
-    def __init__(self, scheduler: Scheduler, size: int, name: str, failed: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        size: int,
+        name: str,
+        failed: Callable[[BaseException], None],
+        *,
+        keep: int | None = None,
+    ) -> None:
         self._scheduler, self._size, self._name, self._failed = scheduler, size, name, failed
+        self._keep = size if keep is None else max(1, keep)
         self._work, self._over, self._lock = scheduler.queue(), scheduler.queue(), Lock()
         self._tasks = self._load = 0
 
@@ -149,6 +159,7 @@ class Pool:
         return all(self._over.get(until) for _ in range(tasks))
 
     def _serve(self, *, once: bool = False) -> None:
+        counted = True  # among the tasks whose end `close` waits for
         try:
             while (work := self._work.get()) is not _END:
                 try:
@@ -157,10 +168,13 @@ class Pool:
                     self._failed(fault)
                 with self._lock:
                     self._load -= 1
-                if once:
+                    # Those that stay are enough for all work there is. Once closed, each is waited for.
+                    counted = once or not self._size or self._tasks <= max(self._keep, self._load)
+                    self._tasks -= not counted
+                if once or not counted:
                     return
         finally:
-            if not once:
+            if counted and not once:
                 self._over.put(True)
 
 
@@ -459,6 +473,8 @@ class Readings:
 READERS = 30
 WRITERS = 20
 RENEWERS = 10
+ACTORS_KEPT = 4
+"""Writers that wait for work between two bursts of it; the others end, and are started anew."""
 MEMORY_BYTES = 256 * 2**20
 DRAIN_SECONDS = 30.0
 READABLE = (WorkerError, StoreError, SourceError)
@@ -514,7 +530,7 @@ class Runner:
         # Two pools: a renewal behind a hundred claims would come too late, and one that stalls must not hold up a
         # claim.
         self._renewers = Pool(self._scheduler, min(writers, RENEWERS), "leasehold-renew", self._fail)
-        self._actors = Pool(self._scheduler, writers, "leasehold-act", self._fail)
+        self._actors = Pool(self._scheduler, writers, "leasehold-act", self._fail, keep=ACTORS_KEPT)
         self._readings = Readings(
             worker,
             self.handling,

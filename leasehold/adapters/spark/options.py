@@ -175,6 +175,11 @@ def lease_options(given: Given, store: str, position: Mapping[str, Any], seconds
     url = given.text("lease.store", store)
     if url.startswith("memory:"):
         raise ValueError("option lease.store: memory:// is seen by one process only, and every query is another")
+    if given.text("lease.to"):
+        raise ValueError(
+            "option lease.to: queries of Spark take no part in `leasehold swap`; stop them, move their leases by "
+            "`leasehold copy-leases FROM TO`, and start them again with the new lease.store"
+        )
     buffer_bytes = given.number("lease.bufferBytes", 256 * MIB, least=MIB) or 0
     fetch = _fetch(given)
     text = given.text("lease.readers", "0")

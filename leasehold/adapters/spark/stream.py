@@ -39,6 +39,7 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.model import Position
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
+from leasehold.stores.swap import OneTableStore
 from leasehold.stores.urls import open_store
 
 log = escaped(logging.getLogger("leasehold.spark"))
@@ -146,7 +147,8 @@ class Run:
         most = options.trigger_bytes
         self._trigger_bytes = min(most, EMBEDDED_BYTES) if options.fetch is None else most
         self._source = stock.open()
-        self._store = lease_table(opened, options.store, self._source, create=options.create)
+        # A swap of lease tables is refused: it raises epochs, by which a range that Spark repeats is known.
+        self._store = OneTableStore(lease_table(opened, options.store, self._source, create=options.create))
         self._place = Place(self._store, self._source, stock.columns, exclusive=not stock.rereadable)
         self._way = way_of(stock, options, self._place)
         self._transport = self._way.transport
