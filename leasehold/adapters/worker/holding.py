@@ -244,6 +244,7 @@ def growing(lags: Sequence[tuple[float, float]]) -> bool:
         step = int(at // STEP_SECONDS)
         least[step] = min(lag, least.get(step, math.inf))
     last = [lag for _, lag in sorted(least.items())][-STEPS:]
+    # From the tip everything grows: a first batch that is behind it is no falling behind.
     return len(last) == STEPS and last[0] > 0 and all(one < other for one, other in pairwise(last))
 
 
@@ -563,6 +564,7 @@ class Holding:
 
     def ask_release(self, to: str | None = None) -> None:
         """Ask the reader to finish the running batch and then release the lease, or make a stranger its owner (M14)."""
+        # The heir first: the reader may look between these two lines.
         self._release_to = to
         self._release_asked = True
 
@@ -601,6 +603,7 @@ class Holding:
         def moved(lease: Lease) -> Write | None:
             if position.order <= lease.checkpoint.order or (unless_releasing and self.releasing):
                 return None
+            # Whatever becomes of the write: the handler has finished with these records.
             self.reach.progressed(self._clock())
             weighed = self._weighed(lease)
             patient = unless_releasing  # nobody waits for it
