@@ -26,7 +26,7 @@ CLOSED_STATUS = 128 + signal.SIGPIPE
 
 @frozen
 class NotTaken:
-    """What a file did not take: `left` is to be written again, and begins with a whole line."""
+    """The bytes that a file did not take: `left` is to be written again, and begins with a whole line."""
 
     left: bytes
     why: OSError

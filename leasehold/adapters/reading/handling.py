@@ -148,7 +148,7 @@ class HeldLease(Protocol):
 
     @property
     def key(self) -> str:
-        """Its key."""
+        """The lease's key."""
 
     @property
     def lease(self) -> Lease:
@@ -160,7 +160,7 @@ class HeldLease(Protocol):
 
     @property
     def fence(self) -> int | None:
-        """Its fencing number."""
+        """The lease's fencing number."""
 
     @property
     def lost(self) -> Event:
@@ -197,7 +197,7 @@ class Delivery:
     in_parts: int = 0
 
     def part(self, records: Sequence[Record]) -> "Delivery":
-        """Some of these records as a batch, for a handler that shares a batch out; it cannot be checkpointed."""
+        """A part of these records as a batch, for a handler that shares a batch out; it cannot be checkpointed."""
         return evolve(self, records=records, read_to=records[-1].position, whole=False)
 
     def to_arrow(self) -> Any:  # noqa: ANN401  an extra has the type
@@ -266,7 +266,7 @@ DeadLetter = Callable[[Delivery, Exception], Awaitable[None] | None]
 
 @frozen
 class FinalCheckpoint:
-    """What a handler that checkpoints by itself may do at last: its lease is to go, or its shard has no more records.
+    """The last word of a handler that checkpoints by itself: its lease is to go, or its shard has no more records.
 
     ended  whether it is the end of the shard
     """

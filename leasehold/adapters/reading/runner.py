@@ -302,7 +302,6 @@ class Schedule:
                     # What has moved since leaves its former entry behind.
                     if step is not None and step.due == due and not step.running:
                         step.running, step.woken = True, False
-                        # Marked before: the step may be over, and its end in the queue, before this line returns.
                         self._pool.submit(partial(self._run, key, step))
             except self._scheduler.fatal:
                 raise

@@ -146,7 +146,6 @@ class RowServer:
 
     def discard(self, number: int) -> None:
         """Let the rows of this batch go; what is being sent is sent to its end."""
-        # A list first, for tasks of other batches are served meanwhile, in threads of their own.
         for key in [key for key in self._server.kept if key[0] == number]:
             del self._server.kept[key]
 

@@ -292,7 +292,7 @@ class Waiting:
 
 
 def told(left: Mapping[str, str]) -> str:
-    """Some of these shards, each with its reason."""
+    """The first of these shards, each with its reason."""
     shown = [f"{key} ({why})" for key, why in sorted(left.items())[:SHOWN]]
     more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
     return ", ".join(shown) + more

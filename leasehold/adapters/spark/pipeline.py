@@ -265,7 +265,7 @@ def finished(
     look: Callable[[], object] = lambda: None,
     ending: Callable[[], bool] = lambda: False,
 ) -> Iterator[BatchProgress | ReadingProgress]:
-    """Their progress, until one of them ends, or `ending`. Raises what ended it, if it failed.
+    """Yield the queries' progress, until one of them ends, or `ending`. Raises what ended it, if it failed.
 
     Each batch is told once, and how far behind reading is whenever Spark says so, every ten seconds at least: also
     while no batch comes. `look` is called now and then, and may add to the queries.

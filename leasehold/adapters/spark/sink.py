@@ -204,7 +204,7 @@ def edition_of(rows: pa.Table) -> str:
 
 @frozen
 class TaskWritten(WriterCommitMessage):
-    """What a task has written."""
+    """The count of what a task has written."""
 
     rows: int
     bytes: int
@@ -251,7 +251,7 @@ class StreamSinkWriter(DataSourceStreamArrowWriter):
         return written(self._place, self._names, iterator)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        """Some of the batch may be in the stream: when it is repeated, our readers leave out what they have had."""
+        """Leave the batch; a part may be in the stream, and our readers leave out what they had when it is repeated."""
         speak()
         done = sum(each is not None for each in messages)
         log.warning("batch %d: %d of %d tasks had written when it was given up", batchId, done, len(messages))

@@ -101,7 +101,7 @@ _MS_DIGITS = 14
 
 
 def latest_notes(latest: Position) -> Notes:
-    """What LATEST means on a row, for the row itself.
+    """The notes that say on a row what LATEST means there.
 
     The row's checkpoint stays LATEST. A number there would count as progress, and whoever remembers an earlier
     position of a table that was emptied would skip what lies between.
@@ -112,7 +112,7 @@ def latest_notes(latest: Position) -> Notes:
 
 
 def noted_latest(lease: Lease) -> Position | None:
-    """What LATEST means on this row; None where nobody has noted it, or somebody has noted nonsense."""
+    """The position that LATEST means on this row; None where nobody has noted it, or somebody has noted nonsense."""
     sequence, _, token = (lease.note(LATEST_POSITION) or "").partition("@")
     if sequence.isascii() and sequence.isdigit():
         return Position(sequence, token=token)
@@ -143,7 +143,7 @@ class Identity:
         return (*(((INCARNATION, present),) if present else ()), (PROCESS, f"{self.process}/{self.worker}"))
 
     def lacking(self, lease: Lease) -> Notes:
-        """Those of them that the row does not have."""
+        """The notes of every taking that the row does not have."""
         return tuple((name, value) for name, value in self.notes_on(lease) if lease.note(name) != value)
 
     def signed(self, lease: Lease) -> bool:
@@ -244,6 +244,7 @@ def growing(lags: Sequence[tuple[float, float]]) -> bool:
         step = int(at // STEP_SECONDS)
         least[step] = min(lag, least.get(step, math.inf))
     last = [lag for _, lag in sorted(least.items())][-STEPS:]
+    # From the tip everything grows: a first batch that is behind it is no falling behind.
     return len(last) == STEPS and last[0] > 0 and all(one < other for one, other in pairwise(last))
 
 
@@ -563,6 +564,7 @@ class Holding:
 
     def ask_release(self, to: str | None = None) -> None:
         """Ask the reader to finish the running batch and then release the lease, or make a stranger its owner (M14)."""
+        # The heir first: the reader may look between these two lines.
         self._release_to = to
         self._release_asked = True
 
@@ -601,6 +603,7 @@ class Holding:
         def moved(lease: Lease) -> Write | None:
             if position.order <= lease.checkpoint.order or (unless_releasing and self.releasing):
                 return None
+            # Whatever becomes of the write: the handler has finished with these records.
             self.reach.progressed(self._clock())
             weighed = self._weighed(lease)
             patient = unless_releasing  # nobody waits for it

@@ -107,7 +107,7 @@ class Holdings:
         """The holdings, sorted by key; the same tuple until one comes or goes."""
         with self._lock:
             if self._sorted is None:
-                # `Renewing` takes the same tuple as a sign that nothing came or went, and then sorts nothing either.
+                # `Renewing` takes the same tuple as a sign that nothing came or went, and then compares nothing.
                 self._sorted = tuple(holding for _, holding in sorted(self._held.items()))
             return self._sorted
 

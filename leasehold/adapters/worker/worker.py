@@ -121,7 +121,10 @@ class Discovery:
         While a row of the table cannot be read, the shards of its line are left out: only that row tells where
         their leases begin. Raises SourceError if the stream cannot be used and never could.
         """
-        crowd, unread = _crowd(listing, me), frozenset(row.key for row in listing.malformed)
+        unread = frozenset(row.key for row in listing.malformed)
+        # Under bulletins (C3) this worker alone has cause to list now; else every owner sees the same cause.
+        owners = () if me.history.hearing is not None else (each.owner for each in listing.leases if each.owner)
+        crowd = frozenset((*owners, me.worker))
         if self._unread - unread:
             self.want()  # a row was mended: leases for the shards left out may be due
         self._unread = unread
@@ -142,13 +145,11 @@ class Discovery:
         self._judge(shards, leases)
         told = [each.what for each in self.contradictions]
         told += [f"shard {each.shard} {each.what}" if each.shard else each.what for each in problems(shards or ())]
-        # Logged once, not at every turn.
         texts = malformed + told
         for text in texts:
-            if text not in self._said:
+            if text not in self._said:  # not at every turn
                 log.warning("%s", text)
-        if texts:
-            self._said = frozenset(texts)
+        self._said = frozenset(texts) or self._said
         return None if shards is None or self.refusing else apart(shards, unread)
 
     def unheard(self, leases: Iterable[Lease]) -> bool:
@@ -267,7 +268,7 @@ class Discovery:
 
 
 class Recreated:
-    """What this worker does about contradictions: leases begin anew at `start`, or they are noted where it is None.
+    """The cure for contradictions: leases begin anew at `start`, or they are noted where it is None.
 
     Several workers do so at once. Each step is a conditional write of one lease, so that two workers which take the
     same step do it once. A worker first lets its own leases go, batches in hand included; those of others are taken
@@ -354,13 +355,6 @@ class Recreated:
                     self._store.write(AnnotateLease(lease, CONTRADICTION, said or SETTLED))
                 except StoreError as fault:
                     log.debug("lease %s: not noted: %s", lease.key, fault)
-
-
-def _crowd(listing: Listing, me: Me) -> frozenset[str]:
-    """The workers that would list shards for the same reason now; under bulletins (C3) this worker alone."""
-    if me.history.hearing is not None:
-        return frozenset({me.worker})
-    return frozenset({lease.owner for lease in listing.leases if lease.owner is not None} | {me.worker})
 
 
 def _drawn(me: Me, times: int, crowd: frozenset[str]) -> bool:
@@ -666,20 +660,17 @@ class Worker:
         waits = dict[Action, float]()
         for action in actions:
             match action:
-                # Its owner makes a deleted row anew at its next renewal; what this worker dropped itself has no such
-                # owner.
+                # Its owner makes a deleted row anew at its next renewal; what was dropped here has no such owner.
                 case Create(lease, rule="L13"):
                     waits[action] = 0.0 if lease.key in self._holdings.dropped else config.renew_seconds
-                # What nobody here has seen waits until every living worker has read the table, too: one may know where
-                # it begins.
+                # What nobody here has seen waits until every living worker has read the table: one may know it.
                 case Create(lease, rule="L6"):
                     waits[action] = config.renew_seconds + config.cycle_seconds
                 case Create(lease, rule="L4" | "L5" as rule):
                     # Without a lease of this stream it is a new group's, or its table was emptied: then the first owner
                     # that renews makes its row anew, and shows which of the two.
                     known = lease.stream in streams
-                    # At TRIM_HORIZON nothing is skipped whichever it is, and nothing waits: owners take such rows over
-                    # (`Holding`).
+                    # At TRIM_HORIZON nothing is skipped, and nothing waits: owners take such rows over (`Holding`).
                     if lease.checkpoint != TRIM_HORIZON or (rule == "L5" and known):
                         rest = config.cycle_seconds if known else RETRY_SECONDS
                         waits[action] = config.renew_seconds + rest
@@ -722,8 +713,7 @@ class Worker:
         held = self._holdings.get(action.lease.key)
         if isinstance(action, Release) and held is not None:
             if action.heir and action.heir == action.lease.heir:
-                # The heir has named itself on the row, so that the gift is one write; a stranger to it (M14) is named
-                # by the plan only.
+                # The heir named itself on the row, so the gift is one write; a stranger to it (M14) is the plan's.
                 held.asked(action.lease)
             else:
                 held.ask_release(action.heir)

@@ -69,14 +69,14 @@ def _target(census: Census, rules: Kcl) -> int:
 
 
 def _steals(census: Census, me: Me, rules: Kcl, needed: int) -> tuple[Steal, ...]:
-    # Java meets equal counts in its hash map's order, which is the same in every JVM,
-    # so that all thieves rob the same worker; here that order is the one of the names.
     """K8: leases are stolen from one victim, the owner with the most.
 
     A worker that lacks two leases or more may take one from a victim that holds just the target; a worker that lacks
     one may not.
     This is the stable disbalance of KCL: five hundred leases stay 300 to 200 between two clusters of a hundred.
     """
+    # Java meets equal counts in its hash map's order, which is the same in every JVM,
+    # so that all thieves rob the same worker; here that order is the one of the names.
     victim, count = min(census.counts.items(), key=lambda entry: (-entry[1], entry[0]))
     over = count - _target(census, rules)
     if over < 0:

@@ -71,7 +71,7 @@ def _workers(rules: object, attribute: "Attribute[Any]", value: object) -> None:
 
 @frozen
 class Minimal(RuleSet):
-    """Our own: the least moves, every group balanced (rules M1 to M15).
+    """The project's own rules: the least moves, every group balanced (rules M1 to M15).
 
     groups            how workers form groups: None; "prefix", the text before the last "-";
                       or separators, outermost first, for a tree

@@ -140,7 +140,7 @@ class DirectCalls:
         by_boto: Callable[[], T],
         again: bool,
     ) -> T:
-        """What a call comes to.
+        """Make a call, and return what it comes to.
 
         form     the content type of `body`, and of a plain answer
         read     what a plain answer says; None: boto3 is to say it

@@ -77,18 +77,23 @@ def command(  # noqa: PLR0917  one for each option
 
         def begun(runner: Runner) -> None:
             handler.begun(runner)
-            # Noted before the worker's own handler stops it, or the exit status could not tell which signal it was.
-            for each in (signal.SIGTERM, signal.SIGINT):
-                stop = signal.getsignal(each)
-
-                def note(number: int, frame: FrameType | None) -> None:
-                    told.append(number)
-                    if callable(stop):  # noqa: B023  the worker's own are the same for each
-                        stop(number, frame)  # noqa: B023
-
-                signal.signal(each, note)
+            _note_signals(told)
 
         with handler, described.joined() as joined:
             described.run(joined, begun=begun)
     if strict:
         raise typer.Exit(1 if handler.fault is not None or not told else 128 + told[0])
+
+
+def _note_signals(told: list[int]) -> None:
+    """Note the signals that end the worker, before they do."""
+    for each in (signal.SIGTERM, signal.SIGINT):
+        stop = signal.getsignal(each)
+
+        def note(number: int, frame: FrameType | None) -> None:
+            # Before the worker's own handler stops it, or the exit status could not tell which signal it was.
+            told.append(number)
+            if callable(stop):  # noqa: B023  the worker's own are the same for each
+                stop(number, frame)  # noqa: B023
+
+        signal.signal(each, note)

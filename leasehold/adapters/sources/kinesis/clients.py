@@ -39,7 +39,7 @@ class KinesisClients(TimedClients):
 
     @classmethod
     def of(cls, client: "KinesisClient | KinesisClients") -> "KinesisClients":
-        """Those that were given; or one client of a caller's own, whose time-out is what it is."""
+        """The clients that were given; or one client of a caller's own, whose time-out is what it is."""
         if isinstance(client, KinesisClients):
             return client
         try:

@@ -153,7 +153,7 @@ class KinesisSource(PolledStream):
             return f"{account}:{self.name}:{int(created.timestamp())}"
 
     def incarnation(self) -> str:
-        """Its identity; "" where this worker may not ask for it. Raises SourceUnavailable or SourceError."""
+        """The stream's identity; "" where this worker may not ask for it. Raises SourceUnavailable or SourceError."""
         try:
             return self.identity()
         except SourceError as fault:

@@ -28,7 +28,7 @@ class Hello:
 
 @frozen
 class Piece:
-    """Some rows that a reader has: as much of them as a batch takes or leaves.
+    """Rows that a reader has: as much of them as a batch takes or leaves.
 
     ends  the position behind them
     """

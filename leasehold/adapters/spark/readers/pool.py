@@ -141,7 +141,7 @@ class FarReader:
 
 @frozen
 class FarRows:
-    """Some pieces of a shard, one behind another, which its reader has.
+    """Pieces of a shard, one behind another, which its reader has.
 
     begins  the position that they lie behind
     first   how many pieces were reported before them
@@ -548,7 +548,7 @@ class ReadHere:
         """Nothing is to be started."""
 
     def stop(self) -> None:
-        """Nobody waits for a reader."""
+        """Nothing to stop: there are no readers."""
 
     def close(self) -> None:
         """Let all rows go."""
