@@ -314,7 +314,15 @@ class Watch:
     def _sight(self, before: Sighting | None, lease: Lease, began: float, ended: float) -> Sighting:
         """A lease is compared with its last sighting: each time goes on if its subject stayed, or starts anew."""
         if before is None:
-            return self._first_sight(lease, ended)
+            # A lease without an earlier sighting has no history of ours. An owner that a later reading shows for the
+            # first time came after the reading before.
+            owner_at = -math.inf if self.owners_at is None else ended
+            seen = lease.watched(
+                idle=math.inf if lease.owner is None else lease.idle,
+                held=math.inf if self.owners_at is None else 0.0,
+                heir_idle=0.0,
+            )
+            return Sighting(seen, version_at=ended, owner_at=owner_at, heir_at=ended)
         old, version_at, owner_at, heir_at, watched, stood, gap, pace = before
         kept = old.owner == lease.owner
         # A row that was deleted and made anew counts from the start, and comes by versions that were seen before (L13).
@@ -336,17 +344,6 @@ class Watch:
         idle, held = max(age, watched), began - owner_at if began > owner_at else 0.0
         seen = lease.watched(idle, held, max(0.0, began - heir_at) if lease.heir is not None else 0.0)
         return Sighting(seen, version_at, owner_at, heir_at, watched, stood, gap, 0.0 if lease.ended else pace)
-
-    def _first_sight(self, lease: Lease, ended: float) -> Sighting:
-        # An owner that a later reading shows for the first time came after the reading before.
-        """A lease without an earlier sighting has no history of ours."""
-        owner_at = -math.inf if self.owners_at is None else ended
-        seen = lease.watched(
-            idle=math.inf if lease.owner is None else lease.idle,
-            held=math.inf if self.owners_at is None else 0.0,
-            heir_idle=0.0,
-        )
-        return Sighting(seen, version_at=ended, owner_at=owner_at, heir_at=ended)
 
     def _changes(
         self, before: Mapping[str, Sighting], now: Mapping[str, Sighting], ended: float, *, stood: bool
