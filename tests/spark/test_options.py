@@ -66,9 +66,6 @@ def test_a_time_may_be_written_as_elsewhere(text: str) -> None:
     ("name", "value", "said"),
     [
         ("kinesis.getrecords.fetchintervalms", "100", "'100' is not a whole number from 223"),  # K5
-        ("kinesis.consumertype", "efo", "one subscription at a time, which a repeated batch would take"),
-        ("consumer", "orders-app", "one subscription at a time, which a repeated batch would take"),
-        ("kinesis.consumername", "orders-app", "Spark's triggers take longer than fan-out saves; leave it out"),
         ("kinesis.stsrolearn", "arn", "not supported"),
         ("kinesis.startingposition", "yesterday", "'yesterday' is none of TRIM_HORIZON"),
         ("kinesis.startingposition", '{"at_timestamp": "25/06/2020 10:23"}', "write a time as"),
@@ -78,9 +75,12 @@ def test_a_time_may_be_written_as_elsewhere(text: str) -> None:
         ("kinesis.startingposition", '{"at_timestamp": ' + "[" * 20_000, "not the JSON of a position"),
         ("lease.rules", "fair", "'fair' is not one of minimal, kcl, kcl-rust, event-hubs"),
         ("lease.transport", "", "it is empty"),
-        ("kinesis.stream", "s", "unknown; choose among kinesis.consumerType"),
+        ("kinesis.stream", "s", "unknown; choose among kinesis.consumerName"),
         ("initialposition", "latest", "unknown; did you mean kinesis.startingPosition?"),
         ("streamname", "s", "unknown; did you mean kinesis.streamName?"),
+        ("kinesis.consumertype", "efo", "name the consumer, by kinesis.consumerName"),
+        ("kinesis.consumername", "app", "set kinesis.consumerType to SubscribeToShard"),
+        ("consumermode", "efo", "unknown; did you mean kinesis.consumerType?"),
         ("lease.transport", "spool", "'spool' is not one of auto, fetch, embedded"),
         ("lease.transport", "fetch", "give lease.fetchHost"),
         ("lease.fetchport", "70000", "is not a whole number from 1 to 65535"),

@@ -29,17 +29,13 @@ DATABRICKS = {
     "streamName": "kinesis.streamName",
     "region": "kinesis.region",
     "endpoint": "kinesis.endpointUrl",
+    "consumerMode": "kinesis.consumerType",
+    "consumerName": "kinesis.consumerName",
     "initialPosition": "kinesis.startingPosition",
     "maxRecordsPerFetch": "kinesis.maxFetchRecordsPerShard",
     "minFetchPeriod": "kinesis.getRecords.fetchIntervalMs",
 }
 """Names which that connector has for options of ours."""
-
-
-NO_FAN_OUT = (
-    "a query polls (GetRecords): of one consumer a shard has one subscription at a time, which a repeated batch would "
-    "take from the shard's owner, and Spark's triggers take longer than fan-out saves; leave it out"
-)
 
 
 @frozen
@@ -52,6 +48,7 @@ class KinesisOptions:
     shard_rows        most rows of one shard in one batch
     lease             its store is "" where none is named, as for a batch
     starts            where shards begin of which no lease says how far they are done
+    consumer          the name or ARN of a registered consumer, by which live reading subscribes; "": it polls
     """
 
     stream: str
@@ -64,6 +61,7 @@ class KinesisOptions:
     lease: LeaseOptions
     bounds: Bounds
     starts: Mapping[str, Position]
+    consumer: str
 
     @property
     def place(self) -> dict[str, str]:
@@ -74,13 +72,10 @@ class KinesisOptions:
 def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     """Raises ValueError, naming the option."""
     given = Given(options)
-    given.elsewhere(DATABRICKS)
+    given.elsewhere(DATABRICKS | {"consumer": "kinesis.consumerName"})
     stream = given.need("kinesis.streamName", "name the stream to read")
     region, endpoint = given.text("kinesis.region"), given.text("kinesis.endpointUrl")
-    kind = given.choice("kinesis.consumerType", "GetRecords", "polling", "SubscribeToShard", "efo")
-    if kind in {"SubscribeToShard", "efo"}:
-        raise ValueError(f"option kinesis.consumerType: {NO_FAN_OUT}")
-    given.refuse(dict.fromkeys(("kinesis.consumerName", "consumer", "consumerMode", "consumerName"), NO_FAN_OUT))
+    consumer = _consumer(given)
     given.refuse({"kinesis.stsRoleArn": "not supported; a role is taken on by the driver's own AWS profile"})
     wire = given.choice("kinesis.wire", "cbor", "json", "boto3")
     misplaced = given.choice("kinesis.misplaced", "keep", "drop")
@@ -92,7 +87,21 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     bounds = bounds_of(given, "kinesis", since, _position(given, "kinesis.endingPosition", ()))
     lease = lease_options(given, _table(given, region), bounds.initial(), 10.0, "maxRowsPerTrigger")
     given.done()
-    return KinesisOptions(stream, region, endpoint, wire, misplaced, interval / 1000, rows, lease, bounds, starts)
+    return KinesisOptions(
+        stream, region, endpoint, wire, misplaced, interval / 1000, rows, lease, bounds, starts, consumer
+    )
+
+
+def _consumer(given: Given) -> str:
+    kind, name = "kinesis.consumerType", given.text("kinesis.consumerName")
+    subscribes = given.choice(kind, "GetRecords", "polling", "SubscribeToShard", "efo") in {"SubscribeToShard", "efo"}
+    if subscribes and not name:
+        raise ValueError(f"option {kind}: name the consumer, by kinesis.consumerName: one of this group alone")
+    if name and not subscribes:
+        raise ValueError(
+            f"option kinesis.consumerName: without effect; set {kind} to SubscribeToShard, or leave it out"
+        )
+    return name
 
 
 def _table(given: Given, region: str) -> str:
