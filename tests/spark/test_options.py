@@ -43,6 +43,18 @@ def test_a_kcl_application_is_joined_by_its_name() -> None:
     assert asked.lease.config.initial_position == TRIM_HORIZON
 
 
+def test_the_stream_and_the_lease_table_have_credentials_of_their_own() -> None:
+    """Without this a stream of another account could only be read by a table there, or by an executor's own profile."""
+    arn = "arn:aws:iam::123456789012:role/reader"
+    named = {"kinesis.roleArn": arn, "kinesis.externalId": "x-17", "lease.profile": "leases"}
+    asked = kinesis_options({**KINESIS, **named})
+    assert {name: asked.place[name] for name in ("role_arn", "external_id")} == {"role_arn": arn, "external_id": "x-17"}
+    assert asked.lease.store == "dynamodb://orders?profile=leases"
+    elsewhere = {"kinesis.streamname": "s", "lease.store": "s3://leases/orders", "lease.profile": "leases"}
+    with pytest.raises(ValueError, match=r"the URL of lease\.store has role_arn="):
+        kinesis_options(elsewhere)
+
+
 def test_a_query_may_hold_as_many_shards_as_its_cores_can_carry() -> None:
     """Without it a laptop's query would be given as much of a stream as a large cluster's."""
     asked = kinesis_options({**KINESIS, "lease.cores": "40", "lease.maxLeasesPerCore": "2"})
@@ -66,7 +78,9 @@ def test_a_time_may_be_written_as_elsewhere(text: str) -> None:
     ("name", "value", "said"),
     [
         ("kinesis.getrecords.fetchintervalms", "100", "'100' is not a whole number from 223"),  # K5
-        ("kinesis.stsrolearn", "arn", "not supported"),
+        ("kinesis.stsrolearn", "arn", "unknown; did you mean kinesis.roleArn?"),
+        ("kinesis.rolearn", "reader", "write arn:aws:iam::ACCOUNT:role/NAME"),
+        ("lease.externalid", "x-17", "it goes with a role; give lease.roleArn, or leave it out"),
         ("kinesis.startingposition", "yesterday", "'yesterday' is none of TRIM_HORIZON"),
         ("kinesis.startingposition", '{"at_timestamp": "25/06/2020 10:23"}', "write a time as"),
         ("lease.store", "memory://x", "seen by one process only"),

@@ -12,6 +12,7 @@ from leasehold.adapters.spark.batch import Bounds, bounds_of
 from leasehold.adapters.spark.options import Given, LeaseOptions, lease_options, start_of
 from leasehold.balancer.model import TRIM_HORIZON, Position, at_timestamp
 from leasehold.stores.printable import printable
+from leasehold.stores.urls import ROLE
 
 LEAST_MS = 223
 """Between two requests for one shard: at most 4.5 a second, of the five that all readers of a shard share."""
@@ -31,6 +32,8 @@ DATABRICKS = {
     "endpoint": "kinesis.endpointUrl",
     "consumerMode": "kinesis.consumerType",
     "consumerName": "kinesis.consumerName",
+    "roleArn": "kinesis.roleArn",
+    "roleExternalId": "kinesis.externalId",
     "initialPosition": "kinesis.startingPosition",
     "maxRecordsPerFetch": "kinesis.maxFetchRecordsPerShard",
     "minFetchPeriod": "kinesis.getRecords.fetchIntervalMs",
@@ -48,6 +51,7 @@ class KinesisOptions:
     shard_rows        most rows of one shard in one batch
     lease             its store is "" where none is named, as for a batch
     starts            where shards begin of which no lease says how far they are done
+    credentials       what a source's URL says of them; empty: the environment's
     consumer          the name or ARN of a registered consumer, by which live reading subscribes; "": it polls
     """
 
@@ -62,21 +66,23 @@ class KinesisOptions:
     bounds: Bounds
     starts: Mapping[str, Position]
     consumer: str
+    credentials: Mapping[str, str]
 
     @property
     def place(self) -> dict[str, str]:
         """Where the stream is, as a source's own options have it; "" is for the environment to say."""
-        return {"region": self.region, "endpoint": self.endpoint, "wire": self.wire, "misplaced": self.misplaced}
+        place = {"region": self.region, "endpoint": self.endpoint, "wire": self.wire, "misplaced": self.misplaced}
+        return {**place, **self.credentials}
 
 
 def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     """Raises ValueError, naming the option."""
     given = Given(options)
-    given.elsewhere(DATABRICKS | {"consumer": "kinesis.consumerName"})
+    given.elsewhere(DATABRICKS | {"consumer": "kinesis.consumerName", "kinesis.stsRoleArn": "kinesis.roleArn"})
     stream = given.need("kinesis.streamName", "name the stream to read")
     region, endpoint = given.text("kinesis.region"), given.text("kinesis.endpointUrl")
     consumer = _consumer(given)
-    given.refuse({"kinesis.stsRoleArn": "not supported; a role is taken on by the driver's own AWS profile"})
+    credentials = credentials_of(given, "kinesis")
     wire = given.choice("kinesis.wire", "cbor", "json", "boto3")
     misplaced = given.choice("kinesis.misplaced", "keep", "drop")
     given.ignore(WITHOUT_EFFECT)
@@ -88,8 +94,23 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     lease = lease_options(given, _table(given, region), bounds.initial(), 10.0, "maxRowsPerTrigger")
     given.done()
     return KinesisOptions(
-        stream, region, endpoint, wire, misplaced, interval / 1000, rows, lease, bounds, starts, consumer
+        stream, region, endpoint, wire, misplaced, interval / 1000, rows, lease, bounds, starts, consumer, credentials
     )
+
+
+def credentials_of(given: Given, whose: str) -> dict[str, str]:
+    """What a URL of AWS says of credentials; empty for the environment's. Raises ValueError, naming the option.
+
+    whose  "kinesis" for the stream's, "lease" for the table's
+    """
+    profile, role = given.text(f"{whose}.profile"), given.text(f"{whose}.roleArn")
+    external = given.text(f"{whose}.externalId")
+    if role and not ROLE.fullmatch(role):
+        raise ValueError(f"option {whose}.roleArn: write arn:aws:iam::ACCOUNT:role/NAME")
+    if external and not role:
+        raise ValueError(f"option {whose}.externalId: it goes with a role; give {whose}.roleArn, or leave it out")
+    told = {"profile": profile, "role_arn": role, "external_id": external}
+    return {name: value for name, value in told.items() if value}
 
 
 def _consumer(given: Given) -> str:
@@ -108,7 +129,11 @@ def _table(given: Given, region: str) -> str:
     """The KCL's own way of naming its table, after the application."""
     endpoint = given.text("kinesis.dynamodb.endpointUrl")
     table = given.text("kinesis.dynamodb.tableName", given.text("lease.applicationName"))
-    query = urlencode({name: value for name, value in (("region", region), ("endpoint", endpoint)) if value})
+    credentials = credentials_of(given, "lease")
+    if credentials and not table:
+        raise ValueError("option lease.roleArn: it is for lease.applicationName; the URL of lease.store has role_arn=…")
+    told = {"region": region, "endpoint": endpoint, **credentials}
+    query = urlencode({name: value for name, value in told.items() if value})
     return f"dynamodb://{quote(table)}{query and '?'}{query}" if table else ""
 
 
