@@ -80,9 +80,11 @@ mutants: $(READY) ## plant small faults into named modules, and say which of the
 bench: $(READY) ## measure every claim of speed beside a named peer
 	@met=true; for script in $$(grep -l __main__ benchmarks/*.py); do echo "== $$script"; $(BIN)/python "$$script" || met=false; done; $$met
 
-chaos: $(READY) ## one fault after another on worker processes and their services (ten minutes); SEED=7 repeats a run
-	@good=true; for run in 'kinesis dynamodb' 'event-hubs azblob' 'kinesis sqlite' 'event-hubs dynamodb'; do set -- $$run; \
-		$(BIN)/python tests/chaos/plain_workers.py --seed $(SEED) --seconds 110 --source $$1 --store $$2 || good=false; \
+CHAOS = 'kinesis dynamodb' 'event-hubs azblob' 'kinesis sqlite' 'event-hubs dynamodb' 'kinesis dynamodb --consumer multilang' \
+	'kinesis s3' 'kinesis dynamodb --layout sessions' 'kinesis postgres --layout sessions' 'kinesis dynamodb --to postgres'
+chaos: $(READY) ## one fault after another on worker processes and their services (25 minutes); SEED=7 repeats a run
+	@good=true; for run in $(CHAOS); do set -- $$run; source=$$1; store=$$2; shift 2; \
+		$(BIN)/python tests/chaos/plain_workers.py --seed $(SEED) --seconds 110 --source $$source --store $$store $$* || good=false; \
 	done; $$good
 
 chaos-spark: $(READY) ## kill, steal, split and block under applications of Spark (an hour and a half)

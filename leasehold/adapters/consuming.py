@@ -96,7 +96,7 @@ class Options(TypedDict, total=False):
 
 @frozen
 class Consumption:
-    """One worker of a fleet: checked, and nothing is opened yet.
+    """A worker of a fleet: checked, and nothing is opened yet.
 
     source, leases  their URLs, which are opened and closed here; or objects, which stay their owner's to close
     cut             the slice that is read; None: without end

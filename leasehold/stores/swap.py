@@ -166,7 +166,7 @@ def places_of(way: Way, leases: Collection[Lease]) -> SwapPlaces:
 
 
 def signs_of_swap(leases: Iterable[Lease]) -> tuple[str, ...]:
-    """What the rows of one table tell of a swap, in sentences for who sees that table alone."""
+    """The signs of a swap that the rows of one table show, in sentences for who sees that table alone."""
     found, rows = [], tuple(leases)
     if moved := sum(map(marked, rows)):
         found.append(
@@ -243,7 +243,7 @@ class SwapStore:
 
     @property
     def promises(self) -> Promises:
-        """What both of them promise; grouped where one of them groups."""
+        """The promises that both tables keep; grouped where one of them groups."""
         one, other = (table.promises for table in self._tables)
         return Promises(
             owner_checked_checkpoint=one.owner_checked_checkpoint and other.owner_checked_checkpoint,

@@ -99,7 +99,7 @@ def test_a_swap_goes_back_until_it_is_over(tables: tuple[Store, Store]) -> None:
         sent(tables, "from")
 
 
-def test_it_waits_for_workers_that_do_not_know_to(tables: tuple[Store, Store]) -> None:
+def test_a_swap_waits_for_workers_that_do_not_know_to(tables: tuple[Store, Store]) -> None:
     """They would claim what is in TO by then, from where it stood when it left FROM."""
     (free,) = tables[FROM].get(["s-2"])
     done(tables[FROM].write(ClaimLease(free, "bob")))
@@ -116,7 +116,7 @@ def test_it_waits_for_workers_that_do_not_know_to(tables: tuple[Store, Store]) -
     assert heard == [1.0]
 
 
-def test_it_is_refused_beside_the_kcl(tables: tuple[Store, Store]) -> None:
+def test_a_swap_is_refused_beside_the_kcl(tables: tuple[Store, Store]) -> None:
     """A Java worker cannot follow, and would go on with what the mark says is elsewhere."""
     rows = tables[FROM]._table.rows  # type: ignore[attr-defined]  # noqa: SLF001  as another library writes it
     rows["s-2"] = evolve(rows["s-2"], owner="java-1")

@@ -91,6 +91,7 @@ def _note_signals(told: list[int]) -> None:
         stop = signal.getsignal(each)
 
         def note(number: int, frame: FrameType | None) -> None:
+            # Before the worker's own handler stops it, or the exit status could not tell which signal it was.
             told.append(number)
             if callable(stop):  # noqa: B023  the worker's own are the same for each
                 stop(number, frame)  # noqa: B023

@@ -108,7 +108,7 @@ class Network:
 
 @frozen
 class Capacity:
-    """What the table serves, as a table of DynamoDB does; the default has no limits.
+    """The requests that the table serves, as a table of DynamoDB does; the default has no limits.
 
     row_bytes        length of each row
     bytes_per_second how fast one listing is read, page after page; each page shows its rows as they are then
@@ -284,7 +284,7 @@ def shrink(
     ending: Literal["crash", "leave"],
     cycles: float,
 ) -> FleetScenario:
-    """Some workers of a balanced fleet end at one moment."""
+    """A part of a balanced fleet ends at one moment."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     since = SETTLE_CYCLES * config.cycle_seconds
     gone = frozenset(draw.sample(workers, going))

@@ -41,7 +41,7 @@ class DistantCells:
         return found
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
-        """Those that are there."""
+        """The cells that are there."""
         self._history.requests["get"] += 1
         self._history.fetched += len(names)
         self._history.glimpsed += len(names) if stale_ok else 0
@@ -56,11 +56,11 @@ class DistantCells:
         return self._written(name, lambda: self._cells.put_over(name, fields, version))
 
     def delete(self, name: str, version: str) -> bool:
-        """This one."""
+        """Delete this cell."""
         return self._written(name, lambda: self._cells.delete(name, version))
 
     def prove(self) -> None:
-        """It keeps its conditions."""
+        """Nothing to prove: conditions are kept."""
 
     def close(self) -> None:
         """Nothing to close."""
