@@ -312,7 +312,15 @@ class Watch:
     def _sight(self, before: Sighting | None, lease: Lease, began: float, ended: float) -> Sighting:
         """A lease is compared with its last sighting: each time goes on if its subject stayed, or starts anew."""
         if before is None:
-            return self._first_sight(lease, ended)
+            # A lease without an earlier sighting has no history of ours. An owner that a later reading shows for the
+            # first time came after the reading before.
+            owner_at = -math.inf if self.owners_at is None else ended
+            seen = lease.watched(
+                idle=math.inf if lease.owner is None else lease.idle,
+                held=math.inf if self.owners_at is None else 0.0,
+                heir_idle=0.0,
+            )
+            return Sighting(seen, version_at=ended, owner_at=owner_at, heir_at=ended)
         old = before.lease
         kept = old.owner == lease.owner
         # A row that was deleted and made anew counts from the start, and comes by versions that were seen before (L13).
@@ -339,17 +347,6 @@ class Watch:
             (before.gap if still else min(stood, before.stood)) if kept else 0.0,
             (before.pace if still else _pace(before, lease, began)) if kept and not lease.ended else 0.0,
         )
-
-    def _first_sight(self, lease: Lease, ended: float) -> Sighting:
-        # An owner that a later reading shows for the first time came after the reading before.
-        """A lease without an earlier sighting has no history of ours."""
-        owner_at = -math.inf if self.owners_at is None else ended
-        seen = lease.watched(
-            idle=math.inf if lease.owner is None else lease.idle,
-            held=math.inf if self.owners_at is None else 0.0,
-            heir_idle=0.0,
-        )
-        return Sighting(seen, version_at=ended, owner_at=owner_at, heir_at=ended)
 
     def _changes(
         self, before: Mapping[str, Sighting], now: Mapping[str, Sighting], ended: float, *, stood: bool

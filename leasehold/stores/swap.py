@@ -18,8 +18,9 @@ table judges the rest.
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import ExitStack, closing
 from time import monotonic
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve, frozen
 
@@ -36,6 +37,7 @@ from leasehold.stores.protocol import (
     Store,
     StoreError,
 )
+from leasehold.stores.urls import name_of, open_store, store_address
 from leasehold.stores.writes import (
     AnnotateLease,
     CheckpointLate,
@@ -54,6 +56,9 @@ from leasehold.stores.writes import (
     WithdrawRequest,
     Write,
 )
+
+if TYPE_CHECKING:  # an extra brings it
+    from boto3 import Session
 
 log = escaped(logging.getLogger("leasehold.swap"))
 
@@ -161,7 +166,7 @@ def places_of(way: Way, leases: Collection[Lease]) -> SwapPlaces:
 
 
 def signs_of_swap(leases: Iterable[Lease]) -> tuple[str, ...]:
-    """What the rows of one table tell of a swap, in sentences for who sees that table alone."""
+    """The signs of a swap that the rows of one table show, in sentences for who sees that table alone."""
     found, rows = [], tuple(leases)
     if moved := sum(map(marked, rows)):
         found.append(
@@ -238,7 +243,7 @@ class SwapStore:
 
     @property
     def promises(self) -> Promises:
-        """What both of them promise; grouped where one of them groups."""
+        """The promises that both tables keep; grouped where one of them groups."""
         one, other = (table.promises for table in self._tables)
         return Promises(
             owner_checked_checkpoint=one.owner_checked_checkpoint and other.owner_checked_checkpoint,
@@ -557,6 +562,65 @@ def announced(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease:
     if not found:
         raise OutcomeUnknown("the swap's control row came and went; try again")
     return of_this_swap(found[0], names)
+
+
+def tables_apart(store: str, to: str, option: str) -> None:
+    """Raises ValueError where the URL `to` is no store for a fleet, or the same one."""
+    if store_address(to)[0] == "file":
+        raise ValueError(f"{option}: file:// is a backup, on which no fleet works")
+    if store_address(store) == store_address(to):
+        raise ValueError(f"{option}: it is the store that the leases are in")
+
+
+def open_both(
+    store: str,
+    to: str,
+    *,
+    sessions: "tuple[Session | None, Session | None]" = (None, None),
+    create: bool = True,
+    request_seconds: float | None = None,
+) -> SwapStore:
+    """The store of a worker whose leases `leasehold swap` moves from the one URL to the other.
+
+    What `consume --store FROM --to TO` opens: give it to `leasehold.run` and the others as `leases` where one of the
+    stores wants other credentials than the environment's.
+
+    sessions  of boto3's, with the credentials of the two; None: as their URLs say
+    create, request_seconds  as of `open_store`
+    Raises what `open_store` raises, and StoreError where TO has leases of another life, or a layout does not count
+    owners.
+
+    Examples:
+        >>> from leasehold.stores import open_both
+        >>> leases = open_both("memory://example-from", "memory://example-to")
+        >>> leases.list().leases
+        ()
+    """
+    return SwapStore(
+        open_tables(store, to, sessions=sessions, create=create, request_seconds=request_seconds), name_of(to)
+    )
+
+
+def open_tables(
+    store: str,
+    to: str,
+    *,
+    sessions: "tuple[Session | None, Session | None]" = (None, None),
+    create: bool = True,
+    request_seconds: float | None = None,
+) -> tuple[Store, Store]:
+    """The tables that `open_both` joins, with the control row of their swap."""
+    tables_apart(store, to, "to")
+    with ExitStack() as failed:
+        source, target = (
+            failed.enter_context(
+                closing(open_store(url, create=create, request_seconds=request_seconds, session=session))
+            )
+            for url, session in zip((store, to), sessions, strict=True)
+        )
+        announced((source, target), (name_of(store), name_of(to)))
+        failed.pop_all()
+    return source, target
 
 
 class OneTableStore(PassingStore):

@@ -23,14 +23,13 @@ from leasehold.adapters.steering.swapping import (
     opened,
     progress,
     sent,
-    tables_apart,
 )
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease, Position
 from leasehold.stores.contract.actors import done, owned, stored
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Store, StoreError
-from leasehold.stores.swap import CONTROL, FROM, MARK, TO, SwapStore, announced
+from leasehold.stores.swap import CONTROL, FROM, MARK, TO, SwapStore, announced, tables_apart
 from leasehold.stores.urls import name_of, open_store
 from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, RenewLease
 
@@ -100,7 +99,7 @@ def test_a_swap_goes_back_until_it_is_over(tables: tuple[Store, Store]) -> None:
         sent(tables, "from")
 
 
-def test_it_waits_for_workers_that_do_not_know_to(tables: tuple[Store, Store]) -> None:
+def test_a_swap_waits_for_workers_that_do_not_know_to(tables: tuple[Store, Store]) -> None:
     """They would claim what is in TO by then, from where it stood when it left FROM."""
     (free,) = tables[FROM].get(["s-2"])
     done(tables[FROM].write(ClaimLease(free, "bob")))
@@ -117,7 +116,7 @@ def test_it_waits_for_workers_that_do_not_know_to(tables: tuple[Store, Store]) -
     assert heard == [1.0]
 
 
-def test_it_is_refused_beside_the_kcl(tables: tuple[Store, Store]) -> None:
+def test_a_swap_is_refused_beside_the_kcl(tables: tuple[Store, Store]) -> None:
     """A Java worker cannot follow, and would go on with what the mark says is elsewhere."""
     rows = tables[FROM]._table.rows  # type: ignore[attr-defined]  # noqa: SLF001  as another library writes it
     rows["s-2"] = evolve(rows["s-2"], owner="java-1")

@@ -103,7 +103,7 @@ class ChildNotStarted(NotAwaited):
 
 
 class ChildProcess:
-    """One process, and the talk with it.
+    """A child's process, and the talk with it.
 
     Made by `Children`, one for a shard.
     """

@@ -82,7 +82,7 @@ class WatchedTable:
 
     @property
     def swapping(self) -> tuple[str, ...]:
-        """What there is to say of a swap that is under way."""
+        """Sentences about a swap that is under way."""
         return signs_of_swap(self.leases) if self.swap is None else (f"swap: {self.swap.says}",)
 
     @property

@@ -26,9 +26,10 @@ from leasehold.stores.swap import (
     of_this_swap,
     parted,
     places_of,
+    tables_apart,
     way_of,
 )
-from leasehold.stores.urls import name_of, open_store, store_address
+from leasehold.stores.urls import name_of, open_store
 from leasehold.stores.writes import AnnotateLease, DeleteLease
 
 LOOK_SECONDS = 1.0
@@ -36,14 +37,6 @@ LOOK_SECONDS = 1.0
 
 SETTLE_SECONDS = 10.0
 """Longer than a request of a worker takes: by then whoever did not know that the swap was over has made its lease."""
-
-
-def tables_apart(store: str, to: str, option: str) -> None:
-    """Raises ValueError where `to` is no store for a fleet, or the same one."""
-    if store_address(to)[0] == "file":
-        raise ValueError(f"{option}: file:// is a backup, on which no fleet works")
-    if store_address(store) == store_address(to):
-        raise ValueError(f"{option}: it is the store that the leases are in")
 
 
 def observed(tables: tuple[Store, Store], names: tuple[str, str]) -> SwapStore:

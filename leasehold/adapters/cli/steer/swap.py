@@ -19,10 +19,9 @@ from leasehold.adapters.steering.swapping import (
     observed,
     progress,
     sent,
-    tables_apart,
 )
 from leasehold.stores.protocol import StoreError
-from leasehold.stores.swap import TO, SwapStore, announced
+from leasehold.stores.swap import TO, SwapStore, announced, tables_apart
 from leasehold.stores.urls import name_of, open_store
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")

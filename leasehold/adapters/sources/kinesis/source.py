@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from boto3 import Session
 from botocore.exceptions import ClientError
 
 from leasehold.adapters.sources.call_patience import CallPatience, TimedClients
@@ -32,6 +31,7 @@ from leasehold.stores.printable import escaped
 from leasehold.stores.urls import date_of
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user
+    from boto3 import Session
     from types_boto3_kinesis import KinesisClient
 
 log = escaped(logging.getLogger("leasehold.kinesis"))
@@ -153,7 +153,7 @@ class KinesisSource(PolledStream):
             return f"{account}:{self.name}:{int(created.timestamp())}"
 
     def incarnation(self) -> str:
-        """Its identity; "" where this worker may not ask for it. Raises SourceUnavailable or SourceError."""
+        """The stream's identity; "" where this worker may not ask for it. Raises SourceUnavailable or SourceError."""
         try:
             return self.identity()
         except SourceError as fault:
@@ -200,7 +200,7 @@ class KinesisSource(PolledStream):
         )
 
 
-def open_url(name: str, options: Mapping[str, str], *, session: Session | None = None) -> KinesisSource:
+def open_url(name: str, options: Mapping[str, str], *, session: "Session | None" = None) -> KinesisSource:
     """The stream of this name. Raises SourceError if no region is known, ValueError for a wrong option."""
     if options.get("if_trimmed", "TRIM_HORIZON") != "TRIM_HORIZON":
         raise ValueError("source URL: option 'if_trimmed' wants TRIM_HORIZON; without it such a shard is not read")

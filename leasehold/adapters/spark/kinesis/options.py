@@ -74,11 +74,13 @@ class KinesisOptions:
 def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     """Raises ValueError, naming the option."""
     given = Given(options)
+    # Before the rest: whoever comes from another connector is told the name here, not only that his is unknown.
     given.elsewhere(DATABRICKS)
     stream = given.need("kinesis.streamName", "name the stream to read")
     region, endpoint = given.text("kinesis.region"), given.text("kinesis.endpointUrl")
     kind = given.choice("kinesis.consumerType", "GetRecords", "polling", "SubscribeToShard", "efo")
     if kind in {"SubscribeToShard", "efo"}:
+        # Refused in place of read otherwise: whoever asks for it pays for it, and counts on its quota.
         raise ValueError(f"option kinesis.consumerType: {NO_FAN_OUT}")
     given.refuse(dict.fromkeys(("kinesis.consumerName", "consumer", "consumerMode", "consumerName"), NO_FAN_OUT))
     given.refuse({"kinesis.stsRoleArn": "not supported; a role is taken on by the driver's own AWS profile"})
@@ -118,10 +120,13 @@ def _by_shard(given: Given) -> tuple[dict[str, Position], Given]:
         told = json.loads(text) if text.startswith("{") else {}
     except (ValueError, RecursionError):
         raise ValueError(f"option {name}: not the JSON of a position") from None
+    # The JSON of one position for all shards, as the awslabs connector has it too.
     if not any(key.startswith("shardId") for key in told):
         return {}, Given({name: text} if text else {})
     starts = dict[str, Position]()
     for shard, each in told.items():
+        # Those connectors write these beside the shards: `default` is for all others, and `metadata` tells nothing to
+        # read by.
         if shard in {"default", "metadata"}:
             continue
         kind, place = (each, "") if isinstance(each, str) else _pair(name, shard, each)
@@ -131,6 +136,7 @@ def _by_shard(given: Given) -> tuple[dict[str, Position], Given]:
             case "AT_TIMESTAMP":
                 starts[shard] = at_timestamp(int(_milliseconds(name, place)))
             case "AFTER_SEQUENCE_NUMBER" if place.isascii() and place.isdigit():
+                # Behind the record as a whole, also where it is an aggregate.
                 starts[shard] = Position(place, AFTER_ALL)
             case _:
                 raise ValueError(
@@ -162,6 +168,7 @@ def _timestamp(name: str, text: str) -> str:
         (key, value), *more = json.loads(text).items()
     except (ValueError, AttributeError, RecursionError):
         raise ValueError(f"option {name}: not the JSON of a position") from None
+    # A second key would be passed over in silence, and might be the one that was meant.
     if more or key.lower() != "at_timestamp":
         raise ValueError(f'option {name}: as JSON it is {{"at_timestamp": time}}')
     return _milliseconds(name, str(value))
@@ -174,6 +181,7 @@ def _milliseconds(name: str, text: str) -> str:
         moment = datetime.fromisoformat(text)
     except ValueError:
         moment = None
+    # Without an offset it would be another moment on each machine that reads the option.
     if moment is None or moment.tzinfo is None:
         raise ValueError(f"option {name}: write a time as 2026-01-31T10:23:45+00:00, or in ms since 1970")
     return str(int(moment.timestamp() * 1000))

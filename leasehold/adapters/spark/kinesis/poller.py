@@ -40,6 +40,7 @@ class ArrowPoller(Poller):
         rows = columns_of(told)
         if rows.numbers and not rows.sealed:
             return super()._batch(cast("GetRecordsOutputTypeDef", {**answer, "Records": rows}))  # columns become rows
+        # Counted before user records are taken out: the throughput of a lease is that of the shard.
         size, ends = sum(map(len, rows.datas)), (rows.numbers[0], rows.numbers[-1]) if rows.numbers else None
         made, end, trail = self._rows(rows)
         return evolve(self._told(answer, made, end, ends, size), trail=trail)
@@ -85,11 +86,15 @@ class ArrowPoller(Poller):
         for at, found in others.items():
             self._dropped.add(rows.numbers[at], found)
         users, trail = self._undone(rows.numbers, users), None
+        # Rows that a sink of ours has written carry a tag, and only those can come a second time from a task that was
+        # tried again.
         if self._had or any(found.tags for found in others.values()):
             users, trail = self._unrepeated(rows.numbers, users, others)
         place = users["record"]
         numbers = pa.array(rows.numbers, pa.string())
-        times = pa.array(map(_microseconds, rows.arrived), pa.timestamp("us", "UTC"))
+        times = pa.array(
+            [None if arrived is None else round(arrived * 1e6) for arrived in rows.arrived], pa.timestamp("us", "UTC")
+        )
         columns = [
             users["data"],
             pa.repeat(pa.scalar(self._stream), users.num_rows),
@@ -107,6 +112,7 @@ class ArrowPoller(Poller):
     ) -> tuple[pa.RecordBatch, Trail]:
         """Without what was had before of Spark sinks, and what the position of each row carries along."""
         tags = {at: dict(zip(found.subs, found.tags, strict=True)) for at, found in others.items() if found.tags}
+        # Copied: an answer that cannot be read through is asked for again, and must find things as they were.
         before, had = self._had, self._had.copy()
         kept, notes = list[bool](), list[tuple[Note, ...]]()
         names = "record", "sub_sequence_number", "partition_key", "explicit_hash_key"
@@ -122,7 +128,8 @@ class ArrowPoller(Poller):
         return users.filter(pa.array(kept, pa.bool_())), Trail(before, notes)
 
     def _undone(self, numbers: Sequence[str], users: pa.RecordBatch) -> pa.RecordBatch:
-        """Without what lies before the start: the first record may be an aggregate that is half done."""
+        """Without what lies before the start."""
+        # Asked for at a record, the service begins with all of it, and it may be an aggregate that is half done.
         if self._done is None or not users.num_rows:
             return users
         places, subs = users["record"].to_pylist(), users["sub_sequence_number"].to_pylist()
@@ -139,7 +146,3 @@ class Probe(Poller):
     """A reader of one record at a time, to see what stands where."""
 
     most = 1
-
-
-def _microseconds(arrived: float | None) -> int | None:
-    return None if arrived is None else round(arrived * 1e6)

@@ -268,7 +268,7 @@ class ReaderJobs(KeptReaders):
 
 
 def _task_of(packed: bytes) -> Callable[[Iterable[int]], Iterator[str]]:
-    """The task: it returns why it has ended, since Spark would start a task that fails four times without a pause."""
+    """The task; it returns why it has ended."""
 
     def live(_places: Iterable[int]) -> Iterator[str]:
         # Spark pickles what is made within a function whole: this package may be missing where it runs.
@@ -277,6 +277,7 @@ def _task_of(packed: bytes) -> Callable[[Iterable[int]], Iterator[str]]:
         try:
             task = pickle.loads(packed)()  # noqa: S301  by Spark's own processes, as all they get
         except ImportError as missing:
+            # Told and not raised: Spark would start a failed task four times without a pause.
             return iter((str(missing),))
         return iter((task.run(),))
 

@@ -72,7 +72,7 @@ SORTS: Mapping[str, Callable[[dict[str, Any]], Any]] = {
 
 @frozen
 class ViewWanted:
-    """What a page shows of a table's leases.
+    """The part of a table's leases that a page asks for.
 
     sort  one of SORTS; `down`: the other way round
     text  in lower case; of the leases whose row has it somewhere
@@ -295,7 +295,7 @@ class TableWatcher:
         return about | told | {"total": told["total"] | {"moves": seen.count}, "moves": moves, "lag": lag}
 
     def view(self, wanted: ViewWanted) -> dict[str, Any]:
-        """What a page shows: the whole, the first workers and moves, and the first leases in the order asked for."""
+        """The view of a page: the whole, the first workers and moves, and the first leases in the order asked for."""
         state = self.state()
         leases = []
         for row in state.pop("leases") if state["at"] else ():
