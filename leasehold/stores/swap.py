@@ -92,7 +92,7 @@ Way = Literal["to", "from", "closed", ""]
 
 _NAMES = ("from", "to")
 
-_BY_OWNER = (StealLease, ReleaseLease, RequestLease, WithdrawRequest, AnnotateLease)
+_BY_OWNER = (StealLease, RequestLease, WithdrawRequest, AnnotateLease)
 """Writes that want the owner as seen, and not the version."""
 
 
@@ -340,7 +340,7 @@ class SwapStore:
         outcome = self._tables[side].write(evolve(self._saying(write, side), lease=seen))
         if not isinstance(outcome, Done):
             now = self._pair(seen.key).lease
-            by_owner = isinstance(write, _BY_OWNER) and not (isinstance(write, ReleaseLease) and write.me != seen.owner)
+            by_owner = isinstance(write, _BY_OWNER)
             if by_owner and now is not None and now.owner == seen.owner and parted(now)[:2] != (side, False):
                 # Its condition is the owner, who has moved the lease meanwhile and has it still.
                 return self.write(evolve(write, lease=evolve(write.lease, version=now.version)))

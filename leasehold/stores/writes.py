@@ -150,7 +150,9 @@ class CheckpointLate:
 class ReleaseLease:
     """Drop the owner, the heir and any hand-off; with `to`, make that worker the owner, who is none of ours (M14).
 
-    Condition: the owner is me; of a foreign expired lease, the version as seen, in case its owner woke up.
+    Condition: the version as seen, and of a lease seen as mine that it is mine. A release that arrives late, after its
+    owner renewed the lease or took it again, would else free what is being read; KCL asks for the owner alone. So an
+    owner releases under the version that it wrote last. An owner of a foreign expired lease may have woken up.
 
     Examples:
         >>> from leasehold import Lease
@@ -381,7 +383,7 @@ def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  
             before = _movable(stored, position) and stored.checkpoint.order != position.order
             return evolve(stored, checkpoint=position) if before else None
         case ReleaseLease(me=me, to=to):
-            fits = stored.owner == me if seen.owner == me else stored.version == seen.version
+            fits = stored.version == seen.version and (stored.owner == me or seen.owner != me)
             return _next(evolve(_unowned(stored), owner=to)) if fits else None
         case RequestLease(me=me):
             willing = stored.owner == seen.owner and stored.yields and not stored.ended and not stored.leaving

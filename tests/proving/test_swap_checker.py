@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from leasehold.adapters.proving.checker import sessions
 from leasehold.adapters.proving.checker.swap import CheckedTable, SwapModel, swap_model, swap_settings
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Notes
-from leasehold.stores import swap
+from leasehold.stores import swap, writes
 from leasehold.stores.protocol import Done, Outcome
 from leasehold.stores.swap import FROM, MARK, RowPair, SwapStore, joined
 from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, ResetLease, Write
@@ -113,6 +114,16 @@ def freeing_what_is_left_before_it_is_a_copy(patched: pytest.MonkeyPatch) -> Non
     patched.setattr(RowPair, "side", property(side))
 
 
+def releasing_by_the_owner_alone(patched: pytest.MonkeyPatch) -> None:
+    """A release is applied while its worker owns the lease, however often it wrote to it meanwhile."""
+    def applied(write: Write, stored: Lease | None) -> Lease | None:
+        if isinstance(write, ReleaseLease) and stored is not None and stored.owner == write.me:
+            write = evolve(write, lease=stored)
+        return writes.applied(write, stored)
+
+    patched.setattr(sessions, "applied", applied)
+
+
 FOUND_WITHIN = 25_000
 
 HELD = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
@@ -136,6 +147,7 @@ PLANTS: dict[Plant, Callable[[], SwapModel]] = {
     a_late_mover_that_does_not_compare: lambda: setting((1, 2), HELD, "look commit steal claim", tick=1),
     reading_one_row: lambda: setting((0, 2), MOVED, "look claim", tick=1),
     believing_two_moments: lambda: setting((3, 2), BACK[:6], "look claim commit send"),
+    releasing_by_the_owner_alone: lambda: setting((3, 2), MOVED, "commit release look claim", late=1),
     freeing_what_is_left_before_it_is_a_copy: lambda: setting((2, 3), CARRIED, "look claim"),
 }
 

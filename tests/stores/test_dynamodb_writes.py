@@ -173,9 +173,9 @@ WRITES: dict[str, tuple[writes.Write, str, str | None, Words]] = {
     ),
     "release of mine": (
         writes.ReleaseLease(MINE, "ann"),
-        OWNED,
+        f"{SEEN} AND {OWNED}",
         f"ADD leaseCounter :one REMOVE {OWNERS}",
-        {":one": 1, ":owner": "ann"},
+        {":one": 1, ":owner": "ann", ":seen": 7},
     ),
     "release of another's": (
         writes.ReleaseLease(MINE, "bob"),
@@ -185,9 +185,9 @@ WRITES: dict[str, tuple[writes.Write, str, str | None, Words]] = {
     ),
     "release to an heir": (
         writes.ReleaseLease(MINE, "ann", "bob"),
-        OWNED,
+        f"{SEEN} AND {OWNED}",
         "SET leaseOwner = :to ADD leaseCounter :one REMOVE handoffOwner, handoffTo, checkpointOwner",
-        {":one": 1, ":owner": "ann", ":to": "bob"},
+        {":one": 1, ":owner": "ann", ":seen": 7, ":to": "bob"},
     ),
     "request": (
         writes.RequestLease(evolve(MINE, heir="old"), "bob"),

@@ -221,6 +221,26 @@ def test_a_lease_that_nobody_asked_for_is_checkpointed_and_released() -> None:
     assert (one.end, one.holding.given) == ((True, "released"), None)
 
 
+def test_a_release_goes_on_from_a_write_whose_answer_was_lost() -> None:
+    """A release wants the version; a worker that leaves would keep a lease that it renewed without an answer."""
+    one = Held()
+    one.store.lose_replies = 1
+    with pytest.raises(OutcomeUnknown):
+        one.holding.renew()
+    one.holding.ask_release()
+    assert one.holding.release() is True
+    assert (one.row.owner, one.end) == (None, (True, "released"))
+
+
+def test_a_release_whose_lease_another_has_by_now_is_lost_and_takes_nothing() -> None:
+    """The thief would be thrown out of what it reads."""
+    one = Held()
+    one.store.write(StealLease(one.row, "bob"))
+    one.holding.ask_release()
+    assert one.holding.release() is True
+    assert (one.row.owner, one.end) == ("bob", (True, "now owned by bob"))
+
+
 def test_a_lease_may_be_released_to_a_stranger() -> None:
     """A KCL 3.x worker would never get what its leader means it to have (M14)."""
     one = Held()

@@ -644,22 +644,26 @@ class Holding:
             self.renew()
 
     def _release(self, position: Position) -> None:
-        heir = self._heir
-        # Nothing is taken back from a KCL 3.x heir: it polls less often than the two seconds after which we would.
-        self._giving_to = None if self._lease.leaving else heir
-        if heir is not None:
-            outcome = self._attempt(
-                lambda lease: GiveLease(lease, max(position, lease.checkpoint, key=lambda place: place.order))
-            )
-        else:
-            outcome = self._attempt(lambda lease: ReleaseLease(lease, self._me, self._release_to))
-        if not isinstance(outcome, Done):
+        for _ in range(ATTEMPTS):
+            heir = self._heir
+            # Nothing is taken back from a KCL 3.x heir: it polls less often than the two seconds after which we would.
+            self._giving_to = None if self._lease.leaving else heir
+            if heir is not None:
+                outcome = self._attempt(
+                    lambda lease: GiveLease(lease, max(position, lease.checkpoint, key=lambda place: place.order))
+                )
+            else:
+                outcome = self._attempt(lambda lease: ReleaseLease(lease, self._me, self._release_to))
+            if isinstance(outcome, Done):
+                # Kept, to be taken back if the heir never claims it: nobody would read it until it expires.
+                self.given = outcome.lease if self._giving_to else None
+                taker = heir or self._release_to
+                self._lose(f"given to {taker}" if taker else "released")
+                return
+            # The version may have moved by a write of ours whose answer was lost; then it is ours, and goes now.
             self._settle(outcome.lease)
-            return
-        # Kept, to be taken back if the heir never claims it: nobody would read it until it expires.
-        self.given = outcome.lease if self._giving_to else None
-        taker = heir or self._release_to
-        self._lose(f"given to {taker}" if taker else "released")
+            if self.lost.is_set() or not self.releasing:
+                return
 
     def _write(self, make: Callable[[Lease], Write | None], *, ended: bool = False) -> bool:
         with self._lock:

@@ -122,6 +122,13 @@ class Handoff:
         seen = asked(store)
         assert done(store.write(ClaimLease(seen, "dan"))).heir is None
 
+    def test_a_release_is_not_refused_for_a_request(self, store: Store) -> None:
+        """A worker that leaves would keep what another asked for a moment before."""
+        seen = owned(store)
+        done(store.write(RequestLease(seen, "bob")))
+        freed = done(store.write(ReleaseLease(seen, "ann")))
+        assert (freed.owner, freed.heir) == (None, None)
+
     def test_a_release_removes_any_request(self, store: Store) -> None:
         """The next owner would hand the lease to an heir of its predecessor."""
         freed = done(store.write(ReleaseLease(asked(store), "ann")))

@@ -147,12 +147,21 @@ class Ownership:
         assert lost(store.write(RenewLease(seen))) == now
         assert lost(store.write(RenewLease(evolve(now, owner="bob")))) == now
 
-    def test_releasing_mine_needs_only_my_ownership(self, store: Store) -> None:
-        """A worker shutting down would have to know its very last version."""
+    def test_a_release_is_refused_once_its_owner_renewed(self, store: Store) -> None:
+        """A release that came late would free what its owner reads on: two would read until its next renewal."""
         seen = owned(store)
-        done(store.write(RenewLease(seen)))
-        assert facts(done(store.write(ReleaseLease(seen, "ann")))) == facts(evolve(seen, owner=None, yields=False))
-        assert lost(store.write(ReleaseLease(seen, "ann"))) == stored(store)
+        now = done(store.write(RenewLease(seen)))
+        assert lost(store.write(ReleaseLease(seen, "ann"))) == now
+        assert facts(done(store.write(ReleaseLease(now, "ann")))) == facts(evolve(seen, owner=None, yields=False))
+        assert lost(store.write(ReleaseLease(now, "ann"))) == stored(store)
+
+    def test_a_release_is_refused_once_its_owner_took_the_lease_again(self, store: Store) -> None:
+        """The owner that lost it and won it back would lose it to its own release of before."""
+        seen = owned(store)
+        theirs = done(store.write(StealLease(seen, "bob")))
+        again = done(store.write(StealLease(theirs, "ann")))
+        assert [lost(store.write(ReleaseLease(seen, "ann", to))) for to in (None, "java")] == [again, again]
+        assert stored(store) == again
 
     def test_a_release_may_name_a_stranger_as_owner(self, store: Store) -> None:
         """A worker that takes nothing itself would be given leases late, or after it has ended (M14)."""

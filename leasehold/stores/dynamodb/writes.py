@@ -140,7 +140,7 @@ def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for
             update = f"{_set(*sets)}{'REMOVE ' if stale else ''}{''.join(stale)}".rstrip()
             return _request(lease, f"attribute_exists({KEY}) AND {forward}", update, {**fields, **bounds})
         case writes.ReleaseLease(me=me, to=to):
-            condition, values = (owned, owners) if lease.owner == me else (_SEEN, {})
+            condition, values = (f"{_SEEN} AND {owned}", owners) if lease.owner == me else (_SEEN, {})
             if to is None:
                 return _request(lease, condition, f"{_COUNT} REMOVE {_OWNERS}", values)
             update = f"SET leaseOwner = :to {_COUNT} REMOVE handoffOwner, handoffTo, checkpointOwner"

@@ -165,6 +165,7 @@ def swap_settings() -> dict[str, SwapModel]:
         "back, late write": swap_model((3, 2), back, *_READS, "steal", faults={"late": 1}),
         "to and fro": swap_model((4, 3), moved, *_READS, "send", faults={"tick": 1}),
         "release": swap_model((3, 3), moved, *_READS, "release", faults={"applied": 1}),
+        "late release": swap_model((4, 2), moved, *_READS, "release", faults={"late": 1}),
         "hand-over": swap_model((3, 3), held, *_READS, "request", "give", "take back"),
         "reset": swap_model((2, 4), free, *_READS, "reset", "send"),
         "carried": swap_model((2, 4), (*free, (0, "send", "from")), *_READS, "carry", faults={"applied": 1}),
