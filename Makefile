@@ -10,7 +10,7 @@ NPM = $(shell $(BIN)/python -c 'from leasehold.adapters.local.node import find_n
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-more check prove bench chaos fuzz mutants lock soak chaos-spark dist sizes api site sbom audit
+.PHONY: help demo quick test test-more check prove bench chaos fuzz fuzz-c mutants lock soak chaos-spark dist sizes api site sbom audit
 
 help: ## say what there is
 	@echo 'Python 3.11 and make are enough; each target fetches what it needs once.'
@@ -72,6 +72,12 @@ fuzz: $(READY) ## give every parser what nobody would write, for SECONDS=600; wh
 		-r requirements-atheris.lock || true; fi
 	$(BIN)/python tests/fuzz/long_fuzz.py $(SECONDS) --engine $(ENGINE)
 
+# Python's own allocator hides what is read behind a value: plain malloc leaves the sanitizer's guards around each.
+SANITIZED = -g -fsanitize=address,undefined -fno-sanitize-recover=all
+fuzz-c: $(READY) ## the same for the scan in C alone, under the sanitizers of addresses and of undefined behaviour (gcc)
+	CFLAGS='$(SANITIZED)' LD_PRELOAD=$$(cc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
+		$(BIN)/python tests/fuzz/long_fuzz.py $(SECONDS) cbor-answers
+
 ONLY =
 mutants: $(READY) ## plant small faults into named modules, and say which of them no test sees; ONLY=codecs for a part
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-build-isolation --require-hashes -r requirements-mutants.lock
@@ -80,9 +86,11 @@ mutants: $(READY) ## plant small faults into named modules, and say which of the
 bench: $(READY) ## measure every claim of speed beside a named peer
 	@met=true; for script in $$(grep -l __main__ benchmarks/*.py); do echo "== $$script"; $(BIN)/python "$$script" || met=false; done; $$met
 
-chaos: $(READY) ## one fault after another on worker processes and their services (ten minutes); SEED=7 repeats a run
-	@good=true; for run in 'kinesis dynamodb' 'event-hubs azblob' 'kinesis sqlite' 'event-hubs dynamodb'; do set -- $$run; \
-		$(BIN)/python tests/chaos/plain_workers.py --seed $(SEED) --seconds 110 --source $$1 --store $$2 || good=false; \
+CHAOS = 'kinesis dynamodb' 'event-hubs azblob' 'kinesis sqlite' 'event-hubs dynamodb' 'kinesis dynamodb --consumer multilang' \
+	'kinesis s3' 'kinesis dynamodb --layout sessions' 'kinesis postgres --layout sessions' 'kinesis dynamodb --to postgres'
+chaos: $(READY) ## one fault after another on worker processes and their services (25 minutes); SEED=7 repeats a run
+	@good=true; for run in $(CHAOS); do set -- $$run; source=$$1; store=$$2; shift 2; \
+		$(BIN)/python tests/chaos/plain_workers.py --seed $(SEED) --seconds 110 --source $$source --store $$store $$* || good=false; \
 	done; $$good
 
 chaos-spark: $(READY) ## kill, steal, split and block under applications of Spark (an hour and a half)

@@ -89,8 +89,12 @@ def figures() -> Iterable[Figure]:
     yield Figure("source lines", f"{sum(lengths):,}", "at most 32,000")
     yield Figure("files, and their median lines", f"{len(lengths)}, {median(lengths):.0f}", "at most 200, 150 or more")
     yield Figure("private functions in 1,000 lines", f"{1000 * len(helpers) / sum(lengths):.0f}", "at most 12")
+    named = sum(
+        once and text.count(f"{name}(") == 1 for text in texts.values() for name, _, once in private(text)
+    )  # its own definition only
     share = f"{100 * len(lonely) / len(helpers):.0f} % ({sum(lines <= 3 for lines in lonely)} of at most 3 lines)"
     yield Figure("of these, called from one place", share, "at most 40 %")
+    yield Figure("of those, named and not called", f"{named}: callbacks, parts of tables, properties", "no goal")
     for room in ROOMS:
         pairs = [comments(text) for path, text in texts.items() if room in path.parts]
         told, code = (sum(column) for column in zip(*pairs, strict=True))

@@ -26,13 +26,12 @@ from leasehold.adapters.reading.slices import Slice, SliceVerdict, run_slice
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.sources.urls import open_source, source_address
-from leasehold.adapters.steering.swapping import tables_apart
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Position
 from leasehold.stores.printable import did_you_mean, escaped
 from leasehold.stores.protocol import OutcomeUnknown, Store
-from leasehold.stores.swap import OneTableStore, SwapStore, announced
+from leasehold.stores.swap import OneTableStore, SwapStore, open_tables, tables_apart
 from leasehold.stores.urls import name_of, open_store, store_address
 
 if TYPE_CHECKING:  # an extra brings it
@@ -97,12 +96,12 @@ class Options(TypedDict, total=False):
 
 @frozen
 class Consumption:
-    """One worker of a fleet: checked, and nothing is opened yet.
+    """A worker of a fleet: checked, and nothing is opened yet.
 
     source, leases  their URLs, which are opened and closed here; or objects, which stay their owner's to close
     cut             the slice that is read; None: without end
     to              the URL of the store to which the leases go when `leasehold swap` says so; None: nowhere
-    sessions        of boto3's, with the credentials of source and leases; None: as their URLs say
+    sessions        of boto3's, with the credentials of source, leases and `to`; None: as their URLs say
     The others are as in `Options`.
     """
 
@@ -119,7 +118,7 @@ class Consumption:
     drain_seconds: float
     memory_bytes: int
     to: str | None = None
-    sessions: "tuple[Session | None, Session | None]" = (None, None)
+    sessions: "tuple[Session | None, Session | None, Session | None]" = (None, None, None)
 
     @contextmanager
     def joined(self, stopping: Event | None = None) -> Iterator[Worker]:
@@ -154,17 +153,9 @@ class Consumption:
     def _opened(self, url: str) -> Store:
         """The store of the leases, both where they may move to another."""
         limits: dict[str, Any] = {"create": self.create, "request_seconds": self.config.lease_seconds / 3}
-        store = open_store(url, session=self.sessions[1], **limits)
         if self.to is None:
-            return OneTableStore(store)
-        with ExitStack() as failed:
-            failed.callback(store.close)
-            goal = open_store(self.to, **limits)
-            failed.callback(goal.close)
-            announced((store, goal), (name_of(url), name_of(self.to)))
-            joined = SwapStore((store, goal), name_of(self.to))
-            failed.pop_all()
-        return joined
+            return OneTableStore(open_store(url, session=self.sessions[1], **limits))
+        return SwapStore(open_tables(url, self.to, sessions=self.sessions[1:], **limits), name_of(self.to))
 
     def run(
         self,
@@ -214,7 +205,9 @@ def consumption(
             raise ValueError(f"{named('leases')}: file:// is a backup, on which no fleet works; copy it to a store")
     if (to := given.get("to")) is not None:
         if not isinstance(leases, str):
-            raise ValueError(f"{named('to')}: it goes with leases that are a URL")
+            raise ValueError(
+                f"{named('to')}: it goes with leases that are a URL; give leasehold.stores.open_both(FROM, TO)"
+            )
         tables_apart(leases, to, named("to"))
     if isinstance(handler, str):
         handler = load(handler)

@@ -44,7 +44,7 @@ rank_digest = lru_cache(maxsize=10_000)(digest_under("lookout"))  # each look ra
 
 @frozen
 class Summons:
-    """What stands in the note.
+    """The call that stands in a note.
 
     looks    those of the bulletin that it belongs to
     seconds  how long the listing takes

@@ -114,7 +114,7 @@ class Whole:
         return self._last[worker]
 
     def signers(self, limit: float) -> frozenset[str]:
-        """Our workers that live: idle leases prove nothing."""
+        """The workers of ours that live: idle leases prove nothing."""
         if limit not in self._signers:
             self._signers[limit] = signers(self.leases, limit)
         return self._signers[limit]
@@ -212,7 +212,7 @@ class Known(Sequence[Lease]):
         return found + odd((lease for lease in self.since.values() if lease is not None), limit)
 
     def signers(self, limit: float) -> frozenset[str]:
-        """Our workers that live."""
+        """The workers of ours that live."""
         found = self.whole.signers(limit)
         rows = [row for key, lease in self.since.items() for row in (self.whole.by_key.get(key), lease)]
         for worker in {row.owner for row in rows if row is not None and row.owner is not None}:

@@ -121,7 +121,7 @@ DIGITS_MAX = 18
 
 @frozen
 class LookoutRanks:
-    """Our living workers stand here by rank, with the row that carries the bulletin, if any does (C3, C4).
+    """The living workers of ours by rank, with the row that carries the bulletin, if any does (C3, C4).
 
     left   whether its owner has let that row go: nobody keeps the lookout, and the next in rank need not wait
     place  after how many others this worker stands in, as the latest call says; None where none was heard

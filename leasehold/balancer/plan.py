@@ -6,7 +6,7 @@ carries the lease as it was read, and a store carries it out only where that is 
 can therefore be refused, but it can do no harm (S1).
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Renew, RequestHandoff, Steal, Taking
 from leasehold.balancer.census import Census, Known
@@ -55,7 +55,10 @@ def plan(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config
     claimed_keys = deleted_keys | _keys(taken)
     moves = tuple(move for move in handoffs(census, config) if move.lease.key not in claimed_keys)
     claimed_keys |= {move.lease.key for move in moves}
-    freed = _freed(census, reading, me, config, claimed_keys)
+    # C6: the releases of expired leases, without those that another action names.
+    freed = tuple(
+        release for release in free_expired(census, reading, me, config) if release.lease.key not in claimed_keys
+    )
     renewed = tuple(renew for renew in _renewals(census, config) if renew.lease.key not in claimed_keys)
     return (*renewed, *lifecycle_actions, *moves, *taken, *freed)
 
@@ -136,15 +139,6 @@ def _without_twins(actions: list[Create | Delete], leases: Iterable[Lease]) -> t
     created = {action.lease.key: action for action in reversed(actions) if action.lease.key not in taken}
     deleted = [action for action in actions if action.lease.key in taken and isinstance(action, Delete)]
     return (*(created[key] for key in sorted(created)), *deleted)
-
-
-def _freed(
-    census: Census, leases: Sequence[Lease], me: Me, config: Config, claimed_keys: Collection[str]
-) -> tuple[Action, ...]:
-    """C6: the releases of expired leases, without those that another action names."""
-    return tuple(
-        release for release in free_expired(census, leases, me, config) if release.lease.key not in claimed_keys
-    )
 
 
 def _keys(actions: Collection[Action]) -> set[str]:

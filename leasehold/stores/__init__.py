@@ -2,6 +2,7 @@
 
 from leasehold.stores.execute import execute
 from leasehold.stores.protocol import Done, Listing, Lost, Outcome, OutcomeUnknown, Promises, Store, StoreError
+from leasehold.stores.swap import open_both
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import (
     AnnotateLease,
@@ -44,5 +45,6 @@ __all__ = [
     "WithdrawRequest",
     "Write",
     "execute",
+    "open_both",
     "open_store",
 ]

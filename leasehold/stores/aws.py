@@ -7,11 +7,9 @@ holds a secret. A caller in Python may give a session of its own in place of the
 Nothing is asked of a service here: a role is assumed by the first request, and anew before it expires.
 """
 
-import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import boto3
 import botocore.session
 from botocore.credentials import (
     AssumeRoleCredentialFetcher,
@@ -21,14 +19,18 @@ from botocore.credentials import (
 )
 from botocore.exceptions import NoCredentialsError, ProfileNotFound
 
-_ROLE = re.compile(r"arn:[\w-]+:iam::\d{12}:role/[\w+=,.@/-]+")
+from leasehold.stores.urls import ROLE
+
+if TYPE_CHECKING:  # imported where it is needed: it costs a start some 0.1 s of a processor
+    import boto3
+
 SESSION_NAME = "leasehold"
 """As which the assumed role shows in the service's trail."""
 
 
 def session_of(
-    options: Mapping[str, str], where: str = "store URL", session: boto3.Session | None = None
-) -> boto3.Session | None:
+    options: Mapping[str, str], where: str = "store URL", session: "boto3.Session | None" = None
+) -> "boto3.Session | None":
     """The session of these options of a URL, or the one that was given; None: the environment's credentials.
 
     Raises ValueError for a profile that there is not, what is no role, and a session beside these options.
@@ -40,10 +42,12 @@ def session_of(
         return session
     if secret is not None and role is None:
         raise ValueError(f"{where}: option 'external_id' wants the role_arn that it is for")
-    if role is not None and not _ROLE.fullmatch(role):
+    if role is not None and not ROLE.fullmatch(role):
         raise ValueError(f"{where}: option 'role_arn' wants arn:aws:iam::ACCOUNT:role/NAME")
     if profile is None and role is None:
         return None
+    import boto3  # noqa: PLC0415  as said above
+
     core = botocore.session.Session(profile=profile)
     try:
         core.get_scoped_config()
@@ -54,7 +58,7 @@ def session_of(
     return boto3.Session(botocore_session=core)
 
 
-def core_of(session: boto3.Session | None) -> botocore.session.Session:
+def core_of(session: "boto3.Session | None") -> botocore.session.Session:
     """A session of botocore's with these credentials and this configuration, whose parsers may be changed.
 
     A caller's own session stays as it is: other clients are made of it.

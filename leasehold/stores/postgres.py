@@ -134,7 +134,7 @@ class PostgresPlace:
 
 @frozen
 class Statements:
-    """What is asked of a table; each write says by its count of rows whether its condition held."""
+    """The statements that a table is asked; each write says by its count of rows whether its condition held."""
 
     table: str
     schema: bytes
@@ -426,7 +426,7 @@ CREATE TABLE IF NOT EXISTS {table} (
 
 @frozen
 class CellStatements:
-    """What is asked of the table of layout `sessions`: that of the lease table, with `_cells` behind its name."""
+    """The statements for the table of layout `sessions`: that of the lease table, with `_cells` behind its name."""
 
     table: str
     schema: bytes
@@ -478,7 +478,7 @@ class PostgresCells:
         return tuple(cell_of(row) for row in found if row["name"].startswith(prefixes))
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002  never stale
-        """Those of these rows that are there, as of one moment."""
+        """The rows of these keys that are there, as of one moment."""
         found = self._store.rows(self._sql.some, {"names": [*names]}) if names else ()
         return {row["name"]: cell_of(row) for row in found}
 
@@ -528,7 +528,7 @@ def open_url(place: str, options: Mapping[str, str], *, create: bool, request_se
 
 
 def place_of(place: str, options: Mapping[str, str]) -> PostgresPlace:
-    """What `host:port/database` and the options name. Raises ValueError."""
+    """The place that `host:port/database` and the options name. Raises ValueError."""
     server, _, database = place.partition("/")
     if not database or "/" in database:
         raise ValueError("store URL: postgres:// wants host:port/database, or /database on this machine")

@@ -18,7 +18,9 @@ table judges the rest.
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import ExitStack, closing
 from time import monotonic
+from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve, frozen
 
@@ -35,6 +37,7 @@ from leasehold.stores.protocol import (
     Store,
     StoreError,
 )
+from leasehold.stores.urls import name_of, open_store, store_address
 from leasehold.stores.writes import (
     AnnotateLease,
     CheckpointLate,
@@ -53,6 +56,9 @@ from leasehold.stores.writes import (
     WithdrawRequest,
     Write,
 )
+
+if TYPE_CHECKING:  # an extra brings it
+    from boto3 import Session
 
 log = escaped(logging.getLogger("leasehold.swap"))
 
@@ -80,6 +86,9 @@ MOVES_AT_ONCE = 8
 
 _ATTEMPTS = 64
 """Each repetition needs a competing write in between; more than so many in a row are a fault of the service."""
+
+Way = Literal["to", "from", "closed", ""]
+"""Where leases are to go; "closed": all are in TO; "": nowhere."""
 
 _NAMES = ("from", "to")
 
@@ -116,6 +125,57 @@ def parted(lease: Lease) -> tuple[int, bool, Lease]:
     """The reverse of `joined`: the table, whether the row was marked, and the row as far as it is known."""
     tag, _, version = lease.version.rpartition(":") if ":" in lease.version else ("", "", lease.version)
     return int(tag.startswith("to")), tag.endswith(">"), evolve(lease, version=Version(version))
+
+
+PLACES = {(FROM, False): "FROM", (FROM, True): "FROM>TO", (TO, True): "TO>FROM", (TO, False): "TO"}
+"""In a word, by the table whose row speaks and whether it is marked."""
+
+
+def place_of(lease: Lease) -> str:
+    """Where a joined lease is, in a word."""
+    return PLACES[parted(lease)[:2]]
+
+
+@frozen
+class SwapPlaces:
+    """Where the leases of two tables are.
+
+    way      where they are to go
+    there    leases that FROM speaks for; `moving`: that are on their way; `gone`: that TO speaks for
+    """
+
+    way: Way
+    there: int
+    moving: int
+    gone: int
+
+    @property
+    def says(self) -> str:
+        """All of it in a sentence."""
+        bound = {"to": "bound for TO", "from": "bound for FROM", "closed": "all bound for TO, ending", "": "staying"}
+        every = self.there + self.moving + self.gone
+        places = f"{self.there} in FROM, {self.moving} on their way, {self.gone} in TO"
+        return f"{every} leases: {places}; {bound[self.way]}"
+
+
+def places_of(way: Way, leases: Collection[Lease]) -> SwapPlaces:
+    """Count these joined leases."""
+    found = [parted(lease)[:2] for lease in leases]
+    moving = found.count((FROM, True)) + found.count((TO, True))
+    return SwapPlaces(way, there=found.count((FROM, False)), moving=moving, gone=found.count((TO, False)))
+
+
+def signs_of_swap(leases: Iterable[Lease]) -> tuple[str, ...]:
+    """The signs of a swap that the rows of one table show, in sentences for who sees that table alone."""
+    found, rows = [], tuple(leases)
+    if moved := sum(map(marked, rows)):
+        found.append(
+            f"{moved} leases went on in another table, or are on their way (leasehold swap): look there, too; "
+            "--to TO shows both"
+        )
+    if any(lease.key == CONTROL for lease in rows):
+        found.append(f"{CONTROL} is no lease: a swap into this table is not over (leasehold swap FROM TO --status)")
+    return tuple(found)
 
 
 @frozen
@@ -157,6 +217,7 @@ class SwapStore:
     goal_name     TO, as it is written on leases to say that their owners know it
     clock         monotonic seconds
     look_seconds  how old what the control row said may be
+    way           where leases are to go, by the control row as last read
     Raises StoreError where a layout does not count owners: nothing would tell which of two rows speaks.
     """
 
@@ -177,11 +238,12 @@ class SwapStore:
         self._tables, self._goal_name = tables, goal_name
         self._clock, self._look_seconds = clock, look_seconds
         self._looked, self._goal, self._closed = -look_seconds, -1, False
+        self.way: Way = ""
         self._moving: set[str] = set()
 
     @property
     def promises(self) -> Promises:
-        """What both of them promise; grouped where one of them groups."""
+        """The promises that both tables keep; grouped where one of them groups."""
         one, other = (table.promises for table in self._tables)
         return Promises(
             owner_checked_checkpoint=one.owner_checked_checkpoint and other.owner_checked_checkpoint,
@@ -253,7 +315,8 @@ class SwapStore:
 
     def _heed(self, control: Lease | None = None, *, certain: bool) -> None:
         if control is not None:
-            self._goal, self._closed = wish_of(control), control.note(WISH) == CLOSED
+            self.way = way_of(control)
+            self._goal, self._closed = wish_of(control), self.way == "closed"
         elif certain:
             self._goal, self._closed = -1, True
 
@@ -463,6 +526,23 @@ def wish_of(control: Lease) -> int:
     return TO if wish == CLOSED else _NAMES.index(wish) if wish in _NAMES else -1
 
 
+def way_of(control: Lease) -> Way:
+    """Where leases are to go, by the control row."""
+    if control.note(WISH) == CLOSED:
+        return "closed"
+    ways: dict[int, Way] = {FROM: "from", TO: "to"}
+    return ways.get(wish_of(control), "")
+
+
+def of_this_swap(control: Lease, names: tuple[str, str]) -> Lease:
+    """The control row. Raises StoreError where it is that of a swap from another table."""
+    if control.note(ORIGIN) != names[FROM]:
+        raise StoreError(
+            f"TO ({names[TO]}) is the goal of a swap from {control.note(ORIGIN)}, and not from {names[FROM]}"
+        )
+    return control
+
+
 def announced(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease:
     """The control row of the swap between these tables, made if there is none.
 
@@ -481,12 +561,66 @@ def announced(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease:
         found = (made.lease,) if made.lease else ()
     if not found:
         raise OutcomeUnknown("the swap's control row came and went; try again")
-    (control,) = found
-    if control.note(ORIGIN) != names[FROM]:
-        raise StoreError(
-            f"TO ({names[TO]}) is the goal of a swap from {control.note(ORIGIN)}, and not from {names[FROM]}"
+    return of_this_swap(found[0], names)
+
+
+def tables_apart(store: str, to: str, option: str) -> None:
+    """Raises ValueError where the URL `to` is no store for a fleet, or the same one."""
+    if store_address(to)[0] == "file":
+        raise ValueError(f"{option}: file:// is a backup, on which no fleet works")
+    if store_address(store) == store_address(to):
+        raise ValueError(f"{option}: it is the store that the leases are in")
+
+
+def open_both(
+    store: str,
+    to: str,
+    *,
+    sessions: "tuple[Session | None, Session | None]" = (None, None),
+    create: bool = True,
+    request_seconds: float | None = None,
+) -> SwapStore:
+    """The store of a worker whose leases `leasehold swap` moves from the one URL to the other.
+
+    What `consume --store FROM --to TO` opens: give it to `leasehold.run` and the others as `leases` where one of the
+    stores wants other credentials than the environment's.
+
+    sessions  of boto3's, with the credentials of the two; None: as their URLs say
+    create, request_seconds  as of `open_store`
+    Raises what `open_store` raises, and StoreError where TO has leases of another life, or a layout does not count
+    owners.
+
+    Examples:
+        >>> from leasehold.stores import open_both
+        >>> leases = open_both("memory://example-from", "memory://example-to")
+        >>> leases.list().leases
+        ()
+    """
+    return SwapStore(
+        open_tables(store, to, sessions=sessions, create=create, request_seconds=request_seconds), name_of(to)
+    )
+
+
+def open_tables(
+    store: str,
+    to: str,
+    *,
+    sessions: "tuple[Session | None, Session | None]" = (None, None),
+    create: bool = True,
+    request_seconds: float | None = None,
+) -> tuple[Store, Store]:
+    """The tables that `open_both` joins, with the control row of their swap."""
+    tables_apart(store, to, "to")
+    with ExitStack() as failed:
+        source, target = (
+            failed.enter_context(
+                closing(open_store(url, create=create, request_seconds=request_seconds, session=session))
+            )
+            for url, session in zip((store, to), sessions, strict=True)
         )
-    return control
+        announced((source, target), (name_of(store), name_of(to)))
+        failed.pop_all()
+    return source, target
 
 
 class OneTableStore(PassingStore):

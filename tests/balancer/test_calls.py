@@ -47,7 +47,7 @@ def called(*words: str, row: str = BOARD_KEY, acts_read: int = 2) -> History:
 
 
 @given(st.lists(st.integers(0, 6), min_size=3, max_size=24), st.sampled_from((None, 4)))
-def test_those_are_called_to_free_leases_that_would_claim_them(owners: list[int], most: int | None) -> None:
+def test_workers_that_would_claim_free_leases_are_called_to_them(owners: list[int], most: int | None) -> None:
     """C6: whoever is not called reads nothing, and a lease that falls to it would stay unread for a cycle and more."""
     table = tuple(row(f"s-{place:02}", f"w-{owner}" if owner else None) for place, owner in enumerate(owners))
     config = evolve(CONFIG, rules=Minimal(max_leases=most))

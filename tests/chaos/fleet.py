@@ -3,26 +3,33 @@
 import math
 import os
 import signal
+import sys
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 from unittest.mock import patch
 
-from attrs import define, evolve, field
-from grounds import ANEW, Ground
+from attrs import define, evolve, field, frozen
+from grounds import ANEW, WATCHER, Ground
 from libc import STEP_SECONDS, UnkindLibc
-from processes import NoMore, NoMoreThreads
+from processes import NoMore, NoMoreThreads, with_setting
 from schedule import Fault, FaultKind
-from services import Table
+from services import KeptService, Table, watched
+from swap_command import COMMAND, SwapOperator
+from unruly import DEEDS
 from unsteady_line import HTTP_FAULTS, Lines
+from wired import LOST_REPLIES, WIRE_FAULTS, Wired
 from written import answer_of
 
 from leasehold.adapters.demo.child import Child
-from leasehold.adapters.demo.stage import Stage, Tail
+from leasehold.adapters.demo.stage import TICK_SECONDS, Stage, Tail
 from leasehold.adapters.history.events import Incident, IncidentKind, WriteAnswer, event_of
 from leasehold.adapters.history.run import OPERATOR
+from leasehold.adapters.multilang.children import END_SECONDS
 from leasehold.stores.protocol import Lost, OutcomeUnknown, StoreError
+from leasehold.stores.swap import marked
 from leasehold.stores.writes import DeleteLease
 
 LEASE_SECONDS, CYCLE_SECONDS, DRAIN_SECONDS = 6.0, 2.0, 12.0
@@ -31,7 +38,9 @@ SETTINGS = (
     *("--initial-position", "LATEST", "--drain-seconds", f"{DRAIN_SECONDS:g}"),
     *("--attempts", "3", "--if-recreated", "TRIM_HORIZON", "--verbose"),
 )
-MISBEHAVING = str(Path(__file__).with_name("misbehaving.py"))
+MISBEHAVING, DAEMON, CHILD = (
+    str(Path(__file__).with_name(f"{name}.py")) for name in ("misbehaving", "unruly_daemon", "unruly_child")
+)
 PAUSE = FaultKind("pause", "store", (3.0, 8.0), common=True)
 RESTART = FaultKind("restart", "store", (0.0, 0.0), common=True)
 EMPTIED = FaultKind("table anew", "store", (0.0, 0.0), common=True)
@@ -52,8 +61,14 @@ A clock is noticed only where a service is told the time: tokens and signatures 
 OF_WORKERS = (
     *(FaultKind("kill", seconds=(1.0, 9.0)), FaultKind("end", seconds=(0.0, 0.0))),
     FaultKind("stand still", seconds=(LEASE_SECONDS + 2.0, 2 * LEASE_SECONDS)),
-    *(FaultKind(f"handler {order}") for order in ("raises", "slow", "hangs")),
 )
+OF_HANDLERS = tuple(FaultKind(f"handler {order}") for order in ("raises", "slow", "hangs"))
+OF_CHILDREN = tuple(FaultKind(f"child {deed}") for deed in (*DEEDS, "fork", "slow", "forget"))
+"""In the place of what handlers do."""
+TIMEOUT_SECONDS = 4
+CHILD_SECONDS = TIMEOUT_SECONDS + 2 * END_SECONDS
+"""How long after the order a child may be at its deed: until it is killed."""
+ORPHAN_SECONDS = 10.0
 
 
 def table_kinds(table: Table, *, libc: bool) -> tuple[FaultKind, ...]:
@@ -61,25 +76,48 @@ def table_kinds(table: Table, *, libc: bool) -> tuple[FaultKind, ...]:
     if table.kept is None:
         full = (DISK_FULL,) if table.disk and table.disk.small else ()
         return (*full, *((READ_ONLY,) if libc else ()), HELD, EMPTIED)
-    lines = tuple(FaultKind(what, "store") for what in HTTP_FAULTS)
-    return (*lines, PAUSE, RESTART, EMPTIED)
+    lines = tuple(FaultKind(what, "store") for what in ((*WIRE_FAULTS, LOST_REPLIES) if table.wired else HTTP_FAULTS))
+    return (*lines, PAUSE, *((RESTART,) if table.lasts else ()), EMPTIED)
+
+
+@frozen
+class Place:
+    """A table, and the lines to its service, if it has one."""
+
+    table: Table
+    lines: Lines | Wired | None = None
+
+    def url(self, worker: str) -> str:
+        """The store's URL for this worker."""
+        return self.table.url.format(endpoint=self.endpoint(worker))
+
+    def environment(self, worker: str) -> dict[str, str]:
+        """The secrets of this worker."""
+        return self.table.environment(self.endpoint(worker))
+
+    def endpoint(self, worker: str) -> str:
+        """Where this worker finds the service."""
+        return self.lines.url(worker) if self.lines else ""
 
 
 @define(kw_only=True)
 class Fleet(Stage):
     """Workers by id; a process of one is called by the id, a "#" and a number.
 
-    ground, table  what they read, and where their leases are
-    lines          to the table's service, if it has one
-    libc           the one put before that of the workers, if it could be made
-    processes      the last one of each worker
-    leaving        by worker: the process that was told to end
+    ground     what they read
+    places     where their leases are ("store"), and where these are to go in a swap ("goal"), by a fault's line
+    libc       the one put before that of the workers, if it could be made
+    multilang  whether workers are `leasehold multilang`, with children
+    operator   who swaps the tables, if anybody
+    processes  the last one of each worker
+    leaving    by worker: the process that was told to end
     """
 
     ground: Ground
-    table: Table
-    lines: Lines | None
+    places: Mapping[str, Place]
     libc: UnkindLibc | None = None
+    multilang: bool = False
+    operator: SwapOperator | None = None
     processes: dict[str, str] = field(factory=dict)
     leaving: dict[str, tuple[str, Child]] = field(factory=dict)
     _starts: int = 0
@@ -89,37 +127,80 @@ class Fleet(Stage):
     _denied: set[str] = field(factory=set)
     """The processes that were refused threads, memory or their file, and may end of it after the fault is over, too."""
 
+    @property
+    def table(self) -> Table:
+        """Where the leases are, or were at the beginning."""
+        return self.places["store"].table
+
     # Workers
 
     def join(self, worker: str) -> None:
         """Start a process of this worker."""
+        if former := self.processes.get(worker):
+            self._none_left(former)
         self._starts += 1
         process = f"{worker}#{self._starts}"
-        endpoint = self.lines.url(worker) if self.lines else ""
-        orders = self.folder / f"{worker}.orders"
-        orders.touch()
-        addresses = (self.ground.source(worker), "--store", self.table.url.format(endpoint=endpoint))
-        writes = self.folder / f"{process}.writes"
-        writes.touch()
-        words = (MISBEHAVING, str(orders), str(writes), *addresses)
+        orders, writes, told = (
+            self.folder / name for name in (f"{worker}.orders", f"{process}.writes", f"{process}.told")
+        )
+        for file in (orders, writes, told):
+            file.touch()
+        goal = self.places.get("goal")
+        to = ("--to", goal.url(worker)) if goal else ()
+        source, store = self.ground.source(worker), self.places["store"].url(worker)
+        if self.multilang:
+            words: tuple[str, ...] = (DAEMON, str(writes), source, store, f"{CYCLE_SECONDS:g}")
+            words += (str(self._properties(worker)), "--attempts", "3", "--verbose")
+        else:
+            words = (MISBEHAVING, str(orders), str(writes), source, "--store", store, *to)
+            words += ("--events", "--worker", worker, *self.settings)
         unkind = self.libc.environment(worker) if self.libc else {}
-        environment = {**self.ground.environment(), **self.table.environment(endpoint), **unkind}
+        of_child = {"CHAOS_TOLD": str(told), "CHAOS_ORDERS": str(orders)}
+        environment = {**self.ground.environment(), **unkind, **of_child}
+        for place in self.places.values():
+            environment |= place.environment(worker)
         with patch.dict(os.environ, environment):
-            self.admit(Child(process, (*words, "--events", "--worker", worker, *self.settings), self.folder))
+            self.admit(Child(process, words, self.folder))
         self._tails[-1] = Tail(
-            self._children[process].out, lambda line: self.ground.told(evolve(event_of(line), process=process))
+            told if self.multilang else self._children[process].out,
+            lambda line: self.ground.told(evolve(event_of(line), process=process)),
         )
         self._written.append(Tail(writes, lambda line: answer_of(line, process)))
         self.processes[worker] = process
         self._deny(worker)
 
+    def _properties(self, worker: str) -> Path:
+        """The file of a daemon; where it reads, and where its leases are, `unruly_daemon` is told besides."""
+        told = {
+            "executableName": f"{sys.executable} {CHILD}",
+            "streamName": self.stream.name,
+            "applicationName": "chaos",
+            "workerId": worker,
+            "retrievalMode": "POLLING",
+            "failoverTimeMillis": f"{LEASE_SECONDS * 1000:.0f}",
+            "shutdownGraceMillis": f"{DRAIN_SECONDS * 500:.0f}",
+            "timeoutInSeconds": f"{TIMEOUT_SECONDS}",
+        }
+        file = self.folder / f"{worker}.properties"
+        file.write_text("".join(f"{key} = {value}\n" for key, value in told.items()))
+        return file
+
+    def _none_left(self, process: str) -> None:
+        """Note what a process that is gone has left behind, of whatever kind."""
+        setting, until = f"CHAOS_TOLD={self.folder / f'{process}.told'}", time.monotonic() + ORPHAN_SECONDS
+        while (left := list(with_setting(setting))) and time.monotonic() < until:
+            time.sleep(TICK_SECONDS)
+        if left:
+            self.history.faults.append(f"{process} is gone, and {len(left)} processes that it has started are not")
+
     def groups(self) -> dict[str, int]:
-        """The process group of each worker."""
-        return {
+        """The process group of each worker, and that of the operator's command."""
+        found = {
             worker: self._children[process].pid
             for worker, process in list(self.processes.items())
             if process in self._children
         }
+        return found | ({COMMAND: self.operator.group} if self.operator and self.operator.group else {})
 
     def settled(self) -> bool:
         """Whether every shard is read by its owner, and no two workers own numbers that differ by more than one."""
@@ -131,7 +212,33 @@ class Fleet(Stage):
     def ended_badly(self) -> list[str]:
         """The processes that in the end did not end as they were told."""
         badly = [process for process, state in self.workers.items() if "status" in state]
-        return [f"{process}: {self.workers[process]}" for process in badly if self._had_begun(process)]
+        told = [f"{process}: {self.workers[process]}" for process in badly if self._had_begun(process)]
+        for process in self.processes.values():
+            self._none_left(process)
+        return [*told, *(file.read_text() for file in sorted(self.folder.glob("*.faults")))]
+
+    def swap_ended(self, within_seconds: float) -> None:
+        """Let the operator finish once everybody is there, and note it where the swap does not end, or not whole.
+
+        Who joins a swap that is over is told that its store is another one.
+        """
+        if self.operator is None:
+            return
+        self.until(lambda: not self.leaving, 2 * DRAIN_SECONDS)
+        self.operator.may_finish = True
+        if not self.until(lambda: self.operator is not None and self.operator.over, within_seconds):
+            self.history.faults.append(f"the swap did not end; the command said at last: {self.operator.said[-300:]}")
+            return
+        place = self.places["store"]
+        with patch.dict(os.environ, place.environment(WATCHER)), closing(watched(place.url(WATCHER))) as left:
+            if there := [row.key for row in left.list().leases if not marked(row)]:
+                self.history.faults.append(f"the swap is over, and FROM still speaks for {', '.join(there)}")
+
+    def abandon(self) -> None:
+        """Likewise the operator's."""
+        if self.operator is not None:
+            self.operator.kill()
+        super().abandon()
 
     def _had_begun(self, process: str) -> bool:
         """Whether it had said anything: before, a signal ends it as it ends any program that is being loaded."""
@@ -140,7 +247,7 @@ class Fleet(Stage):
     @property
     def touched(self) -> int:
         """How many requests faulty lines have touched."""
-        return self.ground.touched + (self.lines.met if self.lines else 0)
+        return self.ground.touched + sum(place.lines.met for place in self.places.values() if place.lines)
 
     def tick(self) -> None:
         """Take in what has been written since, and see to who has ended."""
@@ -154,15 +261,17 @@ class Fleet(Stage):
         for process, child in list(self._children.items()):
             if not child.running:
                 self._ended_by_itself(process, child)
+        if self.operator is not None:
+            self.operator.tick()
         self.watched(self)
 
     def _look(self) -> None:
         # A table that does not answer is looked at later; what processes have written was taken in before.
-        kept = self.table.kept
+        kept = [place.table.kept for place in self.places.values()]
         self.history.answers += [answer for tail in self._written for answer in tail.more()]
         began = time.time()
         try:
-            if kept is None or not kept.paused:
+            if not any(each and each.paused for each in kept):
                 super()._look()
                 return
         except (OutcomeUnknown, StoreError):  # by a line on which nothing is the matter
@@ -202,7 +311,8 @@ class Fleet(Stage):
             self._deny(each)
 
     def _is_felt(self, what: str) -> bool:
-        return what not in UNFELT or (what in STEPS and (self.table.dated or self.ground.dated))
+        dated = self.ground.dated or any(place.table.dated for place in self.places.values())
+        return what not in UNFELT or (what in STEPS and dated)
 
     def _deny(self, worker: str) -> None:
         """Remember the present process of this worker, if anything is refused it."""
@@ -247,7 +357,7 @@ class Fleet(Stage):
 
     def _cause_on_the_way(self, fault: Fault) -> str:
         what, worker, of_stream = fault.kind.what, fault.worker, fault.kind.line == "stream"
-        kept, lines = (self.ground.kept, None) if of_stream else (self.table.kept, self.lines)
+        kept, lines = self._on_line(fault)
         if what == "split":
             self.split()
         elif what == "merge":
@@ -267,6 +377,13 @@ class Fleet(Stage):
         elif lines is not None:
             lines.begin(what, worker)
         return worker
+
+    def _on_line(self, fault: Fault) -> tuple[KeptService | None, Lines | Wired | None]:
+        """The service that this fault concerns, and the workers' lines to it; those to a stream are its ground's."""
+        if fault.kind.line == "stream":
+            return self.ground.kept, None
+        place = self.places.get(fault.kind.line)
+        return (place.table.kept, place.lines) if place else (None, None)
 
     def _empty_table(self) -> None:
         """Delete every row, or the file, behind the back of all."""
@@ -292,18 +409,19 @@ class Fleet(Stage):
         self._mend(fault)
         if (incident := self._lasting.pop(fault, None)) is not None:
             place = self.history.incidents.index(incident)
-            self.history.incidents[place] = evolve(incident, seconds=time.time() - incident.t)
+            late = CHILD_SECONDS if fault.kind in OF_CHILDREN else 0.0
+            self.history.incidents[place] = evolve(incident, seconds=time.time() + late - incident.t)
 
     def _mend(self, fault: Fault) -> None:
         what, worker, line = fault.kind.what, fault.worker, fault.kind.line
+        kept, lines = self._on_line(fault)
         if what == "pause":
-            kept = self.ground.kept if line == "stream" else self.table.kept
             assert kept is not None
             kept.resume()
         elif line == "stream":
             self.ground.end(what, worker)
-        elif line and worker and self.lines is not None:
-            self.lines.end(what, worker)
+        elif line and worker and lines is not None:
+            lines.end(what, worker)
         elif worker:
             self._mend_worker(what, worker)
         elif fault.kind == READ_ONLY and self.libc is not None:

@@ -17,6 +17,7 @@ from services import KeptService
 from unsteady_line import HTTP_FAULTS, SLOW_DOWN, SLOW_SERVICE, Lines
 from waiters import AT_ONCE
 from wire import Wire
+from wired import WIRE_FAULTS, Wired
 
 from leasehold.adapters.demo.child import ENVIRONMENT
 from leasehold.adapters.demo.stage import Stream, client, put
@@ -36,7 +37,6 @@ KEEP_SECONDS = 2.5
 """The stand-in keeps its streams as of a second ago."""
 ANEW = FaultKind("anew", "stream", (0.0, 0.0), common=True)
 """The stream is deleted, and made again under its name; what it has taken by then is owed to nobody any more."""
-WIRE_FAULTS = ("late", "silent", "reset", "parted")
 PAUSE = FaultKind("pause", "stream", (3.0, 8.0), common=True)
 RESTART = FaultKind("restart", "stream", (0.0, 0.0), common=True)
 GONE = FaultKind("gone", "stream", (1.0, 4.0), common=True)
@@ -255,14 +255,6 @@ class HubGround:
         self._turn += 1
         partition = str(self._turn % self._hub.partitions)
         match what:
-            case "late":
-                self.wire.delay(worker, 0.8)
-            case "silent":
-                self.wire.hold(worker)
-            case "reset":
-                self.wire.reset(worker)
-            case "parted":
-                self.wire.part(worker)
             case GONE.what:
                 self.wire.cut()
             case ANEW.what:
@@ -278,6 +270,8 @@ class HubGround:
                 self._hubs.add_partitions(self._hub.hub, 1)
                 self._hub = evolve(self._hub, partitions=self._hub.partitions + 1)
                 return ""
+            case _:
+                Wired(self.wire).begin(what, worker)
         return worker
 
     def end(self, what: str, worker: str) -> None:

@@ -12,22 +12,37 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("", "fleet"))
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("", "fleet", "multilang"))
 
 from attrs import define, evolve, frozen
 from feed import Feed
-from fleet import NO_DESCRIPTORS, NO_MEMORY, NO_THREADS, OF_LIBC, OF_WORKERS, SETTINGS, Fleet, table_kinds
+from fleet import (
+    EMPTIED,
+    NO_DESCRIPTORS,
+    NO_MEMORY,
+    NO_THREADS,
+    OF_CHILDREN,
+    OF_HANDLERS,
+    OF_LIBC,
+    OF_WORKERS,
+    SETTINGS,
+    Fleet,
+    Place,
+    table_kinds,
+)
 from grounds import ANEW, KEEP_SECONDS, PAUSE, RESTART, WATCHER, HubGround, KinesisGround, hub_ground, kinesis_ground
 from libc import UnkindLibc, libc_can_be_put_before
 from processes import client_at, threads_can_be_refused
 from schedule import Fault, FaultKind, schedule
-from services import STORES, a_table, watched
+from services import STORES, NotHere, a_table, watched
+from swap_command import COMMAND, SwapOperator
 from unsteady_line import Lines
+from wired import Wired
 
 from leasehold.adapters.demo.child import ENVIRONMENT, FOREIGN
 from leasehold.adapters.demo.stage import TICK_SECONDS
@@ -36,9 +51,12 @@ from leasehold.adapters.history.explanations import Explanations, RecordWait, Ru
 from leasehold.adapters.history.tenures import by_shard, reading_of
 from leasehold.adapters.steering.doctor.examination import gap_seconds
 from leasehold.balancer.config import Config
-from leasehold.stores.protocol import Promises
+from leasehold.stores.protocol import Promises, Store
+from leasehold.stores.swap import SwapStore
+from leasehold.stores.urls import name_of
 
 SOURCES = ("kinesis", "event-hubs")
+CONSUMERS = ("function", "multilang")
 CALM_SECONDS, ARRIVE_SECONDS, SAY_SECONDS = 6.0, 90.0, 5.0
 SILENCE_SECONDS = 4.0
 """Where the lookout itself is gone, all list the table so much later (C8), and only then their clocks start."""
@@ -50,12 +68,16 @@ HELD_UP = frozenset({PAUSE, RESTART, ANEW})
 
 @frozen
 class Wanted:
-    """A run that is asked for."""
+    """A run that is asked for; `to` is the store to which the leases are swapped meanwhile, "" where they stay."""
 
     seed: int
     seconds: float
     source: str = "kinesis"
     store: str = "dynamodb"
+    layout: str = ""
+    to: str = ""
+    to_layout: str = ""
+    consumer: str = "function"
     workers: int = 5
 
 
@@ -70,6 +92,7 @@ class Outcome:
     writes   how many of each outcome
     slow     how often a service was slow by itself, as the driver saw it
     longest  the record that waited longest, and why
+    swap     what the command of a swap did
     """
 
     wanted: Wanted
@@ -81,13 +104,15 @@ class Outcome:
     writes: Counter[str]
     slow: int
     longest: RecordWait | None
+    swap: str = ""
 
     def __str__(self) -> str:
         found, wait = self.verdict, self.longest
         repeated = [change for change in found.owner_changes if change.duplicates]
         asked = self.wanted
         lines = [
-            f"run          {asked.source}, {asked.store}, seed {asked.seed}, {asked.seconds:g} s; load {self.load:.0f}",
+            f"run          {asked.source}, {asked.store} {asked.layout}".rstrip()
+            + f", seed {asked.seed}, {asked.seconds:g} s; load {self.load:.0f}",
             f"records      {found.produced:,} sent, {found.lost} lost, {found.strangers} never sent",
             f"order        {sum(each.what == 'out of order' for each in found.faults)} breaks",
             f"duplicates   {found.duplicates:,}, at {len(repeated)} of {len(found.owner_changes)} changes of reader",
@@ -95,6 +120,8 @@ class Outcome:
             f"faults       {sum(self.faults.values())}, {self.touched:,} requests: "
             + ", ".join(f"{what} {count}" for what, count in sorted(self.faults.items())),
         ]
+        if self.swap:
+            lines.append(f"swap         to {asked.to} {asked.to_layout}".rstrip() + f": {self.swap}")
         lines.append(f"bystander    found a service slow by itself {self.slow} times")
         if wait is not None:
             why = ", ".join(dict.fromkeys(wait.faults)) or "no fault"
@@ -110,32 +137,66 @@ def a_fleet(wanted: Wanted, workers: Sequence[str], folder: Path) -> Iterator[Fl
     """Nobody yet."""
     with ExitStack() as stack:
         fleets: list[Fleet] = []
+
+        def client_of(port: int) -> str:
+            return client_at(port, {} if not fleets else fleets[0].groups())
+
         hub = ""
         ground: KinesisGround | HubGround
         if wanted.source == "kinesis":
             ground = stack.enter_context(kinesis_ground(folder, workers, wanted.seed))
         else:
-            ground = stack.enter_context(
-                hub_ground(lambda port: client_at(port, {} if not fleets else fleets[0].groups()))
-            )
+            ground = stack.enter_context(hub_ground(client_of))
             hub = ground.source("").removeprefix("eventhubs://").partition("?")[0]
-        table = stack.enter_context(a_table(wanted.store, folder, hub))
-        lines = None
-        if table.kept is not None:
-            everybody, seed = (*workers, WATCHER), f"{wanted.seed} store"
-            lines = stack.enter_context(Lines.laid(table.kept.service.url, everybody, seed, table.refused))
-        endpoint = lines.url(WATCHER) if lines else ""
-        with patch.dict(os.environ, table.environment(endpoint)):
-            store = watched(table.url.format(endpoint=endpoint))
-        stack.enter_context(closing(store))
+        asked = {"store": (wanted.store, wanted.layout)} | (
+            {"goal": (wanted.to, wanted.to_layout)} if wanted.to else {}
+        )
+        everybody = (*workers, WATCHER, COMMAND)
+        places: dict[str, Place] = {}
+        for where, (kind, layout) in asked.items():
+            table = stack.enter_context(a_table(kind, folder / where, hub, layout))
+            kept = table.kept
+            if kept is None:
+                places[where] = Place(table)
+            elif table.wired:
+                places[where] = Place(table, stack.enter_context(Wired.laid(kept.service.url, client_of)))
+            else:
+                lines = Lines.laid(kept.service.url, everybody, f"{wanted.seed} {where}", table.refused)
+                places[where] = Place(table, stack.enter_context(lines))
+        store, operator = stack.enter_context(closing(_watched(places))), None
+        if goal := places.get("goal"):
+            environment = places["store"].environment(COMMAND) | goal.environment(COMMAND)
+            addresses = places["store"].url(COMMAND), goal.url(COMMAND)
+            operator = SwapOperator(addresses, environment, folder, f"{wanted.seed} swap")
+        table = places["store"].table
         disk = table.disk.folder if table.disk else folder / "disk"
         libc = UnkindLibc.made(folder, workers, disk) if libc_can_be_put_before() else None
         fleet = Fleet(
-            folder, ground.stream, store, table.url, SETTINGS, ground=ground, table=table, lines=lines, libc=libc
+            folder,
+            ground.stream,
+            store,
+            table.url,
+            SETTINGS,
+            ground=ground,
+            places=places,
+            libc=libc,
+            operator=operator,
+            multilang=wanted.consumer == "multilang",
         )
         fleets.append(fleet)
         stack.callback(fleet.abandon)
         yield fleet
+
+
+def _watched(places: Mapping[str, Place]) -> Store:
+    """The store for the driver, by lines that never fail."""
+    stores = []
+    for place in places.values():
+        with patch.dict(os.environ, place.environment(WATCHER)):
+            stores.append(watched(place.url(WATCHER)))
+    if "goal" not in places:
+        return stores[0]
+    return SwapStore((stores[0], stores[1]), name_of(places["goal"].url(WATCHER)))
 
 
 def run(wanted: Wanted, folder: Path, told: Callable[[str], None]) -> Outcome:
@@ -163,6 +224,7 @@ def run(wanted: Wanted, folder: Path, told: Callable[[str], None]) -> Outcome:
         Counter(each.outcome for each in history.answers),
         sum(" itself " in each.note for each in history.incidents),
         Explanations(history, tenures, limits).longest(),
+        str(fleet.operator or ""),
     )
 
 
@@ -173,8 +235,18 @@ def kinds_of(fleet: Fleet, told: Callable[[str], None]) -> list[FaultKind]:
         told("NO CLOCK IS STEPPED, AND NO DISK READ-ONLY: there is no C compiler (cc)")
     if not threads:
         told("NO THREADS ARE REFUSED: this user may make no control group of pids")
-    kinds = [*OF_WORKERS, *table_kinds(fleet.table, libc=libc), *fleet.ground.kinds]
-    return [*kinds, NO_DESCRIPTORS, NO_MEMORY, *(OF_LIBC if libc else ()), *((NO_THREADS,) if threads else ())]
+    denied, no_threads = (NO_DESCRIPTORS, NO_MEMORY), (NO_THREADS,) if threads else ()
+    tables = table_kinds(fleet.table, libc=libc)
+    # What a run is about, and what befalls all who take part in it; the rest is for runs of plain workers.
+    tables_there = [kind for kind in tables if kind.what != EMPTIED.what]
+    shards = [kind for kind in fleet.ground.kinds if kind.what in {"split", "merge"}]
+    if fleet.multilang:
+        return [*OF_WORKERS, *OF_CHILDREN, *tables_there, *shards, *denied, *no_threads]
+    if goal := fleet.places.get("goal"):
+        goals = [evolve(kind, line="goal") for kind in table_kinds(goal.table, libc=False) if kind.what != EMPTIED.what]
+        return [*OF_WORKERS, *OF_HANDLERS, *tables_there, *goals, *shards]
+    whole = [*OF_WORKERS, *OF_HANDLERS, *tables, *fleet.ground.kinds, *denied]
+    return [*whole, *(OF_LIBC if libc else ()), *no_threads]
 
 
 def limits_now(workers: Sequence[str], promises: Promises) -> Limits:
@@ -220,6 +292,7 @@ class Play:
             # What takes its time (a restart, a split) puts the rest off, or all of that would come at once.
             self._began += time.monotonic() - begun
         self._go_on(self.wanted.seconds)
+        fleet.swap_ended(ARRIVE_SECONDS)
         self.feed.end()
         fleet.until(
             lambda: not fleet.leaving and len(fleet.distinct) >= len(self.feed.due(fleet.distinct)), ARRIVE_SECONDS
@@ -269,9 +342,17 @@ def main() -> int:
     options.add_argument("--seconds", type=float, default=120.0, help="for which faults are played (%(default)s)")
     options.add_argument("--source", choices=SOURCES, default="kinesis")
     options.add_argument("--store", choices=STORES, default="dynamodb")
+    options.add_argument("--layout", choices=("", "sessions"), default="", help="of the table (the usual one)")
+    options.add_argument("--to", choices=STORES, default="", help="swap the leases to this store meanwhile")
+    options.add_argument("--to-layout", choices=("", "sessions"), default="", help="of that table")
+    options.add_argument(
+        "--consumer", choices=CONSUMERS, default=CONSUMERS[0], help="multilang: unruly children read (%(default)s)"
+    )
     options.add_argument("--workers", type=int, default=5, help="processes (%(default)s)")
     options.add_argument("--folder", type=Path, help="where processes write; kept (default: one that is removed)")
     given = vars(options.parse_args())
+    if given["consumer"] == "multilang" and (given["source"] != "kinesis" or given["to"]):
+        options.error("--consumer multilang: it reads Kinesis, and takes part in no swap")
     kept = given.pop("folder")
     for name in FOREIGN:
         os.environ.pop(name, None)
@@ -281,7 +362,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="leasehold-chaos-") as folder:
         place = kept or Path(folder)
         place.mkdir(parents=True, exist_ok=True)
-        outcome = run(wanted, place, to_stderr)
+        try:
+            outcome = run(wanted, place, to_stderr)
+        except NotHere as missing:
+            sys.stdout.write(f"{wanted.store} IS NOT TRIED: {missing}\n")
+            return 0
     sys.stdout.write(f"{outcome}\n")
     return 0 if outcome.verdict.ok else 1
 

@@ -2,7 +2,7 @@
 
 import os
 import resource
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -18,6 +18,29 @@ def in_group(group: int) -> Iterator[int]:
     for place in PROC.iterdir():
         with suppress(ValueError, ProcessLookupError):
             if os.getpgid(int(place.name)) == group:
+                yield int(place.name)
+
+
+def descendants(of: int) -> Iterator[int]:
+    """What this process has started, and what that has, each before its own."""
+    parents: dict[int, list[int]] = {}
+    for place in PROC.iterdir():
+        with suppress(ValueError, OSError):
+            # The name stands in brackets and may have any in it; the parent's id is the second word behind them.
+            told = (place / "stat").read_text().rpartition(")")[2].split()
+            parents.setdefault(int(told[1]), []).append(int(place.name))
+    todo = [of]
+    while todo:
+        started = parents.get(todo.pop(0), [])
+        yield from started
+        todo += started
+
+
+def with_setting(setting: str) -> Iterator[int]:
+    """The processes that were started with this `NAME=value` in their environment, and have not ended."""
+    for place in PROC.iterdir():
+        with suppress(ValueError, OSError):
+            if f"\0{setting}\0".encode() in b"\0" + (place / "environ").read_bytes() + b"\0":
                 yield int(place.name)
 
 
@@ -40,19 +63,22 @@ class NoMoreThreads:
 
     def __init__(self, group: int) -> None:
         """Raises OSError where this user may make none."""
-        self._group, self._folder = group, PIDS / f"leasehold-chaos-{group}"
+        self._folder = PIDS / f"leasehold-chaos-{group}"
         self._folder.mkdir()
-        self._move(self._folder)
+        self._move(in_group(group), self._folder)
         (self._folder / "pids.max").write_text((self._folder / "pids.current").read_text())
 
     def end(self) -> None:
         """Let them have what they want."""
         (self._folder / "pids.max").write_text("max")
-        self._move(PIDS / _own_group())
+        # What they have started meanwhile is there, too, in whatever process group.
+        while there := (self._folder / "cgroup.procs").read_text().split():
+            self._move(map(int, there), PIDS / _own_group())
         self._folder.rmdir()
 
-    def _move(self, to: Path) -> None:
-        for pid in in_group(self._group):
+    @staticmethod
+    def _move(pids: Iterable[int], to: Path) -> None:
+        for pid in pids:
             with suppress(ProcessLookupError):
                 (to / "cgroup.procs").write_text(str(pid))
 

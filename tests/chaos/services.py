@@ -6,25 +6,34 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from uuid import uuid4
 
 import boto3
-from attrs import Factory, define, field, frozen
+import requests
+from attrs import Factory, define, evolve, field, frozen
 from azure.storage.blob import ContainerClient
 from disk import Disk
 from faulty_line import Refused
+from processes import descendants
+from standins.fake_gcs import fake_gcs
 from standins.versitygw import REGION, versitygw
 from unsteady_line import BUSY, SLOW_DOWN
 
 from leasehold.adapters.demo.child import ENVIRONMENT
-from leasehold.adapters.local.node import Service
+from leasehold.adapters.local.node import Service, ServiceError
+from leasehold.adapters.local.postgres import DATABASE, USER, postgres
 from leasehold.adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite
 from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB_CONNECTION
 from leasehold.stores.protocol import OutcomeUnknown, Store
 from leasehold.stores.urls import open_store
 
 OPENINGS = 5
-STORES = ("dynamodb", "azblob", "sqlite", "s3")
+STORES = ("dynamodb", "azblob", "sqlite", "s3", "gcs", "postgres")
+
+
+class NotHere(Exception):
+    """This machine has not the service that a run is asked for."""
 
 
 @define
@@ -43,16 +52,25 @@ class KeptService:
     def pause(self) -> None:
         """It answers nobody from here on."""
         self.paused = True
-        os.killpg(self.service.pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """It goes on."""
         self.paused = False
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Its group first, which starts no more; then what has groups of its own, as PostgreSQL does."""
         with suppress(ProcessLookupError):
-            os.killpg(self.service.pid, signal.SIGCONT)
+            os.killpg(self.service.pid, number)
+        for pid in descendants(self.service.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def restart(self, between: Callable[[], object] = lambda: None) -> None:
         """End it, and start it anew on another port; `between` is called while there is none."""
+        if self.service.name == "postgres":  # told to end by another signal, it waits until its clients have gone
+            os.kill(next(descendants(self.service.pid)), signal.SIGINT)
         self._stack.close()
         between()
         self.service = self._stack.enter_context(self.begin())
@@ -72,6 +90,8 @@ class Table:
     secret   what a worker has in its environment besides, likewise
     refused  what the service refuses requests with
     dated    whether it refuses requests that were signed at quite another time than its own
+    wired    whether its wire carries bytes of which nothing here knows where a request ends
+    lasts    whether it has after a restart what it had before
     """
 
     url: str
@@ -80,6 +100,8 @@ class Table:
     secret: Mapping[str, str] = Factory(dict)
     refused: tuple[Refused, ...] = BUSY
     dated: bool = False
+    wired: bool = False
+    lasts: bool = True
 
     def environment(self, endpoint: str) -> dict[str, str]:
         """The secrets, for this way to the service."""
@@ -87,17 +109,30 @@ class Table:
 
 
 @contextmanager
-def a_table(store: str, folder: Path, hub: str) -> Iterator[Table]:
-    """A table of its own in a service of its own; `hub` is the namespace and hub it is for, or ""."""
+def a_table(store: str, folder: Path, hub: str, layout: str = "") -> Iterator[Table]:
+    """A table of its own in a service of its own. Raises NotHere.
+
+    hub     the namespace and hub it is for, or ""
+    layout  the one it has where that is not the usual one
+    """
     with ExitStack() as stack:
         name = f"chaos-{uuid4().hex[:8]}"
         if store == "sqlite":
             disk = stack.enter_context(Disk(folder / "disk").mounted())
-            yield Table(f"sqlite:///{str(disk.file).lstrip('/')}", disk=disk)
-            return
-        kept = KeptService(_service(store, folder / store))
-        stack.callback(kept.close)
-        yield _MADE[store](name, hub, kept)
+            table = Table(f"sqlite:///{str(disk.file).lstrip('/')}", disk=disk)
+        else:
+            (kept_in := folder / store).mkdir(parents=True)
+            if store == "postgres":  # which runs as another user where this one is root, and may not look in there
+                kept_in = Path(stack.enter_context(TemporaryDirectory(prefix="leasehold-chaos-")))
+                kept_in.chmod(0o755)
+            try:
+                kept = KeptService(_service(store, kept_in))
+            except ServiceError as missing:
+                raise NotHere(str(missing)) from missing
+            stack.callback(kept.close)
+            table = _MADE[store](name, hub, kept)
+        separator = "&" if "?" in table.url else "?"
+        yield evolve(table, url=f"{table.url}{separator}layout={layout}") if layout else table
 
 
 def watched(url: str) -> Store:
@@ -109,10 +144,11 @@ def watched(url: str) -> Store:
 
 
 def _service(store: str, folder: Path) -> Callable[[], AbstractContextManager[Service]]:
-    folder.mkdir()
     if store == "s3":
         return partial(versitygw, ENVIRONMENT["AWS_ACCESS_KEY_ID"], folder)
-    return partial(dynalite if store == "dynamodb" else azurite, folder)
+    if store == "gcs":
+        return fake_gcs
+    return partial({"dynamodb": dynalite, "azblob": azurite, "postgres": postgres}[store], folder)
 
 
 def _dynamodb(name: str, _hub: str, kept: KeptService) -> Table:
@@ -144,4 +180,14 @@ def _s3(name: str, _hub: str, kept: KeptService) -> Table:
     return Table(f"s3://{name}/app?region={REGION}&endpoint={{endpoint}}", kept, dated=True)
 
 
-_MADE = {"dynamodb": _dynamodb, "azblob": _azblob, "s3": _s3}
+def _gcs(name: str, _hub: str, kept: KeptService) -> Table:
+    requests.post(f"{kept.service.url}/storage/v1/b", json={"name": name}, timeout=60).raise_for_status()
+    return Table(f"gcs://{name}/app?endpoint={{endpoint}}", kept, lasts=False)
+
+
+def _postgres(name: str, _hub: str, kept: KeptService) -> Table:
+    table = name.replace("-", "_")
+    return Table(f"postgres://{{endpoint}}/{DATABASE}?user={USER}&table={table}", kept, wired=True)
+
+
+_MADE = {"dynamodb": _dynamodb, "azblob": _azblob, "s3": _s3, "gcs": _gcs, "postgres": _postgres}

@@ -195,7 +195,7 @@ def talking(program: str, environment: Mapping[str, str], pids: list[int]) -> It
 
 @pytest.mark.services
 @pytest.mark.timeout(1800)  # the store of S3 may have to be built
-@pytest.mark.parametrize("store", ["dynamodb", "azblob", pytest.param("s3", marks=pytest.mark.more)])
+@pytest.mark.parametrize("store", ["dynamodb", "azblob", "postgres", pytest.param("s3", marks=pytest.mark.more)])
 def test_a_service_has_what_it_had_when_it_is_started_again(store: str, tmp_path: Path) -> None:
     """Without it a restart would be a loss of everything, which no service may do."""
     with a_table(store, tmp_path, "") as table:
@@ -204,7 +204,8 @@ def test_a_service_has_what_it_had_when_it_is_started_again(store: str, tmp_path
         @contextmanager
         def opened() -> Iterator[Store]:
             assert table.kept is not None
-            url, environment = table.kept.service.url, table.environment(table.kept.service.url)
+            url = table.kept.service.url.removeprefix("http://") if table.wired else table.kept.service.url
+            environment = table.environment(url)
             with (
                 patch.dict(os.environ, {**ENVIRONMENT, **environment}),
                 closing(open_store(table.url.format(endpoint=url))) as made,

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from attrs import fields_dict
 from faulty_line import Refused
-from fleet import NO_THREADS, OF_WORKERS
+from fleet import NO_THREADS, OF_HANDLERS, OF_WORKERS
 from grounds import HubGround, KinesisGround
 from processes import client_at
 from schedule import Fault, FaultKind, schedule
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 BUSY = Refused("ServerBusy", 503)
 
 WORKERS = ("worker-1", "worker-2", "worker-3", "worker-4", "worker-5")
-KINDS = (*OF_WORKERS, NO_THREADS, FaultKind("pause", "store", common=True), FaultKind("parted", "store"))
+KINDS = (*OF_WORKERS, *OF_HANDLERS, NO_THREADS, FaultKind("pause", "store", common=True), FaultKind("parted", "store"))
 
 
 def test_a_seed_makes_one_schedule_and_another_seed_another() -> None:
@@ -130,7 +130,7 @@ def test_each_condition_has_a_fault() -> None:
 def test_a_wire_holds_parts_and_slows_those_who_are_named() -> None:
     """Without it what befalls one worker on its way to a hub would befall all of them."""
     asked: list[str] = []
-    names = iter(["b", "a", "a", "a", "a"])
+    names = iter(["b", "a", "a", "a", "a", "a"])
     with a_service(asked) as service:
         wire = Wire(int(service.rpartition(":")[2]), lambda _port: next(names))
         by_wire = f"http://{HOST}:{wire.port}"
@@ -143,9 +143,12 @@ def test_a_wire_holds_parts_and_slows_those_who_are_named() -> None:
         wire.delay("a", 60.0)
         assert outcome(by_wire, "/late", 0.1) == "silence"
         wire.let_through("a")
+        wire.lose_replies("a")
+        assert outcome(by_wire, "/lost") == "reset"
+        wire.let_through("a")
         assert outcome(by_wire, "/again") == "201"
         wire.cut()
-    assert {"/b", "/again"} <= set(asked)
+    assert {"/b", "/lost", "/again"} <= set(asked)
     assert "/parted" not in asked
 
 

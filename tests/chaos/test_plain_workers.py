@@ -1,4 +1,4 @@
-"""Chaos on plain workers, for as long as a test may take: what `make chaos` does for ten minutes."""
+"""Chaos on plain workers, for as long as a test may take: what `make chaos` does for longer."""
 
 from pathlib import Path
 
@@ -12,13 +12,30 @@ pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.xdist_group("f
 @pytest.mark.usefixtures("amqp_engine")
 def test_what_befalls_workers_of_a_hub_loses_nothing(tmp_path: Path) -> None:
     """Without it faults that only real processes and services have would be met by users."""
-    outcome = run(Wanted(6, 22.0, "event-hubs", "sqlite", 3), tmp_path, print)
+    outcome = run(Wanted(6, 22.0, "event-hubs", "sqlite", workers=3), tmp_path, print)
     print(outcome)  # noqa: T201  shown if it fails, or with -s
     assert (outcome.verdict.faults, outcome.verdict.lost) == ((), 0)
 
 
 def test_what_befalls_workers_of_a_stream_loses_nothing(tmp_path: Path) -> None:
     """Without it likewise; streams end, and have services that are restarted."""
-    outcome = run(Wanted(5, 22.0, "kinesis", "dynamodb", 3), tmp_path, print)
+    outcome = run(Wanted(5, 22.0, "kinesis", "dynamodb", workers=3), tmp_path, print)
     print(outcome)  # noqa: T201  shown if it fails, or with -s
     assert (outcome.verdict.faults, outcome.verdict.lost) == ((), 0)
+
+
+@pytest.mark.more
+def test_what_befalls_daemons_and_their_children_loses_nothing(tmp_path: Path) -> None:
+    """Without it children that crash, hang and fork would be tried behind daemons that nothing befalls."""
+    outcome = run(Wanted(12, 22.0, "kinesis", "dynamodb", consumer="multilang", workers=3), tmp_path, print)
+    print(outcome)  # noqa: T201  shown if it fails, or with -s
+    assert (outcome.verdict.faults, outcome.verdict.lost) == ((), 0)
+
+
+@pytest.mark.more
+def test_what_befalls_a_swap_loses_nothing(tmp_path: Path) -> None:
+    """Without it a swap would be tried where all who take part in it live to its end."""
+    outcome = run(Wanted(8, 22.0, "kinesis", "dynamodb", to="postgres", workers=3), tmp_path, print)
+    print(outcome)  # noqa: T201  shown if it fails, or with -s
+    assert (outcome.verdict.faults, outcome.verdict.lost) == ((), 0)
+    assert outcome.swap.startswith("over; ")

@@ -3,13 +3,17 @@
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
+from leasehold.adapters import consuming
 from leasehold.adapters.history.events import VERBS, WriteAnswer
 from leasehold.balancer.model import Lease
 from leasehold.stores.protocol import Done, Outcome, PassingStore, Store
+from leasehold.stores.swap import OneTableStore, SwapStore
 from leasehold.stores.writes import Write
 
 TRUE_CLOCK = 5
@@ -59,6 +63,16 @@ class WrittenStore(PassingStore):
             told |= {"owner": row.owner, "version": version, "epoch": row.epoch, "checkpoint": checkpoint}
         # One line, one write: lines of several threads do not mix.
         os.write(self._file, json.dumps({"t": self._clock(), "outcome": outcome, **told}).encode() + b"\n")
+
+
+@contextmanager
+def writes_noted(to: Path) -> Iterator[None]:
+    """A worker of this process notes the writes of its leases, of one table or of two."""
+    with (
+        patch.object(consuming, "OneTableStore", lambda store: WrittenStore(OneTableStore(store), to)),
+        patch.object(consuming, "SwapStore", lambda tables, name: WrittenStore(SwapStore(tables, name), to)),
+    ):
+        yield
 
 
 def answer_of(line: bytes, process: str) -> WriteAnswer:

@@ -145,8 +145,9 @@ def test_faults_stand_below_the_table() -> None:
 def test_a_table_of_a_swap_says_so() -> None:
     """Who looks at one of the two tables would take a moved lease for one that nobody reads."""
     left = (Lease("s-0", owner=f"{MARK}east-1"), Lease("s-1", owner=MARK), Lease("s-2", owner="east-1"))
-    assert "2 leases went on in another table, or are on their way (leasehold swap): look there, too" in text(
-        WatchedTable(left)
+    assert (
+        "2 leases went on in another table, or are on their way (leasehold swap): look there, too; --to TO shows both"
+        in text(WatchedTable(left))
     )
     arrived = (Lease("s-0", owner="east-1"), Lease(CONTROL, checkpoint=SHARD_END))
     said = "leasehold-swap is no lease: a swap into this table is not over (leasehold swap FROM TO --status)"

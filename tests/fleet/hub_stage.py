@@ -27,6 +27,7 @@ from leasehold.adapters.history.tenures import ENDINGS, by_shard
 from leasehold.adapters.local.hubs.event_hubs import LocalHubs
 from leasehold.balancer.model import Shard
 from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB_CONNECTION
+from leasehold.stores.swap import open_both
 from leasehold.stores.urls import open_store
 
 if TYPE_CHECKING:
@@ -230,12 +231,13 @@ def in_order_where_official(events: Iterable[ReadingEvent], official: Iterable[s
 
 
 @contextmanager
-def a_group(feed: Feed, folder: Path, store: str, container: str = "") -> Iterator[Group]:
-    """The hub that is fed, a store, and nobody left behind."""
+def a_group(feed: Feed, folder: Path, store: str, container: str = "", to: str | None = None) -> Iterator[Group]:
+    """The hub that is fed, a store, another `to` which its leases may move, and nobody left behind."""
     stream = feed.stream
     stream.hubs.create(stream.hub, stream.partitions)
-    with closing(open_store(store)) as table:
-        stage = Stage(folder, cast("Stream", stream), table, store, SETTINGS, watched=feed)
+    settings = SETTINGS if to is None else (*SETTINGS, "--to", to)
+    with closing(open_store(store) if to is None else open_both(store, to)) as table:
+        stage = Stage(folder, cast("Stream", stream), table, store, settings, watched=feed)
         try:
             yield Group(stage, feed, container)
         finally:

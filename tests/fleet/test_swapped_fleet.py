@@ -4,18 +4,23 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from hashlib import sha1
-from itertools import count, islice
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from attrs import define, field
+from fed_fleet import FedFleet, a_fed_fleet
+from hub_stage import Feed, HubStream, a_container, a_group, flights
 
-from leasehold.adapters.demo.stage import Stage, Stream, put
-from leasehold.adapters.history.events import Sent
+from leasehold.adapters.demo.stage import Stage
+from leasehold.adapters.local.hubs.event_hubs import LocalHubs
+from leasehold.adapters.local.node import Service
+from leasehold.adapters.local.postgres import store_url
+from leasehold.adapters.local.services import AZURITE_ACCOUNT
+from leasehold.adapters.steering.swapping import awaited, observed, sent
 from leasehold.stores.protocol import Store
-from leasehold.stores.swap import FROM, TO, SwapStore, announced, parted
+from leasehold.stores.swap import FROM, TO, SwapStore, Way, announced, parted, place_of
 from leasehold.stores.urls import name_of, open_store
 
 if TYPE_CHECKING:
@@ -23,37 +28,15 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.services, pytest.mark.xdist_group("fleets")]
 
-KEYS, ROWS, SETTLE_SECONDS = 17, 2000, 60.0
+ROWS, SETTLE_SECONDS = 2000, 60.0
 SETTINGS = ("--lease-seconds", "4", "--initial-position", "TRIM_HORIZON", "--checkpoint-seconds", "0.5")
-
-
-@define
-class Puts:
-    """Numbered records for a stream, some at each tick, those of one key in order."""
-
-    client: "KinesisClient"
-    stream: str
-    numbers: "count[int]" = field(factory=count)
-    sent: list[Sent] = field(factory=list)
-
-    def __call__(self, _stage: Stage) -> None:
-        """The next ten, until all are sent."""
-        rows = [(f"k-{number % KEYS}", b"%d" % number) for number in islice(self.numbers, 10) if number < ROWS]
-        if rows:
-            put(self.client, self.stream, rows)
-        self.sent += [Sent(key, int(data), sha1(data, usedforsecurity=False).hexdigest()) for key, data in rows]
-
-    def all_seen(self, stage: Stage) -> bool:
-        """Whether everything was sent and handed over."""
-        return ROWS == len(self.sent) == len(stage.distinct)
 
 
 @define
 class Ground:
     """A fleet over two tables."""
 
-    stage: Stage
-    puts: Puts
+    fleet: FedFleet
     urls: tuple[str, str]
     said: Path
     commands: list["subprocess.Popen[bytes]"] = field(factory=list)
@@ -67,43 +50,37 @@ class Ground:
 
     def places(self) -> list[int]:
         """How many leases FROM speaks for, and TO."""
-        sides = [parted(lease)[0] for lease in self.stage.leases]
+        sides = [parted(lease)[0] for lease in self.fleet.stage.leases]
         return [sides.count(FROM), sides.count(TO)]
 
     def ends_well(self, command: "subprocess.Popen[bytes]") -> None:
         """Wait for the command, while the fleet goes on."""
-        assert self.stage.until(lambda: command.poll() is not None, SETTLE_SECONDS), self.stage.leases
+        stage = self.fleet.stage
+        assert stage.until(lambda: command.poll() is not None, SETTLE_SECONDS), stage.leases
         assert command.returncode == 0, self.said.read_text()
 
 
 @contextmanager
 def a_ground(kinesis_url: str, client: "KinesisClient", urls: tuple[str, str], folder: Path) -> Iterator[Ground]:
     """Nobody at work yet."""
-    name = f"swapped-{folder.name}"[:60]
-    with (
-        closing(Stream(kinesis_url, name, 4)) as stream,
-        closing(open_store(urls[FROM])) as source,
-        closing(open_store(urls[TO])) as target,
-    ):
+    with closing(open_store(urls[FROM])) as source, closing(open_store(urls[TO])) as target:
         tables: tuple[Store, Store] = (source, target)
         names = (name_of(urls[FROM]), name_of(urls[TO]))
         announced(tables, names)
-        puts = Puts(client, name)
-        settings = ("--to", urls[TO], *SETTINGS)
-        stage = Stage(folder, stream, SwapStore(tables, names[TO]), urls[FROM], settings, watched=puts)
-        ground = Ground(stage, puts, urls, folder / "swap.log")
-        try:
-            yield ground
-        finally:
-            stage.abandon()
-            for command in ground.commands:
-                command.kill()
-                command.wait()
+        both, settings = SwapStore(tables, names[TO]), ("--to", urls[TO], *SETTINGS)
+        with a_fed_fleet(kinesis_url, client, both, urls[FROM], settings, folder, rows=ROWS, a_tick=10) as fleet:
+            ground = Ground(fleet, urls, folder / "swap.log")
+            try:
+                yield ground
+            finally:
+                for command in ground.commands:
+                    command.kill()
+                    command.wait()
 
 
 def there_and_back(ground: Ground) -> None:
     """Move the table, kill a worker and the command in the middle, go back, split a shard, and move for good."""
-    stage = ground.stage
+    stage = ground.fleet.stage
     for worker in ("ours-1", "ours-2", "ours-3"):
         stage.join(worker)
     assert stage.until(stage.balanced, SETTLE_SECONDS)
@@ -120,7 +97,7 @@ def there_and_back(ground: Ground) -> None:
     stage.kill("ours-2")
     ground.ends_well(again)
     assert stage.until(stage.balanced, SETTLE_SECONDS)
-    assert stage.until(lambda: ground.puts.all_seen(stage), 2 * SETTLE_SECONDS)
+    assert stage.until(lambda: ground.fleet.puts.all_seen(stage), 2 * SETTLE_SECONDS)
     stage.end()
 
 
@@ -146,9 +123,64 @@ def test_a_fleet_moves_to_layout_sessions_and_back(
     )
 
 
+def test_a_fleet_moves_from_dynamodb_to_postgres_and_back(
+    kinesis_url: str, kinesis_client: "KinesisClient", dynalite_url: str, postgres_service: Service, tmp_path: Path
+) -> None:
+    """Without it likewise, between two services of which each may answer late."""
+    urls = (f"dynamodb://to-postgres?region=eu-west-1&endpoint={dynalite_url}", store_url(postgres_service, "moved"))
+    _moves(kinesis_url, kinesis_client, urls, tmp_path)
+
+
+@pytest.mark.more
+def test_a_fleet_moves_from_aws_to_azure_and_back(
+    kinesis_url: str, kinesis_client: "KinesisClient", dynalite_url: str, blobs: str, tmp_path: Path
+) -> None:
+    """Without it likewise, into a store where a lease is three objects."""
+    assert blobs
+    with a_container() as container:
+        there = f"azblob://{AZURITE_ACCOUNT}/{container}?prefix=fleet/one"
+        urls = (f"dynamodb://to-azure?region=eu-west-1&endpoint={dynalite_url}", there)
+        _moves(kinesis_url, kinesis_client, urls, tmp_path)
+
+
+def all_in(stage: Stage, table: str) -> bool:
+    """Whether this table speaks for every lease."""
+    return {place_of(lease) for lease in stage.leases} == {table}
+
+
+def test_levels_of_a_hub_grow_while_its_leases_move(hubs: LocalHubs, dynalite_url: str, tmp_path: Path) -> None:
+    """A reader whose level does not grow is refused by the hub, or drives the next one out: records come twice."""
+    urls = (f"dynamodb://hub-moved?region=eu-west-1&endpoint={dynalite_url}", f"sqlite://{tmp_path}/leases.db")
+    names = (name_of(urls[FROM]), name_of(urls[TO]))
+    feed = Feed(HubStream(hubs, "moving", 4), flights(ROWS), 20)
+    with (
+        a_group(feed, tmp_path, urls[FROM], to=urls[TO]) as group,
+        closing(open_store(urls[FROM])) as source,
+        closing(open_store(urls[TO])) as target,
+    ):
+        tables, stage = (source, target), group.stage
+        both = observed(tables, names)
+        for worker in ("ours-1", "ours-2"):
+            stage.join(worker)
+        assert group.settle() == [2, 2]
+        epochs = [{lease.key: lease.epoch for lease in both.list().leases}]
+        awaited(tables, both, names[TO], SETTLE_SECONDS)
+        ways: tuple[Way, ...] = ("to", "from", "to")
+        for way in ways:
+            sent(tables, way)
+            assert stage.until(partial(all_in, stage, way.upper()), SETTLE_SECONDS), stage.leases
+            epochs.append({lease.key: lease.epoch for lease in both.list().leases})
+        stage.kill("ours-1")
+        assert group.settle() == [4]
+        verdict = group.finish()
+    assert (verdict.faults, verdict.produced, verdict.lost) == ((), ROWS, 0)
+    assert [change for change in verdict.owner_changes if change.duplicates > change.since] == []
+    for key in epochs[0]:
+        grown = [each[key] for each in epochs]
+        assert grown == sorted(set(grown)), key
+
+
 def _moves(kinesis_url: str, client: "KinesisClient", urls: tuple[str, str], folder: Path) -> None:
     with a_ground(kinesis_url, client, urls, folder) as ground:
         there_and_back(ground)
-        verdict = ground.stage.verdict(ground.puts.sent)
-    assert (verdict.faults, verdict.produced, verdict.lost) == ((), ROWS, 0)
-    assert [change for change in verdict.owner_changes if change.duplicates > change.since] == []
+        ground.fleet.judged()

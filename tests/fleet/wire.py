@@ -23,6 +23,7 @@ class Wire:
         self._ends: defaultdict[str, list[socket.socket]] = defaultdict(list)
         self._apart: set[str] = set()
         self._held: set[str] = set()
+        self._unanswered: set[str] = set()
         self._delays: dict[str, float] = {}
         self._changed = Condition()
         self.mend()
@@ -52,6 +53,10 @@ class Wire:
         """Carry nothing for one, and break nothing, until it is let through again."""
         self._held.add(name)
 
+    def lose_replies(self, name: str) -> None:
+        """Carry on what one sends, and break the connection when an answer comes, until it is let through again."""
+        self._unanswered.add(name)
+
     def delay(self, name: str, seconds: float) -> None:
         """Carry each piece for one so much later, until it is let through again."""
         self._delays[name] = seconds
@@ -59,6 +64,7 @@ class Wire:
     def let_through(self, name: str) -> None:
         """Nothing is in the way of this one any more."""
         self._apart.discard(name)
+        self._unanswered.discard(name)
         self._delays.pop(name, None)
         with self._changed:
             self._held.discard(name)
@@ -77,14 +83,18 @@ class Wire:
             self._ends[name] += [near, far]
             if name not in self._apart:  # whoever is parted from now on finds both ends
                 for start, end in ((near, far), (far, near)):
-                    Thread(target=self._carry, args=(start, end, name), daemon=True).start()
+                    Thread(target=self._carry, args=(start, end, name, start is far), daemon=True).start()
                 return
         self.reset(name)
         _break(near)
 
-    def _carry(self, start: socket.socket, end: socket.socket, name: str) -> None:
+    def _carry(self, start: socket.socket, end: socket.socket, name: str, answers: bool) -> None:
         with suppress(OSError):  # cut
             while data := start.recv(PIECE):
+                if answers and name in self._unanswered:
+                    _break(start)
+                    _break(end)
+                    return
                 with self._changed:
                     self._changed.wait_for(lambda: name not in self._held)
                 time.sleep(self._delays.get(name, 0.0))

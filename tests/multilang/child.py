@@ -47,7 +47,15 @@ def main(how: str, at: str) -> None:  # noqa: C901  a case for each way to behav
             sys.exit(9)
         if how in {"faithful", "poison"} and action in {"processRecords", "shutdownRequested", "shardEnded"}:
             tell({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
-        if action == at:
+        if how == "late" and action == at:
+            # The first child of a shard hangs there, and those after it do as they should.
+            mark = Path(os.environ["CHILD_NOTES"], f"hung-{shard}")
+            if not mark.exists():
+                mark.touch()
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                time.sleep(600)
+            tell({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
+        elif action == at:
             match how:
                 case "crash":
                     sys.exit(9)

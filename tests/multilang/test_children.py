@@ -61,7 +61,6 @@ def _await_end(pid: int) -> None:
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "END_SECONDS", 1.0)
     monkeypatch.setattr(module, "LAST_SECONDS", 1.0)
-    monkeypatch.setattr(module, "SHARD_END_SECONDS", 1.0)
 
 
 def test_a_whole_life(caplog: pytest.LogCaptureFixture) -> None:
@@ -257,7 +256,7 @@ def test_a_daemon_that_is_killed_leaves_no_orphan(keeper_dies: bool, tmp_path: P
 
 def test_a_child_that_hangs_at_its_shards_end_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
     """Without this a shard whose lease is renewed would have no reader for ever, and its children neither."""
-    children, pids = Children(_argv("hang", "shardEnded")), list[int]()
+    children, pids = Children(_argv("hang", "shardEnded"), shard_end_seconds=1.0), list[int]()
 
     async def story() -> None:
         for _ in range(2):

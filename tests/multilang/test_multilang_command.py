@@ -3,10 +3,15 @@
 import base64
 import re
 import signal
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from ground import Ground, processor
+
+from leasehold.adapters.steering.swapping import awaited, followed, observed, sent
+from leasehold.stores.swap import TO, place_of
+from leasehold.stores.urls import name_of, open_store
 
 pytestmark = pytest.mark.services
 
@@ -63,6 +68,26 @@ def test_empty_readings_are_said_where_the_file_asks_for_them(ground: Ground) ->
         ground.put("a")
         daemon.await_line(lambda line: "got processRecords 1" in line)
         assert daemon.end() == 0
+
+
+def test_a_daemon_goes_on_while_its_leases_move_to_another_store(ground: Ground, tmp_path: Path) -> None:
+    """A fleet of children in other languages could change its table only by a stop."""
+    ground.put("a")
+    to = f"sqlite://{tmp_path}/to.db"
+    with ground.daemon(processor("faithful"), "--to", to) as daemon:
+        daemon.await_line(lambda line: "got processRecords 1" in line)
+        with closing(open_store(ground.store, create=False)) as source, closing(open_store(to)) as target:
+            tables, names = (source, target), (name_of(ground.store), name_of(to))
+            store = observed(tables, names)
+            awaited(tables, store, names[TO], 60.0)
+            sent(tables, "to")
+            (*_, last) = followed(tables, store, names[TO])
+            assert (last.gone, last.there, last.moving) == (1, 0, 0)
+            (second,) = ground.put("b")
+            daemon.await_line(lambda line: "got processRecords 1" in line)
+            assert daemon.end() == 0
+            (left,) = store.list().leases
+        assert (left.owner, left.checkpoint.sequence, place_of(left)) == (None, second, "TO")
 
 
 @pytest.mark.parametrize("how", ["crash", "SIGTERM", "SIGINT"])

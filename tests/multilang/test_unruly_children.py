@@ -24,18 +24,20 @@ from leasehold.stores.embedded.memory import MemoryStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
+CHILD = Path(__file__).with_name("child.py")
 UNRULY = Path(__file__).with_name("unruly.py")
 COUNT = 40
+LIFE = re.compile(r"shard (\S+), child \d+: (started|given up: .*|ended with .*)")
 LINE = re.compile(r"shard (\S+), child (\d+): (started|ended with)")
 
 
 class Daemon:
     """One worker with its children, until it is told to stop."""
 
-    def __init__(self, store: MemoryStore, source: ListSource, me: str, argv: list[str]) -> None:
+    def __init__(self, store: MemoryStore, source: ListSource, me: str, children: Children) -> None:
         config = Config(lease_seconds=10, initial_position=TRIM_HORIZON)
         self._worker = Worker(store=store, source=source, me=me, config=config)
-        self._handler = ChildHandler(Children(argv, most_records=5, timeout_seconds=3.0), attempts=100)
+        self._handler = ChildHandler(children, attempts=100)
         self._runner: Runner | None = None
         self._thread = Thread(target=self._run)
         self._thread.start()
@@ -68,18 +70,21 @@ def test_nothing_is_lost_by_children_that_misbehave(
     for parent, child in zip(parents, children, strict=True):
         source.shard_logs[parent.id] = ShardRecords(records(COUNT), ended=True, children=(child,))
         source.shard_logs[child.id] = ShardRecords(records(COUNT))
-    argv = [sys.executable, str(UNRULY), str(tmp_path), str(seed)]
+
+    def begun(me: str) -> Daemon:
+        argv = [sys.executable, str(UNRULY), str(tmp_path), str(seed)]
+        return Daemon(store, source, me, Children(argv, most_records=5, timeout_seconds=3.0))
 
     def done(name: str) -> list[list[int]]:
         return [[int(each) for each in file.read_text().split()] for file in sorted(tmp_path.glob(f"{name}.*"))]
 
     numbers = {int(record.sequence_number) for record in records(COUNT)}
-    first = Daemon(store, source, "a-1", argv)
+    first = begun("a-1")
     until(lambda: any(done(parent.id) for parent in parents), "the first records", 300)
-    second = Daemon(store, source, "b-1", argv)
+    second = begun("b-1")
     until(lambda: any({*numbers} == {*chain(*done(parent.id))} for parent in parents), "one shard", 300)
     first.stop()
-    third = Daemon(store, source, "c-1", argv)
+    third = begun("c-1")
     until(lambda: all({*chain(*done(each.id))} == numbers for each in source.listed), "every record", 600)
     second.stop()
     third.stop()
@@ -100,3 +105,43 @@ def test_nothing_is_lost_by_children_that_misbehave(
             assert len(there[found[1]]) <= 1, record.message
     assert not any(there.values())
     assert sum(int(file.read_text()) for file in tmp_path.glob("misdeeds-*")) >= len(source.listed)
+
+
+def test_a_shard_whose_end_no_child_answers_ends_at_last(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without this its lease would be renewed for ever, and the two halves of a split shard would have no reader."""
+    monkeypatch.setattr(module, "END_SECONDS", 1.0)
+    monkeypatch.setenv("CHILD_NOTES", str(tmp_path))
+    caplog.set_level(logging.INFO, "leasehold.child")
+    source, store = ListSource(), MemoryStore()
+    parent, halves = shard("p", 0, 9, open=False), (shard("c-0", 0, 4, "p"), shard("c-1", 5, 9, "p"))
+    source.listed = [parent, *halves]
+    source.shard_logs[parent.id] = ShardRecords(records(COUNT), ended=True, children=halves)
+    source.shard_logs.update({half.id: ShardRecords(records(COUNT)) for half in halves})
+    children = Children([sys.executable, str(CHILD), "late", "shardEnded"], shard_end_seconds=1.0)
+    numbers = [record.sequence_number for record in records(COUNT)]
+
+    def given(name: str) -> list[list[str]]:
+        return [
+            [line.split()[1] for line in file.read_text().splitlines()] for file in sorted(tmp_path.glob(f"{name}.*"))
+        ]
+
+    daemon = Daemon(store, source, "a-1", children)
+    until(lambda: all(numbers in given(half.id) for half in halves), "the records of both halves", 120)
+    daemon.stop()
+
+    # The second child began at the row's checkpoint: the first had stored none, so it was given everything again.
+    assert given(parent.id) == [numbers, numbers]
+    lines = [LIFE.fullmatch(record.message) for record in caplog.records]
+    lives = [(found[1], found[2]) for found in lines if found]
+    assert [what for shard_, what in lives if shard_ == "p"] == [
+        "started",
+        "given up: ChildFault: it has not answered shardEnded within 1 s",
+        "ended with status -9",
+        "started",
+        "ended with status 0",
+    ]
+    assert [shard_ for shard_, _ in lives[:5]] == ["p"] * 5
+    rows = {row.shard: row.checkpoint for row in store.list().leases}
+    assert "p" not in rows or rows["p"].ended

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+DEEDS = ("crash", "hang", "close", "wrong", "babble", "null", "surplus", "stderr")
 MISDEEDS = 6
 CHANCE = 0.2
 
@@ -31,9 +32,9 @@ def checkpoint(number: str | None) -> str | None:
     return error
 
 
-def misbehave(draw: random.Random) -> None:
+def misbehave(deed: str, draw: random.Random) -> None:
     """One misdeed, after which there may be no answer."""
-    match draw.choice(["crash", "hang", "close", "wrong", "babble", "null", "surplus", "stderr"]):
+    match deed:
         case "crash":
             os.kill(os.getpid(), draw.choice([signal.SIGKILL, signal.SIGSEGV]))
         case "hang":
@@ -48,6 +49,13 @@ def misbehave(draw: random.Random) -> None:
             sys.stdout.write("debug\n\n\x00\xff {" * 5000 + "\n")
         case "null":
             sys.stdout.write("null\n" + "x" * 100_000 + "\n")
+        case "fork":
+            # It holds the pipes of its parent, and is told of no end.
+            if os.fork() == 0:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                time.sleep(600)
+                os._exit(0)
+            os._exit(0)
         case "surplus":
             checkpoint(str(10**60))
             checkpoint("-1")
@@ -75,7 +83,7 @@ def main(folder: Path, seed: str) -> None:
         count = int(deeds.read_text()) if deeds.exists() else 0
         if count < MISDEEDS and draw.random() < CHANCE:
             deeds.write_text(str(count + 1))
-            misbehave(draw)
+            misbehave(draw.choice(DEEDS), draw)
         with done.open("a") as notes:
             notes.write("".join(f"{number}\n" for number in numbers[part:]))
         if action in {"shutdownRequested", "shardEnded"} or (numbers and draw.random() < 0.5):

@@ -681,6 +681,12 @@ def test_another_number_of_readers_is_refused(text: str) -> None:
         lease({"lease.readers": text})
 
 
+def test_a_query_takes_no_part_in_a_swap_of_lease_tables() -> None:
+    """A batch that Spark repeats is told by its leases' epochs: after a move its rows would be left out."""
+    with pytest.raises(ValueError, match=r"^option lease\.to: queries of Spark take no part in `leasehold swap`; stop"):
+        lease({"lease.to": "sqlite:///there.db"})
+
+
 def test_auto_is_refused_where_readers_are() -> None:
     """Without it a query of Event Hubs would begin, and its readers drive one another out."""
     hub = {"eventhubs.namespace": "n", "eventhubs.name": "h", "lease.store": "sqlite:///s.db"}

@@ -1,26 +1,37 @@
 """What an operator asks of a swap: who does not know TO, the way, how far it is, back, and the end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from attrs import evolve
+from typer.testing import CliRunner
 
+from leasehold.adapters.cli.common.columns import plain
+from leasehold.adapters.cli.lease_tables import below, cells
+from leasehold.adapters.cli.steer.explain import app as explain
+from leasehold.adapters.report.watching import TableWatch, picture
+from leasehold.adapters.steering.serving.app import exposition
+from leasehold.adapters.steering.serving.watcher import FleetRecord, TableWatcher, ViewWanted
 from leasehold.adapters.steering.swapping import (
     SwapProgress,
     awaited,
     control_of,
     ended,
     followed,
+    opened,
     progress,
     sent,
-    tables_apart,
 )
+from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease, Position
 from leasehold.stores.contract.actors import done, owned, stored
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Store, StoreError
-from leasehold.stores.swap import CONTROL, FROM, TO, SwapStore, announced
-from leasehold.stores.writes import ClaimLease, CreateLease, RenewLease
+from leasehold.stores.swap import CONTROL, FROM, MARK, TO, SwapStore, announced, tables_apart
+from leasehold.stores.urls import name_of, open_store
+from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, RenewLease
 
 NAMES = ("memory://from", "memory://to")
 
@@ -88,7 +99,7 @@ def test_a_swap_goes_back_until_it_is_over(tables: tuple[Store, Store]) -> None:
         sent(tables, "from")
 
 
-def test_it_waits_for_workers_that_do_not_know_to(tables: tuple[Store, Store]) -> None:
+def test_a_swap_waits_for_workers_that_do_not_know_to(tables: tuple[Store, Store]) -> None:
     """They would claim what is in TO by then, from where it stood when it left FROM."""
     (free,) = tables[FROM].get(["s-2"])
     done(tables[FROM].write(ClaimLease(free, "bob")))
@@ -105,7 +116,7 @@ def test_it_waits_for_workers_that_do_not_know_to(tables: tuple[Store, Store]) -
     assert heard == [1.0]
 
 
-def test_it_is_refused_beside_the_kcl(tables: tuple[Store, Store]) -> None:
+def test_a_swap_is_refused_beside_the_kcl(tables: tuple[Store, Store]) -> None:
     """A Java worker cannot follow, and would go on with what the mark says is elsewhere."""
     rows = tables[FROM]._table.rows  # type: ignore[attr-defined]  # noqa: SLF001  as another library writes it
     rows["s-2"] = evolve(rows["s-2"], owner="java-1")
@@ -127,3 +138,86 @@ def test_a_to_that_cannot_be_is_refused(to: str, why: str) -> None:
     """The leases would be moved over themselves, or into a file that nobody can share."""
     with pytest.raises(ValueError, match=f"--to: {why}"):
         tables_apart("sqlite://leases.db", to, "--to")
+
+
+@pytest.fixture
+def half_way(tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """The URLs of two tables; of three leases one has moved, one is on its way, and one is in FROM."""
+    urls = (f"sqlite://{tmp_path}/from.db", f"sqlite://{tmp_path}/to.db")
+    with closing(open_store(urls[FROM])) as source, closing(open_store(urls[TO])) as target:
+        found: tuple[Store, Store] = (source, target)
+        announced(found, (name_of(urls[FROM]), name_of(urls[TO])))
+        store = SwapStore(found, name_of(urls[TO]), look_seconds=0.0)
+        held = [owned(store, "ann", f"s-{number}", Position("5")) for number in range(3)]
+        sent(found, "to")
+        done(store.write(RenewLease(held[0])))
+        (row,) = source.get(["s-1"])
+        done(source.write(ReleaseLease(row, "", f"{MARK}ann")))
+        yield urls
+
+
+def test_a_look_at_both_tables_says_where_each_lease_is(half_way: tuple[str, str]) -> None:
+    """Who watches a swap would see one table, in which leases that moved look lost and their owners unheard of."""
+    with closing(opened(*half_way)) as both:
+        table = TableWatch(both, 10.0, 10.0).look()
+    shown = picture(table, Config())
+    assert [(lease["key"], lease["owner"], lease["place"]) for lease in shown["leases"]] == [
+        ("s-0", "ann", "TO"),
+        ("s-1", "ann", "FROM>TO"),
+        ("s-2", "ann", "FROM"),
+    ]
+    says = "3 leases: 1 in FROM, 1 on their way, 1 in TO; bound for TO"
+    assert (shown["swap"], shown["swapping"]) == (
+        {"way": "to", "there": 1, "moving": 1, "gone": 1},
+        [f"swap: {says}"],
+    )
+    assert [worker["worker"] for worker in shown["workers"]] == ["ann"]
+    total, wrong = below(table)
+    assert (total.endswith(f"; swap of {says}"), [line for line in wrong if "swap" in line]) == (True, [])
+    header, *rows = plain(cells(table, None, full=True)).splitlines()
+    assert header.split()[-1] == "TABLE"
+    assert rows[0].endswith(" TO")
+
+
+def test_serve_shows_both_tables_of_a_swap(half_way: tuple[str, str]) -> None:
+    """The page and monitoring would tell half of the fleet, and call the other half dead."""
+    with closing(opened(*half_way)) as both, closing(FleetRecord()) as record:
+        watcher = TableWatcher("sqlite://from.db", both, Config(), record, every=60.0)
+        watcher.look()
+        assert [(row["key"], row["place"]) for row in watcher.view(ViewWanted(sort="key"))["rows"]] == [
+            ("s-0", "TO"),
+            ("s-1", "FROM>TO"),
+            ("s-2", "FROM"),
+        ]
+        told = exposition([(watcher.state(), True)])
+        assert [line for line in told.splitlines() if line.startswith("leasehold_swap_leases")] == [
+            f'leasehold_swap_leases{{store="sqlite://from.db",place="{place}"}} 1'
+            for place in ("FROM", "on their way", "TO")
+        ]
+        story = watcher.explain(None, "s-1")
+    assert story is not None
+    assert "it is on its way from FROM to TO" in story["past"]
+
+
+@pytest.mark.parametrize("side", [FROM, TO])
+def test_explain_says_of_one_table_that_a_swap_is_under_way(half_way: tuple[str, str], side: int) -> None:
+    """It would explain what an owner named moved:ann does next, and nobody would know why."""
+    told = CliRunner().invoke(explain, [half_way[side], "--for", "0"])
+    signs = ("2 leases went on in another table", "a swap into this table is not over")
+    assert (told.exit_code, signs[side] in told.stdout) == (0, True)
+    both = CliRunner().invoke(explain, [half_way[FROM], "--to", half_way[TO], "--for", "0"])
+    assert (both.exit_code, both.stdout.count("moved:")) == (0, 0)
+    assert "swap: 3 leases: 1 in FROM, 1 on their way, 1 in TO; bound for TO" in both.stdout
+
+
+def test_tables_between_which_no_swap_is_under_way_are_not_shown_as_one(
+    half_way: tuple[str, str], tmp_path: Path
+) -> None:
+    """Leases of two fleets would be drawn as those of one."""
+    open_store(other := f"sqlite://{tmp_path}/other.db").close()
+    with pytest.raises(StoreError, match="no swap is under way between these tables"):
+        opened(half_way[FROM], other)
+    with pytest.raises(StoreError, match="is the goal of a swap from"):
+        opened(other, half_way[TO])
+    with pytest.raises(ValueError, match="--to: it is the store that the leases are in"):
+        opened(half_way[TO], half_way[TO])

@@ -10,6 +10,7 @@ from azure.storage.blob import ContainerClient
 from leasehold.balancer.model import Lease
 from leasehold.stores.objects.blob import BlobObjects
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
+from leasehold.stores.objects.gcs import GcsObjects
 from leasehold.stores.objects.s3 import S3Objects
 from leasehold.stores.requests import ObjectFields, Objects, Part, Parts, Stored
 
@@ -38,6 +39,13 @@ class AgelessS3(S3Objects):
         """One object, age 0."""
         one = super().get(name)
         return one and evolve(one, age=0.0)
+
+
+class AgelessGcs(GcsObjects):
+    """A bucket of Google's whose objects are always new."""
+
+    def _stored(self, blob: object) -> Stored:
+        return evolve(super()._stored(blob), age=0.0)
 
 
 def container(connection: str) -> ContainerClient:

@@ -81,7 +81,7 @@ def test_the_sdk_reads_rows_that_we_write(ours: EtagStore, theirs: BlobCheckpoin
     assert not owners(theirs)["0"]["owner_id"]
 
 
-def test_we_read_what_they_write(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
+def test_leases_that_the_sdk_writes_are_read(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
     """Ours would take a living official worker's partition, or start it in the wrong place."""
     (record,) = claimed(theirs, "0", "sdk-1")
     theirs.update_checkpoint({**PLACE, "partition_id": "0", "offset": "4520", "sequence_number": 9})
@@ -107,7 +107,7 @@ def test_the_sdk_loses_leases_that_we_take(ours: EtagStore, theirs: BlobCheckpoi
     assert done(ours.write(RenewLease(taken))).owner == "ann"
 
 
-def test_we_lose_what_they_take(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
+def test_leases_that_the_sdk_takes_are_lost(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
     """The same the other way round; and what they leave out of the metadata is void."""
     lease = done(ours.write(RequestLease(placed(ours, Lease("0", owner="ann")), "bob")))
     assert len(claimed(theirs, "0", "sdk-1", owners(theirs)["0"]["etag"])) == 1

@@ -11,12 +11,11 @@ from itertools import count
 
 import pytest
 import requests
-from attrs import evolve
 from gcs_memory import BEGAN, GcsMemory, MemoryAdapter
 from google.auth.credentials import AnonymousCredentials
 from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
 from google.auth.transport.requests import AuthorizedSession
-from object_stores import try_conditions
+from object_stores import AgelessGcs, try_conditions
 from process_race import assert_one_winner_each
 
 from leasehold.adapters.steering.doctor.attempts import attempted
@@ -36,13 +35,6 @@ from leasehold.stores.writes import CreateLease
 AT = "http://memory.invalid"
 
 _numbers = count()
-
-
-class AgelessGcs(GcsObjects):
-    """A bucket whose objects are always new: a lease read a second later must equal itself."""
-
-    def _stored(self, blob: object) -> Stored:
-        return evolve(super()._stored(blob), age=0.0)
 
 
 @pytest.mark.more

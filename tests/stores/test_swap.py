@@ -1,17 +1,32 @@
 """Two tables joined keep the contract of one, move leases under their owners, and go on after each fault in between."""
 
-from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from attrs import evolve
+from boto3 import Session
+from swap_tables import opened_pair, pairs
 
 from leasehold.balancer.model import SHARD_END, Lease, Position
 from leasehold.stores.contract import StoreContract
 from leasehold.stores.contract.actors import FULL, KEY, done, facts, lost, owned, placed, stored
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Outcome, OutcomeUnknown, PassingStore, Promises, Store, StoreError
-from leasehold.stores.sessions.store import SessionStore
-from leasehold.stores.swap import CLOSED, CONTROL, FROM, KNOWS, TO, WISH, OneTableStore, SwapStore, announced
+from leasehold.stores.swap import (
+    CLOSED,
+    CONTROL,
+    FROM,
+    KNOWS,
+    ORIGIN,
+    TO,
+    WISH,
+    OneTableStore,
+    SwapStore,
+    announced,
+    open_both,
+)
+from leasehold.stores.urls import name_of, open_store
 from leasehold.stores.writes import (
     AnnotateLease,
     CheckpointLease,
@@ -21,12 +36,6 @@ from leasehold.stores.writes import (
     RenewLease,
     Write,
 )
-
-
-def sessions() -> SessionStore:
-    """An empty table in layout `sessions`."""
-    return SessionStore(MemoryStore().cells(), gather=0.0)
-
 
 NAMES = ("memory://from", "memory://to")
 
@@ -44,35 +53,34 @@ def send(tables: tuple[Store, Store], wish: str) -> None:
     done(tables[TO].write(AnnotateLease(control, WISH, wish)))
 
 
-PAIRS: dict[str, Callable[[], tuple[Store, Store]]] = {
-    "counters": lambda: (MemoryStore(), MemoryStore()),
-    "to sessions": lambda: (MemoryStore(), sessions()),
-    "from sessions": lambda: (sessions(), MemoryStore()),
-}
-
-
-@pytest.fixture(params=PAIRS)
+@pytest.fixture(params=pairs())
 def tables(request: pytest.FixtureRequest) -> tuple[Store, Store]:
     """Two new, empty tables."""
-    return PAIRS[request.param]()
+    return opened_pair(request)
+
+
+@pytest.fixture(params=pairs(pytest.mark.more))
+def contract_tables(request: pytest.FixtureRequest) -> tuple[Store, Store]:
+    """Likewise; there are so many clauses that those of services are asked for by `more`."""
+    return opened_pair(request)
 
 
 class TestAtRest(StoreContract):
     """Every clause, while leases stay in FROM."""
 
     @pytest.fixture
-    def store(self, tables: tuple[Store, Store]) -> SwapStore:
+    def store(self, contract_tables: tuple[Store, Store]) -> SwapStore:
         """A new, empty store."""
-        return swap_of(tables)
+        return swap_of(contract_tables)
 
 
 class TestMoving(StoreContract):
     """Every clause, while each renewal moves its lease."""
 
     @pytest.fixture
-    def store(self, tables: tuple[Store, Store]) -> SwapStore:
+    def store(self, contract_tables: tuple[Store, Store]) -> SwapStore:
         """A new, empty store."""
-        return swap_of(tables, "to")
+        return swap_of(contract_tables, "to")
 
 
 def test_a_lease_moves_under_its_owner_and_back(tables: tuple[Store, Store]) -> None:
@@ -221,6 +229,20 @@ class Uncounted(PassingStore):
     def promises(self) -> Promises:
         """As of the blobs of the Azure SDKs."""
         return Promises(counts_owners=False)
+
+
+def test_both_tables_are_opened_by_their_urls_and_closed_when_one_cannot_be(tmp_path: Path) -> None:
+    """A program with credentials of its own for one of the stores could take no part in a swap."""
+    urls = (f"sqlite://{tmp_path}/from.db", f"sqlite://{tmp_path}/to.db")
+    with closing(open_both(*urls)) as store:
+        owned(store)
+        assert store.list().leases[0].version.startswith("from:")
+    with closing(open_store(urls[TO])) as there:
+        assert [row.note(ORIGIN) for row in there.list().leases] == [name_of(urls[FROM])]
+    with pytest.raises(ValueError, match="a session of boto3's has the credentials of AWS"):
+        open_both(*urls, sessions=(None, Session()))
+    with pytest.raises(ValueError, match="to: it is the store that the leases are in"):
+        open_both(urls[TO], urls[TO])
 
 
 def test_a_worker_that_names_one_table_of_a_swap_is_told(tables: tuple[Store, Store]) -> None:

@@ -33,7 +33,7 @@ def test_a_return_moves_no_checkpoint_and_a_late_word_does() -> None:
     assert bench.store.row("s-0").checkpoint == Position("101")
 
 
-def test_its_last_word_is_heard_before_the_lease_goes() -> None:
+def test_a_handler_s_last_word_is_heard_before_its_lease_goes() -> None:
     """A stop would have all since its last checkpoint come again."""
     words: list[str] = []
     bench = Bench(ShardRecords(records(6), size=2))
@@ -112,7 +112,7 @@ def test_a_shard_ends_by_its_word(silent: int) -> None:
     assert bench.store.row("s-1").checkpoint == TRIM_HORIZON
 
 
-def test_it_goes_without_a_dead_letter() -> None:
+def test_a_handler_that_checkpoints_by_itself_goes_without_a_dead_letter() -> None:
     """A letter says that a record is done; here only the handler's own checkpoint does."""
     with pytest.raises(ValueError, match=r"^dead_letter: a handler that checkpoints by itself goes without one$"):
         Handling(lambda _batch: None, final_checkpoint=lambda _parting: None, dead_letter=lambda _batch, _error: None)

@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -65,6 +65,33 @@ def test_side_by_side_raises_what_failed_once_all_is_over() -> None:
     with pytest.raises(ValueError, match=r"^refused$"):
         pool.map(work, range(4))
     assert sorted(done) == [0, 2, 3]
+
+
+def test_tasks_that_a_burst_of_work_has_started_end_after_it() -> None:
+    """A worker that once claimed a hundred leases would keep twenty threads for ever, for a write now and then."""
+    names: list[str] = []
+
+    class Counted(ThreadScheduler):
+        def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
+            names.append(name)
+
+            def told() -> None:
+                work()
+                ended.put(name)
+
+            super().start(name, told, failed)
+
+    scheduler = Counted(seconds)
+    ended = scheduler.queue()
+    pool = Pool(scheduler, 6, "test", lambda _fault: None, keep=2)
+    for burst in (1, 2):
+        together = threading.Barrier(6)
+        assert sorted(pool.map(together.wait, [20] * 6)) == [*range(6)]
+        until = seconds() + 20
+        assert [ended.get(until) for _ in range(4)] == ["test"] * 4
+        assert len(names) == 2 + 4 * burst
+    assert pool.close(seconds() + 20)
+    assert [ended.get(seconds() + 20) for _ in range(2)] == ["test"] * 2
 
 
 def test_a_signal_given_as_it_is_taken_leaves_the_next_one_free() -> None:

@@ -3,7 +3,7 @@
 import logging
 import math
 import sys
-from typing import Annotated, Literal, TextIO, cast
+from typing import Annotated, Literal, cast
 
 import typer
 
@@ -17,7 +17,6 @@ from leasehold.adapters.reading.dead_letters.letter import LetterError
 from leasehold.adapters.reading.events import CLOSED_STATUS, EventLines, JsonLines
 from leasehold.adapters.reading.handling import CHECKPOINT_SECONDS, Handling
 from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, endings
-from leasehold.adapters.reading.slices import SliceVerdict
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.worker.holdings import WorkerError
 from leasehold.stores.protocol import StoreError
@@ -166,7 +165,11 @@ def command(  # noqa: PLR0917  one for each option
         with described.joined() as joined:
             verdict = described.run(joined, begun=lambda runner: at_end_of_supervisor(runner.stop))
     if verdict is not None:
-        _say_verdict(verdict, sys.stderr if events else sys.stdout)
+        done = f"handled here: {verdict.records} records, and {verdict.shards} of its shards to their end"
+        letters = f", {verdict.letters} went to the dead letter" if verdict.letters else ""
+        state = "the slice is read" if verdict.finished else "the slice is not read to its end: start again to go on"
+        print(f"{state}; {done}{letters}", file=sys.stderr if events else sys.stdout)
+        raise typer.Exit(0 if verdict.finished else 1)
 
 
 def _log(me: str, form: LogForm, *, verbose: bool) -> None:
@@ -185,15 +188,6 @@ def _handler(handler: str | None, me: str, concurrency: int | None, *, events: b
     if concurrency is not None:
         raise ValueError("--concurrency: it goes with --handler")
     return EventLines(me, sys.stdout).handling
-
-
-def _say_verdict(verdict: SliceVerdict, out: TextIO) -> None:
-    """Tell of a slice, and end with its status."""
-    done = f"handled here: {verdict.records} records, and {verdict.shards} of its shards to their end"
-    letters = f", {verdict.letters} went to the dead letter" if verdict.letters else ""
-    state = "the slice is read" if verdict.finished else "the slice is not read to its end: start again to go on"
-    print(f"{state}; {done}{letters}", file=out)
-    raise typer.Exit(0 if verdict.finished else 1)
 
 
 def _supervised(me: str, store: str, processes: int, drain_seconds: float, *, sliced: bool, wait: bool) -> int:

@@ -17,7 +17,7 @@ from leasehold.balancer.rules.shares import path_of
 from leasehold.balancer.shards.contradictions import noted
 from leasehold.stores.fields import kilobytes
 from leasehold.stores.printable import printable
-from leasehold.stores.swap import CONTROL, marked
+from leasehold.stores.swap import place_of
 
 SAID = 8
 """Sentences below a table, of the leases that are not OK."""
@@ -77,10 +77,10 @@ def below(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
         wrong[SAID:] = [f"and {len(wrong) - SAID} more sentences: --json has all"]
     wrong += [f"{row.key} cannot be read: {row.field}: {row.why}" for row in table.malformed]
     wrong += noted(table.leases)
-    if moved := sum(map(marked, table.leases)):
-        wrong.append(f"{moved} leases went on in another table, or are on their way (leasehold swap): look there, too")
-    if any(lease.key == CONTROL for lease in table.leases):
-        wrong.append(f"{CONTROL} is no lease: a swap into this table is not over (leasehold swap FROM TO --status)")
+    if table.swap is None:
+        wrong += table.swapping
+    else:
+        total += f"; swap of {table.swap.says}"
     wrong += [f"{table.trouble}; trying again"] if table.trouble else []
     return total, tuple(wrong)
 
@@ -115,7 +115,7 @@ def _each(table: WatchedTable, *, full: bool) -> Cells:
     counted = any(lag.events is not None for lag in table.lags.values())
     for number, lease in enumerate(sorted(table.leases, key=lambda lease: lease.key)):
         lag, status = table.lag(lease), word(table, lease)
-        row = (
+        row: tuple[str, ...] = (
             lease.key,
             lease.owner or ("" if lease.ended else "nobody"),
             status,
@@ -129,12 +129,17 @@ def _each(table: WatchedTable, *, full: bool) -> Cells:
             lag.host,
             lease.heir or "",
         )
+        row += (place_of(lease),) if table.swap else ()
         rows.append((*row, "" if lag.events is None else str(lag.events)) if counted else row)
         bad += [(number, 1)] if lease.owner is None else []
         bad += [(number, 2)] if status not in {"", "OK"} else []
     styles = tuple((place, "bold red") for place in bad)
-    return Cells((*EACH, EVENTS) if counted else EACH, tuple(rows), styles=styles)
+    columns = EACH + ((PLACE,) if table.swap else ()) + ((EVENTS,) if counted else ())
+    return Cells(columns, tuple(rows), styles=styles)
 
+
+PLACE = Column("table", spare=1)
+"""Which of the two tables of a swap has the lease."""
 
 EVENTS = Column("events", right=True, spare=1)
 """How many events behind, where the stream counts them."""

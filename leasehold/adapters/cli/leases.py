@@ -24,10 +24,10 @@ from leasehold.adapters.reading.status import MEANINGS, NUMBERS
 from leasehold.adapters.report.watching import SeenMove, TableWatch, WatchedTable, moved
 from leasehold.adapters.sources.protocol import Source, SourceError
 from leasehold.adapters.sources.urls import open_source, source_address
+from leasehold.adapters.steering.swapping import opened
 from leasehold.adapters.worker.holding import STEP_SECONDS, STEPS, patience
 from leasehold.stores.printable import printable
 from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
-from leasehold.stores.urls import open_store
 
 LEASE_SECONDS = 10.0
 """Of a fleet whose rows do not say theirs: what the Java KCL and our own workers have where nobody set it."""
@@ -69,6 +69,9 @@ line of as many fields as the header, nothing is cut, an empty field is `-`, and
 `--watch` shows the latest changes of owner below the table, as they happen. Where standard input is a terminal too,
 keys steer it: `s` sorts by the next column, `/` shows only rows with a text, enter shows one lease in full, `b` a row
 for each worker or group, `?` all keys, `q` leaves.
+
+While `leasehold swap` moves the leases to another store, `--to` names that store: of each lease `table` then says which
+of the two has it.
 
 `--by worker` and `--by group` count unfinished leases; a worker's group is the text before the last "-" of its id.
 
@@ -113,6 +116,9 @@ def readings(
 @app.command(help="Show who holds what, and how far they are.", epilog=MORE)
 def command(  # noqa: PLR0917  one for each option
     store: Annotated[str, typer.Argument(help="Where the leases are, as a URL.", show_default=False)],
+    to: Annotated[
+        str | None, typer.Option(help="Where `leasehold swap` moves the leases: both tables are shown.")
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
     by: Annotated[By | None, typer.Option(help="One row for each worker or group.")] = None,
     every: Annotated[float, typer.Option(help="Time between two looks.", parser=seconds(0.1))] = 2.0,
@@ -124,9 +130,9 @@ def command(  # noqa: PLR0917  one for each option
     """Look once, or keep watching."""
     with ending("leases", StoreError, SourceError), ExitStack() as stack:
         asked_of = None if source is None else stack.enter_context(closing(stream_of(source)))
-        opened = stack.enter_context(closing(open_store(store, create=False, write=False)))
+        table = stack.enter_context(closing(opened(store, to)))
         with suppress(KeyboardInterrupt):  # the way to end a watch
-            looks = readings(opened, every, source=asked_of)
+            looks = readings(table, every, source=asked_of)
             if check:
                 status = _show(known(looks, watch=watch), by, watch=False, as_json=as_json, wide=wide)
                 raise typer.Exit(status)
@@ -134,7 +140,7 @@ def command(  # noqa: PLR0917  one for each option
                 # The view itself waits between two looks, for keys.
                 try:
                     with unwinding():
-                        steer(readings(opened, every, lambda _seconds: None, asked_of), by, every)
+                        steer(readings(table, every, lambda _seconds: None, asked_of), by, every)
                 except Ended as ended:
                     if ended.status != 128 + signal.SIGINT:
                         raise typer.Exit(ended.status) from None
@@ -201,7 +207,8 @@ def _json(table: WatchedTable) -> dict[str, Any]:
     """The leases as `leasehold plan` reads them, and beside them what was seen; what is empty is left out."""
     lags = {key: lag.as_json() for key, lag in sorted(table.lags.items())}
     statuses = {key: status.as_json() for key, status in sorted(table.statuses.items())}
-    more = {"lags": lags, "statuses": statuses, "trouble": table.trouble}
+    swap = None if table.swap is None else asdict(table.swap)
+    more = {"lags": lags, "statuses": statuses, "trouble": table.trouble, "swap": swap}
     return {
         "at": round(time.time(), 3),
         **table.status.as_json(),

@@ -58,7 +58,11 @@ class LazyCommands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401  click's own, which typer brings
         """The command itself in place of its line in the help."""
         name, line, rest = super().resolve_command(ctx, args)
-        return (name, line if name is None else _command(name), rest)
+        if name is None:
+            return (None, line, rest)
+        with imported_for(f"leasehold {name}"):
+            found: typer.Typer = import_module(f"leasehold.adapters.cli.{COMMANDS[name][0]}").app
+        return (name, get_command(found), rest)
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  likewise
         """Run the command; a word that it does not know is said as our own sentences say it."""
@@ -81,12 +85,6 @@ class LazyCommands(TyperGroup):
         return sorted(
             super().list_commands(ctx), key=lambda name: ordered.index(name) if name in ordered else len(ordered)
         )
-
-
-def _command(name: str) -> Any:  # noqa: ANN401  likewise
-    with imported_for(f"leasehold {name}"):
-        found: typer.Typer = import_module(f"leasehold.adapters.cli.{COMMANDS[name][0]}").app
-    return get_command(found)
 
 
 app = typer.Typer(cls=LazyCommands, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})

@@ -69,24 +69,20 @@ def command(  # noqa: PLR0917  one for each option
                 grouping = Minimal(groups=tuple(separators)).groups
         place = name_of(sources[0]) if "://" in sources[0] else ", ".join(Path(source).name for source in sources)
         if spark:
-            said = _by_spark(sources, place, snapshots, grouping)
+            if snapshots > 1 or len(sources) > 1 or "://" not in sources[0]:
+                raise ValueError("--spark: it takes one look at one store")
+            # Only here, so that no other report needs Spark.
+            from leasehold.adapters.spark.lease_table import counted, lease_table  # noqa: PLC0415
+            from leasehold.adapters.spark.pipeline import session  # noqa: PLC0415
+
+            found = counted(lease_table(session("leasehold report"), sources[0]))
+            said = Report(place, (Moment(time.time(), distribution(found.tallies, grouping)),), found.malformed)
         else:
             said = report(place, _snapshots(sources, snapshots, every), grouping)
         if output is not None:
             output.write_text(page(said, grouping), encoding="utf-8")
         if as_json:
             print(json.dumps(report_json(said)))
-
-
-def _by_spark(sources: Sequence[str], place: str, times: int, groups: Groups) -> Report:
-    if times > 1 or len(sources) > 1 or "://" not in sources[0]:
-        raise ValueError("--spark: it takes one look at one store")
-    # Only here, so that no other report needs Spark.
-    from leasehold.adapters.spark.lease_table import counted, lease_table  # noqa: PLC0415
-    from leasehold.adapters.spark.pipeline import session  # noqa: PLC0415
-
-    found = counted(lease_table(session("leasehold report"), sources[0]))
-    return Report(place, (Moment(time.time(), distribution(found.tallies, groups)),), found.malformed)
 
 
 def _snapshots(sources: Sequence[str], times: int, every: float) -> Sequence[WatchedTable]:

@@ -49,7 +49,7 @@ class RolledShard:
     trimmed: int = 0
 
     def described(self, *, stale: bool) -> dict[str, Any]:
-        """Its entry in a listing; a stale one does not know of the end."""
+        """The shard's entry in a listing; a stale one does not know of the end."""
         numbers = {"StartingSequenceNumber": str(self.first)}
         if self.last is not None and not stale:
             numbers["EndingSequenceNumber"] = str(self.last)

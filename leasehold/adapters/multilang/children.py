@@ -103,7 +103,7 @@ class ChildNotStarted(NotAwaited):
 
 
 class ChildProcess:
-    """One process, and the talk with it.
+    """A child's process, and the talk with it.
 
     Made by `Children`, one for a shard.
     """
@@ -262,12 +262,20 @@ class Children:
     argv             the program, and its arguments
     most_records     no message has more
     timeout_seconds  a child that says nothing for so long, while an answer is waited for, is killed; None: never
+    shard_end_seconds
+                     how long the answer to `shardEnded` is waited for where that is None
     """
 
     def __init__(
-        self, argv: Sequence[str], *, most_records: int = MOST_RECORDS, timeout_seconds: float | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        most_records: int = MOST_RECORDS,
+        timeout_seconds: float | None = None,
+        shard_end_seconds: float = SHARD_END_SECONDS,
     ) -> None:
         self._argv, self._most_records, self._timeout = tuple(argv), most_records, timeout_seconds
+        self._shard_end = shard_end_seconds
         self._children: dict[str, ChildProcess] = {}
         self._turns: dict[str, asyncio.Lock] = {}
         self._closed = False
@@ -317,12 +325,12 @@ class Children:
     async def end_shard(self, shard: str, at: Position, store: StoreChild) -> bool:
         """Tell the child that its shard has ended; whether it has checkpointed that. The child has ended then.
 
-        Raises ChildFault, also where no answer comes within `timeout_seconds` or else SHARD_END_SECONDS, and
+        Raises ChildFault, also where no answer comes within `timeout_seconds` or else `shard_end_seconds`, and
         ChildNotStarted.
         """
         async with self._turn(shard):
             child = await self._begun(shard, at, store)
-            most_seconds = SHARD_END_SECONDS if self._timeout is None else math.inf
+            most_seconds = self._shard_end if self._timeout is None else math.inf
             await self._asked(shard, child, child.talk.shard_ended, most_seconds)
             await self._end(shard, kindly=True)
             return child.talk.acknowledged.ended

@@ -122,7 +122,7 @@ class ChildHandler:
 
     @property
     def handling(self) -> Handling:
-        """What a worker is given."""
+        """The handling that a worker is given."""
         attempts = self._attempts if self._dead_letter is None else self._attempts + SEARCH_ATTEMPTS
         return Handling(
             self._handle,

@@ -154,7 +154,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 @frozen
 class Fate:
-    """One key of the file, and what becomes of it."""
+    """A key of the file, and what becomes of it."""
 
     key: str
     fate: FateName
@@ -163,7 +163,7 @@ class Fate:
 
 @frozen
 class MultiLangSettings:
-    """What the file asks for.
+    """The settings that the file asks for.
 
     argv             the program of a child, and its arguments
     source, store    URLs

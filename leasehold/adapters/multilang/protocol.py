@@ -169,7 +169,7 @@ class Conversation:
         self._ending = True
 
     def data_to_send(self) -> bytes:
-        """What is to be written to the child, and was not taken yet."""
+        """The bytes to be written to the child that were not taken yet."""
         data, self._out = "".join(self._out), []
         return data.encode("utf-8", "replace")
 
@@ -192,7 +192,7 @@ class Conversation:
         self._part = b"" if self._skipping else rest
 
     def next_event(self) -> Event | None:
-        """What the child meant; None where more must be read, or a checkpoint is not stored yet."""
+        """The child's next message; None where more must be read, or a checkpoint is not stored yet."""
         while self._lines and not self.over and self._wanted is None:
             event = self._event(self._lines.popleft())
             if event is not None:

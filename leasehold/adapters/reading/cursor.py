@@ -138,7 +138,7 @@ class Cursor:
 
     @property
     def unstored(self) -> Position | None:
-        """What is acknowledged and not stored yet; None if there is nothing, or only the end of the shard."""
+        """The acknowledged position that is not stored yet; None if there is nothing, or only the end of the shard."""
         return self.storable if self.storable.order > self.committed.order else None
 
     # Events
@@ -170,7 +170,7 @@ class Cursor:
         self.reader_open = False
 
     def rows_dropped(self) -> None:
-        """What was read and not delivered is not in memory any more."""
+        """Note that rows which were read and not delivered are not in memory any more."""
         # The reader is behind those rows: another one has to bring them again.
         self.read, self.reader_open = self.delivered, False
         self._check()

@@ -26,7 +26,7 @@ CLOSED_STATUS = 128 + signal.SIGPIPE
 
 @frozen
 class NotTaken:
-    """What a file did not take: `left` is to be written again, and begins with a whole line."""
+    """The bytes that a file did not take: `left` is to be written again, and begins with a whole line."""
 
     left: bytes
     why: OSError
@@ -112,13 +112,14 @@ class EventLines:
         return json.dumps(line) + "\n"
 
     def _write(self, lines: list[str], *, keep: bool = False) -> None:
-        """Write these; if `keep`, with the next ones where they are refused: nobody would tell of them again."""
+        """Write these; if `keep`, with the next ones where they are refused."""
         data, refused = "".join(lines).encode(), None
         with self._lock:
             if not self._closed:
                 try:
                     refused = self._lines.write(self._kept + data)
                     left = b"" if refused is None else refused.left
+                    # Records are handed over again after a fault; of what happened to a shard nobody would tell again.
                     self._kept = left if keep else left[: max(0, len(left) - len(data))]
                 except BrokenPipeError:
                     self._closed = True

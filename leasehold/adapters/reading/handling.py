@@ -148,7 +148,7 @@ class HeldLease(Protocol):
 
     @property
     def key(self) -> str:
-        """Its key."""
+        """The lease's key."""
 
     @property
     def lease(self) -> Lease:
@@ -160,7 +160,7 @@ class HeldLease(Protocol):
 
     @property
     def fence(self) -> int | None:
-        """Its fencing number."""
+        """The lease's fencing number."""
 
     @property
     def lost(self) -> Event:
@@ -197,7 +197,7 @@ class Delivery:
     in_parts: int = 0
 
     def part(self, records: Sequence[Record]) -> "Delivery":
-        """Some of these records as a batch, for a handler that shares a batch out; it cannot be checkpointed."""
+        """A part of these records as a batch, for a handler that shares a batch out; it cannot be checkpointed."""
         return evolve(self, records=records, read_to=records[-1].position, whole=False)
 
     def to_arrow(self) -> Any:  # noqa: ANN401  an extra has the type
@@ -249,8 +249,10 @@ class Delivery:
         if the store does not answer.
         """
         if not self._whole:
+            # A checkpoint says that all before it is done, and of the other keys nobody knows that yet.
             raise ValueError("checkpoint: other keys of this batch are at work; it is checkpointed once all are done")
         position = self.read_to if record is None else record.position
+        # What lies behind the batch was not handed over, and would be skipped after a crash.
         if position.order > self.read_to.order:
             raise ValueError(
                 f"checkpoint: {position.sequence} is behind this batch, which ends at {self.read_to.sequence}"
@@ -264,7 +266,7 @@ DeadLetter = Callable[[Delivery, Exception], Awaitable[None] | None]
 
 @frozen
 class FinalCheckpoint:
-    """What a handler that checkpoints by itself may do at last: its lease is to go, or its shard has no more records.
+    """The last word of a handler that checkpoints by itself: its lease is to go, or its shard has no more records.
 
     ended  whether it is the end of the shard
     """
@@ -288,6 +290,7 @@ class FinalCheckpoint:
         Raises ValueError where the shard has not ended; StoreError or SourceUnavailable, and then it is to be tried
         again.
         """
+        # Its records to come would be skipped: a finished lease is read by nobody.
         if not self.ended:
             raise ValueError("end: the shard has more records, or may have")
         return self._end()
@@ -353,6 +356,7 @@ class Handling:
 
     def __attrs_post_init__(self) -> None:
         if self.final_checkpoint is not None and self.dead_letter is not None:
+            # A letter takes the place of a record that is done, and here only the handler says what is done.
             raise ValueError("dead_letter: a handler that checkpoints by itself goes without one")
 
 
@@ -415,6 +419,7 @@ def metered(worker: Worker, handling: Handling, meter: Meter | None) -> Handling
     """The handling with metrics, where OpenTelemetry is installed."""
     try:
         from leasehold.adapters.reading.metrics import WorkerMetrics  # noqa: PLC0415  OpenTelemetry is an extra
+    # OpenTelemetry is an extra: without it nothing is measured, and everything else works.
     except ModuleNotFoundError:
         return handling
     metrics = WorkerMetrics(worker, cast("Any", meter))
@@ -508,6 +513,7 @@ class Attempts:
         done = max(self._holding.lease.checkpoint.order, self._passed or (0, 0, 0))
         rest = batch.records[count(batch.records, done) :] if self.failing else batch.records
         while self._suspects and rest and rest[0].position.order > self._suspects[-1].end:
+            # Passed, and searched no more: the part that it was cut from comes next.
             self._suspects.pop()
             if not self._suspects:
                 self._waits.reset()

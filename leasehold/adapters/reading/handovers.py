@@ -132,6 +132,7 @@ class ThreadExecutor:
             if work in self._busy:
                 self._slow.add(work)
                 self.stuck = len(self._slow) >= self._most
+                # Only for what waits: a slow handler among idle threads is in nobody's way.
                 if len(self._queue) > self._idle:
                     self._add_thread()
 
@@ -233,6 +234,7 @@ class EventLoop:
             with suppress(RuntimeError):  # the loop is closed, and whatever it awaited was cancelled
                 loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
 
+        # From the thread of a handler, while the loop runs in its own: nothing else of a loop may be called so.
         loop.call_soon_threadsafe(begin)
         return cancel
 
@@ -248,6 +250,7 @@ class EventLoop:
     def _started(self) -> AbstractEventLoop:
         with self._lock:
             if self._loop is None:
+                # Waited for under the lock: two callers would otherwise start a loop each, and one of them be lost.
                 begun = SimpleQueue[AbstractEventLoop | BaseException]()
                 self._thread = spawn("leasehold-loop", lambda: self._serve(begun.put), self._end)
                 loop = begun.get()

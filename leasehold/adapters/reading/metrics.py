@@ -73,6 +73,7 @@ class WorkerMetrics:
 
     def unclaimed_leases(self) -> Iterable[Observation]:
         """The number of unfinished leases that have no living owner."""
+        # As the rules see it: a lease that stands still for so long is anybody's to claim.
         dead = self._worker.config.lease_seconds
         return self._of_table(lambda: sum(lease.owner is None or lease.idle > dead for lease in self._leases()))
 
@@ -101,6 +102,7 @@ class WorkerMetrics:
 
     def contradictions(self) -> Iterable[Observation]:
         """In how many things listing, table and memory contradict each other, as this worker sees it (L14)."""
+        # An owner sees by a refused write what no listing shows.
         held = sum(bool(holding.contradiction) for holding in self._worker.holdings)
         return self._observed(len(self._worker.discovery.contradictions) + held)
 
@@ -147,10 +149,8 @@ class WorkerMetrics:
         return [*(seen | own).values()]
 
     def _read_at(self) -> float:
-        """When this worker last read the table, seconds since 1970: a row is judged by what it said then.
-
-        Most workers read it seldom, and would call each other dead for it.
-        """
+        """When this worker last read the table, seconds since 1970: a row is judged by what it said then."""
+        # Not now: most workers read it seldom, and would call each other dead for it.
         return time.time() - max(0.0, min(self._worker.clock() - self._worker.watch.full_at, time.time()))
 
     def _fresh(self) -> bool:
@@ -158,6 +158,7 @@ class WorkerMetrics:
         return self._worker.clock() - self._worker.watch.full_at <= FRESH_CYCLES * self._worker.config.cycle_seconds
 
     def _of_table(self, number: Callable[[], float]) -> Iterable[Observation]:
+        # Whoever read the table long ago would report a fleet of then beside those that report the present one.
         return self._observed(number()) if self._fresh() else ()
 
     def _observed(self, number: float) -> Iterable[Observation]:
@@ -176,6 +177,7 @@ class _Instruments:
     """The instruments of one meter, shared by its workers: OpenTelemetry keeps only the first instrument of a name."""
 
     def __init__(self, meter: Meter) -> None:
+        # Weak, as instruments live for as long as the process: a worker that has ended is not told of any more.
         self.workers: WeakSet[WorkerMetrics] = WeakSet()
         self.bytes = meter.create_counter("bytes", "By", "Payload read, an aggregate's own bytes included.")
         self.records = meter.create_counter("records", "{record}", "User records read, after de-aggregation.")
@@ -216,6 +218,8 @@ _making = Lock()
 
 def _instruments(meter: Meter) -> _Instruments:
     with _making:
+        # Under the lock: two workers that begin at once would each make instruments, and the second one's would be
+        # lost.
         if meter not in _made:
             _made[meter] = _Instruments(meter)
         return _made[meter]

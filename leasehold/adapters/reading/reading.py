@@ -124,6 +124,7 @@ class MemoryBudget:
         while self.waiting:
             share, size = next(iter(self.waiting.items()))
             while self.idle and self.taken and self.used + size > self.most:
+                # The one whose next attempt is furthest off: its reading has the most time to read it again.
                 last = max(self.idle, key=self.idle.__getitem__)
                 last.drop()
                 self.set(last, None)
@@ -297,10 +298,13 @@ class ShardReading:
             return due
         except SourceError as fault:
             self.holding.reach.failed(str(fault), now)
+            # No matter of time: another worker may have the right, or the way to the service, that this one lacks.
             return self._stop(now, f"it cannot be read: {fault}")
         if self._faults.faults:
+            # Only after a step that went well, so that waits grow for as long as the service fails.
             self._faults.reset()
         if self._call is None and self._memory.batch is not None:
+            # A batch that only waits for its next attempt gives way where other shards could be read in its place.
             self._memory.idle(due)
         return due
 
@@ -332,12 +336,15 @@ class ShardReading:
             case DeliverRows() if batch is not None:
                 return self._deliver(batch, now)
             case DeliverRows() | AwaitEvent():
+                # An expired lease is renewed or dropped within moments; what is handed over meanwhile might be
+                # another's (rule 3).
                 return now + EXPIRED_SECONDS if holding.expired else self._rests_until
             case StoreCheckpoint():
                 return self._go_on(now) if self._stored(now) else self._leave("lease-lost")
             case LeaveShard():
                 return self._leave("lease-lost")
             case ReleaseAt(at):
+                # An heir that took its request back leaves the lease here: reading goes on at once.
                 return self._leave("stopped") if holding.release(at) else now
             case EndShard(children):
                 worker = self._worker
@@ -357,6 +364,7 @@ class ShardReading:
         # L12: the records of one key are in the parent first; its child read beside it would be handled out of order.
         if not readable(lease, parents):
             self.holding.reach.excused("its parents are not done", now)
+            # Ever longer, for a parent may take hours, and each look reads rows of the table.
             wait, self._parents_wait = self._parents_wait, min(2 * self._parents_wait, PARENT_WAITS[1])
             return now + wait
         start = self._start.find(parents)
@@ -385,6 +393,7 @@ class ShardReading:
         holding.throughput.add(batch.size, now)
         holding.reach.read(batch, now)
         self._read_due = now + batch.wait_seconds
+        # While the link was another's, the lease may have been, too, and the row does not tell before the next renewal.
         self._doubted = self._doubted or batch.unlinked_seconds > self._worker.config.renew_seconds
         # Before the records are handed over: a handler that hangs must not hide what was read.
         self._handovers.notify("measure", self._handling.measure, holding, batch)
@@ -410,6 +419,7 @@ class ShardReading:
         if not batch.records:
             return self._passed(batch, now)
         if self._attempts.failing:
+            # Where there is a dead letter, a batch that fails is searched in parts: one bad record holds up no other.
             piece = self._attempts.piece(batch)
             if not piece.records:
                 return self._passed(batch, now)
@@ -468,6 +478,8 @@ class ShardReading:
         # The source may have dropped records behind the last one: they are finished with, too.
         cursor.rows_delivered(cursor.read)
         if self._handling.final_checkpoint is None:
+            # A handler that checkpoints by itself has finished with nothing by returning (rule 6); a plain one with all
+            # of it.
             for reached in (end_of_batch, batch.reached):
                 if reached is not None:
                     cursor.consumer_acknowledged(reached)
@@ -475,6 +487,8 @@ class ShardReading:
         # Before the checkpoint, which may wait for the store: the batch is not needed any more, and others want room.
         self._memory.clear()
         if self._attempts.failing and cursor.delivered.order >= self._failed_at:
+            # Read again from its checkpoint, a handler first passes batches that never failed: these do not end the
+            # attempts.
             self._attempts.done(batch)
         if not self._stored(now):
             return self._leave("lease-lost")
@@ -493,6 +507,7 @@ class ShardReading:
             if not self.holding.checkpoint(to, unless_releasing=True):
                 return False
             if not self.holding.releasing:
+                # While the lease is to go nothing was written: the gift, or the release, carries the position.
                 self._cursor.checkpoint_stored(to)
             pause = self._handling.checkpoint_seconds
             # Where one write is for all leases, their checkpoints come due at one moment.
@@ -512,6 +527,7 @@ class ShardReading:
         self.holding.reach.failed(f"its handler raised {type(error).__name__}", now)
         match self._attempts.failed(piece, error):
             case TryAgain(seconds):
+                # From now, not from when this step began: the handler may have taken long to fail.
                 self._rests_until = self._worker.clock() + seconds
                 return self._rests_until
             case Hopeless(why):
@@ -551,6 +567,7 @@ class ShardReading:
         if self._asked:  # an heir may take its request back
             self._asked = holding.releasing
             return self._leave("stopped") if holding.release(cursor.storable) else now
+        # The handler is about to checkpoint, and others may have claimed the lease by now.
         if holding.expired and not holding.renew():
             return self._leave("lease-lost")
         ended = not holding.releasing
@@ -588,6 +605,7 @@ class ShardReading:
         # Left to others for a while: their connections or disks may be in order, where this worker's are not.
         seconds = self._handling.bench_seconds
         log.error("shard %s stops here: %s; released, not taken again for %g s", self.holding.key, why, seconds)
+        # Before the release, or the next look might take the lease right back.
         self._worker.exclude(self.holding.key, seconds)
         self._worker.hurry()
         return self._release(now)
@@ -605,6 +623,8 @@ class ShardReading:
         late = happening == "lease-lost" and self._handling.late_checkpoints
         if late and (position := self._cursor.unstored) is not None:
             try:
+                # It moves forward only, so it cannot harm the new owner, and spares the owner after that what was done
+                # here.
                 self.holding.checkpoint_late(position)
             except StoreError as fault:
                 log.warning("shard %s: what was done after the theft will be done again: %s", self.holding.key, fault)

@@ -76,11 +76,21 @@ class Signal:
 class Pool:
     """Work done side by side by a bounded number of tasks, each of which is started when it is first needed.
 
+    keep    how many tasks may wait for work; one beyond them ends where there is none. None: all of them
     failed  told when a task cannot be started, or when work raises what nobody waits for
     """
 
-    def __init__(self, scheduler: Scheduler, size: int, name: str, failed: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        size: int,
+        name: str,
+        failed: Callable[[BaseException], None],
+        *,
+        keep: int | None = None,
+    ) -> None:
         self._scheduler, self._size, self._name, self._failed = scheduler, size, name, failed
+        self._keep = size if keep is None else max(1, keep)
         self._work, self._over, self._lock = scheduler.queue(), scheduler.queue(), Lock()
         self._tasks = self._load = 0
 
@@ -149,6 +159,7 @@ class Pool:
         return all(self._over.get(until) for _ in range(tasks))
 
     def _serve(self, *, once: bool = False) -> None:
+        counted = True  # among the tasks whose end `close` waits for
         try:
             while (work := self._work.get()) is not _END:
                 try:
@@ -157,10 +168,13 @@ class Pool:
                     self._failed(fault)
                 with self._lock:
                     self._load -= 1
-                if once:
+                    # Those that stay are enough for all work there is. Once closed, each is waited for.
+                    counted = once or not self._size or self._tasks <= max(self._keep, self._load)
+                    self._tasks -= not counted
+                if once or not counted:
                     return
         finally:
-            if not once:
+            if counted and not once:
                 self._over.put(True)
 
 
@@ -293,6 +307,7 @@ class Schedule:
                 raise
             except BaseException as fault:  # noqa: BLE001  nobody else would call the steps, those that leave included
                 self._failed(fault)
+                # Not at once: what made dispatching fail is still there, and would fill the log.
                 not_before = clock() + FAULT_SECONDS
         self._over.put(True)
 
@@ -303,6 +318,7 @@ class Schedule:
                 step.running = False
                 # One that is over is not called again, though it was woken meanwhile: its lease is left.
                 if due < math.inf:
+                    # What woke it may have come behind the place where it looked.
                     step.due = -math.inf if step.woken else due
                     heapq.heappush(self._heap, (step.due, key))
                 elif step.successor is not None:
@@ -327,6 +343,7 @@ class Schedule:
             case _ as never:
                 assert_never(never)
         if not self._steps:
+            # Asked after every message: whichever step returns last, somebody may wait for just that.
             while self._drains:
                 self._drains.pop().put(True)
 
@@ -339,6 +356,7 @@ class Schedule:
             scheduled.faults += 1
             due = clock() + FAULT_SECONDS
             if scheduled.instead is not None and (other := scheduled.instead(scheduled.faults)) is not None:
+                # For good: a step that has failed so often is not trusted with the lease again.
                 scheduled.step, scheduled.instead, due = other, None, clock()
         self._messages.put(StepReturned(key, due))
 
@@ -404,6 +422,7 @@ class Readings:
                 # It gets a reading all the same, which releases it: who holds a lease answers for it.
                 holding.ask_release()
             if self._wall is not None and self._worker.store.promises.free_notes:
+                # Where notes are not free each would be a write of its own, and look like a renewal to others (C14).
                 holding.reach.tell(socket.gethostname(), self._wall, self._scheduler.clock())
             if self._open is not None:
                 step = self._open(self._worker, holding, self._handling)
@@ -440,6 +459,7 @@ class Readings:
                 log.warning("lease %s cannot be read here and is not released yet: %s", holding.key, fault)
                 return self._scheduler.clock() + RETRY_SECONDS
             log.error("lease %s cannot be read here and is released", holding.key)
+            # Not released: an heir took its request back, and the lease still is to go.
             return math.inf if released else self._scheduler.clock() + RETRY_SECONDS
 
         return let_go
@@ -452,6 +472,8 @@ class Readings:
 READERS = 30
 WRITERS = 20
 RENEWERS = 10
+ACTORS_KEPT = 4
+"""Writers that wait for work between two bursts of it; the others end, and are started anew."""
 MEMORY_BYTES = 256 * 2**20
 DRAIN_SECONDS = 30.0
 READABLE = (WorkerError, StoreError, SourceError)
@@ -504,8 +526,10 @@ class Runner:
         self._ends: Queue = self._scheduler.queue()
         self._turn_sooner, self._renew_sooner = Signal(self._scheduler), Signal(self._scheduler)
         self._renewing, self._failed = True, False
+        # Two pools: a renewal behind a hundred claims would come too late, and one that stalls must not hold up a
+        # claim.
         self._renewers = Pool(self._scheduler, min(writers, RENEWERS), "leasehold-renew", self._fail)
-        self._actors = Pool(self._scheduler, writers, "leasehold-act", self._fail)
+        self._actors = Pool(self._scheduler, writers, "leasehold-act", self._fail, keep=ACTORS_KEPT)
         self._readings = Readings(
             worker,
             self.handling,
@@ -531,6 +555,7 @@ class Runner:
         """
         tasks = self._begun()
         (end,) = self._ends.get()
+        # One end for all that follows, so that steps which each take their time do not add up.
         until = self._scheduler.clock() + self._drain_seconds
         drained = self._drain(tasks, until)
         # Renewals go on until here: a batch that takes its time while all drains must not lose its lease meanwhile.
@@ -624,11 +649,13 @@ class Runner:
 
     def _fail(self, fault: BaseException) -> None:
         """End the run with this reason; the first of several is the one to tell."""
+        # What fails first is the cause; the rest often fails because of it.
         if self._failed:
             return
         self._failed = True
         if not isinstance(fault, READABLE):
             self._scheduler.unforeseen("the worker ends", fault)
+            # Callers catch what is documented, and would pass by a fault of another kind.
             error = WorkerError(f"the worker cannot go on: {said(fault)}")
             error.__cause__ = fault
             fault = error
@@ -645,6 +672,7 @@ class Runner:
         try:
             closed = turned and self._task("close", self.worker.close).get(until) is not None
         except RuntimeError:
+            # The system has no thread left: withdrawn here, where a store that does not answer holds up the end.
             self.worker.close()
             closed = True
         # The last turn may have taken leases in between: only now is there none to come.

@@ -67,6 +67,7 @@ class Slice:
     def within(self, batch: Batch) -> Batch:
         """The part of a reading that belongs to the slice (rule 3)."""
         since, until = self.since_ms / 1000, self.until_ms / 1000
+        # Nearly every batch lies within: it goes on as it came, with its columns.
         if all(time is None or since <= time < until for time in batch.arrivals):
             return batch
         return batch.between(since, until)
@@ -96,12 +97,14 @@ def own_table(store: Store, kind: str, note: str) -> "SliceStore":
     kind  the word for such a group in what is said
     Raises ValueError for a table of other leases, and where rows have no room for a note; StoreError.
     """
+    # Its rows have no room for the note by which a worker of another slice would see that the table is not its own.
     if not store.promises.counts_owners:
         raise ValueError(f"{kind}: the Azure SDKs' layout has no room for it; leave out eventhub= in the store's URL")
     listing = store.list()
     if listing.malformed:
         raise StoreError(f"{kind}: row {listing.malformed[0].key} of its table cannot be read")
     for lease in listing.leases:
+        # Else a second slice would take the first one's finished leases for its own, and read nothing.
         if lease.note(NOTE) != note:
             whose = f"of another {kind}" if lease.note(NOTE) else "of another group"
             raise ValueError(f"{kind}: its table holds leases {whose} ({lease.key}); give it a table of its own")
@@ -118,6 +121,7 @@ class SliceStore(PassingStore):
     def write(self, write: Write) -> Outcome:
         """Apply the write or refuse it."""
         if isinstance(write, CreateLease):
+            # Written by the creation itself: a row without the note would look like another group's to the next worker.
             notes = {**dict(write.lease.notes), NOTE: self._note}
             write = evolve(write, lease=evolve(write.lease, notes=tuple(sorted(notes.items()))))
         return super().write(write)
@@ -150,6 +154,7 @@ class SliceReader:
         self._settled = self._settled or self._source.settled(self._lease, self._until)
         batch = self._reader.read()
         self._reached = batch.end or self._reached
+        # One record of a later time proves little, since times are not quite in order; one of so much later proves all.
         over = any(time is not None and time >= self._until + LATE_SECONDS for time in batch.arrivals)
         ended = batch.ended or over
         if not ended and self._settled is not None:
@@ -158,6 +163,7 @@ class SliceReader:
                 # Only a reading that was begun after that moment, and brings nothing at the tip, shows it.
                 ended = batch.end is None and batch.behind_seconds == 0
             else:
+                # Nothing of the slice is in this shard: it is over before the first record is read.
                 before = arrived is not None and arrived * 1000 < self._cut.begin.sub  # all of it lies before the slice
                 ended = before or self._reached.order >= last.order
         return evolve(self._cut.within(batch), ended=ended)
@@ -247,6 +253,7 @@ def run_until(
             runner.run()
     finally:
         ended.set()
+    # Bounded: its last look may hang in a store that does not answer.
     watcher.join(drain_seconds)
     if faults:
         raise faults[0]
@@ -257,6 +264,7 @@ def is_read(worker: Worker, finished: Callable[[Lease], bool] = lambda lease: le
     """Whether every lease is finished, and no shard of the stream wants another one; False if that is unknown."""
     try:
         listing = worker.store.list()
+        # An unreadable row may be of an unfinished lease, and an empty table is one that nobody has filled yet.
         if listing.malformed or not listing.leases or not all(map(finished, listing.leases)):
             return False
         shards = worker.source.shards()
@@ -264,6 +272,7 @@ def is_read(worker: Worker, finished: Callable[[Lease], bool] = lambda lease: le
     except (StoreError, SourceError) as fault:
         log.warning("whether the slice is read is not known yet: %s", fault)
         return False
+    # Finished leases are not all: children of their shards may still be without one.
     return not any(isinstance(action, Create) for action in wanted)
 
 
@@ -283,6 +292,7 @@ class SliceCount:
                     return cast("None", count(None, records, letters) if ended is None else ended)
 
                 return awaited()
+            # A coroutine counts once it has ended, and any other answer is a fault of the handler's.
             if answer is None:
                 with lock:  # handlers of several shards are at work side by side
                     self.records += records

@@ -178,8 +178,11 @@ class LeaseWatch:
         """The window after one look more."""
         behind = lag.seconds if lag.events is None else float(lag.events)
         kept = tuple(each for each in self.samples if at - each[0] <= STEPS * STEP_SECONDS)
+        # Looks may come many times a second: those that show nothing new take one place, or the window would grow with
+        # them.
         close = len(kept) > 1 and kept[-1][1] == lease.checkpoint.order and at - kept[-2][0] < 1.0  # looks may be many
         reach = reach_of(lease)
+        # A note that outlived its writer's ownership is of an earlier time, should that worker own the lease again.
         former = self.former if reach is None or reach.owner == lease.owner else reach.at
         return LeaseWatch((*(kept[:-1] if close else kept), (at, lease.checkpoint.order, behind)), former)
 
@@ -187,6 +190,7 @@ class LeaseWatch:
     def stands(self) -> float:
         """For how long the position has stood."""
         since = [at for at, position, _ in self.samples if position == self.samples[-1][1]]
+        # Counted from the first look that showed it: how long it stood before nobody saw.
         return since[-1] - since[0] if since else 0.0
 
     @property
@@ -277,10 +281,12 @@ def status_of(
         return Status("UNREAD", contradiction) if contradiction else Status("OK", "read to its end")
     reach = reach_of(lease)
     long = patience(lease_seconds if reach is None or reach.lease is None else reach.lease)
+    # Nobody reads it, and nobody should: else every split would raise an alarm.
     if waits:
         return Status("OK", "its parents are not done: it is read after them")
     alone = _alone(lease, reach, now, watched)
     recent = reach is not None and now - reach.at <= long
+    # Asked before the note is: whatever it tells of its reading, nobody reads on.
     if alone > long or (lease.owner is None and not recent):
         return _unowned(lease, alone, watched, long)
     own = reach is not None and reach.owner == lease.owner and reach.at != watch.former
@@ -320,6 +326,7 @@ def _told(reach: Reach, now: float, long: float) -> Status:
         if reach.grows:
             return Status("BEHIND", f"{_behind(reach)}, and all the time further for two minutes")
         return Status("OK", reach.excused or _behind(reach))
+    # Before the fault: a handler that never returns is the cause, whatever failed before.
     if work is not None and now - work > long:
         return Status("HUNG", f"its handler has been at work for {now - work:.0f} s, without an end or a checkpoint")
     if reach.fault:
@@ -339,9 +346,11 @@ def _untold(lease: Lease, lag: LeaseLag, watched: float, watch: LeaseWatch, long
     """Of another library's lease, whose row says nothing of its reading: by what was seen of it."""
     waiting = lag.seconds if lag.events is None else float(lag.events)
     how = f"{lag.events} events behind" if lag.events is not None else f"{waiting or 0.0:.1f} s behind"
+    # Before the rest: a shard at its tip stands still because nothing comes.
     if waiting == 0:
         return Status("OK", "read to the tip")
     if watch.grows and watch.moved:
+        # It works and does not keep up, which is another matter than standing still.
         return Status("BEHIND", f"{how}, and all the time further for two minutes")
     if waiting is not None and watch.stands > long:
         return Status("STALLED", f"{how}, and its checkpoint has stood for {watch.stands:.0f} s")
@@ -359,6 +368,7 @@ def group_status(statuses: Mapping[str, Status], trouble: str = "") -> Status:
         return Status("UNKNOWN", f"the table cannot be read: {trouble}")
     if not statuses:
         return Status("UNKNOWN", "the table has no leases")
+    # One shard that is read by nobody is a fault of the group, however many others are well.
     worst = max(statuses.values(), key=lambda each: each.number)
     keys = sorted(key for key, each in statuses.items() if each.word == worst.word)
     if worst.ok:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from attrs import Factory, evolve, frozen
+from attrs import Factory, asdict, evolve, frozen
 
 from leasehold.adapters.reading.status import (
     GroupWatch,
@@ -31,6 +31,7 @@ from leasehold.balancer.shards.contradictions import noted
 from leasehold.balancer.watch import Watch
 from leasehold.stores.fields import kilobytes
 from leasehold.stores.protocol import Malformed, Store
+from leasehold.stores.swap import SwapPlaces, SwapStore, place_of, places_of, signs_of_swap
 
 LOOK_SECONDS = 1.0
 """Between two looks: often enough to see each renewal of a lease of ten seconds."""
@@ -65,6 +66,7 @@ class WatchedTable:
     lags      how far behind the unfinished ones are, by key
     moves     the latest changes of owner that were seen, the last one first
     trouble   why the latest look showed nothing new; "" where it did
+    swap      where the leases are, where both tables of a swap were read
     """
 
     leases: tuple[Lease, ...]
@@ -76,6 +78,12 @@ class WatchedTable:
     lags: Mapping[str, LeaseLag] = Factory(dict)
     moves: tuple[SeenMove, ...] = ()
     trouble: str = ""
+    swap: SwapPlaces | None = None
+
+    @property
+    def swapping(self) -> tuple[str, ...]:
+        """Sentences about a swap that is under way."""
+        return signs_of_swap(self.leases) if self.swap is None else (f"swap: {self.swap.says}",)
 
     @property
     def unended(self) -> tuple[Lease, ...]:
@@ -138,8 +146,10 @@ class TableWatch:
             lags = asked(self._source, rows, lags)
         self._window = self._window.after(began, rows, lags)
         statuses = statuses_of(rows, lags, now, self._lease_seconds, self._window)
+        swap = places_of(self._store.way, rows) if isinstance(self._store, SwapStore) else None
+        watched_for = ended - self._first
         return WatchedTable(
-            rows, self._watch.history, ended - self._first, listing.malformed, now, statuses=statuses, lags=lags
+            rows, self._watch.history, watched_for, listing.malformed, now, statuses=statuses, lags=lags, swap=swap
         )
 
 
@@ -211,6 +221,7 @@ def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
                 **status.as_json(),
                 "number": status.number,
             }
+            | ({} if table.swap is None else {"place": place_of(lease)})
         )
     return {
         "total": {
@@ -226,4 +237,6 @@ def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
         "leases": leases,
         "contradictions": list(noted(table.leases)),
         "malformed": [[row.key, row.field, row.why] for row in table.malformed],
+        "swapping": list(table.swapping),
+        **({} if table.swap is None else {"swap": asdict(table.swap)}),
     }

@@ -16,7 +16,7 @@ from boto3.dynamodb.types import TypeDeserializer
 
 @frozen
 class Change:
-    """One change of one item.
+    """A change of an item.
 
     event            INSERT, MODIFY or REMOVE
     keys             the key attributes of the item

@@ -244,7 +244,7 @@ class PassingSource:
         return self._source.reads(lease) if isinstance(self._source, Selective) else True
 
     def incarnation(self) -> str:
-        """Which of the streams of this name it is, or ""."""
+        """The stream's identity among those that ever had its name, or ""."""
         return self._source.incarnation() if isinstance(self._source, Identified) else ""
 
     def shards(self) -> tuple[Shard, ...]:

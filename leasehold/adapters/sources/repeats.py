@@ -128,7 +128,7 @@ _Queries = dict[str, _Query]
 
 @define
 class Had:
-    """What the reader of a shard has had of each query, for each part of the hash keys of which that differs.
+    """The rows that the reader of a shard has had of each query, for each part of the hash keys of which that differs.
 
     pieces  the last hash key of each part, rising, and what was had of its records
     at      the record by which it was last changed
@@ -207,7 +207,7 @@ class Had:
 
     @classmethod
     def of(cls, start: Position) -> Self:
-        """What was had of a shard up to here; nothing where the token says none, or is of a later place."""
+        """The rows that were had of a shard up to here; nothing where the token says none, or is of a later place."""
         try:
             found = cls._read(start.token)
         except ValueError:
@@ -235,7 +235,7 @@ _FORM = "had1"
 
 
 def own_token(token: str) -> str:
-    """What a source itself has put into a token: the offset of Event Hubs, "" of Kinesis."""
+    """The part of a token that the source itself has put there: the offset of Event Hubs, "" of Kinesis."""
     own, form, _ = token.partition(f"{_FORM} ")
     # Only the blank between the two is ours: an offset is the service's text, whatever it ends with.
     return own.removesuffix(" ") if form else token
@@ -283,7 +283,7 @@ Note = tuple[Tag, Position]
 
 
 class Trail(NamedTuple):
-    """What was had at each of some rows: before them, and what each added, with those left out just before it."""
+    """The state of `Had` at each of some rows: before them, and what each added, with those left out just before it."""
 
     before: Had
     notes: Sequence[tuple[Note, ...]]
@@ -314,7 +314,7 @@ class Trail(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """What the position of each of some rows carries along, as its source told."""
+    """The token that the position of each of some rows carries along, as its source told."""
 
     told: Sequence[str]
 
@@ -323,5 +323,5 @@ class Tokens(NamedTuple):
         return self.told[row]
 
     def behind(self, row: int) -> "Tokens":
-        """Those of the rows from this one on."""
+        """The tokens of the rows from this one on."""
         return Tokens(self.told[row:])

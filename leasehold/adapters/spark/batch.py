@@ -159,6 +159,7 @@ def between(
     begins: Position, marks: Iterable[Position], ends: Position | None
 ) -> list[tuple[Position, Position | None]]:
     """Parts that follow one another without a gap from `begins` to `ends`, cut behind each mark in between (rule 1)."""
+    # Behind every number: where a time ends the part, no mark lies beyond it.
     most = (2, 0, 0) if ends is None else ends.order
     found = {mark.order: mark for mark in marks if begins.order < mark.order < most}
     inner = [found[order] for order in sorted(found)]
@@ -177,12 +178,14 @@ def planned(place: StreamPlace, bounds: Bounds, tasks: int) -> list[ShardPart]:
     """
     begins = bounds.begins  # refused before anything is opened
     with closing(place.probe()) as source:
+        # Listed once before, for any shard of it tells the service's own time.
         if not (listed := source.shards()):
             return []
         if (until := _end(source, _lease(listed[0]), bounds)) <= begins.sub:
             return []  # it is to begin later than now
         listed = source.shards()  # rule 3
         plan = _ShardPlanner(place, source, Slice(begins, until), min(PARTS_MOST, -(-tasks // len(listed))))
+        # Each shard is asked for several records, and a large stream has hundreds of shards.
         with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-plan") as pool:
             rows = zip_longest(*pool.map(plan.parts, listed))
         # Tasks start in this order: with few cores all shards are begun before any is read by two.
@@ -191,6 +194,7 @@ def planned(place: StreamPlace, bounds: Bounds, tasks: int) -> list[ShardPart]:
 
 def _end(source: BoundedSource, lease: Lease, bounds: Bounds) -> int:
     """When the slice ends, once that has passed."""
+    # A batch must be the same however often its tasks run, so its end is one fixed time, or one number.
     if bounds.until is not None and bounds.until != LATEST:
         until = bounds.until.sub
     elif _told(source, lease).last is not None:
@@ -227,6 +231,7 @@ class _ShardPlanner:
         told = Settled()
         if self._parts > 1 or cut.until_ms == EVER_MS:
             told = _told(self._source, lease)
+        # A task for nothing would open the shard, and wait at its tip until the service says that it is empty.
         if told.last == TRIM_HORIZON or (told.arrived is not None and told.arrived * 1000 < cut.begin.sub):
             return []
         if cut.until_ms == EVER_MS:
@@ -240,6 +245,7 @@ class _ShardPlanner:
     def _marks(self, lease: Lease, newest: int) -> list[Position]:
         if (first := self._first(lease, self._cut.begin)) is None:
             return []
+        # From the first record that is there: equal parts of a time without records would leave most tasks empty.
         times = moments(max(first[1], self._cut.since_ms), newest, self._parts)
         found = (self._first(lease, at_timestamp(each)) for each in times)
         return [mark[0] for mark in found if mark is not None]
@@ -322,6 +328,7 @@ class PartReading:
             return 0.0
         now = time.monotonic()
         # At the tip there is nothing to hear, and what is to come is there at once.
+        # An answer that is behind the tip is one, though it brought nothing: shards have empty stretches.
         if batch is not None and (batch.end is not None or batch.behind_seconds):
             self._heard = now
         elif now - self._heard > STUCK_SECONDS:

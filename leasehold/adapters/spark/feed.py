@@ -80,6 +80,8 @@ class SourceSpec:
     stream            what is read, as offsets name it: a checkpointLocation of another stream is refused
     sliced            whether shards end where a slice does, and a query once all of them have ended, whoever reads them
     starts            where shards begin of which neither a lease nor the query knows how far they are done, by shard
+    again             opens the source for what is read once more, if otherwise: of one consumer a shard has
+                      one subscription at a time, which a repeated batch would take from the shard's owner
     """
 
     open: Callable[[], Source]
@@ -90,6 +92,7 @@ class SourceSpec:
     stream: str = ""
     sliced: bool = False
     starts: Mapping[str, Position] = Factory(dict)
+    again: Callable[[], Source] | None = None
 
 
 @frozen
@@ -232,10 +235,12 @@ class RowBuffer:
             first, size = self._chunks[0]
             if first.count <= count and size <= most_bytes:
                 count, most_bytes = count - first.count, most_bytes - size
+                # The whole chunk: cutting it would cost a slice, and the measure of what is left, for nothing.
                 taken.append(first.rows)
                 ends = first.ends
                 self._pop()
                 continue
+            # Only of the chunk in which the limit falls: the size of each row takes a while to tell.
             sizes = np.asarray(pc.binary_length(first.rows[self._columns.data])) + ROW_BYTES
             fitting = min(count, int(np.searchsorted(np.cumsum(sizes), most_bytes, side="right")))
             if fitting:
@@ -358,6 +363,8 @@ class ShardPrefetcher:
     @property
     def waiting(self) -> tuple[int, int]:
         """Rows and bytes read ahead; a position to be moved without rows counts as one row."""
+        # A position without rows counts as one: never planned, it would never be committed, and after each start the
+        # records that were dropped would be read again.
         return (max(1, self._buffer.count), self._buffer.bytes) if self._buffer else (0, 0)
 
     @property
@@ -380,6 +387,7 @@ class ShardPrefetcher:
         chunk = self._buffer.take(rows, size)
         if chunk is not None:
             self._cursor.rows_delivered(chunk.ends)
+            # From now on a hand-over waits for a commit: the next owner would deliver these rows a second time.
             self._given = True
         return chunk
 
@@ -400,6 +408,7 @@ class ShardPrefetcher:
             # Trying again would not help here; another worker may have what is missing, as a permission.
             text = "shard %s cannot be read here, released for %g s: %s"
             log.error(text, self.key, EXCLUDED_SECONDS, fault)  # noqa: TRY400  the source says it in one sentence
+            # Before the release, or the next look might take it right back.
             self._member.exclude(self.key, EXCLUDED_SECONDS)
             self.holding.ask_release()
             self._member.hurry()
@@ -426,6 +435,7 @@ class ShardPrefetcher:
                 cursor.rows_dropped()
                 self._at_tip = False
         match cursor.order(expired=holding.expired, free=False):
+            # Only what Spark has committed comes here: rows that were planned and not committed are planned again.
             case StoreCheckpoint(to):
                 if not holding.checkpoint(to):  # another has it: what Spark was given stays the sink's
                     return self._leave()
@@ -445,6 +455,7 @@ class ShardPrefetcher:
     def _written(self) -> None:
         """Forget what Spark has committed if the lease says it now; Spark may have committed more meanwhile."""
         with self._shared.changed:
+            # Not simply forgotten: Spark may have committed more while the write was under way.
             if self._done is not None and self._done.order <= self._cursor.committed.order:
                 self._done = None
             self._shared.changed.notify_all()
@@ -481,6 +492,7 @@ class ShardPrefetcher:
 
     def _read(self, now: float) -> float:
         if self._shared.only_now and self._target is None:
+            # Asked once the shard is opened, and by the source: what arrives from here on is for the next run.
             self._target, self._asked = self._member.source.latest(self.holding.lease), now
             self._reached(now, behind=None)
         if self._at_tip:
@@ -500,10 +512,12 @@ class ShardPrefetcher:
                 self._reached(now, behind=batch.behind_seconds)
                 self._shared.changed.notify_all()
 
+        # The position and the rows move under one lock: a batch planned in between would skip or repeat some.
         batch = self._pull.read(keep)  # kept first: what follows may raise
         self.holding.throughput.add(batch.size, now)
         self._shared.measure(self.holding, batch)
-        # At most 4.5 requests a second, from one beginning to the next, even if the answer asks for no wait.
+        # At most 4.5 requests a second, from one beginning to the next, even if the answer asks for no wait: the limit
+        # of a shard is shared by all who read it.
         return max(now + self._shared.pace.interval_seconds, self._member.clock() + batch.wait_seconds)
 
     def _reached(self, now: float, *, behind: float | None) -> None:
@@ -535,6 +549,7 @@ class ShardPrefetcher:
     def _leave(self) -> float:
         self._pull.close()
         with self._shared.changed:
+            # Closed before it is told: a link that is still open would be in the next owner's way.
             self._left(self)
             self._shared.changed.notify_all()
         return math.inf

@@ -29,7 +29,7 @@ from pyspark.sql.datasource import InputPartition
 
 from leasehold.adapters.spark.options import Address
 from leasehold.adapters.threads import spawn
-from leasehold.stores.printable import escaped, said
+from leasehold.stores.printable import escaped, printable, said, text_of
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
@@ -130,6 +130,7 @@ class RowServer:
         """Keep the rows of one task of a batch, and tell how to fetch them."""
         kept = Kept.of(batches)
         if self.in_memory + kept.memory > self._most:
+            # The batch is planned already: it cannot wait for memory as a reading does.
             kept = kept.on_disk(self._folder)
         self._server.kept[number, place] = kept
         return self.promised(number, place)
@@ -170,6 +171,7 @@ class Kept:
         """Keep rows as they are."""
         parts = list[pa.RecordBatch]()
         for batch in batches:
+            # Slices share the memory of their batch, so that cutting costs nothing and sending needs little at a time.
             rows = max(1, batch.num_rows * SLICE_BYTES // max(1, batch.nbytes))
             parts += [batch.slice(first, rows) for first in range(0, batch.num_rows, rows)]
         return cls(tuple(parts), sum(part.nbytes for part in parts))
@@ -179,6 +181,7 @@ class Kept:
         with tempfile.TemporaryFile(dir=folder or None) as file:
             self.write(file)
             file.flush()
+            # The mapping outlives the file's name and handle: nothing is left on the disk, however this process ends.
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return Kept(tuple(pa.ipc.open_stream(pa.py_buffer(mapped))), 0)
 
@@ -197,6 +200,7 @@ class _Server(ThreadingTCPServer):
     def __init__(self, family: int, place: tuple[str, int], again: Again) -> None:
         self.address_family = family
         self.again = again
+        # Executors' networks are seldom private: rows are sent to who shows what the query's own tasks were given.
         self.token = token_bytes(TOKEN_BYTES)
         self.kept: dict[tuple[int, int], Kept] = {}
         super().__init__(place, _Sending)
@@ -212,12 +216,15 @@ class _Sending(BaseRequestHandler):
     request: socket.socket
 
     def handle(self) -> None:
+        # A peer that says nothing, as a scan of ports, must not hold a thread for ever.
         self.request.settimeout(REQUEST_SECONDS)
         token, number, place = REQUEST.unpack(received(self.request, REQUEST.size))
+        # In constant time: how long a refusal takes must not tell how much of a guess was right.
         if not compare_digest(token, self.server.token):
             log.warning("%s asked for rows without this query's token, and got none", self.client_address)
             return
         rows = self.server.kept.get((number, place))
+        # A reader that was to send them is gone: they are read once more from the source.
         if rows is None and (again := self.server.again(number, place)):
             rows = Kept.of(again)
         # A task's sink may block for as long as it likes; a peer that is gone is noticed.
@@ -232,6 +239,7 @@ class _Sending(BaseRequestHandler):
 
 def listening(address: Address, made: Callable[[int, tuple[str, int]], Server]) -> Server:
     """A server at the first port that can be had. Raises OSError, and says what to set."""
+    # Each query of a driver needs one of its own, and a firewall opens a range.
     ports = range(address.port, address.port + PORTS) if address.port else (0,)
     fault = OSError()
     for port in ports:
@@ -241,8 +249,8 @@ def listening(address: Address, made: Callable[[int, tuple[str, int]], Server]) 
         except OSError as found:
             fault = found
     raise OSError(
-        f"no port could be had for tasks to fetch rows from ({fault}): give lease.fetchPort another, or set "
-        "lease.transport to embedded"
+        f"no port could be had for tasks to fetch rows from ({printable(text_of(fault))}): give lease.fetchPort "
+        "another, or set lease.transport to embedded"
     ) from fault
 
 
@@ -282,6 +290,7 @@ class Transport:
 
     def _opened(self, address: Address) -> RowServer:
         if self._server is None:
+            # Only with the first rows: a query without rows opens no port.
             self._server = RowServer(address, self._memory, self._folder, self.again)
         return self._server
 
@@ -302,6 +311,7 @@ def spread(rows: Mapping[str, pa.RecordBatch], tasks: int) -> list[list[pa.Recor
     The same rows are spread in the same way, in whatever order they come: a sink may know a row by its place in a task.
     """
     sized = sorted((-batch.num_rows, key) for key, batch in rows.items() if batch.num_rows)
+    # By size and then by key, whatever order they came in: a repeated batch must have each row at its old place.
     batches = [rows[key] for _, key in sized]
     found: list[list[pa.RecordBatch]] = [[] for _ in range(min(tasks, len(batches)))]
     for batch in batches:
@@ -337,11 +347,13 @@ def _from_readers(rows: ReaderRows) -> Iterator[pa.RecordBatch]:
         log.warning("a reader is gone, asking the planner: %s", fault)
     left = seen  # the planner sends all of them again: so many were handed on before
     if seen < rows.count:
+        # Longer than for the network: what it sends is being read again meanwhile.
         for batch in fetched(rows.again, AGAIN_SECONDS):
             if left < batch.num_rows:
                 yield batch.slice(left)
                 seen += batch.num_rows - left
             left -= min(left, batch.num_rows)
+    # Fewer rows, committed by Spark, would be skipped for good: the task must fail.
     if seen != rows.count:
         raise RuntimeError(f"{seen} rows came of {rows.count} that were planned")
 
@@ -368,8 +380,9 @@ def fetched(rows: FetchedRows, seconds: float = NETWORK_SECONDS) -> Iterator[pa.
                 "the process that had them is gone, killed perhaps for its memory: the system's log names what the OOM "
                 f"killer has ended. If it lives, its port is refused to executors: {mend}"
             )
+        told = printable(text_of(fault))
         raise RuntimeError(
-            f"rows cannot be fetched from the driver at {rows.host}, port {rows.port} ({fault}): {mend}"
+            f"rows cannot be fetched from the driver at {rows.host}, port {rows.port} ({told}): {mend}"
         ) from fault
 
 
@@ -377,6 +390,7 @@ def received(connection: socket.socket, size: int) -> bytes:
     """So many bytes. Raises ConnectionError if the other side closes before."""
     found = b""
     while len(found) < size:
+        # One call may bring less than was asked for.
         more = connection.recv(size - len(found))
         if not more:
             raise ConnectionError("the other side has closed the connection without an answer")

@@ -28,7 +28,7 @@ from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.lineage import readable
 from leasehold.balancer.model import Lease, Position, Version
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import escaped, printable, text_of
 from leasehold.stores.protocol import StoreError
 
 log = escaped(logging.getLogger("leasehold.spark"))
@@ -96,6 +96,7 @@ class LeaseLoop:
 
     def check(self) -> None:
         """Raises what ended the loop: a table or stream that cannot be used; never a lost lease."""
+        # Raised in the thread that Spark calls: a fault in another would end nothing.
         if self._fault is not None:
             raise self._fault
 
@@ -116,6 +117,7 @@ class LeaseLoop:
             # Computed once: a lease may be lost, or expire, in the meantime.
             held = {key: each for key, feed in self._feeds.items() if (each := feed.held) is not None}
             feeds = {key: self._feeds[key] for key in held}
+            # Limits first for each shard, then for all: one that is far behind must not take the whole batch.
             waiting = {key: min(shard_rows, count) for key, feed in feeds.items() if (count := feed.waiting[0])}
             counts = {key: count for key, count in shares(waiting, rows).items() if count}
             sizes = shares({key: feeds[key].waiting[1] for key in counts}, size)
@@ -134,6 +136,7 @@ class LeaseLoop:
     def commit(self, ends: Mapping[str, Position]) -> None:
         """Spark is done up to these positions: they are written wherever the lease is ours, now or later."""
         with self._changed:
+            # Kept for leases that are not ours now, too: should one come back, it goes on behind what the sink has.
             self._committed.update(ends)
             ours = [key for key in ends if key in self._feeds]
             for key in ours:
@@ -192,7 +195,8 @@ class LeaseLoop:
             leases = {lease.key: lease for lease in self._member.store.list().leases}
         except StoreError as fault:
             log.warning("the leases could not be read, looking again: %s", fault)
-            return {"(all)": f"the leases cannot be read: {fault}"}
+            return {"(all)": f"the leases cannot be read: {printable(text_of(fault))}"}
+        # Nobody has made any yet: an empty table is not a stream that is read up.
         if not leases:
             return {"(all)": "there are no leases yet"}
         left = dict[str, str]()
@@ -211,6 +215,7 @@ class LeaseLoop:
             return lease.key in opened or not readable(
                 lease, {key: leases[key] for key in lease.parents if key in leases}
             )
+        # A lease that nobody has is nobody's to finish; some worker may take it in the next moment.
         if lease.owner is None:
             return False
         if self._first_seen.setdefault(lease.key, lease.version) != lease.version:
@@ -222,6 +227,7 @@ class LeaseLoop:
     def _failed(self, fault: BaseException) -> None:
         """Whatever it is, the query is to end with it."""
         with self._changed:
+            # Under the lock and told: the main thread may be waiting for rows that never come.
             self._fault = fault
             self._changed.notify_all()
 
@@ -286,7 +292,7 @@ class Waiting:
 
 
 def told(left: Mapping[str, str]) -> str:
-    """Some of these shards, each with its reason."""
+    """The first of these shards, each with its reason."""
     shown = [f"{key} ({why})" for key, why in sorted(left.items())[:SHOWN]]
     more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
     return ", ".join(shown) + more

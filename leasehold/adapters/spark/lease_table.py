@@ -19,6 +19,7 @@ from leasehold.adapters.report.distribution import NUMBER, Tally
 from leasehold.adapters.spark.options import Given
 from leasehold.balancer.model import SENTINELS, Lease
 from leasehold.stores.fields import FIELDS, CellKind, cells
+from leasehold.stores.printable import printable, text_of
 from leasehold.stores.protocol import Malformed
 from leasehold.stores.urls import open_store, store_address
 
@@ -80,7 +81,7 @@ class LeaseTable(DataSource):
         try:
             self._scheme, _, _ = store_address(self._store)
         except ValueError as error:
-            raise ValueError(f"option store: {error}") from None
+            raise ValueError(f"option store: {printable(text_of(error))}") from None
         if self._scheme == "memory":
             raise ValueError("option store: memory:// is a table of one process, and Spark reads with others")
 
@@ -95,6 +96,7 @@ class LeaseTable(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  Spark's
         """Return a reader of the table, for one query."""
+        # Only DynamoDB reads a table in parts: any other store would be listed whole by each task.
         segments = self._segments if self._scheme == "dynamodb" else 1
         return (FilteringReader if self._filters else LeaseTableReader)(self._store, segments)
 
@@ -134,6 +136,7 @@ class LeaseTableReader(DataSourceReader):
         finally:
             opened.close()
         yield from map(row, listing.leases)
+        # Rows of the answer, too: a query that counts leases must show that some could not be read.
         yield from map(row, listing.malformed)
 
 
@@ -143,6 +146,7 @@ class FilteringReader(LeaseTableReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
         """Take note of the owner; Spark applies all filters again, for a row in a hand-off has two owners."""
         for each in filters:
+            # Anything else is for Spark alone, which sees the decoded columns.
             if isinstance(each, EqualTo) and each.attribute == ("owner",):
                 self._owner = each.value
         return filters
@@ -167,6 +171,7 @@ def lease_table(spark: SparkSession, store: str, segments: int = 4) -> DataFrame
 
 def counted(leases: DataFrame) -> Counted:
     """How many leases each owner has, by progress: all that `distribution` asks for."""
+    # By Spark, on its executors: the table may be too large for the memory of one process.
     progress = f.when(f.col("checkpoint").isin(*sorted(SENTINELS)), f.col("checkpoint")).otherwise(NUMBER)
     counts = (
         leases.groupBy("owner", progress.alias("progress"), f.col("malformed").isNotNull().alias("bad"))

@@ -40,6 +40,7 @@ class Range:
     @property
     def empty(self) -> bool:
         """Whether nothing was read."""
+        # By identity first: there may be thousands of quiet shards in each offset, and comparing costs.
         return self.begins is self.ends or self.begins == self.ends
 
     @cached_property
@@ -136,6 +137,7 @@ def advance(
         if begins.ended:
             continue
         if (end := ends.get(key)) is not None:
+            # Spark would take it, and the rows in between would be written twice.
             if end.order < begins.order:
                 raise ValueError(f"ends: {key} would go back from {begins.sequence} to {end.sequence}")
             ranges[key] = Range(begins, end, each.epoch)
@@ -158,6 +160,7 @@ def resumed(checkpoint: Position, previous: Range | None, *, delivered: bool) ->
     """
     if previous is None:
         return checkpoint
+    # Each of them is complete, so the latest skips nothing, and repeats least.
     return max(previous.ends if delivered else previous.begins, checkpoint, key=lambda position: position.order)
 
 
@@ -184,6 +187,7 @@ def encode(offset: Offset) -> dict[str, Any]:
     """The value whose JSON text Spark stores."""
     name: dict[str, Any] = {"s": offset.stream} if offset.stream else {}
     name |= {"t": offset.tasks} if offset.tasks else {}
+    # Few ranges stay readable, for whoever opens a checkpointLocation to see where a query is.
     if len(offset.ranges) < PACKED_FROM:
         return {"v": READABLE, "n": offset.number, **name, "r": {key: _fields(each) for key, each in offset.ranges}}
     return {"v": PACKED, "n": offset.number, **name, "p": packed([(key, *each.texts) for key, each in offset.ranges])}
@@ -191,6 +195,7 @@ def encode(offset: Offset) -> dict[str, Any]:
 
 def decode(stored: object) -> Offset:
     """The offset of a stored value. Raises ValueError for what another source or a later version wrote."""
+    # Asked before all else: what a later version wrote may have these fields in another meaning.
     version = stored.get("v") if isinstance(stored, Mapping) else None
     if not isinstance(stored, Mapping) or version not in (READABLE, PACKED):  # it may be no value that a set takes
         raise ValueError(
@@ -227,6 +232,7 @@ def _text(position: Position) -> str:
 
 
 def _position_of(text: str) -> Position:
+    # The token comes last, since it is the source's own text, and may have a colon in it.
     sequence, _, rest = text.partition(":")
     sub, _, token = rest.partition(":")
     return Position(sequence, int(sub or 0), token)
@@ -269,6 +275,7 @@ def unpacked(stored: Sequence[str | int]) -> Iterator[PackedRange]:
         text = zlib.decompressobj().decompress(b64decode(str(stored[-1]), validate=True), TEXT_MOST).decode()
     except zlib.error as fault:
         raise ValueError(str(fault)) from fault
+    # Cut columns would give other positions than were written, and none of them would look wrong.
     if len(widths) != COLUMNS or not 0 < count <= len(text) == count * sum(widths):
         raise ValueError("its packed ranges are not as long as they say")
     columns, at = [], 0

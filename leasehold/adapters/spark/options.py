@@ -16,7 +16,7 @@ from attrs import field, frozen
 from leasehold.adapters.json_form import RULES, BadJsonField, JsonValue, config_of
 from leasehold.balancer.config import Config
 from leasehold.stores.fields import decimal
-from leasehold.stores.printable import escaped, printable
+from leasehold.stores.printable import escaped, printable, text_of
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
@@ -39,7 +39,9 @@ class Given:
     def text(self, name: str, default: str = "") -> str:
         """A text, not empty if it is given at all."""
         self._known.append(name)
+        # Spark knows options in any case, and hands some on in small letters.
         value = self._left.pop(name.lower(), None)
+        # Most often a variable of the environment that is not set: the default would then hide it.
         if value is not None and not value.strip():
             raise ValueError(f"option {name}: it is empty; leave it out, or give a value")
         return default if value is None else value.strip()
@@ -92,6 +94,7 @@ class Given:
 
     def done(self) -> None:
         """Raises ValueError for an option that was not read."""
+        # A name with a slip would be passed over in silence, and the query be another than was meant.
         for name in sorted(self._left):
             raise ValueError(f"option {printable(name)}: unknown; choose among {', '.join(sorted(self._known))}")
 
@@ -154,6 +157,7 @@ class LeaseOptions:
 
     def tasks(self, shards: int) -> int:
         """Over how many tasks so many shards are spread: a task costs as much as reading thousands of rows."""
+        # Each task on a core of its own, as far as there are cores: with more tasks than that the last ones wait.
         per_task = self.shards_per_task or -(-shards // self.cores)
         return -(-shards // per_task) if shards else 0
 
@@ -171,6 +175,11 @@ def lease_options(given: Given, store: str, position: Mapping[str, Any], seconds
     url = given.text("lease.store", store)
     if url.startswith("memory:"):
         raise ValueError("option lease.store: memory:// is seen by one process only, and every query is another")
+    if given.text("lease.to"):
+        raise ValueError(
+            "option lease.to: queries of Spark take no part in `leasehold swap`; stop them, move their leases by "
+            "`leasehold copy-leases FROM TO`, and start them again with the new lease.store"
+        )
     buffer_bytes = given.number("lease.bufferBytes", 256 * MIB, least=MIB) or 0
     fetch = _fetch(given)
     text = given.text("lease.readers", "0")
@@ -200,12 +209,14 @@ def lease_options(given: Given, store: str, position: Mapping[str, Any], seconds
 
 
 def _fetch(given: Given) -> Address | None:
-    """Spark's own address, as the session tells it; without one no connection could be made."""
+    """Spark's own address, as the session tells it."""
     transport = given.choice("lease.transport", "auto", "fetch", "embedded")
     host, port = given.text("lease.fetchHost"), given.number("lease.fetchPort", 0, most=65_535) or 0
     bind = given.text("lease.fetchBindHost", host)
+    # Asked for by name: embedding the rows in place of it would cost memory that nobody reckoned with.
     if transport == "fetch" and not host:
         raise ValueError("option lease.transport: fetch needs the driver's address; give lease.fetchHost")
+    # Without a host there is nothing that an executor could connect to: rows travel with their tasks.
     return None if transport == "embedded" or not host else Address(host, bind, port)
 
 
@@ -226,7 +237,7 @@ def _config(given: Given, position: Mapping[str, Any], seconds: float, cores: in
     try:
         return config_of(JsonValue("input", fields))
     except BadJsonField as error:
-        raise ValueError(f"option lease.rules: {error}") from None
+        raise ValueError(f"option lease.rules: {printable(text_of(error))}") from None
 
 
 def start_of(name: str, text: str, first: Collection[str], last: Collection[str], timestamp: str) -> dict[str, Any]:

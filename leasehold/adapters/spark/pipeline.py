@@ -103,10 +103,12 @@ def landed(records: DataFrame, recipe: Recipe) -> DataFrame:
     Takes the columns of `kinesis-leased` or of `eventhubs-leased`.
     """
     parse = {"json": f.from_json, "csv": f.from_csv}[recipe.format]
+    # One record that cannot be read must not end the query: it lands as it came, beside the others.
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     fields = parse(f.col("data").cast("string"), f"{recipe.schema}, {_CORRUPT} string", options)
     read = _identified(records).withColumn("row", fields)
     good = f.col("row").isNotNull() & f.col(f"row.{_CORRUPT}").isNull() & f.col(f"row.{recipe.time}").isNotNull()
+    # Null is neither true nor false: such a row would be in none of the two kinds.
     told = read.withColumn("parsed", f.coalesce(good, f.lit(False)))
     return told.select(
         *IDENTITY,
@@ -130,6 +132,7 @@ def _identified(records: DataFrame) -> DataFrame:
     return records.select(
         f.col("partition").alias("shardId"),
         f.col("sequenceNumber").cast("string"),
+        # Events of a hub have no parts: one column more, and all that follows is the same for both.
         f.lit(0).cast("bigint").alias("subSequenceNumber"),
         f.col("enqueuedTime").alias("arrived"),
         f.col("body").alias("data"),
@@ -202,6 +205,7 @@ def begun(start: Callable[[], StreamingQuery]) -> StreamingQuery:
     Spark waits ten seconds for each Python process that it starts, whatever else the machine has to do, and cannot be
     told to wait longer; then loading fails, or the query ends.
     """
+    # Bounded: a machine that is too busy every time needs somebody who looks at it.
     for left in reversed(range(STARTS)):
         try:
             query = start()
@@ -233,6 +237,7 @@ def aggregated(
     try:
         return (aggregate(spark, recipe, place, others, once=False),)
     except AnalysisException as fault:
+        # The others may land their first rows later: asked again then, it is no fault.
         if fault.getCondition() not in NOT_THERE:
             raise
         return ()
@@ -260,7 +265,7 @@ def finished(
     look: Callable[[], object] = lambda: None,
     ending: Callable[[], bool] = lambda: False,
 ) -> Iterator[BatchProgress | ReadingProgress]:
-    """Their progress, until one of them ends, or `ending`. Raises what ended it, if it failed.
+    """Yield the queries' progress, until one of them ends, or `ending`. Raises what ended it, if it failed.
 
     Each batch is told once, and how far behind reading is whenever Spark says so, every ten seconds at least: also
     while no batch comes. `look` is called now and then, and may add to the queries.
@@ -273,6 +278,7 @@ def finished(
         active = not any(query.awaitTermination(seconds) for query in queries)
         for query in queries:
             for progress in query.recentProgress:
+                # Spark tells the same progress at each look until it has a newer one.
                 if progress.timestamp > heard.get(query.id, ""):
                     heard[query.id] = progress.timestamp
                     yield from filter(None, [reading_of(progress)])
@@ -330,9 +336,10 @@ def session_at(master: str, name: str) -> SparkSession:
 
 
 def _with_delta(builder: SparkSession.Builder) -> SparkSession.Builder:
-    """Add Delta Lake, as spark-submit's `--packages` and `--conf` would; its own package knows the jars."""
+    """Add Delta Lake, as spark-submit's `--packages` and `--conf` would."""
     if find_spec("delta") is None:
         raise ValueError("--tables delta: install delta-spark, in a version for this Spark")
+    # Delta's own package knows which jars go with this version of it.
     from delta import configure_spark_with_delta_pip  # type: ignore[import-not-found]  # noqa: PLC0415  optional
 
     configured: SparkSession.Builder = configure_spark_with_delta_pip(builder.config(map=DELTA))

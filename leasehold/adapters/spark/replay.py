@@ -75,6 +75,7 @@ def replayed(offset: Offset, place: Place, waiting: Waiting) -> dict[str, pa.Rec
     """
     ranges = {key: each for key, each in offset.ranges if not each.empty}
     leases, over = _leases(ranges, place), Event()
+    # A range that an earlier run found to be gone is not waited for again.
     wanted = {key: each for key, each in ranges.items() if not _given_up(leases[key], each)}
     again = {key: Repetition(leases[key], each, place, over) for key, each in wanted.items()}
     with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-replay") as pool:
@@ -91,10 +92,12 @@ def _wait(work: Mapping[str, Future[object]], again: Mapping[str, "Repetition"],
     looks = 0
     while left := {key: again[key].trouble for key, each in work.items() if not each.done()}:
         waiting.go_on(left, sum(each.answers for each in again.values()))
+        # Said now and then: a query that waits for a stream to come back must not look as if it hung.
         looks += 1
         if not looks % SAID_LOOKS:
             log.warning("the repeated batch waits for %s", told(left))
         over, _ = wait(work.values(), LOOK_SECONDS, FIRST_EXCEPTION)
+        # A fault of one range ends the wait at once, and with it the query, whose next run begins anew.
         for each in over:
             each.result()
 
@@ -119,6 +122,7 @@ def _leases(wanted: Mapping[str, Range], place: Place) -> dict[str, Lease]:
     except StoreError as fault:
         log.warning("the leases could not be read: %s", fault)
         found = {}
+    # Rows of the table may be gone, where the batch is not: only the shard's hash range is needed to read it.
     if wanted.keys() - found.keys():
         listed = {shard.id: Lease(shard.id, hash_range=shard.hash_range) for shard in place.source.shards()}
         found = listed | found
@@ -148,6 +152,7 @@ class Repetition:
         try:
             return pa.concat_batches(list(self._batches()))
         except Trimmed as gone:
+            # The batch goes on without it: what is gone will never come, and a query that waits for it never ends.
             log.warning("shard %s: its range is left out of the repeated batch: %s", self._lease.key, gone)
         self._note()
         return None
@@ -183,6 +188,7 @@ class Repetition:
     def _pause(self, batch: Batch | None, *, came: bool) -> float:
         """Count the silence, and return the seconds until the next reading. Raises Trimmed once it lasted enough."""
         if batch is None:
+            # Unreachable is not silent: the time in which nobody answered counts for nothing.
             return self._faults.next()
         self._faults.reset()
         pause = max(PAUSE_SECONDS, batch.wait_seconds)
@@ -196,6 +202,7 @@ class Repetition:
         elif batch.behind_seconds is not None:
             self.answers += 1
             self._silent = 0.0 if batch.behind_seconds else self._silent + pause
+            # Only at the tip: an answer behind it shows that there is more to come.
             if self._silent > SILENT_SECONDS:
                 raise Trimmed(f"nothing comes up to {self._wanted.ends.sequence}, and the source says that this is all")
         return pause
@@ -204,11 +211,13 @@ class Repetition:
         """A link on which nothing comes may be idle, another reader's, or down: the lease and the source tell."""
         if mute - self._looked > SILENT_SECONDS_OWNED:
             self._looked = mute
+            # A living owner has displaced our link by its own: nothing will come here any more.
             if self._lives():
                 raise Trimmed("another worker holds its lease and reads it")
         if mute <= SILENT_SECONDS:
             return
         try:
+            # Asked by another way than the link: it tells a shard without records from a service that is down.
             self._place.source.latest(self._lease)
         except SourceUnavailable as fault:
             self.trouble = str(fault)
@@ -223,6 +232,8 @@ class Repetition:
             self._lease = next(iter(self._place.store.get([before.key])), before)
         except StoreError as fault:
             log.warning("lease %s cannot be read: %s", before.key, fault)
+        # A change of owner alone is no sign of life: it may have been claimed from a dead worker and read by nobody
+        # yet.
         same = before.owner is not None and before.owner == self._lease.owner
         return same and before.version != self._lease.version
 

@@ -66,6 +66,7 @@ class SinkColumns:
         for name in sorted(self.must):
             if name.lower() not in found:
                 raise ValueError(f"column {name}: is missing; select it, as col(...).alias({name!r})")
+        # A column that is left out in silence is data that somebody believes to be written.
         for name, each in found.items():
             if name not in known:
                 raise ValueError(f"column {each.name}: unknown; the sink takes {', '.join(self.kinds)}: drop the rest")
@@ -82,6 +83,7 @@ class SinkColumns:
             for name, kind in self.kinds.items()
         }
         for name in sorted(self.must):
+            # Told before any row of this batch is sent: half a section could not be taken back.
             if columns[name].null_count:
                 raise ValueError(f"column {name}: a row has null there; leave such rows out")
         return pa.table(columns)
@@ -137,6 +139,7 @@ class WriteNames:
     def asked(cls, given: Given) -> "WriteNames":
         """As options say. Raises ValueError if one says it without the other."""
         query, batch = given.text("writer.name"), given.number("writer.batch", None, least=0)
+        # One without the other names two runs alike, and the second one's rows would be taken for repeats.
         if bool(query) != (batch is not None):
             raise ValueError("option writer.name: give it with writer.batch, or neither: both name what is written")
         return cls(query or uuid4().hex, batch or 0, int(time.time()), given=bool(query))
@@ -148,6 +151,7 @@ class WriteNames:
         query, batch = self.query, self.batch
         if not self.given and (of_spark := told.get(QUERY_ID)) and (number := told.get(BATCH_ID)):
             query, batch = of_spark, int(number)
+        # The tag goes with each record: a few bytes tell queries apart, whatever they are called.
         named = urlsafe_b64encode(sha256(query.encode()).digest()[:8]).decode().rstrip("=")
         return Tag(named, self.run, batch, str(context.partitionId() if context else 0), "", 0)
 
@@ -176,6 +180,7 @@ def sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch]) -> Iterato
 
 def _ordered(columns: SinkColumns, parts: list[pa.Table]) -> pa.Table:
     rows = pa.concat_tables(parts)
+    # By their place last, so that rows which are equal in all else stay in their order.
     numbered = rows.append_column("", pa.array(np.arange(rows.num_rows)))
     return rows.take(pc.sort_indices(numbered, [(name, "ascending") for name in (*columns.order, "")])).combine_chunks()
 
@@ -185,8 +190,10 @@ def edition_of(rows: pa.Table) -> str:
     told = blake2b(digest_size=6)
     for column in rows.columns:
         if pa.types.is_map(column.type):
+            # A map has no order of its own, and a task that is tried again may bring it in another.
             told.update(repr([value and sorted(value) for value in column.to_pylist()]).encode())
             continue
+        # Lengths first: the same bytes, cut in other places, are other rows.
         told.update(np.asarray(pc.fill_null(pc.binary_length(column), -1)).tobytes())
         for chunk in column.chunks:
             _, ends, values = chunk.buffers()
@@ -197,7 +204,7 @@ def edition_of(rows: pa.Table) -> str:
 
 @frozen
 class TaskWritten(WriterCommitMessage):
-    """What a task has written."""
+    """The count of what a task has written."""
 
     rows: int
     bytes: int
@@ -244,7 +251,7 @@ class StreamSinkWriter(DataSourceStreamArrowWriter):
         return written(self._place, self._names, iterator)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        """Some of the batch may be in the stream: when it is repeated, our readers leave out what they have had."""
+        """Leave the batch; a part may be in the stream, and our readers leave out what they had when it is repeated."""
         speak()
         done = sum(each is not None for each in messages)
         log.warning("batch %d: %d of %d tasks had written when it was given up", batchId, done, len(messages))

@@ -39,6 +39,7 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.model import Position
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
+from leasehold.stores.swap import OneTableStore
 from leasehold.stores.urls import open_store
 
 log = escaped(logging.getLogger("leasehold.spark"))
@@ -127,7 +128,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._run.close()
 
     def _decoded(self, stored: dict[str, Any]) -> Offset:
-        """Of many shards it takes a while; what was planned is asked for again and again, until it is committed."""
+        # Of many shards it takes a while, and what was planned is asked for again and again, until it is committed.
         return next((offset for known, offset in self._known if known == stored), None) or decode(stored)
 
     def _running(self) -> "Run":
@@ -146,9 +147,11 @@ class Run:
         most = options.trigger_bytes
         self._trigger_bytes = min(most, EMBEDDED_BYTES) if options.fetch is None else most
         self._source = stock.open()
-        self._store = lease_table(opened, options.store, self._source, create=options.create)
-        self._place = Place(self._store, self._source, stock.columns, exclusive=not stock.rereadable)
-        self._way = way_of(stock, options, self._place)
+        # A swap of lease tables is refused: it raises epochs, by which a range that Spark repeats is known.
+        self._store = OneTableStore(lease_table(opened, options.store, self._source, create=options.create))
+        self._once_more = self._source if stock.again is None else stock.again()
+        self._place = Place(self._store, self._once_more, stock.columns, exclusive=not stock.rereadable)
+        self._way = way_of(stock, options, self._source, self._place)
         self._transport = self._way.transport
         pace = ReadAheadPace(
             stock.columns, options.buffer_rows, options.buffer_bytes, stock.interval_seconds, self._way.buffer
@@ -232,7 +235,8 @@ class Run:
         """Release, and let connections and files go."""
         with ExitStack() as rest:  # all of it, in the opposite order, even if one of them fails
             # The loop ends first, while it can still write and release; nobody waits for a reader meanwhile.
-            for close in (self._store.close, self._source.close, self._way.close, self._loop.close):
+            once_more = () if self._once_more is self._source else (self._once_more.close,)
+            for close in (self._store.close, self._source.close, *once_more, self._way.close, self._loop.close):
                 rest.callback(close)
             self._way.stop()
 
@@ -284,11 +288,12 @@ class Run:
         return wanted and (idle or self._only_now or self._loop.handing_off)
 
     def _again(self, end: Offset) -> Mapping[str, pa.RecordBatch]:
-        """A batch of an earlier run, read anew; before joining, or we would read exclusively against ourselves."""
+        """A batch of an earlier run, read anew."""
         if end.empty:
             return {}
         log.warning("batch %d was planned by an earlier run: reading its %d ranges again", end.number, len(end.ranges))
         waiting = Waiting(self._options.config.lease_seconds, doing=f"batch {end.number}, which is repeated")
+        # Before joining: with leases of our own we would displace our own link, where a shard has one reader at a time.
         rows = replayed(end, self._place, waiting)
         self._loop.was_read(rows)  # these ranges were there to be read: the checkpointLocation is of this stream
         self.join(end, repeated=rows)
@@ -304,7 +309,8 @@ class Run:
         return resumed(checkpoint, known, delivered=delivered)
 
     def _delivered(self, key: str, end: Offset) -> bool:
-        """Whether the sink has all of a shard up to this end; of what an earlier run planned it may not."""
+        """Whether the sink has all of a shard up to this end."""
+        # What an earlier run planned may have come to the sink in part, or not at all.
         return end != self._previous or key in self._had
 
 

@@ -40,6 +40,7 @@ CAUSES = {
 def passing(fault: BaseException) -> str | None:
     """Why a query may be started again after this; None where that would end as this did."""
     told = text_of(fault)
+    # By text, since Spark tells of a fault in Python, or of a lost executor, by nothing else.
     return next((cause for sign, cause in CAUSES.items() if sign in told), None)
 
 
@@ -58,6 +59,7 @@ class Silence:
         """Whether it has stood still for so long; between two triggers it does not."""
         status, told = query.status, query.lastProgress
         seen = (status["message"], told and (told["batchId"], told["timestamp"])) if status["isTriggerActive"] else None
+        # Between two triggers a query may rightly rest for hours.
         if seen is None or seen != self._seen:
             self._seen, self._since = seen, self._clock()
         return self._clock() - self._since > self._seconds
@@ -88,14 +90,17 @@ def run(
             while not query.awaitTermination(LOOK_SECONDS):
                 if ending():
                     return
+                # A batch that is done shows that the cause has passed; waits begin anew for the next one.
                 if _batch(query) != first:
                     waits.reset()
+                # Nothing else tells: Spark waits for ever for a task whose Python process hangs.
                 if silence.lasts(query):
                     cause = f"nothing moved in it for {silent_seconds:g} s"
                     break
             else:
                 return
         except Exception as fault:  # Spark's own, or Java's
+            # A fault in the query itself would come again, and each start would hide it for longer.
             if (cause := passing(fault)) is None:
                 raise
         finally:

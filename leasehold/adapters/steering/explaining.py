@@ -30,6 +30,7 @@ from leasehold.balancer.plan import plan
 from leasehold.balancer.rules.loads import slack
 from leasehold.balancer.shards.contradictions import noted
 from leasehold.stores.fields import kilobytes
+from leasehold.stores.swap import place_of
 
 FREED = "C6"
 GIVEN = "H2"
@@ -342,6 +343,9 @@ def _past(table: WatchedTable, lease: Lease, config: Config) -> tuple[str, ...]:
         lines.append(f"it is on its way to {lease.heir}")
     if lease.owner is not None and not lease.yields:
         lines.append(f"{lease.owner} answers no requests: whoever should have it steals it")
+    if table.swap is not None:
+        here, _, there = place_of(lease).partition(">")
+        lines.append(f"it is on its way from {here} to {there}" if there else f"of both tables, {here} has it")
     return (*lines, f"checkpoint {lease.checkpoint.sequence}", *noted([lease]))
 
 

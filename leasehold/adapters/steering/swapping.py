@@ -5,19 +5,32 @@ from here. Each step is a conditional write or a reading, so that the command ma
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from time import monotonic, sleep
-from typing import Literal
 
 from attrs import frozen
 
 from leasehold.balancer.model import Lease
 from leasehold.stores.protocol import Done, Store, StoreError
-from leasehold.stores.swap import CLOSED, CONTROL, FROM, KNOWS, TO, WISH, SwapStore, knowing, marked, parted, wish_of
-from leasehold.stores.urls import store_address
+from leasehold.stores.swap import (
+    CONTROL,
+    FROM,
+    KNOWS,
+    TO,
+    WISH,
+    SwapPlaces,
+    SwapStore,
+    Way,
+    knowing,
+    marked,
+    of_this_swap,
+    parted,
+    places_of,
+    tables_apart,
+    way_of,
+)
+from leasehold.stores.urls import name_of, open_store
 from leasehold.stores.writes import AnnotateLease, DeleteLease
-
-Way = Literal["to", "from", "closed", ""]
-"""Where leases are to go; "closed": all are in TO; "": nowhere."""
 
 LOOK_SECONDS = 1.0
 """Between two looks at the tables."""
@@ -26,27 +39,36 @@ SETTLE_SECONDS = 10.0
 """Longer than a request of a worker takes: by then whoever did not know that the swap was over has made its lease."""
 
 
-def tables_apart(store: str, to: str, option: str) -> None:
-    """Raises ValueError where `to` is no store for a fleet, or the same one."""
-    if store_address(to)[0] == "file":
-        raise ValueError(f"{option}: file:// is a backup, on which no fleet works")
-    if store_address(store) == store_address(to):
-        raise ValueError(f"{option}: it is the store that the leases are in")
+def observed(tables: tuple[Store, Store], names: tuple[str, str]) -> SwapStore:
+    """Both tables as one, to be looked at. Raises StoreError where no swap from FROM to TO is under way."""
+    of_this_swap(control_of(tables), names)
+    return SwapStore(tables, names[TO])
+
+
+def opened(store: str, to: str | None = None) -> Store:
+    """The store, only to be read; both tables as one where the leases are on their way `to` another.
+
+    Raises ValueError for a bad URL, StoreError if a store cannot be used, or no such swap is under way.
+    """
+    if to is None:
+        return open_store(store, create=False, write=False)
+    tables_apart(store, to, "--to")
+    with ExitStack() as failed:
+        source, target = (
+            failed.enter_context(closing(open_store(url, create=False, write=False))) for url in (store, to)
+        )
+        both = observed((source, target), (name_of(store), name_of(to)))
+        failed.pop_all()
+    return both
 
 
 @frozen
-class SwapProgress:
+class SwapProgress(SwapPlaces):
     """How far a swap is.
 
-    way      where leases are to go
-    there    leases that FROM speaks for; `moving`: that are on their way; `gone`: that TO speaks for
     unaware  owners in FROM that have not said that they know TO, each with whether it is one of ours
     """
 
-    way: Way
-    there: int
-    moving: int
-    gone: int
     unaware: tuple[tuple[str, bool], ...]
 
     @property
@@ -76,21 +98,8 @@ def progress(tables: tuple[Store, Store], store: SwapStore, goal_name: str) -> S
         for row in owned
         if row.owner and row.key in here and row.note(KNOWS) != knowing(row.owner, goal_name)[1]
     }
-    places = [parted(lease)[:2] for lease in leases]
-    return SwapProgress(
-        way=_way(control),
-        there=places.count((FROM, False)),
-        moving=places.count((FROM, True)) + places.count((TO, True)),
-        gone=places.count((TO, False)),
-        unaware=tuple(sorted(silent.items())),
-    )
-
-
-def _way(control: Lease) -> Way:
-    if control.note(WISH) == CLOSED:
-        return "closed"
-    ways: dict[int, Way] = {FROM: "from", TO: "to"}
-    return ways.get(wish_of(control), "")
+    found = places_of(way_of(control), leases)
+    return SwapProgress(found.way, found.there, found.moving, found.gone, tuple(sorted(silent.items())))
 
 
 def refusal(unaware: tuple[tuple[str, bool], ...]) -> str:
@@ -108,7 +117,7 @@ def refusal(unaware: tuple[tuple[str, bool], ...]) -> str:
 def sent(tables: tuple[Store, Store], way: Way) -> None:
     """Tell the fleet where leases are to go. Raises StoreError where the swap is over."""
     control = control_of(tables)
-    if way == "from" and _way(control) == "closed":
+    if way == "from" and way_of(control) == "closed":
         raise StoreError("every lease has moved and the swap is ending; to go back, swap in the other direction")
     if not isinstance(tables[TO].write(AnnotateLease(control, WISH, way)), Done):
         raise StoreError("another changed the swap's control row in the same moment; run it again")

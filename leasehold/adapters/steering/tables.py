@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode
 
 from attrs import evolve, field, frozen
 
-from leasehold.stores.protocol import Listing, StoreError
+from leasehold.stores.protocol import StoreError
 from leasehold.stores.requests import Objects
 from leasehold.stores.urls import Scheme, endpoint_of, open_store, store_address
 
@@ -54,24 +54,21 @@ def tables_at(url: str) -> Iterator[ListedTable]:
     for found in sorted(_FINDERS[scheme](place, options), key=lambda each: each.url):
         try:
             with closing(open_store(found.url, create=False, write=False)) as store:
-                yield _with(found, store.list(), time.time())
+                listing = store.list()
+                # A store that keeps the age of each row says by it when one was written.
+                ages = [lease.idle for lease in listing.leases if lease.owner and lease.idle > 0]
+                written = time.time() - min(ages) if ages and found.written is None else found.written
+                yield evolve(
+                    found,
+                    leases=len(listing.leases),
+                    ended=sum(lease.ended for lease in listing.leases),
+                    malformed=len(listing.malformed),
+                    owners=tuple(sorted({lease.owner for lease in listing.leases if lease.owner and not lease.ended})),
+                    streams=tuple(sorted({lease.stream for lease in listing.leases if lease.stream})),
+                    written=written,
+                )
         except (StoreError, ValueError) as fault:
             yield evolve(found, why=str(fault))
-
-
-def _with(found: ListedTable, listing: Listing, now: float) -> ListedTable:
-    """The table with what its rows say; a store that keeps the age of each row says by it when one was written."""
-    ages = [lease.idle for lease in listing.leases if lease.owner and lease.idle > 0]
-    written = now - min(ages) if ages and found.written is None else found.written
-    return evolve(
-        found,
-        leases=len(listing.leases),
-        ended=sum(lease.ended for lease in listing.leases),
-        malformed=len(listing.malformed),
-        owners=tuple(sorted({lease.owner for lease in listing.leases if lease.owner and not lease.ended})),
-        streams=tuple(sorted({lease.stream for lease in listing.leases if lease.stream})),
-        written=written,
-    )
 
 
 def _url(scheme: str, place: str, options: Mapping[str, str]) -> str:

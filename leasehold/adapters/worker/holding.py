@@ -101,7 +101,7 @@ _MS_DIGITS = 14
 
 
 def latest_notes(latest: Position) -> Notes:
-    """What LATEST means on a row, for the row itself.
+    """The notes that say on a row what LATEST means there.
 
     The row's checkpoint stays LATEST. A number there would count as progress, and whoever remembers an earlier
     position of a table that was emptied would skip what lies between.
@@ -112,7 +112,7 @@ def latest_notes(latest: Position) -> Notes:
 
 
 def noted_latest(lease: Lease) -> Position | None:
-    """What LATEST means on this row; None where nobody has noted it, or somebody has noted nonsense."""
+    """The position that LATEST means on this row; None where nobody has noted it, or somebody has noted nonsense."""
     sequence, _, token = (lease.note(LATEST_POSITION) or "").partition("@")
     if sequence.isascii() and sequence.isdigit():
         return Position(sequence, token=token)
@@ -143,7 +143,7 @@ class Identity:
         return (*(((INCARNATION, present),) if present else ()), (PROCESS, f"{self.process}/{self.worker}"))
 
     def lacking(self, lease: Lease) -> Notes:
-        """Those of them that the row does not have."""
+        """The notes of every taking that the row does not have."""
         return tuple((name, value) for name, value in self.notes_on(lease) if lease.note(name) != value)
 
     def signed(self, lease: Lease) -> bool:
@@ -171,12 +171,14 @@ class Throughput:
         self._average: float | None = average
         self._bytes, self._began = 0, 0.0
         self._measuring = False
+        # One task reads and counts while another renews and asks for the average.
         self._lock = Lock()
 
     def add(self, size: int, now: float) -> None:
         """Count so many bytes read, perhaps none; the first call begins the first interval."""
         with self._lock:
             if not self._measuring:
+                # Not from the claim on: the wait until the shard was opened would lower the rate.
                 self._measuring, self._began = True, now
             self._bytes += size
 
@@ -191,9 +193,12 @@ class Throughput:
             elapsed = now - self._began
             if self._measuring and elapsed >= self._interval:
                 rate = self._bytes / elapsed
+                # Weighed by the time that passed: updates come late or in pairs, and each alone would halve what was
+                # known.
                 keep = 0.0 if self._average is None else 0.5 ** (elapsed / self._interval)
                 self._average = keep * (self._average or 0.0) + (1 - keep) * rate
                 self._bytes, self._began = 0, now
+            # A lease takes no larger weight, and no renewal may fail for its sake.
             return None if self._average is None else min(round(self._average), WEIGHT_MAX)
 
 
@@ -239,6 +244,7 @@ def growing(lags: Sequence[tuple[float, float]]) -> bool:
         step = int(at // STEP_SECONDS)
         least[step] = min(lag, least.get(step, math.inf))
     last = [lag for _, lag in sorted(least.items())][-STEPS:]
+    # From the tip everything grows: a first batch that is behind it is no falling behind.
     return len(last) == STEPS and last[0] > 0 and all(one < other for one, other in pairwise(last))
 
 
@@ -304,6 +310,7 @@ def reach_of(lease: Lease) -> Reach | None:
         # In a rolling upgrade a newer worker may tell more than this one knows.
         known = {name: said[name] for name in fields_dict(Reach).keys() & said.keys()} if isinstance(said, dict) else {}
         return Reach(**known) if known and _fits(known) else None
+    # Anybody may have written the attribute: what cannot be read tells nothing, and disturbs no listing.
     except (ValueError, TypeError, RecursionError):
         return None
 
@@ -315,10 +322,12 @@ def _fits(said: dict[str, Any]) -> bool:
     moves, flags = said.get("moves", 0), [said.get(name, True) for name in ("end", "grows")]
     texts = all(isinstance(said.get(name, ""), str) for name in ("owner", "host", "fault", "excused"))
     numbers = all(map(_time, times)) and isinstance(moves, int) and _time(moves)
+    # A note leaves out a flag that is false, so one that stands there is true.
     return texts and numbers and flags == [True, True]
 
 
 def _time(value: object) -> bool:
+    # To Python True is a number, too, and would pass for a second after 1970.
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and 0 <= value < LARGEST  # type: ignore[operator]  # it is a number by now
 
@@ -367,6 +376,7 @@ class ReachMeter:
             self.failed(batch.fault, now)
             return
         with self._lock:
+            # An answer that tells nothing of its lag must not pass for one at the tip.
             self._behind = batch.behind_seconds if batch.behind_seconds is not None else self._behind
             self._tried = self._read = now
             self._unfinished, self._pending = bool(batch.count), True
@@ -388,6 +398,7 @@ class ReachMeter:
         """Note why nothing is read now, where that is as it should be."""
         with self._lock:
             self._done = now
+            # It counts as done up to now, or a shard that rightly waits would be shown as stalled.
             self._now = evolve(self._now, fault="", excused=why)
 
     def working(self, now: float) -> None:
@@ -398,6 +409,7 @@ class ReachMeter:
     def progressed(self, now: float) -> None:
         """Note that a part of a batch is done: its handler has checkpointed it, or the batch came in pieces."""
         with self._lock:
+            # Where no handler is at work, as between two batches, a checkpoint begins no work.
             self._done, self._work = now, self._work and now
 
     def rested(self) -> None:
@@ -424,6 +436,7 @@ class ReachMeter:
             # What the owner before told is the least that it can be, and grows until somebody reads.
             return None if self._before is None else self._before + max(0.0, now - self._began)
         silence = now - self._read
+        # What is in hand grows older until it is done; an answer that is merely late does not show as lag.
         return self._behind + (silence if self._unfinished or silence > SILENT_SECONDS else 0.0)
 
     def untold(self, now: float) -> bool:
@@ -509,6 +522,7 @@ class Holding:
         self.why = ""
         self.contradiction = ""
         self.duplicate_process = False
+        # The clock before that write, not after its answer: others may count from any moment in between.
         self.confirmed = self.renewed = begun
         self.given: Lease | None = None
         self.throughput = Throughput(MEASURE_SECONDS, lease.weight)
@@ -516,6 +530,7 @@ class Holding:
         self._store, self._lease, self._identity, self._me = store, lease, identity, identity.worker
         self._clock, self._lease_seconds = clock, lease_seconds
         self._replaced, self._noticed, self._remade = replaced, noticed, remade
+        # Two locks: reading must stop at once, also while a write that no store answers holds the first (7).
         self._lock, self._losing = lock(), Lock()
         self._release_asked = self._ended = False
         self._release_to: str | None = None
@@ -549,17 +564,20 @@ class Holding:
 
     def ask_release(self, to: str | None = None) -> None:
         """Ask the reader to finish the running batch and then release the lease, or make a stranger its owner (M14)."""
+        # The heir first: the reader may look between these two lines.
         self._release_to = to
         self._release_asked = True
 
     def asked(self, listed: Lease) -> None:
         """Note the heir that a reading shows, unless we wrote the lease after that reading."""
         with self._lock:
+            # An older reading may show an heir that has taken its request back since.
             if listed.version == self._lease.version:
                 self._lease = evolve(self._lease, heir=listed.heir, leaving=listed.leaving)
 
     def renew(self, notes: Notes = ()) -> bool:
         """Renew the lease; False if it is lost. Raises OutcomeUnknown."""
+        # Whatever becomes of it: from here `Renewing` counts the second until it tries again.
         self.renewed = self._clock()
         return self._write(lambda lease: RenewLease(self._weighed(lease), self._signed(lease, notes)))
 
@@ -580,9 +598,12 @@ class Holding:
         """
         self._confirm()
 
+        # Decided under the lock, on the lease as the write before left it: a position that is stored is not written
+        # again.
         def moved(lease: Lease) -> Write | None:
             if position.order <= lease.checkpoint.order or (unless_releasing and self.releasing):
                 return None
+            # Whatever becomes of the write: the handler has finished with these records.
             self.reach.progressed(self._clock())
             weighed = self._weighed(lease)
             patient = unless_releasing  # nobody waits for it
@@ -592,6 +613,7 @@ class Holding:
 
     def checkpoint_late(self, position: Position) -> bool:
         """After a theft: move the checkpoint forward without touching owner or counter."""
+        # Past `_write`, which writes nothing more once the lease is lost.
         return isinstance(self._store.write(CheckpointLate(self._lease, position)), Done)
 
     def annotate(self, name: str, value: str) -> bool:
@@ -607,6 +629,7 @@ class Holding:
         if self._heir is None and position is not None:
             self.checkpoint(position)  # a gift carries its position in the same write
         with self._lock:
+            # Asked once more under the lock: the heir may have taken its request back while the checkpoint was written.
             if not self.lost.is_set() and self.releasing:
                 self._release(position or self._lease.checkpoint)
             return self.lost.is_set()
@@ -625,18 +648,22 @@ class Holding:
         # Nothing is taken back from a KCL 3.x heir: it polls less often than the two seconds after which we would.
         self._giving_to = None if self._lease.leaving else heir
         if heir is not None:
-            outcome = self._attempt(lambda lease: GiveLease(lease, max(position, lease.checkpoint, key=_order)))
+            outcome = self._attempt(
+                lambda lease: GiveLease(lease, max(position, lease.checkpoint, key=lambda place: place.order))
+            )
         else:
             outcome = self._attempt(lambda lease: ReleaseLease(lease, self._me, self._release_to))
         if not isinstance(outcome, Done):
             self._settle(outcome.lease)
             return
+        # Kept, to be taken back if the heir never claims it: nobody would read it until it expires.
         self.given = outcome.lease if self._giving_to else None
         taker = heir or self._release_to
         self._lose(f"given to {taker}" if taker else "released")
 
     def _write(self, make: Callable[[Lease], Write | None], *, ended: bool = False) -> bool:
         with self._lock:
+            # A lost reply costs one refusal, an heir that names itself in between another: a few tries pass them all.
             for _ in range(ATTEMPTS):
                 if self.lost.is_set():
                     return ended and self._ended
@@ -664,7 +691,8 @@ class Holding:
 
     def _settle(self, stored: Lease | None) -> None:
         """Decide by the stored lease, which came with a refusal, whether the lease is still ours."""
-        if not self._lease.ended and (stored is None or self._of_another_row(stored)):
+        # With each owner the counter of one row grows: one behind ours is of a row that was deleted and created again.
+        if not self._lease.ended and (stored is None or (self.fence is not None and stored.epoch < self._lease.epoch)):
             stored = self._restored(stored)
         if stored is None:
             self._lose("its row is gone")
@@ -684,12 +712,16 @@ class Holding:
                 )
                 log.error("%s", self.contradiction)
             self._lease = stored
+        elif self._identity.predecessor(stored) == self._replaced:
+            # Another process writes under this worker's id. The elder keeps the lease: it writes again, the younger
+            # then sees the process that it replaced write, and gives up.
+            self.duplicate_process = True
+            self._lose("another living process uses this worker id")
+        elif self.expired:
+            self._lose("re-adopted by another process of this worker id")
         else:
-            self._resolve_conflict(stored)
-
-    def _of_another_row(self, stored: Lease) -> bool:
-        """Whether the row was deleted and made anew: with each owner the counter of one row grows."""
-        return self.fence is not None and stored.epoch < self._lease.epoch
+            self._lease = stored
+            self._attempt(lambda lease: RenewLease(lease, self._signed(lease, ())))
 
     def _restored(self, stored: Lease | None) -> Lease | None:
         """The row as it is once what we remember is in it; ours, unless the lease expired or another knows more."""
@@ -700,6 +732,7 @@ class Holding:
             stored = made.lease
             if isinstance(made, Done):
                 self._remade(f"{self.key} at {ours.checkpoint.sequence}")
+        # Others may have claimed it by now: it is not claimed back, but the row is there for them.
         if stored is None or self.expired:
             return stored
         if stored.checkpoint.order > ours.checkpoint.order:
@@ -707,26 +740,13 @@ class Holding:
             self._remade(f"{self.key}, by another: what is between {between}, may be unread")
             return stored
         if stored.checkpoint.order < ours.checkpoint.order:
+            # Before the claim: if this process ends in between, the next owner begins where it was all the same.
             self._store.write(CheckpointLate(stored, ours.checkpoint))
         begun, take = self._clock(), StealLease if stored.owner else ClaimLease
         outcome = self._store.write(take(stored, self._me, self._identity.notes_on(stored)))
         if isinstance(outcome, Done):
             self.confirmed = begun
         return outcome.lease
-
-    def _resolve_conflict(self, stored: Lease) -> None:
-        """Settle with another process that writes under our worker id: the elder process keeps the lease.
-
-        The elder writes again. The younger then sees the process that it replaced write, and gives up.
-        """
-        if self._identity.predecessor(stored) == self._replaced:
-            self.duplicate_process = True
-            self._lose("another living process uses this worker id")
-        elif self.expired:
-            self._lose("re-adopted by another process of this worker id")
-        else:
-            self._lease = stored
-            self._attempt(lambda lease: RenewLease(lease, self._signed(lease, ())))
 
     def _weighed(self, lease: Lease) -> Lease:
         return evolve(lease, weight=self.throughput.average(self._clock()))
@@ -742,8 +762,5 @@ class Holding:
                 self.why = why
                 self.lost.set()
         if first:
+            # Outside the lock: whoever hears of it may call `drop`, which takes that lock.
             self._noticed(self)
-
-
-def _order(position: Position) -> tuple[int, int, int]:
-    return position.order

@@ -107,6 +107,7 @@ class Holdings:
         """The holdings, sorted by key; the same tuple until one comes or goes."""
         with self._lock:
             if self._sorted is None:
+                # `Renewing` takes the same tuple as a sign that nothing came or went, and then compares nothing.
                 self._sorted = tuple(holding for _, holding in sorted(self._held.items()))
             return self._sorted
 
@@ -146,6 +147,7 @@ class Holdings:
             self._held[lease.key], self._sorted = holding, None
             self._ever.add(lease.key)
             self.dropped.discard(lease.key)
+        # KCL 2.x holds finished leases, too, and there is nothing to read in them.
         if not lease.ended:
             self._began(holding)
 
@@ -181,10 +183,15 @@ class Holdings:
             log.warning("lease %s may be lost: %s", doubted.key, fault)
 
     def _has_successor(self, lease: Lease) -> bool:
-        """Whether another process with our id re-adopted the lease: if we slept past expiry, it may own the lease."""
+        """Whether another process with our id re-adopted the lease."""
+        # A process before us signed rows of ours as well: only what we held ourselves can have been taken over by
+        # another.
         replaced = lease.key in self._ever and self._identity.predecessor(lease) is not None
+        # If we slept past expiry, that process may own it; but where nobody has renewed it for so long, it is gone, and
+        # the lease is ours to adopt.
         if not replaced or lease.idle > self._lease_seconds:
             return False
+        # The first version seen may be the last that process wrote; a second one shows that it lives.
         before = self._replaced.setdefault(lease.key, lease.version)
         self._duplicate_process = self._duplicate_process or before != lease.version
         return True
@@ -195,6 +202,7 @@ class Holdings:
         Returns the stored lease if another worker owns it by now.
         """
         with self._lock:
+            # Before the claim, which decides anew: the answer ends the doubt, and a fault below notes it again.
             self._unconfirmed.pop(seen.key, None)
         try:
             stored = self._adopt_as(seen)
@@ -213,11 +221,9 @@ class Holdings:
         return lease.owner == self._identity.worker and not lease.ended
 
     def _adopt_as(self, lease: Lease) -> Lease | None:
-        """Claim the lease as seen; None once it is held, or gone, else the lease as stored.
-
-        A reading instead of the claim would not do: the giver of a lease and its heir could both own it.
-        """
+        """Claim the lease as seen; None once it is held, or gone, else the lease as stored."""
         begun = self._clock()
+        # A reading in place of the claim would not do: the giver of a lease and its heir could both own it.
         outcome = self._store.write(ClaimLease(lease, self._identity.worker, self._identity.notes_on(lease)))
         if isinstance(outcome, Done):
             self.hold(outcome.lease, begun, self._identity.predecessor(lease))
@@ -229,6 +235,7 @@ class Holdings:
         log.log(logging.WARNING if holding.expired else logging.INFO, "lease %s: %s", holding.key, holding.why)
         self._duplicate_process = self._duplicate_process or holding.duplicate_process
         with self._lock:
+            # A lease that was lost and then claimed again is another holding by now.
             if self._held.get(holding.key) is holding:
                 del self._held[holding.key]
                 self._sorted = None
@@ -274,6 +281,7 @@ class Handoffs:
         doubt: Callable[[Lease], None],
     ) -> None:
         self._store, self._me, self._clock, self._hold, self._doubt = store, me, clock, hold, doubt
+        # Early enough to claim it back and renew it before others take it for a dead worker's.
         self._accept_seconds = min(ACCEPT_SECONDS, lease_seconds / 3)
         self._asked: dict[str, Lease] = {}
         self._given: dict[str, tuple[Lease, float]] = {}
@@ -307,6 +315,7 @@ class Handoffs:
             late = tuple(lease for lease, due in self._given.values() if due <= now)
         list(each(self._take_back, late))
         with self._lock:
+            # What could not be taken back stays overdue, and must not have the caller come again without a pause.
             return min((max(due, now + HANDOFF_RETRY_SECONDS) for _, due in self._given.values()), default=math.inf)
 
     def withdraw(self) -> None:
@@ -315,6 +324,8 @@ class Handoffs:
             asked, self._asked = tuple(self._asked.values()), {}
         for lease in asked:
             try:
+                # Else its owner would hand it to a worker that has left, and it would lie unread until it is taken
+                # back.
                 self._store.write(WithdrawRequest(lease, self._me))
             except StoreError as fault:
                 handoffs_log.warning(
@@ -331,6 +342,7 @@ class Handoffs:
             )
             return
         with self._lock:
+            # Only after an answer: a gift of which nobody knows is tried again.
             self._given.pop(lease.key, None)
         if isinstance(outcome, Done):
             handoffs_log.info("lease %s: %s did not accept it; taken back", lease.key, lease.owner)
@@ -367,6 +379,7 @@ class Bench:
 
 def first_watch(config: Config, promises: Promises) -> Watch:
     """Start the watch; where a note moves the version, without bulletins: each would look like a renewal (C14)."""
+    # Only where a note leaves the version alone: else each bulletin would look like a renewal to the others.
     hears = config.rules.keeps_lookout and promises.free_notes
     return Watch(bulletins=BulletinTracker() if hears else None, silence_seconds=scaled(OUTAGE_SECONDS, config))
 
@@ -403,6 +416,7 @@ class SlowPeers:
     def observe(self, me: Me, config: Config) -> None:
         """Log the workers whose measured gaps are too long; `plan` waits longer for them by the same figures."""
         for owner, gap in slow_owners(me, config):
+            # Once: it would be said at every full reading, for as long as that worker runs.
             if owner not in self._said:
                 self._said.add(owner)
                 renewals_log.warning(
@@ -451,8 +465,10 @@ class Renewing:
         """
         self._pause, self._tells = pause, bool(look.notes)
         if held is not self._held:
+            # Only what has come gets a place in the heap; what is gone is met there, and left out.
             known = frozenset(held)
             for one in known - self._known:
+                # In this very call: an heir may have named itself before the lease was ours.
                 self._wake(-math.inf, one, -math.inf)
             self._held, self._known = held, known
             key = None if (row := bulletin_row([one.lease for one in held], me.worker)) is None else row.key
@@ -468,13 +484,16 @@ class Renewing:
         due = self._due_renewals(resting, now, me, look)
         wanted |= {holding.key: (holding, action) for holding, action in due}
         for one in seen:
+            # Where a renewal is under way none is wanted, and the lease must be dropped all the same (rule 2).
             if one.key not in wanted and now > self._drop_at(one):
                 self._drop(one)
+        # Before any begins: the next call may come while they are under way (rule 1).
         self._begun.update(holding for holding, _ in wanted.values())
         try:
             list(each(lambda each_of: self._tend(*each_of, look), wanted.values()))
         finally:
             for one in seen:
+                # Also where `each` has failed: a lease without a place in the heap would never be renewed again.
                 self._wake(min(self._due(one, now), now + pause), one, now + pause)
         return seen
 
@@ -501,6 +520,7 @@ class Renewing:
         """The time of the next call."""
         while self._wakes:
             wake, _, one, latest = self._wakes[0]
+            # What stands first may be out of date: a checkpoint has renewed it since, or it is held no more.
             gone = one not in self._known
             if not gone and (self._waits(one, now) or min(self._due(one, now), latest) <= wake):
                 return wake
@@ -521,6 +541,7 @@ class Renewing:
             renewals_log.warning("lease %s could not be renewed: %s", holding.key, fault)
 
     def _waits(self, holding: Holding, now: float) -> bool:
+        # Tried within this second and not confirmed: a store that is overloaded is not asked again at once.
         failed = holding.renewed > max(now - RETRY_SECONDS, holding.confirmed)
         return failed or holding in self._begun
 
@@ -539,11 +560,13 @@ class Renewing:
         try:
             if action is not None:
                 self.renew(holding, action, look)
+            # The renewal failed or came too late: by our own clock others may have claimed the lease.
             if holding.expired:
                 self._drop(holding)
             elif holding.releasing and not holding.lost.is_set():
                 self._release(holding)
         finally:
+            # Whatever happened, or it would count as under way for ever, and never be renewed again.
             self._begun.discard(holding)
 
     def _drop(self, holding: Holding) -> None:

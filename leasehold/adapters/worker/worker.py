@@ -24,6 +24,7 @@ from attrs import evolve
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Identified, Selective, Source, SourceError, SourceUnavailable
 from leasehold.adapters.threads import ThreadScheduler, seconds
+from leasehold.adapters.worker.collecting import uncollected
 from leasehold.adapters.worker.holding import LATEST_MS, LATEST_POSITION, UNPINNED, Holding, Identity, latest_notes
 from leasehold.adapters.worker.holdings import (
     RETRY_SECONDS,
@@ -46,7 +47,7 @@ from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
 from leasehold.balancer.lineage import HOLE_CONFIDENCE, NOT_STARTED, apart, problems, ripe
 from leasehold.balancer.lookout import LOOK_SECONDS, scaled, stalled_keys
-from leasehold.balancer.model import LATEST, TRIM_HORIZON, Hole, Lease, Me, Notes, Position, Problem, Shard
+from leasehold.balancer.model import LATEST, TRIM_HORIZON, Hole, Lease, Me, Notes, Position, Shard
 from leasehold.balancer.plan import look_again, plan
 from leasehold.balancer.shards.contradictions import (
     CONTRADICTION,
@@ -121,7 +122,10 @@ class Discovery:
         While a row of the table cannot be read, the shards of its line are left out: only that row tells where
         their leases begin. Raises SourceError if the stream cannot be used and never could.
         """
-        crowd, unread = _crowd(listing, me), frozenset(row.key for row in listing.malformed)
+        unread = frozenset(row.key for row in listing.malformed)
+        # Under bulletins (C3) this worker alone has cause to list now; else every owner sees the same cause.
+        owners = () if me.history.hearing is not None else (each.owner for each in listing.leases if each.owner)
+        crowd = frozenset((*owners, me.worker))
         if self._unread - unread:
             self.want()  # a row was mended: leases for the shards left out may be due
         self._unread = unread
@@ -141,7 +145,12 @@ class Discovery:
         shards = self._list(now) if self._wanted.is_set() else None
         self._judge(shards, leases)
         told = [each.what for each in self.contradictions]
-        self._say(malformed + told + [_told(problem) for problem in problems(shards or ())])
+        told += [f"shard {each.shard} {each.what}" if each.shard else each.what for each in problems(shards or ())]
+        texts = malformed + told
+        for text in texts:
+            if text not in self._said:  # not at every turn
+                log.warning("%s", text)
+        self._said = frozenset(texts) or self._said
         return None if shards is None or self.refusing else apart(shards, unread)
 
     def unheard(self, leases: Iterable[Lease]) -> bool:
@@ -154,13 +163,12 @@ class Discovery:
     @property
     def refusing(self) -> bool:
         """Whether no lease of the stream can be trusted: none is taken, created, deleted, or kept (L14)."""
+        # Of a single shard it is enough to leave that shard alone; of the stream every position may count other
+        # records.
         return any(each.of_stream for each in self.contradictions)
 
     def _judge(self, shards: tuple[Shard, ...] | None, leases: Collection[Lease]) -> None:
-        """Find what contradicts; without a listing, what still does, or what other workers have noted since.
-
-        What one listing alone shows of a shard is listed once more: a listing may be a moment old.
-        """
+        """Find what contradicts; without a listing, what still does, or what other workers have noted since."""
         strange = any(lease.note(INCARNATION) not in {None, SETTLED, self.incarnation} for lease in leases)
         if shards is None and not (self.contradictions or (self.incarnation and strange)):
             return
@@ -168,6 +176,7 @@ class Discovery:
         known = self._suspected if shards is not None else {each.key for each in self.contradictions}
         self.contradictions = tuple(each for each in found if each.of_stream or each.key in known)
         if shards is not None:
+            # What one listing alone shows of a shard is listed once more: a listing may be a moment old.
             self._suspected, before = frozenset(each.key for each in found), self._suspected
             if not self._suspected <= before or any(each.kind == "old listing" for each in found):
                 self.want()
@@ -179,6 +188,7 @@ class Discovery:
         source = self._source
         if not isinstance(source, Selective):
             return listing
+        # Their shards are in no listing of this source: they would be deleted as shards that are gone.
         return evolve(listing, leases=tuple(lease for lease in listing.leases if source.reads(lease)))
 
     def deletable(self, lease: Lease, shards: tuple[Shard, ...]) -> bool:
@@ -190,7 +200,11 @@ class Discovery:
             return False
         if any(shard.id == lease.key for shard in shards):
             return True
-        gone = self._confirmed(lambda: self._source.gone(lease.key))
+        try:
+            gone = self._source.gone(lease.key)
+        except SourceError as fault:
+            log.warning("a shard could not be looked up, its lease stays: %s", fault)
+            return False
         if gone:
             self.want()  # the row may change before it is deleted, and stay: it is asked for once more
         return gone
@@ -209,6 +223,7 @@ class Discovery:
     def _overdue(self, now: float, me: Me, crowd: frozenset[str]) -> bool:
         if now < self._next or not self.answered:
             return not self.answered
+        # The whole fleet is due in the same moments: some are drawn, so that not all of it asks the service at once.
         self._next, self._rounds = now + self._safety_seconds, self._rounds + 1
         return _drawn(me, self._rounds, crowd)
 
@@ -224,6 +239,7 @@ class Discovery:
             shards, before = self._source.shards(), self.incarnation
             self.incarnation = self._identified()
         except SourceError as fault:
+            # Refused before there ever was an answer: a name or a right is wrong, and no waiting would mend it.
             if not (self.answered or isinstance(fault, SourceUnavailable)):
                 raise
             self.want()
@@ -240,6 +256,7 @@ class Discovery:
         return shards
 
     def _identified(self) -> str:
+        # A source that cannot tell streams of one name apart: contradictions alone can show that it was made anew.
         if not isinstance(self._source, Identified):
             return ""
         try:
@@ -250,24 +267,9 @@ class Discovery:
                 raise
             return self.incarnation
 
-    def _confirmed(self, question: Callable[[], bool]) -> bool:
-        try:
-            return question()
-        except SourceError as fault:
-            log.warning("a shard could not be looked up, its lease stays: %s", fault)
-            return False
-
-    def _say(self, texts: list[str]) -> None:
-        """Log what is wrong once, not at every turn."""
-        for text in texts:
-            if text not in self._said:
-                log.warning("%s", text)
-        if texts:
-            self._said = frozenset(texts)
-
 
 class Recreated:
-    """What this worker does about contradictions: leases begin anew at `start`, or they are noted where it is None.
+    """The cure for contradictions: leases begin anew at `start`, or they are noted where it is None.
 
     Several workers do so at once. Each step is a conditional write of one lease, so that two workers which take the
     same step do it once. A worker first lets its own leases go, batches in hand included; those of others are taken
@@ -290,6 +292,7 @@ class Recreated:
         found, discovery = self._discovery.contradictions, self._discovery
         mendable = [each for each in found if each.mendable]
         if self._start is None or not mendable:
+            # What an old listing shows is no fault of the table, and the next listing clears it.
             self._note([each for each in found if each.kind != "old listing"], leases)
             return False
         if not discovery.current or (discovery.refusing and holdings):
@@ -317,6 +320,8 @@ class Recreated:
             case Restart(Lease() as stored, Lease() as fresh, marks=True):
                 return self._store.write(AnnotateLease(stored, INCARNATION, fresh.note(INCARNATION) or SETTLED))
             case Restart(Lease() as stored, Lease() as fresh):
+                # First from its owner, whose next write is then refused: what it holds counts records of the former
+                # stream.
                 freed = Done(stored) if stored.owner is None else self._store.write(ReleaseLease(stored, self._me))
                 if not isinstance(freed, Done):
                     return freed
@@ -353,20 +358,10 @@ class Recreated:
                     log.debug("lease %s: not noted: %s", lease.key, fault)
 
 
-def _crowd(listing: Listing, me: Me) -> frozenset[str]:
-    """The workers that would list shards for the same reason now; under bulletins (C3) this worker alone."""
-    if me.history.hearing is not None:
-        return frozenset({me.worker})
-    return frozenset({lease.owner for lease in listing.leases if lease.owner is not None} | {me.worker})
-
-
 def _drawn(me: Me, times: int, crowd: frozenset[str]) -> bool:
     """Whether this worker is drawn from the crowd, the `times`-th time that there is cause."""
+    # By a digest that all compute alike: nobody has to be asked who lists this time.
     return me.worker in nsmallest(LISTERS, crowd, key=digest_under(str(times)))
-
-
-def _told(problem: Problem) -> str:
-    return f"shard {problem.shard} {problem.what}" if problem.shard else problem.what
 
 
 SOON_SECONDS = 0.05
@@ -478,6 +473,7 @@ class Worker:
             self.hurry()
         self._holdings.check_identity()
         soon = min(self._renewing.due(now), now + pause)
+        # Never without a pause: what is due and cannot be done yet would keep a core busy.
         return max(now + SOON_SECONDS, soon)
 
     def turn(self, now: float, each: ParallelMap = map) -> float:
@@ -488,11 +484,20 @@ class Worker:
         and WorkerError if another living process uses this worker's id.
         """
         attend = self._handoffs.check_timeouts(now, each)
-        self._say_remade()
+        told = [self._gone_rows.popleft() for _ in range(len(self._gone_rows))]
+        if told:
+            more = f" and {len(told) - TOLD_MOST} more" if len(told) > TOLD_MOST else ""
+            worker_log.warning(
+                "rows of the lease table were deleted under this fleet; made anew from memory: %s%s",
+                "; ".join(told[:TOLD_MOST]),
+                more,
+            )
+        # Gifts are still looked after while it leaves: what an heir does not claim nobody else would read.
         if self._closing:
             return attend
         list(each(self._holdings.readopt, self._holdings.unconfirmed))  # H4
         if self._hurry.is_set() or now >= self._look_due:
+            # Cleared before the look: what is asked for while it runs is for the next one.
             whole = self._hurry.is_set()
             self._hurry.clear()
             # Rows of what was dropped still name this worker, and only a whole reading shows them (C17).
@@ -500,6 +505,7 @@ class Worker:
             self._look_due = now + self._look_or_wait(now, None if whole else self._look.keys, each)
         self._holdings.check_identity()
         if self._holdings.unconfirmed:
+            # The table may say that they are ours, so others leave them, and nobody reads them until then.
             attend = min(attend, now + RETRY_SECONDS)
         return now if self._hurry.is_set() else min(attend, self._look_due)
 
@@ -541,16 +547,6 @@ class Worker:
         self._closing = True
         self._handoffs.withdraw()
 
-    def _say_remade(self) -> None:
-        told = [self._gone_rows.popleft() for _ in range(len(self._gone_rows))]
-        if told:
-            more = f" and {len(told) - TOLD_MOST} more" if len(told) > TOLD_MOST else ""
-            worker_log.warning(
-                "rows of the lease table were deleted under this fleet; made anew from memory: %s%s",
-                "; ".join(told[:TOLD_MOST]),
-                more,
-            )
-
     def _look_or_wait(self, now: float, asked: tuple[str, ...] | None, each: ParallelMap) -> float:
         try:
             with self.spans.over("look"):
@@ -569,11 +565,12 @@ class Worker:
         return self._look.seconds
 
     def _is_final(self, fault: StoreError | SourceError) -> bool:
-        """Whether store or source never answered at all; a later refusal may pass, when a role or token is renewed."""
+        """Whether store or source never answered at all."""
         match fault:
             case OutcomeUnknown() | SourceUnavailable():
                 return False
             case StoreError():
+                # A refusal after an earlier answer may pass, when a role or a token is renewed.
                 return not self._turns
             case _:
                 return not (self._turns and self.discovery.answered)
@@ -581,7 +578,8 @@ class Worker:
     def _look_and_act(self, now: float, asked: tuple[str, ...] | None, each: ParallelMap) -> None:
         began, found = self.clock(), self._found(asked)
         listing = self.discovery.concerning(found)
-        self.watch, leases = self.watch.look(listing.leases, began, self.clock(), asked, found.reports)
+        with uncollected():
+            self.watch, leases = self.watch.look(listing.leases, began, self.clock(), asked, found.reports)
         me = self._asking()
         # Before the first listing nobody knows whether a lease that names this worker is one of the present stream.
         first = asked is None and not self.discovery.answered
@@ -610,7 +608,10 @@ class Worker:
         actions += self._handoffs.again(late)
         if self.discovery.refusing:
             actions = tuple(action for action in actions if isinstance(action, Renew))
-            self._leave_all()
+            # L14: the records are not those that the leases count, so running batches end and everything is released.
+            for holding in self.holdings:
+                holding.ask_release()
+                self._release(holding)
         early = self._early(actions, leases, now, each) if shards is not None else {}
         list(
             each(
@@ -636,6 +637,7 @@ class Worker:
         """The rows asked for; a reading without an answer is kept in mind, and so is what only a whole one shows."""
         began, dropped = self.clock(), asked is None and self._dropped.is_set()
         if dropped:
+            # Before the reading: what is dropped while it runs wants another whole one.
             self._dropped.clear()
         self._listing_since = began if asked is None else None
         try:
@@ -643,16 +645,11 @@ class Worker:
         except StoreError:
             self.watch = self.watch.unanswered(began)
             if dropped:
+                # There was no answer: those rows are still to be looked for.
                 self._dropped.set()
             raise
         finally:
             self._listing_since = None
-
-    def _leave_all(self) -> None:
-        """Finish the running batches and release everything: the records are not those that the leases count (L14)."""
-        for holding in self.holdings:
-            holding.ask_release()
-            self._release(holding)
 
     def _asking(self) -> Me:
         return Me(self.me, self._turns, self.watch.history)
@@ -660,32 +657,29 @@ class Worker:
     def _early(
         self, actions: Collection[Action], leases: Collection[Lease], now: float, each: ParallelMap
     ) -> dict[Action, float]:
-        """The leases not to create yet, and for how long: a living worker may know better where they begin (L13).
-
-        An owner makes a deleted row anew at its next renewal, and any other worker that has seen the row once it has
-        waited for that. So what was held by others waits for a renewal. What nobody here has seen, and would begin at
-        LATEST or again at the beginning of a closed shard, waits until every living worker has read the table, too.
-        A stream of which neither the table nor this process knows any lease is a new group's, or its table was emptied:
-        then the first owner that renews makes its row anew, and shows which of the two. At TRIM_HORIZON nothing is
-        skipped whichever it is, and nothing waits: owners take such rows over (`Holding`).
-        What LATEST means is asked for before the wait, so that none of what comes meanwhile is skipped.
-        """
+        """The leases not to create yet, and for how long: a living worker may know better where they begin (L13)."""
         config, streams = self.config, {lease.stream for lease in (*leases, *self.watch.history.gone)}
         waits = dict[Action, float]()
         for action in actions:
             match action:
+                # Its owner makes a deleted row anew at its next renewal; what was dropped here has no such owner.
                 case Create(lease, rule="L13"):
                     waits[action] = 0.0 if lease.key in self._holdings.dropped else config.renew_seconds
+                # What nobody here has seen waits until every living worker has read the table: one may know it.
                 case Create(lease, rule="L6"):
                     waits[action] = config.renew_seconds + config.cycle_seconds
                 case Create(lease, rule="L4" | "L5" as rule):
+                    # Without a lease of this stream it is a new group's, or its table was emptied: then the first owner
+                    # that renews makes its row anew, and shows which of the two.
                     known = lease.stream in streams
+                    # At TRIM_HORIZON nothing is skipped, and nothing waits: owners take such rows over (`Holding`).
                     if lease.checkpoint != TRIM_HORIZON or (rule == "L5" and known):
                         rest = config.cycle_seconds if known else RETRY_SECONDS
                         waits[action] = config.renew_seconds + rest
                 case _:
                     pass
         self._absent = {one.lease.key: self._absent.get(one.lease.key, now) for one in waits}
+        # What LATEST means is asked for before the wait, so that none of what comes meanwhile is skipped.
         unpinned = [one.lease for one in waits if one.lease.checkpoint == LATEST and one.lease.key not in self._latest]
         pins = zip(unpinned, each(self.source.latest, unpinned), strict=True)
         known_pins = {key: pin for key, pin in self._latest.items() if key in self._absent}
@@ -709,6 +703,7 @@ class Worker:
         match action:
             case Renew():
                 return False  # `renew` keeps its own schedule
+            # A take-back or an adoption may have made it ours since the plan.
             case Claim() | Steal():
                 return self._holdings.get(action.lease.key) is None
             case Delete():
@@ -720,6 +715,7 @@ class Worker:
         held = self._holdings.get(action.lease.key)
         if isinstance(action, Release) and held is not None:
             if action.heir and action.heir == action.lease.heir:
+                # The heir named itself on the row, so the gift is one write; a stranger to it (M14) is the plan's.
                 held.asked(action.lease)
             else:
                 held.ask_release(action.heir)

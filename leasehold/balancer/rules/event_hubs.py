@@ -145,7 +145,9 @@ def _java(census: Census, me: Me) -> tuple[Action, ...]:
         return ()
     if census.free or census.expired:
         return _claim_one(census, me, "E5")
-    return _steal_one(census, me, {_fullest(census)}, "E5")
+    # Of several the first by name, where Java has its hash map's order.
+    fullest = min(census.counts, key=lambda owner: (-census.counts[owner], owner))
+    return _steal_one(census, me, {fullest}, "E5")
 
 
 def _gist(census: Census, me: Me) -> tuple[Action, ...]:
@@ -167,11 +169,6 @@ def _gist(census: Census, me: Me) -> tuple[Action, ...]:
 def _holding(census: Census, *, above: int) -> set[str]:
     """The other owners with more than so many partitions."""
     return {owner for owner, count in census.counts.items() if count > above and owner != census.worker}
-
-
-def _fullest(census: Census) -> str:
-    """The owner with most partitions; of several the first by name, where Java has its hash map's order."""
-    return min(census.counts, key=lambda owner: (-census.counts[owner], owner))
 
 
 def _first_fullest(census: Census) -> str:

@@ -49,9 +49,11 @@ class Kcl(RuleSet):
         """The answer is all that this worker takes in one turn."""
         if not census.leases:  # K3
             return ()
-        old = _very_old(census, config, self)
+        oldest = self.very_old_multiplier * config.lease_seconds
+        old = tuple(lease for lease in census.available if self.very_old_multiplier and lease.idle > oldest)
         if old:  # K5: whatever the target says, and nothing else in this turn, even where it may take none
-            return _claims(drawn(old, me, _room(census, self)), "K5")
+            room = len(old) if self.max_leases is None else self.max_leases - len(census.mine)
+            return _claims(drawn(old, me, room), "K5")
         needed = _target(census, self) - len(census.mine)
         if needed <= 0:  # K6
             return ()
@@ -66,26 +68,15 @@ def _target(census: Census, rules: Kcl) -> int:
     return share if rules.max_leases is None else min(share, rules.max_leases)
 
 
-def _very_old(census: Census, config: FleetSeconds, rules: Kcl) -> tuple[Lease, ...]:
-    """K5: available leases that stood still for more than `very_old_multiplier` times `lease_seconds`."""
-    oldest = rules.very_old_multiplier * config.lease_seconds
-    return tuple(lease for lease in census.available if rules.very_old_multiplier and lease.idle > oldest)
-
-
-def _room(census: Census, rules: Kcl) -> int:
-    """K5: of the very old, `max_leases` alone limits how many are claimed."""
-    return len(census.leases) if rules.max_leases is None else rules.max_leases - len(census.mine)
-
-
 def _steals(census: Census, me: Me, rules: Kcl, needed: int) -> tuple[Steal, ...]:
-    # Java meets equal counts in its hash map's order, which is the same in every JVM,
-    # so that all thieves rob the same worker; here that order is the one of the names.
     """K8: leases are stolen from one victim, the owner with the most.
 
     A worker that lacks two leases or more may take one from a victim that holds just the target; a worker that lacks
     one may not.
     This is the stable disbalance of KCL: five hundred leases stay 300 to 200 between two clusters of a hundred.
     """
+    # Java meets equal counts in its hash map's order, which is the same in every JVM,
+    # so that all thieves rob the same worker; here that order is the one of the names.
     victim, count = min(census.counts.items(), key=lambda entry: (-entry[1], entry[0]))
     over = count - _target(census, rules)
     if over < 0:

@@ -71,7 +71,7 @@ def _workers(rules: object, attribute: "Attribute[Any]", value: object) -> None:
 
 @frozen
 class Minimal(RuleSet):
-    """Our own: the least moves, every group balanced (rules M1 to M15).
+    """The project's own rules: the least moves, every group balanced (rules M1 to M15).
 
     groups            how workers form groups: None; "prefix", the text before the last "-";
                       or separators, outermost first, for a tree
@@ -154,7 +154,10 @@ class Minimal(RuleSet):
     ) -> tuple[Shares, tuple[Lease, ...], tuple[Lease, ...]]:
         """The share of everybody, what may be claimed, and what of that nobody claimed in time."""
         counts = handed_counts(census, config)
-        free = tuple(lease for lease in census.available if not self._graced(lease))
+        # M12: a lease that was lately given up in good order waits: its owner's successor is on the way.
+        free = tuple(
+            lease for lease in census.available if not (lease.owner is None and lease.idle < self.grace_seconds)
+        )
         limit = self.overdue_seconds(config.lease_seconds, config.cycle_seconds)
         # M9: the taker of what has been free for so long must be missing. The age of a lease at first sight is unknown.
         overdue = tuple(lease for lease in free if limit < lease.idle < math.inf)
@@ -202,10 +205,6 @@ class Minimal(RuleSet):
         """The hint of M1 gives the names of the workers that are coming, or only their number."""
         hint = self.expected_workers
         return (hint, len(hint)) if isinstance(hint, tuple) else ((), hint or 0)
-
-    def _graced(self, lease: Lease) -> bool:
-        """M12: the lease was lately given up in good order, and its owner's successor is on the way."""
-        return lease.owner is None and lease.idle < self.grace_seconds
 
 
 @frozen

@@ -129,7 +129,7 @@ def noted_on(lease: Lease) -> str:
 
 @frozen
 class Restart:
-    """One step of a new beginning: `stored` becomes `lease`. Without `stored` it is new, without `lease` it goes.
+    """A step of a new beginning: `stored` becomes `lease`. Without `stored` it is new, without `lease` it goes.
 
     marks  only the incarnation is noted, and the checkpoint stays
     """

@@ -140,7 +140,7 @@ class DirectCalls:
         by_boto: Callable[[], T],
         again: bool,
     ) -> T:
-        """What a call comes to.
+        """Make a call, and return what it comes to.
 
         form     the content type of `body`, and of a plain answer
         read     what a plain answer says; None: boto3 is to say it
@@ -170,7 +170,7 @@ class DirectCalls:
         if pattern is None or pattern.form != form:
             return None
         try:
-            if pattern.keys != self._keys():
+            if pattern.keys != _NETWORK(self._client)[4].get_frozen_credentials():
                 self._patterns.pop(operation, None)  # rule 2
                 return None
         except Exception:  # noqa: BLE001  boto3 meets it, too, and says what it means
@@ -187,9 +187,6 @@ class DirectCalls:
                 return None  # whether this is a server that boto3 trusts, it says itself
             error = ConnectTimeoutError if isinstance(fault.__cause__, TimeoutError) else EndpointConnectionError
             return error(**url, error=fault.__cause__)
-
-    def _keys(self) -> object:
-        return _NETWORK(self._client)[4].get_frozen_credentials()
 
     def _sent(self, request: Any, **_event: object) -> AWSResponse | None:  # noqa: ANN401  of boto3
         """Hand boto3 what has come already; else keep what it sends."""

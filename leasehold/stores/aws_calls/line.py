@@ -189,7 +189,12 @@ def _read(connection: socket.socket, begun: bytes) -> tuple[HttpAnswer, bool]:
     if size.isdigit() and len(size) > _DIGITS:
         raise CutOff(f"it tells of {size} bytes")
     if not plain or text.lower().count("\r\ncontent-length:") > 1:
-        return _read_otherwise(connection, begun)
+        # Any form of an answer that there is, as the standard library reads it.
+        with HTTPResponse(cast("socket.socket", _Come(connection, begun)), method="POST") as response:
+            response.begin()
+            told = {name.lower(): value for name, value in response.getheaders()}
+            # What was read ahead is gone: such a connection is not kept.
+            return HttpAnswer(response.status, told, response.read()), True
     body, come = bytearray(int(size)), begun[end + 4 :]
     if (filled := len(come)) > len(body):
         raise CutOff("more came than it told")
@@ -200,16 +205,6 @@ def _read(connection: socket.socket, begun: bytes) -> tuple[HttpAnswer, bool]:
                 raise CutOff(f"it ended {len(room) - filled} bytes before its end")
             filled += count
     return HttpAnswer(int(status[9:12]), headers, body), "close" in headers.get("connection", "").lower()
-
-
-def _read_otherwise(connection: socket.socket, begun: bytes) -> tuple[HttpAnswer, bool]:
-    """Any form of an answer that there is, as the standard library reads it."""
-    with HTTPResponse(cast("socket.socket", _Come(connection, begun)), method="POST") as response:
-        response.begin()
-        body = response.read()
-        headers = {name.lower(): value for name, value in response.getheaders()}
-        # What was read ahead is gone: such a connection is not kept.
-        return HttpAnswer(response.status, headers, body), True
 
 
 class _Come(io.RawIOBase):

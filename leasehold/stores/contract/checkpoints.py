@@ -95,7 +95,7 @@ class Checkpoints:
             assert lost(store.write(CheckpointLate(ended, position))) == ended
 
     def test_a_renewal_of_a_lease_that_ended_meanwhile_is_lost(self, store: Store) -> None:
-        """Its reader would go on after the end."""
+        """Without this its reader would go on after the end."""
         seen = owned(store)
         done(store.write(CheckpointLate(seen, SHARD_END)))
         assert lost(store.write(RenewLease(seen))) == stored(store)

@@ -33,7 +33,7 @@ class Resets:
         assert stored(store) == now
 
     def test_a_reset_wants_a_lease_that_nobody_owns(self, store: Store) -> None:
-        """Its owner would go on reading from where it is, and checkpoint over the reset."""
+        """Without this its owner would go on reading from where it is, and checkpoint over the reset."""
         seen = owned(store, at=Position("41"))
         assert lost(store.write(ResetLease(seen, TRIM_HORIZON))) == seen
         assert lost(store.write(ResetLease(evolve(seen, owner=None), TRIM_HORIZON))) == seen

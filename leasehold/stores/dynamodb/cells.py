@@ -71,7 +71,7 @@ class DynamoCells:
         self._clients, self._table, self._ask, self.prove, self._prefix = clients, table, ask, proved, prefix
 
     def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:
-        """One scan for all kinds of rows. Raises StoreError where the table has leases in another layout."""
+        """Scan the table once for all kinds of rows. Raises StoreError where the table has leases in another layout."""
         asked: dict[str, Any] = {"TableName": self._table, "ConsistentRead": certain}
         look: Callable[..., Any] = self._clients.reads.scan
         if self._prefix:
@@ -85,7 +85,7 @@ class DynamoCells:
             asked["ExclusiveStartKey"] = last
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
-        """Those of these items that are there; half the price where `stale_ok`."""
+        """The items of these keys that are there; half the price where `stale_ok`."""
         unique = tuple(dict.fromkeys(names))
         items: list[Item] = []
         for start in range(0, len(unique), _BATCH):

@@ -282,7 +282,7 @@ class SqliteCells:
         return tuple(cell_of(row) for row in found if str(row["name"]).startswith(prefixes))
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002  never stale
-        """Those of these rows that are there, as of one moment."""
+        """The rows of these keys that are there, as of one moment."""
         with self._table() as connection:
             found = [connection.execute(f"{_CELLS} WHERE name = ?", (name,)).fetchone() for name in names]
         return {row["name"]: cell_of(row) for row in found if row is not None}

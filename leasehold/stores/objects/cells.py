@@ -18,11 +18,11 @@ class ObjectCells:
         self._pool = ThreadPoolExecutor(_READS, thread_name_prefix="leasehold-sessions")
 
     def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
-        """One listing for each kind of objects."""
+        """List the objects, once for each kind."""
         return tuple(self._inside(one) for prefix in prefixes for one in self._objects.list(self._above + prefix))
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002  never stale
-        """Those of these objects that are there, read side by side."""
+        """The objects of these names that are there, read side by side."""
         each = self._pool.map if len(names) > 1 else map  # one alone needs no thread
         found = each(self._objects.get, [self._above + name for name in names])
         return {name: self._inside(one) for name, one in zip(names, found, strict=True) if one is not None}

@@ -56,7 +56,7 @@ class VersionedRows(Protocol):
         """Every row whose name begins with one of these; by a consistent reading where that is asked for."""
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
-        """Those of these rows that are there."""
+        """The rows of these names that are there."""
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Write it if there is none of this name; its version, or None if refused."""
@@ -85,7 +85,7 @@ class Tickets(Protocol):
 
 
 class Pace(Protocol):
-    """What a store waits by: a scheduler's clock, locks and queues."""
+    """The means by which a store waits: a scheduler's clock, locks and queues."""
 
     def clock(self) -> float:
         """Seconds of a clock that never goes back."""
@@ -118,7 +118,7 @@ class ThreadPace:
 
 @frozen
 class EntryChange:
-    """What a ticket makes of the page: the lease's entry, which None drops, and what is told beside it, if anything."""
+    """A change of a page: the lease's entry, which None drops, and what is told beside it, if anything."""
 
     entry: SessionEntry | None
     remark: Remark | None = None

@@ -48,7 +48,7 @@ NOWHERE = Stored("", "", {})
 
 @frozen
 class SessionEntry:
-    """What a session says of one lease.
+    """The entry of a session for one lease.
 
     epoch     of the lease's row when its owner accepted it
     position  up to which its records are done
@@ -97,7 +97,7 @@ class Session:
     stored: Stored = field(default=NOWHERE, eq=False)
 
     def entry(self, row: LeaseRow) -> SessionEntry | None:
-        """What it says of this lease as its row is now (G6)."""
+        """The session's entry for this lease as its row is now (G6)."""
         found = self.entries.get(row.lease.key)
         return found if found is not None and found.epoch == row.lease.epoch else None
 
@@ -220,7 +220,7 @@ def told_fields(told: Remarks) -> ObjectFields:
 
 
 def told_of(stored: Stored | None) -> Remarks:
-    """What it tells; nothing where the row cannot be read, for no decision rests on it."""
+    """The remarks that the row tells; nothing where the row cannot be read, for no decision rests on it."""
     found: dict[str, Remark] = {}
     try:
         rows = from_json("told", stored.fields.get("told", "{}")) if stored else {}
@@ -261,7 +261,7 @@ class Joint:
 
     @property
     def entry(self) -> SessionEntry | None:
-        """What the session says of it under the epoch of its row."""
+        """The session's entry for the lease under the epoch of its row."""
         return self.session.entry(self.row) if self.session else None
 
     @property

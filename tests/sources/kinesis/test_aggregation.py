@@ -34,7 +34,7 @@ def test_the_kpl_s_own_records_are_read(data: bytes, rows: Rows) -> None:
 
 
 @pytest.mark.parametrize(("data", "rows"), SAMPLES)
-def test_we_write_the_kpl_s_own_bytes(data: bytes, rows: Rows) -> None:
+def test_aggregates_are_the_kpl_s_own_bytes(data: bytes, rows: Rows) -> None:
     """Readers tried against the KPL alone might not accept ours."""
     aggregate, taken = packed(rows)
     assert (aggregate.sealed(), aggregate.partition_key, taken) == (data, "a", list(rows))

@@ -19,7 +19,7 @@ def _ours(case: Case) -> tuple[kcl_jar.Kept, ...]:
 
 
 @pytest.mark.parametrize(("case", "kept"), TABLE, ids=[case.name for case, _ in TABLE])
-def test_we_keep_what_kcl_keeps(case: Case, kept: tuple[kcl_jar.Kept, ...]) -> None:
+def test_user_records_that_kcl_keeps_are_kept(case: Case, kept: tuple[kcl_jar.Kept, ...]) -> None:
     """A worker of ours beside a Java one would process other records than it, or process them differently."""
     assert _ours(case) == kept
 

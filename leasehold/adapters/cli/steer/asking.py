@@ -11,12 +11,14 @@ from leasehold.adapters.json_form import RULES
 from leasehold.adapters.report.watching import WatchedTable, watched
 from leasehold.balancer.config import Config
 from leasehold.stores.protocol import Store
-from leasehold.stores.urls import open_store
 
 WATCH_SHARE = 1.2
 """A table is watched for so many lease_seconds: an owner that renews nothing meanwhile is dead."""
 
 StoreUrl = Annotated[str, typer.Argument(help="Where the leases are, as a URL.", show_default=False)]
+SwapGoal = Annotated[
+    str | None, typer.Option("--to", help="Where `leasehold swap` moves the leases: both tables are shown.")
+]
 RuleSetName = Annotated[str, typer.Option(help=f"The fleet's: {', '.join(RULES)}.")]
 FleetLeaseSeconds = Annotated[float | None, typer.Option(help="The fleet's. [10; hubs: 120]", parser=seconds())]
 Setting = Annotated[list[str] | None, typer.Option("--set", help="Another setting of the fleet, as name=value.")]
@@ -30,11 +32,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def fleet_config(rules: str, lease_seconds: float | None, more: list[str] | None) -> Config:
     """The fleet's configuration. Raises ValueError naming a setting that cannot be."""
     return configuration(settings({"rules": rules, "lease_seconds": lease_seconds}, more or []))
-
-
-def opened(url: str) -> Store:
-    """The store, only to be read. Raises ValueError for a bad URL, StoreError if it cannot be used."""
-    return open_store(url, create=False, write=False)
 
 
 def table_of(store: Store, config: Config, span: float | None) -> WatchedTable:

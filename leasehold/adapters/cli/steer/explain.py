@@ -15,11 +15,12 @@ from leasehold.adapters.cli.steer.asking import (
     RuleSetName,
     Setting,
     StoreUrl,
+    SwapGoal,
     fleet_config,
-    opened,
     table_of,
 )
 from leasehold.adapters.steering.explaining import plans, rules_of, story
+from leasehold.adapters.steering.swapping import opened
 from leasehold.balancer.shards.contradictions import noted
 from leasehold.stores.printable import printable
 from leasehold.stores.protocol import StoreError
@@ -35,6 +36,7 @@ are the fleet's: give `--rules`, `--lease-seconds` and `--set` as its workers ha
     leasehold explain sqlite:///srv/orders.db
     leasehold explain sqlite:///srv/orders.db --worker w-4        # also one that is not there yet
     leasehold explain sqlite:///srv/orders.db --lease shardId-000000000003
+    leasehold explain sqlite:///srv/orders.db --to postgres://db/orders       # while a swap is under way
 
 A worker of another library (no signature on its leases) follows rules of its own; it is told as one that follows
 `--rules`. Where rules leave a choice to chance, the worker may choose another lease of the same kind.
@@ -48,6 +50,7 @@ def command(  # noqa: PLR0917  one for each option
     store: StoreUrl,
     worker: Annotated[str | None, typer.Option(help="Only this worker, which need not be there yet.")] = None,
     lease: Annotated[str | None, typer.Option(help="The story of this lease, by its key.")] = None,
+    to: SwapGoal = None,
     rules: RuleSetName = "minimal",
     lease_seconds: FleetLeaseSeconds = None,
     set_: Setting = None,
@@ -59,7 +62,7 @@ def command(  # noqa: PLR0917  one for each option
         if worker is not None and lease is not None:
             raise ValueError("--worker and --lease: choose one of them")
         config = fleet_config(rules, lease_seconds, set_)
-        with closing(opened(store)) as table_store:
+        with closing(opened(store, to)) as table_store:
             table = table_of(table_store, config, span)
         found = plans(table, config, () if worker is None else (worker,))
         chosen = tuple(each for each in found if worker in {None, each.worker})
@@ -67,11 +70,12 @@ def command(  # noqa: PLR0917  one for each option
         if lease is not None and row is None:
             raise ValueError(f"--lease: there is no lease {lease!r}")
     tale = None if row is None else story(table, config, row, found)
-    wrong = noted(table.leases)
+    wrong = (*noted(table.leases), *table.swapping)
     if as_json:
         about = {"at": round(time.time(), 3), "rules": config.rules.name, "lease_seconds": config.lease_seconds}
         about |= {"watched_seconds": round(table.seconds, 3), "malformed": len(table.malformed)}
-        about |= {"contradictions": list(wrong)} if wrong else {}
+        about |= {"contradictions": list(against)} if (against := noted(table.leases)) else {}
+        about |= {"swap": list(table.swapping)} if table.swapping else {}
         whole = {"workers": [each.as_json() for each in chosen], "says": dict(rules_of(chosen))}
         print(json.dumps(about | (whole if tale is None else tale.as_json())))
         return

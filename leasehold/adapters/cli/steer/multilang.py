@@ -22,6 +22,7 @@ from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.worker.holdings import WorkerError
 from leasehold.stores.protocol import StoreError
+from leasehold.stores.urls import store_address
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -42,6 +43,10 @@ def command(  # noqa: PLR0917  one for each option
         str | None,
         typer.Option(metavar="URL", help="Where a record goes that ends each child; else its shard is left to others."),
     ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(help="Where `leasehold swap` moves the leases while the fleet reads.", show_default=False),
+    ] = None,
     strict: Annotated[bool, typer.Option(help="End as Java does: 1 after a child's fault, 143 after SIGTERM.")] = False,
     verbose: Annotated[bool, typer.Option(help="Say what is taken and let go.")] = False,
 ) -> None:
@@ -61,9 +66,13 @@ def command(  # noqa: PLR0917  one for each option
         children = Children(settings.argv, most_records=settings.most_records, timeout_seconds=settings.timeout_seconds)
         letter = None if dead_letter is None else dead_letter_of(dead_letter, settings.source, settings.store, dashed)
         handler = ChildHandler(children, attempts=attempts, dead_letter=letter, empty=settings.empty, strict=strict)
-        described = consumption(settings.source, settings.store, handler.handling, settings.options, dashed)
-        sessions = settings.credentials.session(), settings.table_credentials.session()
-        described = evolve(described, sessions=sessions)
+        described = consumption(
+            settings.source, settings.store, handler.handling, {**settings.options, "to": to}, dashed
+        )
+        tables = settings.table_credentials.session()
+        # The file's credentials of tables are Amazon's; of another cloud's the environment has them.
+        there = tables if to is not None and store_address(to)[0] in {"dynamodb", "s3"} else None
+        described = evolve(described, sessions=(settings.credentials.session(), tables, there))
         told = list[int]()
 
         def begun(runner: Runner) -> None:
@@ -82,6 +91,7 @@ def _note_signals(told: list[int]) -> None:
         stop = signal.getsignal(each)
 
         def note(number: int, frame: FrameType | None) -> None:
+            # Before the worker's own handler stops it, or the exit status could not tell which signal it was.
             told.append(number)
             if callable(stop):  # noqa: B023  the worker's own are the same for each
                 stop(number, frame)  # noqa: B023

@@ -11,10 +11,11 @@ import uvicorn
 from leasehold.adapters.cli.common.ending import Ended, ending, unwinding
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.cli.leases import stream_of
-from leasehold.adapters.cli.steer.asking import FleetLeaseSeconds, RuleSetName, Setting, fleet_config, opened
+from leasehold.adapters.cli.steer.asking import FleetLeaseSeconds, RuleSetName, Setting, fleet_config
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.steering.serving.app import BoundedConnection, server
 from leasehold.adapters.steering.serving.watcher import FleetRecord, TableWatcher
+from leasehold.adapters.steering.swapping import opened
 from leasehold.adapters.threads import SIGNAL_SECONDS, spawn
 from leasehold.stores.printable import said
 from leasehold.stores.protocol import StoreError
@@ -34,7 +35,9 @@ Beside it: `/leases.json`, `/metrics` for Prometheus, `/healthz` (503 unless the
 
 It reads the tables every `--every` and writes nothing to them. It listens on this machine alone; with `--host` it can
 be reached from others, and has no login: put a proxy before it. Requests by another name than `--host`, localhost or
-`--allow-host` are refused. `--source` (once for each STORE, in their order) asks the stream for lag that no row tells.
+`--allow-host` are refused. While `leasehold swap` moves the leases of a STORE, `--to` shows both tables as one, and
+which of them has each lease. `--source` asks the stream for lag that no row
+tells. Both are given once for each STORE, in their order.
 
 Needs `leasehold[serve]`. Ends on Ctrl-C. Exit status: 0, 1 if a store cannot be used, 2 on bad usage.
 """
@@ -44,6 +47,10 @@ Needs `leasehold[serve]`. Ends on Ctrl-C. Exit status: 0, 1 if a store cannot be
 def command(  # noqa: PLR0917  one for each option
     stores: Annotated[list[str], typer.Argument(metavar="STORE...", help="Where leases are, as URLs.")],
     source: Annotated[list[str] | None, typer.Option(help="The stream, asked for lag where no row tells it.")] = None,
+    to: Annotated[
+        list[str] | None,
+        typer.Option(help="Where `leasehold swap` moves the leases: both tables are shown; `-` where there is none."),
+    ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = LOOPBACK[0],
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8095,
     allow_host: Annotated[list[str] | None, typer.Option(help="Another name by which it may be asked.")] = None,
@@ -59,11 +66,14 @@ def command(  # noqa: PLR0917  one for each option
         config = fleet_config(rules, lease_seconds, set_)
         if source and len(source) != len(stores):
             raise ValueError("--source: give one for each STORE, or none")
+        if to and len(to) != len(stores):
+            raise ValueError("--to: give one for each STORE, `-` for one that does not move, or none")
         with unwinding(), ExitStack() as stack:
             record = stack.enter_context(closing(FleetRecord(history)))
             watchers = []
             for place, url in enumerate(stores):
-                store = stack.enter_context(closing(opened(url)))
+                goal = to[place] if to and to[place] != "-" else None
+                store = stack.enter_context(closing(opened(url, goal)))
                 asked = stack.enter_context(closing(stream_of(source[place]))) if source else None
                 watcher = TableWatcher(name_of(url), store, config, record, every=every, source=asked)
                 watchers.append(stack.enter_context(closing(watcher)))

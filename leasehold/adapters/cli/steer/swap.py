@@ -11,9 +11,17 @@ from attrs import asdict
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.cli.steer.asking import AsJson
-from leasehold.adapters.steering.swapping import SwapProgress, awaited, ended, followed, progress, sent, tables_apart
+from leasehold.adapters.steering.swapping import (
+    SwapProgress,
+    awaited,
+    ended,
+    followed,
+    observed,
+    progress,
+    sent,
+)
 from leasehold.stores.protocol import StoreError
-from leasehold.stores.swap import SwapStore, announced
+from leasehold.stores.swap import TO, SwapStore, announced, tables_apart
 from leasehold.stores.urls import name_of, open_store
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -65,23 +73,26 @@ def command(  # noqa: PLR0917  one for each option
         target = open_store(to, create=create and not (status or back))
         opened.callback(target.close)
         tables = (source, target)
-        store = SwapStore(tables, names[1])
+        if status or back:
+            store = observed(tables, names)
+        else:
+            store = SwapStore(tables, names[TO])
+            announced(tables, names)
         if status:
-            _tell(progress(tables, store, names[1]), as_json=as_json)
+            _tell(progress(tables, store, names[TO]), as_json=as_json)
             return
         if not back:
-            announced(tables, names)
-            awaited(tables, store, names[1], wait)
+            awaited(tables, store, names[TO], wait)
         sent(tables, "from" if back else "to")
         last = None
-        for now in followed(tables, store, names[1]):
+        for now in followed(tables, store, names[TO]):
             if now != last:
                 _tell(now, as_json=as_json)
             last = now
         if back:
             sent(tables, "")
         else:
-            ended(tables, store, names[1])
+            ended(tables, store, names[TO])
         if not as_json:
             print(_LAST[back])
 
@@ -96,11 +107,6 @@ def _tell(now: SwapProgress, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({**asdict(now), "unaware": [name for name, _ in now.unaware]}), flush=True)
         return
-    every = now.there + now.moving + now.gone
-    bound = {"to": "bound for TO", "from": "bound for FROM", "closed": "all bound for TO, ending", "": "staying"}
-    print(
-        f"{every} leases: {now.there} in FROM, {now.moving} on their way, {now.gone} in TO; {bound[now.way]}",
-        flush=True,
-    )
+    print(now.says, flush=True)
     if now.unaware:
         print(f"owners that do not know TO: {', '.join(name for name, _ in now.unaware)}", file=sys.stderr)

@@ -10,7 +10,7 @@ from attrs import asdict
 from leasehold.adapters.cli.common.columns import Cells, Column, show
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.steer.asking import AsJson
-from leasehold.adapters.steering.tables import ListedTable, tables_at
+from leasehold.adapters.steering.tables import tables_at
 from leasehold.stores.protocol import StoreError
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -43,7 +43,23 @@ def command(
         if as_json:
             print(json.dumps({"at": round(time.time(), 3), "tables": [asdict(each) for each in found]}))
         else:
-            show(_cells(found), wide=wide)
+            rows = tuple(
+                (
+                    each.url,
+                    each.layout,
+                    _said(each.leases),
+                    _said(each.ended),
+                    _said(None if each.leases is None else len(each.owners)),
+                    ", ".join(each.streams),
+                    _day(each.created),
+                    _day(each.written),
+                    _said(each.protected),
+                    _said(each.recoverable),
+                    each.why,
+                )
+                for each in found
+            )
+            show(Cells(_COLUMNS, rows, f"{len(found)} lease tables"), wide=wide)
         raise typer.Exit(1 if any(each.why for each in found) else 0)
 
 
@@ -60,26 +76,6 @@ _COLUMNS = (
     Column("recoverable", spare=7),
     Column("why", words=True),
 )
-
-
-def _cells(found: list[ListedTable]) -> Cells:
-    rows = tuple(
-        (
-            each.url,
-            each.layout,
-            _said(each.leases),
-            _said(each.ended),
-            _said(None if each.leases is None else len(each.owners)),
-            ", ".join(each.streams),
-            _day(each.created),
-            _day(each.written),
-            _said(each.protected),
-            _said(each.recoverable),
-            each.why,
-        )
-        for each in found
-    )
-    return Cells(_COLUMNS, rows, f"{len(found)} lease tables")
 
 
 def _said(fact: int | bool | None) -> str:

@@ -18,10 +18,10 @@ from leasehold.adapters.cli.steer.asking import (
     Setting,
     StoreUrl,
     fleet_config,
-    opened,
     table_of,
 )
 from leasehold.adapters.report.watching import alive
+from leasehold.adapters.steering.swapping import opened
 from leasehold.adapters.steering.what_if import FleetChange, forecast, names_of
 from leasehold.stores.protocol import StoreError
 

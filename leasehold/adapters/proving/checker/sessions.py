@@ -135,7 +135,7 @@ class CheckedCells:
         return tuple(_row(*one) for one in self.ask(CellRequest("list", prefixes)))
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002
-        """Those that are there."""
+        """The cells that are there."""
         # What is asked for at once is of different moments: here sessions are always read before rows of leases.
         leases = tuple(name for name in names if name.startswith(LEASES))
         rest = tuple(name for name in names if not name.startswith(LEASES))
@@ -153,11 +153,11 @@ class CheckedCells:
         return answer
 
     def delete(self, name: str, version: str) -> bool:
-        """This one."""
+        """Delete this cell."""
         return bool(self.ask(CellRequest("delete", (name,), "", version)))
 
     def prove(self) -> None:
-        """It keeps them."""
+        """Nothing to prove: conditions are kept."""
 
     def close(self) -> None:
         """Nothing."""
@@ -241,7 +241,7 @@ class CheckedWorker:
     lost: dict[str, CheckedHolding] = Factory(dict)
 
     def options(self, tick: int) -> Iterator[tuple[str, str]]:
-        """What it may do next."""
+        """The steps that the worker may take next."""
         if self.moves <= 0:
             return
         yield "look", ""
@@ -363,7 +363,7 @@ class At(NamedTuple):
 
 
 class Ghost(NamedTuple):
-    """What nobody in the system knows of a lease: the furthest acknowledged, and answered Done; and its last epoch."""
+    """The truth of a lease, known to nobody in it: the furthest acknowledged, and answered Done; and its last epoch."""
 
     handled: int = 0
     done: int = 0
@@ -399,7 +399,7 @@ class BrokenLaw:
 
 @frozen
 class Explored:
-    """What a search saw; `whole` says that it was not cut off."""
+    """The outcome of a search; `whole` says that it was not cut off."""
 
     states: int
     whole: bool

@@ -35,7 +35,7 @@ def still() -> float:
 
 @define
 class CheckedTable:
-    """One of the two tables as a worker asks it."""
+    """A table of the two, as a worker asks it."""
 
     cells: CheckedCells
     name: str
@@ -46,7 +46,7 @@ class CheckedTable:
         return Listing(tuple(lease for _, lease in self.cells.ask(CellRequest("list", (f"{self.name}/",)))))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002
-        """Those that are there."""
+        """The leases that are there."""
         names = tuple(f"{self.name}/{key}" for key in keys)
         return tuple(lease for _, lease in self.cells.ask(CellRequest("read", names)))
 
@@ -72,7 +72,7 @@ class SwappingWorker(CheckedWorker):
     """A worker that may also send the leases one way or the other, as the command does."""
 
     def options(self, tick: int) -> Iterator[tuple[str, str]]:
-        """What it may do next."""
+        """The steps that the worker may take next."""
         yield from super().options(tick)
         if self.moves > 0:
             yield "send", "to"

@@ -171,7 +171,7 @@ def hearings() -> st.SearchStrategy[BulletinState]:
 
 
 def calls() -> st.SearchStrategy[str]:
-    """What a lookout may have written of whom it calls: each worker to keys of its own, for nobody is called to one."""
+    """Calls that a lookout may have written: each worker to keys of its own, for nobody is called to one."""
     several = st.lists(st.sampled_from(KEYS), max_size=4, unique=True)
 
     def text(keys: list[str], to_all: bool) -> str:

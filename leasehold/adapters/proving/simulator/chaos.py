@@ -50,7 +50,12 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
     draw = random.Random(f"chaos {seed}")  # noqa: S311  a seed is the point
     names = tuple(f"{'ab'[number % 2]}-{number}" for number in range(draw.randint(2, 6)))
     peer = draw.choice(PEERS) if _chance(draw, 0.35) else None
-    ours = _ours(draw)
+    ours = Minimal(
+        groups=draw.choice((None, "prefix", ("-",))),
+        max_steals=draw.choice((None, None, 1, 5)),
+        grace_seconds=draw.choice((0.0, 0.0, 20.0)),
+        release=_chance(draw, 0.2),
+    )
     # A zombie takes nothing: not for peers, which wait for it, nor what is released to it (M11).
     zombies = peer is None and not ours.release and rules is None
     configs = ((name, _rules(draw, rules or ours, None if rules else peer)) for name in names)
@@ -93,15 +98,6 @@ def _chance(draw: random.Random, probability: float) -> bool:
     return draw.random() < probability
 
 
-def _ours(draw: random.Random) -> Minimal:
-    return Minimal(
-        groups=draw.choice((None, "prefix", ("-",))),
-        max_steals=draw.choice((None, None, 1, 5)),
-        grace_seconds=draw.choice((0.0, 0.0, 20.0)),
-        release=_chance(draw, 0.2),
-    )
-
-
 def _rules(draw: random.Random, ours: RuleSet, peer: RuleSet | None) -> Config:
     rules = peer if peer is not None and _chance(draw, 0.5) else ours
     return Config(rules, lease_seconds=LEASE_SECONDS)
@@ -125,7 +121,14 @@ def _processes(draw: random.Random, name: str, config: Config, *, zombies: bool)
     start = 0.0 if _chance(draw, 0.6) else draw.uniform(0.0, CALM)
     end = draw.uniform(start + 1.0, CALM)
     process = Member(
-        name, config, start, naps=_naps(draw), foreign=not config.rules.keeps_lookout, rate=draw.uniform(0.9995, 1.0005)
+        name,
+        config,
+        start,
+        naps=tuple(
+            Nap(draw.uniform(0.0, CALM - 30.0), draw.uniform(1.0, 25.0)) for _ in range(draw.choice((0, 0, 1, 2)))
+        ),
+        foreign=not config.rules.keeps_lookout,
+        rate=draw.uniform(0.9995, 1.0005),
     )
     match draw.choice(("stays", "stays", "zombie", "crash", "leave", "crash again", "leave again")):
         case "zombie" if zombies:
@@ -139,10 +142,6 @@ def _processes(draw: random.Random, name: str, config: Config, *, zombies: bool)
     # A restart under the old id comes after the process it replaces is gone, its drain included.
     again = evolve(process, starts=end + draw.uniform(31.0, 45.0), naps=())
     return [ended, again] if fate.endswith("again") else [ended]
-
-
-def _naps(draw: random.Random) -> tuple[Nap, ...]:
-    return tuple(Nap(draw.uniform(0.0, CALM - 30.0), draw.uniform(1.0, 25.0)) for _ in range(draw.choice((0, 0, 1, 2))))
 
 
 def _network(draw: random.Random) -> Network:

@@ -22,6 +22,7 @@ from leasehold.adapters.proving.simulator.chaos import Trial
 from leasehold.adapters.proving.simulator.scenario import Emptying, Member, Reshape, Scenario
 from leasehold.adapters.proving.simulator.world.process import RESTART_SECONDS, Process
 from leasehold.adapters.proving.simulator.world.tasks import Tasks
+from leasehold.adapters.proving.simulator.world.two_tables import NAMES, commanded
 from leasehold.adapters.proving.simulator.world.world import (
     ListSource,
     ShardRecords,
@@ -36,6 +37,8 @@ from leasehold.adapters.proving.simulator.world.world import (
 from leasehold.balancer.model import Lease, Shard
 from leasehold.balancer.rules.shares import Groups, least_moves, path_of
 from leasehold.stores.sessions.rows import LeaseRow, lease_fields, lease_name
+from leasehold.stores.sessions.store import SessionStore
+from leasehold.stores.swap import announced
 from leasehold.stores.writes import counted
 
 _FURTHER = 1_000_000
@@ -67,7 +70,7 @@ def run(scenario: Scenario) -> SimulatedHistory:
         UnitBudget(each, lambda: tasks.now) for each in (scenario.capacity.table_units, scenario.capacity.writes)
     )
     world = World(scenario, tasks, table, source, history, join, reads, writes)
-    for row in first if scenario.sessions else ():
+    for row in first if scenario.sessions and not scenario.swaps else ():
         world.cells.put_new(lease_name(row.key), lease_fields(LeaseRow(row)))
     for member in scenario.members:
         join(member)
@@ -75,6 +78,9 @@ def run(scenario: Scenario) -> SimulatedHistory:
         tasks.start(partial(_reshape, world, reshape), reshape.at)
     for emptying in scenario.emptyings:
         tasks.start(partial(_empty, world, emptying), emptying.at)
+    if scenario.swaps:
+        announced((table, SessionStore(world.cells) if scenario.sessions else world.goal), NAMES)
+        tasks.start(partial(commanded, world))
     if scenario.reading:
         tasks.start(partial(_produce, world))
     # Garbage is collected once, before the run: each collection visits every row that hundreds of watchers keep.

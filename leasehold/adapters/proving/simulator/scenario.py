@@ -108,7 +108,7 @@ class Network:
 
 @frozen
 class Capacity:
-    """What the table serves, as a table of DynamoDB does; the default has no limits.
+    """The requests that the table serves, as a table of DynamoDB does; the default has no limits.
 
     row_bytes        length of each row
     bytes_per_second how fast one listing is read, page after page; each page shows its rows as they are then
@@ -167,7 +167,8 @@ class Scenario:
     weighed   whether the throughput that readers measure is written down
     scan_per_cycle
               whether the table is scanned once per `cycle_seconds` and no more often, whatever the plan asks but C16
-    sessions  whether the table is in layout `sessions`
+    sessions  whether the table is in layout `sessions`; where there are swaps, the second one
+    swaps     when the leases are sent to a second table, back, there again, and so on; empty: there is one table
     dated     whether a listing tells how long ago each row was written, and bulletins are not free, as with blobs
     full      whether each renewal and each reading is recorded, which only a judge needs
     misdeeds  what the callables of users do besides their work
@@ -204,6 +205,7 @@ class Scenario:
     scan_per_cycle: bool = False
     dated: bool = False
     sessions: bool = False
+    swaps: tuple[float, ...] = ()
     full: bool = False
     misdeeds: tuple[Misdeed, ...] = ()
     handler: Handler | None = None
@@ -282,7 +284,7 @@ def shrink(
     ending: Literal["crash", "leave"],
     cycles: float,
 ) -> FleetScenario:
-    """Some workers of a balanced fleet end at one moment."""
+    """A part of a balanced fleet ends at one moment."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     since = SETTLE_CYCLES * config.cycle_seconds
     gone = frozenset(draw.sample(workers, going))

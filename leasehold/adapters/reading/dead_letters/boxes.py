@@ -85,8 +85,10 @@ class FolderBox:
             with unfinished.open("wb") as writing:
                 writing.write(letter.line)
                 writing.flush()
+                # The record is checkpointed as soon as this returns, so its letter must outlive a power failure.
                 os.fsync(writing.fileno())
             try:
+                # A link, which refuses where a rename would replace: the letter that is there under this name stays.
                 file.hardlink_to(unfinished)
             except FileExistsError:
                 if not file.is_file():
@@ -96,6 +98,7 @@ class FolderBox:
                     raise
                 unfinished.replace(file)  # a letter of this name is one of the same record
             unfinished.unlink(missing_ok=True)
+            # The name, too, must be on the disk: a file without one is lost.
             self._keep()
         except OSError as fault:
             unfinished.unlink(missing_ok=True)
@@ -187,6 +190,7 @@ def dead_letters(
 
 def open_letters(url: str) -> LetterFolder:
     """The letters at this URL, to be taken out again. Raises ValueError, and LetterError if there is no such place."""
+    # A stream keeps no position for its readers, and nothing can be removed from it.
     scheme = url.partition("://")[0]
     if scheme in STREAMS:
         raise ValueError("letters URL: letters in a stream want --store, where the replay keeps how far it has come")

@@ -68,6 +68,7 @@ class Letter:
         """
         record = self.record
         digest = hashlib.sha256(json.dumps(self._of_record()).encode()).hexdigest()[:32]
+        # Names of files and objects: the digest tells shards apart that look alike when they are cut.
         shard = re.sub(r"[^\w.-]", "_", self.shard, flags=re.ASCII)[-80:]
         return f"{record.sequence_number}-{record.sub_sequence_number}-{shard}-{digest}.json"
 
@@ -117,6 +118,7 @@ def letter_for(
     stream  what it is called where the lease does not say
     now     seconds since 1970
     """
+    # The handler's own fault, not what wraps it: it is what whoever opens the letter has to mend.
     cause = error.__cause__ if isinstance(error, Unhandled) and error.__cause__ is not None else error
     return Letter(
         table=table,
@@ -163,6 +165,7 @@ def letter_of(line: bytes) -> Letter:
         data = base64.b64decode(text, validate=True)
     except ValueError:
         raise BadLetter("data: it is not base64") from None
+    # Letters are sorted by it, and the digits of other scripts pass for numbers, too.
     if not (number.isascii() and number.isdigit()):
         raise BadLetter("sequence_number: it wants a decimal number, as a text")
     record = Record(
@@ -193,8 +196,10 @@ def _field(told: dict[str, Any], name: str, kind: type, default: object = _NEEDE
     value = told.get(name, default)
     if value is _NEEDED:
         raise BadLetter(f"{name}: it is missing")
+    # To Python true is a whole number, and to nobody else.
     if value is not default and (not isinstance(value, kind) or isinstance(value, bool)):
         raise BadLetter(f"{name}: it wants {'a text' if kind is str else 'a whole number'}")
+    # Python reads numbers of any length, and such a one may not fit where it is stored.
     if isinstance(value, int) and not 0 <= value < WHOLE_MOST:
         raise BadLetter(f"{name}: it wants a whole number from 0 to {WHOLE_MOST - 1}")
     return value

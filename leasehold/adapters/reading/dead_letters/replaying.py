@@ -71,6 +71,7 @@ def replay(letters: LetterFolder, deliver: Deliver, tell: Tell) -> ReplayVerdict
     verdict = ReplayVerdict()
     for name in sorted(set(names) - {place[-1] for place in places}):
         verdict = evolve(verdict, strange=verdict.strange + 1)
+        # Left alone: anybody may keep other files in that folder, and nothing of theirs is touched.
         tell(name, "it is named as no letter is")
     for *_, name in places:
         try:
@@ -86,6 +87,7 @@ def replay(letters: LetterFolder, deliver: Deliver, tell: Tell) -> ReplayVerdict
             tell(name, said(fault))
             verdict = evolve(verdict, failed=verdict.failed + 1)
             continue
+        # Only now (rule 1): killed before this line, the letter is there and is handed over once more.
         letters.remove(name)
         verdict = evolve(verdict, done=verdict.done + 1)
     return verdict
@@ -200,6 +202,7 @@ class _LetterCalls:
         for record in batch.records:
             with self._lock:
                 verdict = self._handed(record)
+                # Counted once the checkpoint is stored: what another owner hands over again would be counted twice.
                 if not batch.checkpoint(record):  # whoever has the lease now counts it
                     return
                 self.verdict = verdict
@@ -210,6 +213,7 @@ class _LetterCalls:
             letter = letter_of(record.data)
             if (fault := self._deliver(letter)) is None:
                 return evolve(verdict, done=verdict.done + 1)
+            # Before the checkpoint that follows: a letter that is in neither place would be lost (rule 2).
             self._letters.put(failed_again(letter, fault, worker=self._me, now=time.time()))
         except BadLetter as bad:
             self._tell(name, f"it is no letter: {bad}")
@@ -252,6 +256,7 @@ class LetterReader:
                     break
         if mine is None:  # only a reading that brings nothing shows that nothing is left
             return evolve(batch, behind_seconds=batch.behind_seconds or UNKNOWN_SECONDS) if batch.records else batch
+        # Behind it lie only letters that failed in this very replay: read on, it would never end (rule 3).
         self._over, kept = True, batch.records[:mine]
         read_to = kept[-1].position if kept else None
         return evolve(batch, records=kept, read_to=read_to, behind_seconds=0.0, ended=False, in_columns=None)

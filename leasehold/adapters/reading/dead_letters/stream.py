@@ -27,6 +27,7 @@ class StreamBox:
 
     def put(self, letter: Letter) -> None:
         """Put the letter as a record, under the key of the record that it is about."""
+        # By the record's own key: letters of one key stay in the order in which their records failed.
         self._put(letter.line, letter.record.partition_key or letter.lease, None)
 
     def put_back(self, letter: Letter) -> None:
@@ -43,6 +44,7 @@ class StreamBox:
         try:
             self._client.describe_stream_summary(StreamName=self._stream)
         except ClientError as error:
+            # Whoever may put records need not have the right to describe the stream: a refusal proves nothing.
             return code_of(error) == "ResourceNotFoundException"
         return False
 

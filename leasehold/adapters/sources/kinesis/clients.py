@@ -4,7 +4,6 @@ import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-import boto3
 from botocore.config import Config
 from botocore.exceptions import ReadTimeoutError
 from botocore.utils import parse_timestamp
@@ -20,6 +19,7 @@ except ImportError:  # then boto3 takes answers apart by itself
     Wire = None  # type: ignore[assignment,misc]  # the slow way
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user
+    from boto3 import Session
     from types_boto3_kinesis import KinesisClient
 
 log = escaped(logging.getLogger("leasehold.kinesis"))
@@ -39,7 +39,7 @@ class KinesisClients(TimedClients):
 
     @classmethod
     def of(cls, client: "KinesisClient | KinesisClients") -> "KinesisClients":
-        """Those that were given; or one client of a caller's own, whose time-out is what it is."""
+        """The clients that were given; or one client of a caller's own, whose time-out is what it is."""
         if isinstance(client, KinesisClients):
             return client
         try:
@@ -55,7 +55,7 @@ def reading_client(
     wire: WireForm = "cbor",
     *,
     read_seconds: float = SUBSCRIPTION_SECONDS[0],
-    session: boto3.Session | None = None,
+    session: "Session | None" = None,
 ) -> "KinesisClient":
     """A client for many threads, which asks for records in this form. Raises what botocore raises without a region.
 
@@ -78,13 +78,14 @@ def patient_client(
     region: str | None,
     endpoint: str | None,
     read_seconds: float,
-    session: boto3.Session | None = None,
+    session: "Session | None" = None,
 ) -> Any:  # noqa: ANN401  likewise
     """A client of this service for many threads, which gives a connection up where nothing comes for so long."""
     core = core_of(session)
     # The time of arrival, looked up in a local time zone, is more than half of what a record of 1 KB costs boto3.
     core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=utc)
-    client = boto3.session.Session(botocore_session=core).client(
+    # Made by botocore: importing boto3 costs a start some 0.1 s of a processor, and adds nothing to such a client.
+    client = core.create_client(
         service,
         region_name=region,
         endpoint_url=endpoint,

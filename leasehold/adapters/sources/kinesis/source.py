@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from boto3 import Session
 from botocore.exceptions import ClientError
 
 from leasehold.adapters.sources.call_patience import CallPatience, TimedClients
@@ -32,6 +31,7 @@ from leasehold.stores.printable import escaped
 from leasehold.stores.urls import date_of
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user
+    from boto3 import Session
     from types_boto3_kinesis import KinesisClient
 
 log = escaped(logging.getLogger("leasehold.kinesis"))
@@ -136,9 +136,10 @@ class KinesisSource(PolledStream):
         clients = KinesisClients.of(client)
         super().__init__(clients, name, rewind=rewind, poll=poll, clock=clock)
         self._client = clients.within(clients.limits[0])
+        self.consumer: StreamConsumer | None = None
         if consumer is not None:
-            registered = StreamConsumer(self._client, name, consumer, patience=self._patience)
-            self.reader = partial(FanOut, consumer=registered)
+            self.consumer = StreamConsumer(self._client, name, consumer, patience=self._patience)
+            self.reader = partial(FanOut, consumer=self.consumer)
         self._misplaced = misplaced
         # Whether partition keys choose the shard; where the service spreads records, no aggregate is misplaced.
         self._keys_decide: bool | None = None
@@ -153,7 +154,7 @@ class KinesisSource(PolledStream):
             return f"{account}:{self.name}:{int(created.timestamp())}"
 
     def incarnation(self) -> str:
-        """Its identity; "" where this worker may not ask for it. Raises SourceUnavailable or SourceError."""
+        """The stream's identity; "" where this worker may not ask for it. Raises SourceUnavailable or SourceError."""
         try:
             return self.identity()
         except SourceError as fault:
@@ -200,7 +201,7 @@ class KinesisSource(PolledStream):
         )
 
 
-def open_url(name: str, options: Mapping[str, str], *, session: Session | None = None) -> KinesisSource:
+def open_url(name: str, options: Mapping[str, str], *, session: "Session | None" = None) -> KinesisSource:
     """The stream of this name. Raises SourceError if no region is known, ValueError for a wrong option."""
     if options.get("if_trimmed", "TRIM_HORIZON") != "TRIM_HORIZON":
         raise ValueError("source URL: option 'if_trimmed' wants TRIM_HORIZON; without it such a shard is not read")

@@ -7,15 +7,18 @@ that was deleted and made anew is another stream.
 import logging
 from collections.abc import Iterable, Mapping
 from threading import Lock
+from typing import TYPE_CHECKING
 
 from attrs import evolve
-from boto3 import Session
 
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.kinesis.source import open_url as open_one
 from leasehold.adapters.sources.protocol import Batch, Reader, Settled, Source, SourceError, SourceUnavailable
 from leasehold.balancer.model import Lease, Position, Shard
 from leasehold.stores.printable import escaped
+
+if TYPE_CHECKING:  # imported where it is needed
+    from boto3 import Session
 
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
@@ -150,7 +153,7 @@ def _qualified(stream: str, shard: Shard) -> Shard:
     return evolve(shard, id=f"{stream}:{shard.id}", stream=stream, parents=parents)
 
 
-def open_url(name: str, options: Mapping[str, str], *, session: Session | None = None) -> Source:
+def open_url(name: str, options: Mapping[str, str], *, session: "Session | None" = None) -> Source:
     """The stream of this name; several, with commas in between, as one source. Raises SourceError, ValueError."""
     names = name.split(",")
     if len(names) == 1:

@@ -97,6 +97,7 @@ def secret_in(path: str) -> tuple[str, str]:
     try:
         return Path(path).read_text().strip(), f"option {FILE}"
     except (OSError, UnicodeDecodeError) as fault:
+        # The machine is named: a file of the driver's is often missing on one executor alone.
         where = f"on {socket.gethostname()} ({type(fault).__name__})"
         raise ValueError(f"option {FILE}: {path!r} cannot be read {where}") from None
 
@@ -104,6 +105,7 @@ def secret_in(path: str) -> tuple[str, str]:
 def secret_of_executor(path: str, *, keyed: bool) -> str:
     """The same, on an executor; `keyed` if the driver has one. Raises ValueError where this machine does not."""
     secret, _ = secret_in(path)
+    # Else it would try its own identity in place of the key, and be refused for a reason that nobody recognises.
     if keyed and not secret:
         raise ValueError(
             f"{CONNECTION_STRING}: executors use it, and {socket.gethostname()} does not have it; set it there, too, "
@@ -133,6 +135,7 @@ def _json(name: str, text: str) -> tuple[str, str]:
         found = json.loads(text)
         offset, moment = str(found.get("offset") or ""), found.get("enqueuedTime")
         seconds = datetime.fromisoformat(moment).timestamp() if moment else 0.0
+    # Whatever the text is, a list or a number included: one sentence that names the option.
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         raise ValueError(f"option {name}: not the JSON of a position (offset, enqueuedTime)") from None
     return offset, str(int(seconds * 1000)) if moment else ""

@@ -1,13 +1,10 @@
 """The columns of `eventhubs-leased`: those of the Azure connector."""
 
-from collections.abc import Sequence
-
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 
 from leasehold.adapters.sources.event_hubs.arrow_rows import SCHEMA, rows_of
-from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.spark.feed import Columns
-from leasehold.balancer.model import Lease, Position
+from leasehold.balancer.model import Position
 
 DDL = (
     "body binary, partition string, offset string, sequenceNumber bigint, enqueuedTime timestamp, "
@@ -18,11 +15,7 @@ DDL = (
 
 def columns() -> Columns:
     """The columns of a hub's events."""
-    return Columns(SCHEMA, "body", _rows, _position)
-
-
-def _rows(lease: Lease, records: Sequence[Record]) -> pa.RecordBatch:
-    return rows_of(lease.shard, records)
+    return Columns(SCHEMA, "body", lambda lease, records: rows_of(lease.shard, records), _position)
 
 
 def _position(rows: pa.RecordBatch, row: int) -> Position:

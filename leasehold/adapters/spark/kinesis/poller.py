@@ -11,6 +11,7 @@ from attrs import evolve
 from leasehold.adapters.sources.kinesis.aggregation.arrow import rows_and_others
 from leasehold.adapters.sources.kinesis.aggregation.decode import UserRecords
 from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA
+from leasehold.adapters.sources.kinesis.fan_out import FanOut
 from leasehold.adapters.sources.kinesis.hash_keys import place_of
 from leasehold.adapters.sources.kinesis.poller import Poller, columns_of
 from leasehold.adapters.sources.kinesis.records import RowColumns, RowViews, children
@@ -40,6 +41,7 @@ class ArrowPoller(Poller):
         rows = columns_of(told)
         if rows.numbers and not rows.sealed:
             return super()._batch(cast("GetRecordsOutputTypeDef", {**answer, "Records": rows}))  # columns become rows
+        # Counted before user records are taken out: the throughput of a lease is that of the shard.
         size, ends = sum(map(len, rows.datas)), (rows.numbers[0], rows.numbers[-1]) if rows.numbers else None
         made, end, trail = self._rows(rows)
         return evolve(self._told(answer, made, end, ends, size), trail=trail)
@@ -72,7 +74,7 @@ class ArrowPoller(Poller):
         )
 
     @staticmethod
-    def _end(rows: RowColumns, users: pa.RecordBatch, others: Mapping[int, UserRecords]) -> Position:
+    def _last_of(rows: RowColumns, users: pa.RecordBatch, others: Mapping[int, UserRecords]) -> Position:
         if (found := others.get(len(rows) - 1)) is None:
             return Position(rows.numbers[-1], users["sub_sequence_number"][-1].as_py())
         # Records that were dropped count as seen, or a tail of nothing else could never be checkpointed.
@@ -81,15 +83,19 @@ class ArrowPoller(Poller):
     def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position | None, Trail | None]:
         """As columns, and the position of the last one that was read, be it dropped."""
         users, others = rows_and_others(rows.datas, rows.keys, self._hash_range, self._misplaced)
-        end = self._end(rows, users, others) if rows.numbers else None
+        end = self._last_of(rows, users, others) if rows.numbers else None
         for at, found in others.items():
             self._dropped.add(rows.numbers[at], found)
         users, trail = self._undone(rows.numbers, users), None
+        # Rows that a sink of ours has written carry a tag, and only those can come a second time from a task that was
+        # tried again.
         if self._had or any(found.tags for found in others.values()):
             users, trail = self._unrepeated(rows.numbers, users, others)
         place = users["record"]
         numbers = pa.array(rows.numbers, pa.string())
-        times = pa.array(map(_microseconds, rows.arrived), pa.timestamp("us", "UTC"))
+        times = pa.array(
+            [None if arrived is None else round(arrived * 1e6) for arrived in rows.arrived], pa.timestamp("us", "UTC")
+        )
         columns = [
             users["data"],
             pa.repeat(pa.scalar(self._stream), users.num_rows),
@@ -107,6 +113,7 @@ class ArrowPoller(Poller):
     ) -> tuple[pa.RecordBatch, Trail]:
         """Without what was had before of Spark sinks, and what the position of each row carries along."""
         tags = {at: dict(zip(found.subs, found.tags, strict=True)) for at, found in others.items() if found.tags}
+        # Copied: an answer that cannot be read through is asked for again, and must find things as they were.
         before, had = self._had, self._had.copy()
         kept, notes = list[bool](), list[tuple[Note, ...]]()
         names = "record", "sub_sequence_number", "partition_key", "explicit_hash_key"
@@ -122,7 +129,8 @@ class ArrowPoller(Poller):
         return users.filter(pa.array(kept, pa.bool_())), Trail(before, notes)
 
     def _undone(self, numbers: Sequence[str], users: pa.RecordBatch) -> pa.RecordBatch:
-        """Without what lies before the start: the first record may be an aggregate that is half done."""
+        """Without what lies before the start."""
+        # Asked for at a record, the service begins with all of it, and it may be an aggregate that is half done.
         if self._done is None or not users.num_rows:
             return users
         places, subs = users["record"].to_pylist(), users["sub_sequence_number"].to_pylist()
@@ -135,11 +143,15 @@ class ArrowPoller(Poller):
         return users.slice(first)
 
 
+class ArrowFanOut(ArrowPoller, FanOut):
+    """A reader of one shard by a subscription, which makes rows of the events.
+
+    It is read only where the buffer has room: while that is full its thread holds two events, the connection fills, the
+    service waits, and no subscription follows one that ends.
+    """
+
+
 class Probe(Poller):
     """A reader of one record at a time, to see what stands where."""
 
     most = 1
-
-
-def _microseconds(arrived: float | None) -> int | None:
-    return None if arrived is None else round(arrived * 1e6)

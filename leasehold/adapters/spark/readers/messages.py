@@ -28,7 +28,7 @@ class Hello:
 
 @frozen
 class Piece:
-    """Some rows that a reader has: as much of them as a batch takes or leaves.
+    """Rows that a reader has: as much of them as a batch takes or leaves.
 
     ends  the position behind them
     """
@@ -127,6 +127,7 @@ def line_of(message: FromReader | FromPlanner) -> bytes:
 def lines(stream: IO[bytes]) -> Iterator[bytes]:
     """Yield each line until the connection ends. Raises BadJsonField for one that is too long or has no end."""
     while line := stream.readline(LINE_BYTES + 1):
+        # What was cut off might still be JSON, of another meaning.
         if not line.endswith(b"\n"):
             raise BadJsonField(f"message: it has no end within {LINE_BYTES} bytes, or was cut off")
         yield line
@@ -156,6 +157,7 @@ def from_reader(line: bytes) -> FromReader:
             )
         case "ShardFailure":
             opening, text = _fields(value, 2)
+            # Cut: it goes into logs and notes, and nothing bounds what a library says.
             return ShardFailure(opening.whole(), text.text()[:TEXT_MOST])
         case "BatchKept":
             return BatchKept(value.whole(most=NUMBER_MOST))
@@ -224,6 +226,7 @@ def _taken_apart(line: bytes) -> tuple[str, JsonValue]:
 
 def _fields(value: JsonValue, count: int) -> list[JsonValue]:
     found = value.items()
+    # A newer version's message is refused as a whole: half understood, rows would be counted wrongly.
     if len(found) != count:
         raise value.bad(f"a list of {count}")
     return found

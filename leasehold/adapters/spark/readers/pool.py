@@ -95,6 +95,7 @@ class FarReader:
             for piece in report.pieces:
                 before, after = self._reported_to.order, piece.ends.order
                 if after < before or (piece.rows and after == before):
+                    # Taken all the same, it would leave a gap in the shard, or have rows twice.
                     raise ValueError(f"{piece.ends.sequence} was reported behind {self._reported_to.sequence}")
                 self._reported_to = piece.ends
             self._count += len(report.pieces)
@@ -107,11 +108,14 @@ class FarReader:
 
     def read(self) -> Batch:
         """Everything reported since the last call. Raises SourceUnavailable if the reader is gone, and SourceError."""
+        # What is left of its reports is of rows that nobody can send.
         if self.gone:
             raise SourceUnavailable("the process that read it is gone, or reads it no more")
         with self._lock:
+            # All at once: a planner that was busy for a while has one position to move, not hundreds.
             new, self._reports = self._reports, deque()
         if not new:
+            # Only after all that was reported before: those rows can be planned.
             if self._fault is not None:
                 raise SourceError(self._fault)
             return Batch((), None, None, POLL_SECONDS, fault="the process that reads it has told of no answer")
@@ -137,7 +141,7 @@ class FarReader:
 
 @frozen
 class FarRows:
-    """Some pieces of a shard, one behind another, which its reader has.
+    """Pieces of a shard, one behind another, which its reader has.
 
     begins  the position that they lie behind
     first   how many pieces were reported before them
@@ -195,6 +199,7 @@ class FarBuffer:
         while self._rows:
             first = self._rows[0]
             (piece,) = first.pieces
+            # Pieces are cut by the reader alone, which has the rows; here only their counts are known.
             # Asked for whatever comes first: a row larger than any limit must pass, by itself.
             alone = most_bytes == ANY_SIZE and not taken
             if not alone and (piece.rows > count or piece.bytes > most_bytes):
@@ -225,6 +230,7 @@ class ReaderConnection:
 
     def __init__(self, connection: socket.socket, woken: Callable[[str], None]) -> None:
         self._connection, self._woken = connection, woken
+        # It says something every second: a machine that vanished closes no connection.
         connection.settimeout(SILENT_SECONDS)
         self._stream = connection.makefile("rb")
         self._lines = lines(self._stream)
@@ -261,6 +267,7 @@ class ReaderConnection:
     def send(self, message: FromPlanner) -> None:
         """Tell it; where that cannot be done it is gone, and `serve` ends."""
         try:
+            # Several shards are opened and closed by threads of their own, and lines must not mix.
             with self._writing:
                 self._connection.sendall(line_of(message))
         except OSError as fault:
@@ -270,11 +277,13 @@ class ReaderConnection:
     def wait_kept(self, number: int, seconds: float) -> None:
         """Until it has said that it keeps its rows of this batch, is gone, or so long."""
         with self._heard:
+            # Numbers only grow, so a later one stands for those before it, too.
             self._heard.wait_for(lambda: self._kept >= number or self.over, seconds)
 
     def end(self) -> None:
         """Have the connection end, and with it the reader."""
         try:
+            # Not closed here: another thread reads from it, and ends by this.
             self._connection.shutdown(socket.SHUT_RDWR)
         except OSError:
             log.debug("the connection was closed before")
@@ -286,6 +295,7 @@ class ReaderConnection:
             self._heard.notify_all()
         openings, self.openings = list(self.openings.values()), {}
         for opening in openings:
+            # Before its shard is woken, which then opens it again with another reader.
             opening.gone = True
             self._woken(opening.lease.key)
         self._stream.close()
@@ -331,6 +341,7 @@ class ReaderPool:
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._connected, self._patience)
             if not self._connected:
+                # Woken by the next reader that comes, not at the end of a wait that grows with each fault.
                 self._unread.add(lease.key)
                 raise SourceUnavailable(self.absent)
             # Processes take long to start; once there was one, a shard can wait as for any other fault.
@@ -338,6 +349,7 @@ class ReaderPool:
             reader = min(self._connected, key=lambda each: len(each.openings))
             opening = FarReader(next(self._numbers), lease, start, self._close_opening)
             reader.openings[opening.number] = opening
+        # Outside the lock: a reader that does not take its bytes would hold up all others.
         reader.send(Open(opening.number, lease, start))
         return opening
 
@@ -369,43 +381,42 @@ class ReaderPool:
     def serve(self, connection: socket.socket, peer: object) -> None:
         """Take a reader in until it goes. Raises OSError and ValueError."""
         connection.settimeout(REQUEST_SECONDS)
+        # Whoever passes is sent leases, and its rows are taken for the stream's.
         if not compare_digest(received(connection, TOKEN_BYTES), self.token):
             log.warning("%s wanted to read for this query without its token", peer)
             return
         reader = ReaderConnection(connection, self._woken)
         try:
-            self._add(reader, peer)
+            with self._changed:
+                if self._closed:
+                    raise ConnectionError("the query has ended")
+                self._connected.append(reader)
+                # A reader that comes late would idle until shards move by themselves: each of the others gives what is
+                # above its share.
+                even = -(-sum(len(each.openings) for each in self._connected) // len(self._connected))
+                moved = [opening for each in self._connected for opening in list(each.openings.values())[even:]]
+                unread, self._unread = self._unread, set()
+                self._changed.notify_all()
+            log.info("reader %s has come: %d now", peer, len(self.connected))
+            # Outside the lock: each is told its reader over the network. Its shard is opened again by the next step.
+            for opening in moved:
+                opening.close()
+            for key in {*unread, *(opening.lease.key for opening in moved)}:
+                self._woken(key)
             reader.serve()
         finally:
-            self._remove(reader, peer)
-
-    def _add(self, reader: ReaderConnection, peer: object) -> None:
-        with self._changed:
-            if self._closed:
-                raise ConnectionError("the query has ended")
-            self._connected.append(reader)
-            even = -(-sum(len(each.openings) for each in self._connected) // len(self._connected))
-            moved = [opening for each in self._connected for opening in list(each.openings.values())[even:]]
-            unread, self._unread = self._unread, set()
-            self._changed.notify_all()
-        log.info("reader %s has come: %d now", peer, len(self.connected))
-        # Outside the lock: each is told its reader over the network. Its shard is opened again by the next step.
-        for opening in moved:
-            opening.close()
-        for key in {*unread, *(opening.lease.key for opening in moved)}:
-            self._woken(key)
-
-    def _remove(self, reader: ReaderConnection, peer: object) -> None:
-        with self._changed:
-            self._connected = [each for each in self._connected if each is not reader]
-            closed = self._closed
-        shards = len(reader.openings)
-        reader.lost()
-        if not closed:
-            log.warning("reader %s is gone: its %d shards are read by others", peer, shards)
+            with self._changed:
+                self._connected = [each for each in self._connected if each is not reader]
+                closed = self._closed
+            shards = len(reader.openings)
+            # Whatever ended it: what it read ahead and no batch has is read again by others.
+            reader.lost()
+            if not closed:
+                log.warning("reader %s is gone: its %d shards are read by others", peer, shards)
 
     def _close_opening(self, opening: FarReader) -> None:
         with self._changed:
+            # Forgotten before it is told: a report that is under way is then nobody's.
             reader = next((each for each in self._connected if each.openings.pop(opening.number, None)), None)
         if reader is not None:
             reader.send(Close(opening.number))
@@ -469,12 +480,14 @@ class FarTransport:
                     pieces = tuple((each.opening.number, each.through) for each in mine)
                     parts.setdefault(reader, []).append((place, pieces))
         for reader, told in parts.items():
+            # All are told before any is waited for, so that a slow one does not delay the rest.
             reader.send(Keep(number, tuple(told)))
         for reader in parts:  # tasks may come at any time
             reader.wait_kept(number, KEPT_SECONDS)
         made = list[Rows]()
         for place, share in enumerate(shares):
             # In the order in which readers send them: what is read again must come in the same.
+            # Kept until Spark is done with the batch, for a task may come again hours later.
             planned = self._planned[number, place] = tuple(each for mine in share.values() for each in mine)
             there = [reader.rows for reader in share if reader is not None]
             fetched = tuple(FetchedRows(each.host, each.port, each.token, number, place) for each in there)
@@ -508,6 +521,7 @@ class FarTransport:
         found = replayed(offset, self._place, Waiting(self._seconds, doing=f"batch {number}, whose reader is gone"))
         for each in planned:
             key = each.opening.lease.key
+            # Other rows under the same plan would be committed as those that were planned: better the task fails.
             if (rows := found.get(key)) is None or rows.num_rows != each.num_rows:
                 had = "none" if rows is None else rows.num_rows
                 raise ValueError(f"shard {key}: of {each.num_rows} rows that were planned {had} can be read again")
@@ -534,7 +548,7 @@ class ReadHere:
         """Nothing is to be started."""
 
     def stop(self) -> None:
-        """Nobody waits for a reader."""
+        """Nothing to stop: there are no readers."""
 
     def close(self) -> None:
         """Let all rows go."""
@@ -577,11 +591,13 @@ class QueryReaders:
         """
         self._woken = woken
         if not self._options.reader_jobs:
+            # One core is left for the planner, which all readers report to.
             number = self._number((cpu_count() or 1) - 1)
             self._readers = children = ReaderChildren(number, self._spec(number, LOOPBACK, self._address))
             children.begin()
             return
         self._readers = readers = ExecutorReaders(self._options.reader_jobs)
+        # One slot is left for the batch itself: with readers in all of them no batch would ever begin.
         number = self._number(min(readers.executors, readers.slots - 1))
         if number >= readers.slots:
             log.warning("%d readers leave none of %d task slots for batches: %s", number, readers.slots, MEND)
@@ -630,7 +646,7 @@ class QueryReaders:
         )
 
 
-def way_of(stock: SourceSpec, options: LeaseOptions, place: Place) -> ReadHere | QueryReaders:
+def way_of(stock: SourceSpec, options: LeaseOptions, source: Source, place: Place) -> ReadHere | QueryReaders:
     """How the options ask for the shards of a query to be read: by the process that plans its batches, or by readers.
 
     Either has a `source` that opens shards for the worker, a `buffer` in which what was read of one waits to be
@@ -638,5 +654,5 @@ def way_of(stock: SourceSpec, options: LeaseOptions, place: Place) -> ReadHere |
     """
     here = Transport(options.fetch, options.buffer_bytes // 2, options.spool_folder)
     if options.readers == 0 or options.fetch is None:
-        return ReadHere(place.source, here)
+        return ReadHere(source, here)
     return QueryReaders(stock, options, options.fetch, place, here)

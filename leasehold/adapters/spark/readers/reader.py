@@ -122,6 +122,8 @@ class ShardReadAhead:
     def take(self, count: int) -> list[pa.RecordBatch] | None:
         """The rows up to this piece, counted from the first ever; None if they are not all here."""
         with self._lock:
+            # By number from the first ever, since planner and reader count the same pieces, and no message is lost in
+            # between.
             wanted = count - self._gone_through
             if self.closed or not 0 <= wanted <= len(self._pieces):
                 return None
@@ -135,6 +137,7 @@ class ShardReadAhead:
         """Read no more, and let go of what waits; the next step is the last."""
         with self._lock:
             self.closed = True
+            # Another reader has it now, or the planner reads again what was not planned.
             self._pieces.clear()
 
     def step(self, now: float) -> float:
@@ -152,6 +155,7 @@ class ShardReadAhead:
             log.warning("shard %s: trying again in %.1f s: %s", self._asked.lease.key, wait, fault)
             return now + wait
         except SourceError as fault:
+            # Told to the planner, which alone can release the lease.
             self._say(ShardFailure(self._asked.opening, str(fault)))
             return self._end()
         self._faults.reset()
@@ -163,6 +167,7 @@ class ShardReadAhead:
         def keep(batch: Batch) -> None:
             columns, spec = self._spec.stock.columns, self._spec
             chunk = chunk_of(columns, self._asked.lease, batch)
+            # A reading without an answer is none: told of, it would look like news of the shard.
             if chunk is None and batch.behind_seconds is None:
                 return
             pieces = [] if chunk is None else pieces_of(columns, chunk, spec.piece_rows, spec.piece_bytes)
@@ -207,6 +212,7 @@ class ShardReader:
             closing(spec.stock.open()) as self._source,  # first: it may take a while, in which nothing would be said
             socket.create_connection(spec.planner, CONNECT_SECONDS) as self._connection,
         ):
+            # The planner may have nothing to say for hours; that it is gone shows by the end of the connection.
             self._connection.settimeout(None)
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             address = spec.address
@@ -214,6 +220,7 @@ class ShardReader:
                 here = self._connection.getsockname()[0]
                 address = Address(here, here, address.port)
             with closing(RowServer(address, spec.bytes // 2, spec.folder)) as self._rows:
+                # Before anything else: whoever does not show it is sent nothing, and the connection is closed.
                 self._connection.sendall(spec.token)
                 self._say(Hello(address.host, self._rows.port, self._rows.token))
                 try:
@@ -247,10 +254,12 @@ class ShardReader:
                 self._steps.add(str(message.opening), ahead.step)
             case Close(opening):
                 if (closed := self._read_aheads.pop(opening, None)) is not None:
+                    # The step that is woken closes the link: the next reader of this shard may be waiting for it.
                     closed.close()
                     self._steps.wake(str(opening))
             case Keep():
                 self._keep(message)
+                # After all of them are kept, for then tasks may come.
                 self._say(BatchKept(message.number))
             case Discard(number):
                 self._rows.discard(number)
@@ -284,6 +293,7 @@ class ShardReader:
             self._fail(fault)
 
     def _beat(self) -> None:
+        # A planner that hears nothing for ten seconds takes this reader for gone, however idle its shards are.
         while not self._over.wait(ALIVE_SECONDS):
             self._say(Alive())
 

@@ -34,6 +34,7 @@ HELP = {
     "leasehold_lag_max_seconds": "How far the lease that is furthest behind is behind.",
     "leasehold_lag_sum_seconds": "How far all leases together are behind.",
     "leasehold_owner_changes_total": "Changes of owner seen since the server started.",
+    "leasehold_swap_leases": "Leases of a table that is swapped, by where they are: in FROM, on their way, in TO.",
     "leasehold_worker_leases": "Unfinished leases of a worker.",
     "leasehold_worker_target": "Leases that a worker should hold.",
     "leasehold_lease_lag_seconds": "How far a lease is behind.",
@@ -76,6 +77,9 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
             "owner_changes_total": total["moves"],
         }
         tell(whole, store=store)
+        if (swap := state.get("swap")) is not None:
+            for place, name in (("FROM", "there"), ("on their way", "moving"), ("TO", "gone")):
+                tell({"swap_leases": swap[name]}, store=store, place=place)
         for worker in state["workers"]:
             shares = {"worker_leases": worker["leases"], "worker_target": worker["target"]}
             tell(shares, store=store, worker=worker["worker"])

@@ -66,6 +66,7 @@ function facts() {
   const told = [["leases", total.leases], ["workers", total.workers], ["without owner", total.unowned, total.unowned],
     ["not OK", total.not_ok, total.not_ok], ["lag, most", seconds(total.lag_max)], ["lag, sum", seconds(total.lag_sum)],
     ["moves seen", total.moves], ["finished", total.finished]];
+  if (state.swap) told.push(["in FROM", state.swap.there], ["on their way", state.swap.moving], ["in TO", state.swap.gone]);
   at("facts").replaceChildren(...told.map(([name, value, bad]) => {
     const box = cell("div", "", bad ? "bad" : "");
     box.append(cell("dt", name), cell("dd", value ?? "–"));
@@ -80,7 +81,7 @@ async function curve(id, query) {
 
 function leases() {
   rows("leases", [["lease", "key", "name"], ["owner", "owner", "name"], ["status", "status", "whole"], ["lag", "lag"], ["end", "", "wide"], ["age", "age", "wide"],
-    ["KB/s", "kbps"], ["renewed", "idle", "wide"], ["switches", "switches", "wide"], ["host", "host", "wide name"], ["moving to", "", "wide name"]],
+    ["KB/s", "kbps"], ["renewed", "idle", "wide"], ["switches", "switches", "wide"], ["host", "host", "wide name"], ["moving to", "", "wide name"], ...(state.swap ? [["table", "", "name"]] : [])],
   state.rows.map(lease => row([
     link(lease.key, `lease=${encodeURIComponent(lease.key)}`),
     lease.owner ? link(lease.owner, `worker=${encodeURIComponent(lease.owner)}`) : cell("td", lease.ended ? "finished" : "nobody", "name"),
@@ -88,7 +89,8 @@ function leases() {
     cell("td", lease.events !== undefined ? `${lease.events} events` : seconds(lease.seconds)),
     cell("td", lease.end ? "yes" : "", "wide good"), cell("td", seconds(lease.age), "wide"), cell("td", lease.kbps ?? "–"),
     cell("td", lease.idle === undefined ? "–" : `${lease.idle} s ago`, "wide"), cell("td", lease.moves ?? "–", "wide"),
-    cell("td", lease.host ?? "", "wide name"), cell("td", lease.heir ?? "", "wide name")], lease.status !== "OK")));
+    cell("td", lease.host ?? "", "wide name"), cell("td", lease.heir ?? "", "wide name"),
+    ...(state.swap ? [cell("td", lease.place, "name")] : [])], lease.status !== "OK")));
   const rest = state.found - state.rows.length;
   at("more").hidden = rest <= 0;
   at("more").textContent = `show more (${rest} are not shown)`;
@@ -114,8 +116,9 @@ function groups() {
 }
 
 function draw() {
-  const wrong = [state.trouble, ...(state.contradictions || [])].filter(Boolean).join("; ");
-  const read = state.at ? `read ${clock(state.at)}; rules ${state.rules}` : "waiting for the first reading";
+  const swapping = state.swapping || [];
+  const wrong = [state.trouble, ...(state.contradictions || []), ...(state.swap ? [] : swapping)].filter(Boolean).join("; ");
+  const read = state.at ? [`read ${clock(state.at)}; rules ${state.rules}`, ...swapping].join("; ") : "waiting for the first reading";
   at("state").textContent = `${state.store}: ${wrong || read}`;
   at("state").className = wrong ? "bad" : "";
   at("status").textContent = `${state.status}: ${state.says}`;

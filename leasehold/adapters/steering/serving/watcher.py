@@ -72,7 +72,7 @@ SORTS: Mapping[str, Callable[[dict[str, Any]], Any]] = {
 
 @frozen
 class ViewWanted:
-    """What a page shows of a table's leases.
+    """The part of a table's leases that a page asks for.
 
     sort  one of SORTS; `down`: the other way round
     text  in lower case; of the leases whose row has it somewhere
@@ -295,7 +295,7 @@ class TableWatcher:
         return about | told | {"total": told["total"] | {"moves": seen.count}, "moves": moves, "lag": lag}
 
     def view(self, wanted: ViewWanted) -> dict[str, Any]:
-        """What a page shows: the whole, the first workers and moves, and the first leases in the order asked for."""
+        """The view of a page: the whole, the first workers and moves, and the first leases in the order asked for."""
         state = self.state()
         leases = []
         for row in state.pop("leases") if state["at"] else ():
@@ -351,6 +351,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     """What a page shows of a lease; a name stands for nothing where there is nothing to tell."""
     lag = row["lag"]
     told = {name: row[name] for name in ("key", "owner", "heir", "idle", "kbps", "ended", "status")}
+    told["place"] = row.get("place")
     told |= {name: lag.get(name) for name in ("seconds", "events", "end", "age", "moves", "host")}
     told["says"] = None if row["status"] == "OK" else row["says"]
     # A lag of 0 equals False, and is known all the same. Whole numbers are told without a point: each look pays for it.

@@ -34,6 +34,7 @@ RULE = context.create_key("leasehold-rule")
 
 def own_tracer() -> Tracer | None:
     """A tracer of the provider that the program has set; None if it has set none."""
+    # A provider that tells nobody would still cost a span for each call.
     unset = isinstance(get_tracer_provider(), ProxyTracerProvider | NoOpTracerProvider)
     return None if unset else get_tracer(SCOPE)
 
@@ -57,6 +58,7 @@ class TracedSpans(WorkerSpans):
 
     def acting(self, act: Callable[[Action], None]) -> Callable[[Action], None]:
         """The same, with its writes under the present span and with the action's rule, in whatever thread."""
+        # Writes run in threads of a pool, which know nothing of the span that asked for them.
         present = context.get_current()
 
         def acted(action: Action) -> None:
@@ -77,6 +79,7 @@ class TracedSpans(WorkerSpans):
         """A callable that is given batches, with a span over each call and whatever is awaited of it."""
 
         def handle(batch: Any, *more: object) -> object:  # noqa: ANN401  whatever the callable takes
+            # An attribute of no value is refused, and logged, by OpenTelemetry.
             fence = {} if batch.epoch is None else {"epoch": batch.epoch}
             told = self._told({"lease": batch.lease, "records": len(batch.records), **fence})
             span, awaiting = self._tracer.start_span("leasehold.handle", attributes=told), False
@@ -85,6 +88,7 @@ class TracedSpans(WorkerSpans):
                     answer = handler(batch, *more)
                 awaiting = inspect.isawaitable(answer)
             finally:
+                # Else it has only begun: the span ends with what is awaited.
                 if not awaiting:
                     span.end()
             return _awaited(answer, span) if awaiting else answer
@@ -149,6 +153,7 @@ class TracedReader:
         with self._spans.span("read", lease=self._lease) as span:
             batch = self._reader.read()
             span.set_attributes({"leasehold.records": batch.count, "leasehold.bytes": batch.size})
+            # A reading that knows no lag must not stand beside others with a lag of 0.
             if batch.behind_seconds is not None:
                 span.set_attribute("leasehold.behind_seconds", batch.behind_seconds)
         return batch

@@ -4,6 +4,7 @@ Requests are counted by the kind of row that they write, for what they cost depe
 """
 
 from collections.abc import Callable, Collection, Mapping
+from itertools import count
 from typing import TypeVar
 
 from leasehold.adapters.history.events import VERBS, WriteEvent
@@ -40,7 +41,7 @@ class DistantCells:
         return found
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
-        """Those that are there."""
+        """The cells that are there."""
         self._history.requests["get"] += 1
         self._history.fetched += len(names)
         self._history.glimpsed += len(names) if stale_ok else 0
@@ -55,11 +56,11 @@ class DistantCells:
         return self._written(name, lambda: self._cells.put_over(name, fields, version))
 
     def delete(self, name: str, version: str) -> bool:
-        """This one."""
+        """Delete this cell."""
         return self._written(name, lambda: self._cells.delete(name, version))
 
     def prove(self) -> None:
-        """It keeps its conditions."""
+        """Nothing to prove: conditions are kept."""
 
     def close(self) -> None:
         """Nothing to close."""
@@ -70,17 +71,17 @@ class DistantCells:
         return self._client.written(f"store.{kind}", apply)
 
 
+def sessions_of(world: World, caller: Caller, client: Client, pace: Pace) -> SessionStore:
+    """The store of one process; the ids of its sessions never come again."""
+    numbers = count(1)
+    return SessionStore(DistantCells(world, client), pace=pace, ids=lambda: f"{caller.process_id}-{next(numbers)}")
+
+
 class SessionClient(PassingStore):
     """The store of one process, which tells the history what changed owners."""
 
     def __init__(self, world: World, caller: Caller, client: Client, pace: Pace) -> None:
-        self._number = 0
-
-        def ids() -> str:
-            self._number += 1
-            return f"{caller.process_id}-{self._number}"
-
-        super().__init__(SessionStore(DistantCells(world, client), pace=pace, ids=ids))
+        super().__init__(sessions_of(world, caller, client, pace))
         self._world, self._caller = world, caller
         self._truth = SessionStore(world.cells, pace=pace)
 

@@ -28,7 +28,7 @@ from leasehold.adapters.proving.simulator.mishaps import (
     CallEvent,
     generated,
 )
-from leasehold.adapters.proving.simulator.world.world import Caller, ListSource, UnitBudget, World
+from leasehold.adapters.proving.simulator.world.world import Caller, ListSource, SimulatedTable, UnitBudget, World
 from leasehold.adapters.sources.call_patience import LOOK_SECONDS, CallPatience, StillAsked, TimedClients
 from leasehold.adapters.sources.protocol import Batch, Reader, SourceUnavailable
 from leasehold.adapters.worker.scheduler import Scheduler
@@ -109,16 +109,27 @@ UNIT_BYTES = 8192
 
 
 class Client:
-    """A store over the table, at the other end of a network."""
+    """A store over a table, at the other end of a network.
 
-    def __init__(self, world: World, caller: Caller, exchange: Exchange, draw: random.Random) -> None:
+    table  another than the run's own; None: that one, whose writes are recorded as it takes them
+    """
+
+    def __init__(
+        self,
+        world: World,
+        caller: Caller,
+        exchange: Exchange,
+        draw: random.Random,
+        table: SimulatedTable | None = None,
+    ) -> None:
         self._exchange = exchange
-        self._table, self._tasks, self._history = world.table, world.tasks, world.history
+        self._table, self._tasks, self._history = table or world.table, world.tasks, world.history
+        self._told = not world.scenario.swaps
         self._caller, self._draw, self._world = caller, draw, world
         self._network = network = world.scenario.network
         self._capacity = world.scenario.capacity
         self._dated = world.scenario.dated
-        self._listed = world.table.dated if self._dated else world.table.list
+        self._listed = self._table.dated if self._dated else self._table.list
         self._calm, self._full = world.scenario.calm, world.scenario.full
         # Each fault of a write with the sum of the probabilities up to it: one draw chooses among them.
         faults: tuple[tuple[WriteFault, float], ...] = (
@@ -245,7 +256,7 @@ class Client:
             if done and self._caller.foreign and isinstance(write, writes.ClaimLease):
                 # Nor does it note on the row that its owner answers requests.
                 outcome = self._table.unwilling(key)
-            if self._full or verb != "renew" or not done:
+            if self._told and (self._full or verb != "renew" or not done):
                 after = outcome.lease if done and verb != "delete" else self._table.row(key)
                 who = self._caller.worker_id, self._caller.process_id
                 self._history.writes.append(WriteEvent(self._tasks.now, sent, *who, verb, key, before, after, done))

@@ -16,6 +16,7 @@ from leasehold.adapters.proving.simulator.scenario import Member
 from leasehold.adapters.proving.simulator.world.cells import SessionClient
 from leasehold.adapters.proving.simulator.world.client import Client, Exchange, StreamClient
 from leasehold.adapters.proving.simulator.world.tasks import Killed, VirtualExecutor, VirtualTime
+from leasehold.adapters.proving.simulator.world.two_tables import SwapClient
 from leasehold.adapters.proving.simulator.world.world import World
 from leasehold.adapters.reading.handling import Delivery, FinalCheckpoint, Handling, Happening
 from leasehold.adapters.reading.runner import Runner, Step
@@ -27,7 +28,7 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.lookout import until_late_judged
 from leasehold.balancer.watch import Watch
 from leasehold.stores.printable import said
-from leasehold.stores.protocol import OutcomeUnknown, StoreError
+from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
 
 
 class Paced(Worker):
@@ -79,8 +80,14 @@ class Process:
         self._exchange = exchange = Exchange(world, self)
         kind = Paced if self._scenario.scan_per_cycle else Worker
         client = Client(world, self, exchange, self._draw)
+        store: Store = client
+        if self._scenario.swaps:
+            goal = Client(world, self, exchange, self._draw, world.goal)
+            store = SwapClient(world, self, client, goal, self._time)
+        elif self._scenario.sessions:
+            store = SessionClient(world, self, client, self._time)
         worker = kind(
-            store=SessionClient(world, self, client, self._time) if self._scenario.sessions else client,
+            store=store,
             source=StreamClient(world, self, exchange, self._time),
             me=member.worker,
             config=member.config,

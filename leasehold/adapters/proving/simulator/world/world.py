@@ -36,6 +36,7 @@ class SimulatedHistory(RunHistory):
     refetched    rows that had changed since the same process last listed them, in layout `sessions`
     calls        those of all processes, in the order in which they began, where everything is recorded
     listings     of the whole table: when each began and ended, and whose it was
+    swaps        for each swap of tables when it was asked for, and when every lease had arrived
     """
 
     requests: Counter[str] = field(factory=Counter)
@@ -45,6 +46,7 @@ class SimulatedHistory(RunHistory):
     refetched: int = 0
     calls: list[CallEvent] = field(factory=list)
     listings: list[tuple[float, float, str]] = field(factory=list)
+    swaps: list[tuple[float, float]] = field(factory=list)
 
 
 class SimulatedTable(MemoryStore):
@@ -258,7 +260,7 @@ def records(count: int, start: int = 0) -> list[Record]:
 class World:
     """The surroundings of a process; `join` starts one more, `reads` and `writes` are what the table can serve.
 
-    In layout `sessions` the table is `cells`.
+    In layout `sessions` the table is `cells`. `goal` is the second table of a swap that is in no such layout.
     """
 
     scenario: Scenario
@@ -271,6 +273,11 @@ class World:
     writes: UnitBudget
     row_reads: dict[str, UnitBudget] = field(factory=dict)
     cells: MemoryCells = field(factory=MemoryCells)
+    goal: SimulatedTable = field(init=False)
+
+    @goal.default
+    def _second(self) -> SimulatedTable:
+        return SimulatedTable((), lambda: self.tasks.now)
 
 
 class Caller(Protocol):

@@ -104,22 +104,6 @@ def _measured(records: Sequence[bytes], hash_range: HashRange | None) -> tuple[p
     # A key outside the range is rare: then all are taken apart one by one.
     if len(others) == len(records) or not _inside(spans, records, hash_range):
         return None, everything
-    return _columns(spans, records), others
-
-
-def _inside(spans: "Spans", records: Sequence[bytes], hash_range: HashRange | None) -> bool:
-    if hash_range is None or hash_range == HASH_KEYS:
-        return True
-    first, last = (key.to_bytes(_DIGEST_BYTES) for key in hash_range)
-    return all(
-        first <= digest_of(records[place][begin:end]) <= last
-        for place, table in spans.tables.items()
-        for begin, end in iter_unpack("<ii", table)
-    )
-
-
-def _columns(spans: "Spans", records: Sequence[bytes]) -> pa.RecordBatch:
-    """The columns of what was measured."""
     if (size := len(spans.keys)) >= _LIMIT:
         raise ValueError(f"records: {size} bytes of partition keys in one batch; at most {_LIMIT - 1} fit")
     rows = len(spans.places) >> 2
@@ -132,7 +116,18 @@ def _columns(spans: "Spans", records: Sequence[bytes]) -> pa.RecordBatch:
         _NULLS.slice(0, rows) if rows <= len(_NULLS) else pa.nulls(rows, pa.string()),
         _FLAT.call([_column(pa.binary_view(), rows, *views)], _TO_BINARY),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), others
+
+
+def _inside(spans: "Spans", records: Sequence[bytes], hash_range: HashRange | None) -> bool:
+    if hash_range is None or hash_range == HASH_KEYS:
+        return True
+    first, last = (key.to_bytes(_DIGEST_BYTES) for key in hash_range)
+    return all(
+        first <= digest_of(records[place][begin:end]) <= last
+        for place, table in spans.tables.items()
+        for begin, end in iter_unpack("<ii", table)
+    )
 
 
 def _column(kind: pa.DataType, rows: int, *buffers: pa.Buffer) -> pa.Array:

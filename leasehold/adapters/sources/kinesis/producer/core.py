@@ -243,7 +243,7 @@ class Refused:
 
 @frozen
 class Unknown:
-    """Nobody knows whether a unit was written: the answer did not come."""
+    """A unit of which no answer came: it may have been written, or not."""
 
     code: str
 

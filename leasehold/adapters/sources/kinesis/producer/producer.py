@@ -196,7 +196,7 @@ class ProducerError(Exception):
 
 
 class RecordLate(ProducerError):
-    """Its time to live was over; it may be in the stream all the same if the text says so."""
+    """The record's time to live was over; it may be in the stream all the same if the text says so."""
 
 
 @define(eq=False)

@@ -1,0 +1,96 @@
+"""An operator who runs `leasehold swap` again and again: it is killed, sends leases back, and in the end may finish."""
+
+import os
+import random
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from unittest.mock import patch
+
+from attrs import define, field
+
+from leasehold.adapters.demo.child import Child
+
+COMMAND = "command"
+"""Who it is on the lines to the tables."""
+RUN_SECONDS = 1.5, 8.0
+"""Less than it waits at the end of a swap, so that none is over before it may be."""
+REST_SECONDS = 0.5
+
+
+@define
+class SwapOperator:
+    """The command, one process after the other.
+
+    addresses    FROM and TO
+    environment  what the stores want there
+    folder       where it writes
+    seed         of how long each may run, and which way it sends the leases
+    """
+
+    addresses: tuple[str, str]
+    environment: Mapping[str, str]
+    folder: Path
+    seed: str
+    may_finish: bool = False
+    over: bool = False
+    runs: int = 0
+    kills: int = 0
+    backs: int = 0
+    said: str = ""
+    """The last words of one that was refused, or failed."""
+    _draw: random.Random = field(init=False)
+    _child: Child | None = None
+    _back: bool = False
+    _until: float = 0.0
+
+    def __attrs_post_init__(self) -> None:
+        """Seed it."""
+        self._draw = random.Random(self.seed)  # noqa: S311  a seed is the point
+
+    def __str__(self) -> str:
+        ended = "over" if self.over else "NOT OVER"
+        return (
+            f"{ended}; the command ran {self.runs} times, {self.backs} of them back, and was killed {self.kills} times"
+        )
+
+    @property
+    def group(self) -> int:
+        """Its process group, 0 while there is none."""
+        return self._child.pid if self._child else 0
+
+    def tick(self) -> None:
+        """Start it where there is none, kill it when its time has come, and take note of its end."""
+        now = time.monotonic()
+        child = self._child
+        if child is None:
+            if not self.over and now >= self._until:
+                self._start(now)
+        elif not child.running:
+            if child.wait():
+                self.said = child.said
+            elif not self._back:
+                self.over = True
+            self._rest(now)
+        elif now >= self._until and not (self.may_finish and not self._back):
+            self.kill()
+            self._rest(now)
+
+    def kill(self) -> None:
+        """SIGKILL, wherever it is."""
+        if self._child is not None:
+            self._child.kill()
+            self._child, self.kills = None, self.kills + 1
+
+    def _rest(self, now: float) -> None:
+        self._child, self._until = None, now + REST_SECONDS
+
+    def _start(self, now: float) -> None:
+        # It begins with the way to TO: there is nothing to send back before.
+        self._back = bool(self.runs) and not self.may_finish and self._draw.random() < 0.4
+        self.runs, self.backs = self.runs + 1, self.backs + self._back
+        back = ("--back",) if self._back else ()
+        words = ("-m", "leasehold.adapters.cli.main", "swap", *self.addresses, "--json", *back)
+        with patch.dict(os.environ, self.environment):
+            self._child = Child(f"{COMMAND}#{self.runs}", words, self.folder)
+        self._until = now + self._draw.uniform(*RUN_SECONDS)

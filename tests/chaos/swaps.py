@@ -1,0 +1,58 @@
+"""Swaps of lease tables under chaos, a seed each: workers, tables and the command itself are killed in the middle.
+
+    python tests/chaos/swaps.py 20
+
+Each run puts some thousand records while the leases go to TO and back; in the end all of them are to be in TO, and all
+records handed over, in order. The pair of tables goes round with the seed.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from plain_workers import Outcome, Wanted, run, to_stderr
+
+from leasehold.adapters.demo.child import ENVIRONMENT, FOREIGN
+
+PAIRS = (
+    ("dynamodb", "", "postgres", ""),
+    ("dynamodb", "", "dynamodb", "sessions"),
+    ("postgres", "sessions", "dynamodb", ""),
+    ("azblob", "", "postgres", "sessions"),
+    ("sqlite", "", "dynamodb", ""),
+)
+"""FROM and TO, each with its layout."""
+
+
+def wanted(seed: int, seconds: float) -> Wanted:
+    """The run of this seed."""
+    store, layout, to, to_layout = PAIRS[seed % len(PAIRS)]
+    return Wanted(seed, seconds, "kinesis", store, layout=layout, to=to, to_layout=to_layout)
+
+
+def main() -> int:
+    """One run after the other; 1 if the judge has something to say about any."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    options.add_argument("runs", type=int, nargs="?", default=20, help="how many (%(default)s)")
+    options.add_argument("--first", type=int, default=1, help="the first seed (%(default)s)")
+    options.add_argument("--seconds", type=float, default=45.0, help="for which faults are played (%(default)s)")
+    given = options.parse_args()
+    for name in FOREIGN:
+        os.environ.pop(name, None)
+    os.environ.update(ENVIRONMENT)
+    outcomes: list[Outcome] = []
+    for seed in range(given.first, given.first + given.runs):
+        with tempfile.TemporaryDirectory(prefix="leasehold-swaps-") as folder:
+            outcomes.append(run(wanted(seed, given.seconds), Path(folder), to_stderr))
+        sys.stdout.write(f"{outcomes[-1]}\n\n")
+        sys.stdout.flush()
+    bad = [each.wanted.seed for each in outcomes if not each.verdict.ok]
+    sent, lost = (sum(getattr(each.verdict, what) for each in outcomes) for what in ("produced", "lost"))
+    sys.stdout.write(f"{len(outcomes)} swaps, {sent:,} records, {lost} lost; not good: {bad or 'none'}\n")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

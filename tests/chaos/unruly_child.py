@@ -1,0 +1,123 @@
+"""A child of `leasehold multilang` that writes down what it is given, and does as a file says: crashes, hangs, babbles.
+
+It is a program of its own, as a processor of another language would be, and writes the lines of events that the judge
+reads: a record's line before anything else is done with it. CHAOS_TOLD names the file of its daemon's process, and
+CHAOS_ORDERS that of its worker.
+"""
+
+import base64
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1] / "multilang"))
+
+from unruly import checkpoint, misbehave, tell
+
+TRUE_CLOCK = 5
+"""CLOCK_REALTIME_COARSE, as in `written`."""
+SLOW_SECONDS = 2.0
+GONE_SECONDS = 10.0
+CHANCE = 0.3
+CHECKPOINTS = 0.3
+"""How many messages are followed by a checkpoint."""
+
+
+class Told:
+    """The file of one daemon's process, for one shard."""
+
+    def __init__(self, to: Path, shard: str) -> None:
+        self._to, self._shard = to, shard
+        self._file = os.open(to, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def line(self, event: str, records: list[dict[str, Any]] | None = None) -> None:
+        """One event, or one for each of these records, in one write: lines of several children do not mix."""
+        event_lines = [{"event": event}] if records is None else [_record(each) for each in records]
+        common = {"t": round(time.clock_gettime(TRUE_CLOCK) * 1000), "worker": "", "shard": self._shard}
+        os.write(self._file, "".join(json.dumps(common | line) + "\n" for line in event_lines).encode())
+
+    def begin(self) -> None:
+        """Say that this child has its shard; that another of this daemon still has it is a fault."""
+        last = self._to.with_suffix(f".{self._shard}")
+        former = int(last.read_text()) if last.exists() else 0
+        last.write_text(str(os.getpid()))
+        until = time.monotonic() + GONE_SECONDS
+        while former and _lives(former) and time.monotonic() < until:
+            time.sleep(0.05)  # it may have been told to end and not be gone yet; it does nothing more
+        if former and _lives(former):
+            self._to.with_suffix(".faults").open("a").write(f"{self._shard} has two children, {former} being one\n")
+        self.line("initialize")
+
+
+def _record(each: dict[str, Any]) -> dict[str, Any]:
+    digest = hashlib.sha1(base64.b64decode(each["data"]), usedforsecurity=False).hexdigest()
+    numbers = {"sequence_number": each["sequenceNumber"], "sub_sequence_number": each["subSequenceNumber"]}
+    return {"event": "record", "partition_key": each["partitionKey"], "sha1": digest, **numbers}
+
+
+def _lives(group: int) -> bool:
+    """Whether anything of this process group is there that is no zombie."""
+    for place in Path("/proc").iterdir():
+        try:
+            state, _, of_group = (place / "stat").read_text().rpartition(")")[2].split()[:3]
+        except (OSError, ValueError):
+            continue
+        if int(of_group) == group and state not in "ZX":
+            return True
+    return False
+
+
+def main(told_to: Path, orders: Path) -> None:
+    """Answer everything, but for what is ordered."""
+    draw = random.Random()  # noqa: S311  when a deed is done
+    told, done, number = None, "", None
+    for line in sys.stdin:
+        message = json.loads(line)
+        action = message["action"]
+        if action == "initialize":
+            told = Told(told_to, message["shardId"])
+            told.begin()
+        assert told is not None
+        order = orders.read_text()
+        deed = order.removeprefix("child ") if order.startswith("child ") and draw.random() < CHANCE else ""
+        records = message.get("records", [])
+        part = draw.randint(0, len(records)) if deed else len(records)
+        if records[:part]:
+            told.line("record", records[:part])
+            number = records[part - 1]["sequenceNumber"]
+        if deed == "slow":
+            time.sleep(SLOW_SECONDS)
+        elif deed and deed != "forget":
+            # Before the rest is done, so that whoever takes this message for handled loses something.
+            misbehave(deed, draw)
+        if records[part:]:
+            told.line("record", records[part:])
+            number = records[-1]["sequenceNumber"]
+        if deed != "forget" and (
+            action in {"shutdownRequested", "shardEnded"} or (records and draw.random() < CHECKPOINTS)
+        ):
+            done = stored(number if records or action == "shutdownRequested" else None, at_end=not records)
+        if action == "leaseLost" or (action == "shardEnded" and done == "stored"):
+            told.line("lease-lost" if action == "leaseLost" else "shard-ended")
+        tell({"action": "status", "responseFor": action})
+
+
+def stored(number: str | None, *, at_end: bool) -> str:
+    """Checkpoint there, or at the end of the shard; at the last chance again, where the store is throttled or away."""
+    for _ in range(5 if at_end else 1):
+        error = checkpoint(number)
+        if error in {None, "ShutdownException"}:
+            return "stored" if error is None else ""
+        time.sleep(0.3)
+    return ""
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    main(Path(os.environ["CHAOS_TOLD"]), Path(os.environ["CHAOS_ORDERS"]))

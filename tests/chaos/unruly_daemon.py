@@ -1,0 +1,28 @@
+"""`leasehold multilang` on the stream and the store of a run, which its .properties have no words for.
+
+    python tests/chaos/unruly_daemon.py WRITES SOURCE STORE CYCLE_SECONDS FILE …
+
+WRITES takes a line for each write of its leases.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from written import writes_noted
+
+from leasehold.adapters import consuming
+from leasehold.adapters.cli.steer import multilang
+from leasehold.adapters.consuming import Consumption, Options
+
+if __name__ == "__main__":
+    writes, source, store, cycle_seconds = (sys.argv.pop(1) for _ in range(4))
+
+    def consumption(_source: str, _store: str, handling: Any, options: Options, named: Any) -> Consumption:  # noqa: ANN401  as the function it stands for
+        """As described, but there, in the cadence of the run, and with streams that are made anew."""
+        options = options | {"set": {"cycle_seconds": float(cycle_seconds)}, "if_recreated": "TRIM_HORIZON"}
+        return consuming.consumption(source, store, handling, options, named)
+
+    with writes_noted(Path(writes)), patch.object(multilang, "consumption", consumption):
+        multilang.app()

@@ -1,0 +1,61 @@
+"""The wire of all workers to a service whose requests nobody here tells apart: what befalls the bytes of one."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Self
+from urllib.parse import urlsplit
+
+from attrs import frozen
+from wire import Wire
+
+from leasehold.adapters.local.node import HOST
+
+WIRE_FAULTS = ("late", "silent", "reset", "parted")
+LOST_REPLIES = "lost replies"
+"""What was sent arrives, and the connection ends with the answer; nobody who logs in meanwhile is answered."""
+LATE_SECONDS = 0.8
+
+
+@frozen
+class Wired:
+    """As `Lines`, by bytes."""
+
+    wire: Wire
+    met: int = 0
+    """Requests are not counted."""
+
+    @classmethod
+    @contextmanager
+    def laid(cls, to: str, name_of: Callable[[int], str]) -> Iterator[Self]:
+        """Lay it, while the block lasts; `name_of` says whose connection comes from a port."""
+        wire = Wire(urlsplit(to).port or 0, name_of)
+        try:
+            yield cls(wire)
+        finally:
+            wire.cut()
+
+    def url(self, worker: str) -> str:  # noqa: ARG002  the wire tells workers apart by their connections
+        """Where everybody finds the service."""
+        return f"{HOST}:{self.wire.port}"
+
+    def lead_to(self, url: str) -> None:
+        """The service is there now."""
+        self.wire.to = urlsplit(url).port or 0
+
+    def begin(self, what: str, worker: str) -> None:
+        """A fault of WIRE_FAULTS, or LOST_REPLIES, begins for this worker."""
+        match what:
+            case "late":
+                self.wire.delay(worker, LATE_SECONDS)
+            case "silent":
+                self.wire.hold(worker)
+            case "reset":
+                self.wire.reset(worker)
+            case "parted":
+                self.wire.part(worker)
+            case _:
+                self.wire.lose_replies(worker)
+
+    def end(self, what: str, worker: str) -> None:  # noqa: ARG002  a worker has one fault at a time
+        """It is over."""
+        self.wire.let_through(worker)

@@ -1,0 +1,85 @@
+"""Worker processes on a local stream that gets numbered records at each tick: what fleets over any store begin with."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from hashlib import sha1
+from itertools import count, islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import define, field
+
+from leasehold.adapters.demo.stage import Stage, Stream, put
+from leasehold.adapters.history.events import Sent
+from leasehold.stores.protocol import Store
+
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
+
+KEYS = 17
+
+
+@define
+class Puts:
+    """Numbered records for a stream, `a_tick` at each until there are `rows`, those of one key in order."""
+
+    client: "KinesisClient"
+    stream: str
+    rows: int
+    a_tick: int
+    numbers: "count[int]" = field(factory=count)
+    sent: list[Sent] = field(factory=list)
+
+    def __call__(self, _stage: Stage) -> None:
+        """The next few, until all are sent."""
+        found = [(f"k-{number % KEYS}", b"%d" % number) for number in islice(self.numbers, self.a_tick)]
+        found = [(key, data) for key, data in found if int(data) < self.rows]
+        if found:
+            put(self.client, self.stream, found)
+        self.sent += [Sent(key, int(data), sha1(data, usedforsecurity=False).hexdigest()) for key, data in found]
+
+    def all_seen(self, stage: Stage) -> bool:
+        """Whether everything was sent and handed over."""
+        return self.rows == len(self.sent) == len(stage.distinct)
+
+
+@define
+class FedFleet:
+    """Workers on a stage, and what they are to read."""
+
+    stage: Stage
+    puts: Puts
+
+    def judged(self) -> None:
+        """Insist that nothing was lost, and that only what came after a checkpoint was read again."""
+        verdict = self.stage.verdict(self.puts.sent)
+        assert (verdict.faults, verdict.produced, verdict.lost) == ((), self.puts.rows, 0)
+        assert [change for change in verdict.owner_changes if change.duplicates > change.since] == []
+
+
+@contextmanager
+def a_fed_fleet(  # noqa: PLR0917  one for each thing that fleets differ in
+    kinesis_url: str,
+    client: "KinesisClient",
+    table: Store,
+    store: str,
+    settings: tuple[str, ...],
+    folder: Path,
+    *,
+    rows: int,
+    a_tick: int,
+) -> Iterator[FedFleet]:
+    """Nobody at work yet, of a stream with four shards; nobody left behind.
+
+    table     the leases, as the test looks at them
+    store     their URL, for the workers
+    settings  the workers' other options
+    """
+    name = folder.name[:60]
+    with closing(Stream(kinesis_url, name, 4)) as stream:
+        puts = Puts(client, name, rows, a_tick)
+        stage = Stage(folder, stream, table, store, settings, watched=puts)
+        try:
+            yield FedFleet(stage, puts)
+        finally:
+            stage.abandon()

@@ -1,0 +1,97 @@
+"""A fleet whose lease table goes to another store and back each hour of virtual time, while its workers are killed."""
+
+import math
+import random
+
+import pytest
+from attrs import evolve
+
+from leasehold.adapters.history.breach import Breach, Limits
+from leasehold.adapters.history.explanations import judge
+from leasehold.adapters.proving.simulator.run import run
+from leasehold.adapters.proving.simulator.scenario import Member, MemberEnding, Network, Scenario
+from leasehold.adapters.proving.simulator.world.world import SimulatedHistory
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import Lease, Position
+from leasehold.stores import swap
+
+WORKERS, LEASES, LEASE_SECONDS = ("ann", "bob", "cid", "dan"), 8, 10.0
+EACH_SECONDS, LIFE_SECONDS, PEACE_SECONDS = 1800.0, 1800.0, 600.0
+ENDINGS: tuple[MemberEnding, ...] = ("crash", "crash", "leave")
+FAULTS = Network(lost=0.001, unanswered=0.002, late=0.001)
+
+
+def swapped(seed: int, hours: float, *, sessions: bool) -> Scenario:
+    """Four workers of which each dies or leaves every half hour and comes again; leases go there and back each hour.
+
+    sessions  whether the table that they go to is in that layout
+    """
+    draw, seconds = random.Random(seed), hours * 3600.0  # noqa: S311  a seed is the point
+    members = []
+    for worker in WORKERS:
+        starts = draw.uniform(0.0, 1.0)
+        while starts < seconds - PEACE_SECONDS:
+            ends = starts + draw.expovariate(1 / LIFE_SECONDS)
+            ends = ends if ends < seconds - PEACE_SECONDS else math.inf
+            members.append(Member(worker, Config(), starts=starts, ends=ends, ending=draw.choice(ENDINGS)))
+            starts = ends + draw.uniform(1.0, 30.0)
+    return Scenario(
+        seed,
+        (None,) * LEASES,
+        tuple(sorted(members, key=lambda member: member.starts)),
+        seconds,
+        calm=seconds - PEACE_SECONDS / 2,
+        network=FAULTS,
+        reading=True,
+        checkpoints=1.0,
+        read_seconds=10.0,
+        full=True,
+        sessions=sessions,
+        swaps=tuple(EACH_SECONDS * (number + 1 / 6) for number in range(int(2 * hours))),
+    )
+
+
+def breaches(history: SimulatedHistory) -> tuple[Breach, ...]:
+    """What the judge finds."""
+    return judge(history, Limits(lease_seconds=dict.fromkeys(WORKERS, LEASE_SECONDS)))
+
+
+def judged(scenario: Scenario) -> None:
+    """Run it, and insist that every lease arrived each time, nothing was lost, and no shard had two readers."""
+    history = run(scenario)
+    assert breaches(history) == ()
+    assert [asked for asked, _ in history.swaps] == list(scenario.swaps)
+    assert all(arrived - asked < EACH_SECONDS / 2 for asked, arrived in history.swaps)
+    seen = {(event.key, event.digest) for event in history.told("record")}
+    assert seen == {(each.key, each.digest) for each in history.sent}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sessions", [False, True])
+def test_an_hour_there_and_back(*, sessions: bool) -> None:
+    """A death in the middle of a move, or an answer that comes late, would lose records or make a second reader."""
+    judged(swapped(1, 1.0, sessions=sessions))
+
+
+@pytest.mark.more
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("sessions", [False, True])
+def test_a_day_there_and_back(*, sessions: bool) -> None:
+    """Likewise, where each turn finds what two dozen before it have left in either table."""
+    judged(swapped(2, 24.0, sessions=sessions))
+
+
+@pytest.mark.slow
+def test_a_move_that_skips_a_record_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The judge would call any swap good."""
+    copy = swap._copy  # noqa: SLF001  the step that is broken
+
+    def ahead(row: Lease) -> Lease:
+        made = copy(row)
+        at = made.checkpoint
+        further = Position(str(int(at.sequence) + 1000)) if at.numbered else at
+        return evolve(made, checkpoint=further)
+
+    monkeypatch.setattr(swap, "_copy", ahead)
+    found = breaches(run(swapped(1, 1.0, sessions=False)))
+    assert {breach.what for breach in found} >= {"lost"}

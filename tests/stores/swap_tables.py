@@ -1,0 +1,104 @@
+"""The tables between which leases are swapped: new, empty stores of every kind, opened on the services of the tests."""
+
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+from boto3 import Session
+from object_stores import AgelessBlobs, AgelessGcs, bucket, container
+
+from leasehold.adapters.local.postgres import store_url
+from leasehold.stores.dynamodb.store import DynamoStore
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.objects.generic_layout import ObjectLayout
+from leasehold.stores.objects.store import EtagStore
+from leasehold.stores.protocol import Store
+from leasehold.stores.sessions.opening import KeepsCells
+from leasehold.stores.sessions.store import SessionStore
+from leasehold.stores.urls import open_store
+
+_numbers = count()
+_AWS = Session()
+"""One for all, for the service's description takes long to read."""
+
+
+def memory(_asked: pytest.FixtureRequest) -> Store:
+    """A table of this process."""
+    return MemoryStore()
+
+
+def dynamodb(asked: pytest.FixtureRequest) -> Store:
+    """A table in the KCL's layout."""
+    return DynamoStore(f"swapped-{next(_numbers)}", endpoint=asked.getfixturevalue("dynalite_url"), session=_AWS)
+
+
+def postgres(asked: pytest.FixtureRequest) -> Store:
+    """A table of a real server."""
+    return open_store(store_url(asked.getfixturevalue("postgres_service"), f"swapped_{next(_numbers)}"))
+
+
+def blob(asked: pytest.FixtureRequest) -> Store:
+    """A container."""
+    return EtagStore(AgelessBlobs(container(asked.getfixturevalue("azurite_connection"))), ObjectLayout("fleet/one"))
+
+
+def s3(asked: pytest.FixtureRequest) -> Store:
+    """A bucket whose conditions hold in races, too."""
+    return EtagStore(bucket(asked.getfixturevalue("versitygw_url")), ObjectLayout("fleet/one"))
+
+
+def gcs(asked: pytest.FixtureRequest) -> Store:
+    """A prefix of one bucket."""
+    objects = AgelessGcs("swapped", endpoint=asked.getfixturevalue("gcs_url"))
+    objects.ensure(create=True)
+    return EtagStore(objects, ObjectLayout(f"fleet/{next(_numbers)}"))
+
+
+def by_session(kind: Callable[[pytest.FixtureRequest], Store]) -> Callable[[pytest.FixtureRequest], Store]:
+    """Such a table in layout `sessions`."""
+
+    def opened(asked: pytest.FixtureRequest) -> Store:
+        store = kind(asked)
+        assert isinstance(store, KeepsCells)
+        return SessionStore(store.cells(), gather=0.0)
+
+    return opened
+
+
+Opening = Callable[[pytest.FixtureRequest], Store]
+
+PAIRS: dict[str, tuple[Opening, Opening]] = {
+    "counters": (memory, memory),
+    "to sessions": (memory, by_session(memory)),
+    "from sessions": (by_session(memory), memory),
+    "dynamodb to postgres": (dynamodb, postgres),
+    "the KCL's layout to sessions": (dynamodb, by_session(dynamodb)),
+    "aws to azure": (dynamodb, blob),
+    "azure to aws": (blob, dynamodb),
+    "s3 to google": (s3, gcs),
+}
+"""By what moves where."""
+
+MARKS = {
+    "dynamodb to postgres": (pytest.mark.services,),
+    "the KCL's layout to sessions": (pytest.mark.services,),
+    "aws to azure": (pytest.mark.services,),
+    "azure to aws": (pytest.mark.services,),
+    "s3 to google": (pytest.mark.services, pytest.mark.more, pytest.mark.timeout(1800)),  # they may have to be built
+}
+
+
+def pairs(*more: pytest.MarkDecorator) -> list[object]:
+    """The pairs as a fixture's parameters; those of services marked as such, and by `more`."""
+    return [
+        pytest.param(name, marks=(*MARKS[name], *more) if name in MARKS else (), id=name.replace(" ", "-"))
+        for name in PAIRS
+    ]
+
+
+def opened_pair(asked: pytest.FixtureRequest) -> tuple[Store, Store]:
+    """The two tables of the pair that the fixture's parameter names, closed after the test."""
+    source, target = (opening(asked) for opening in PAIRS[asked.param])
+    for store in (source, target):
+        asked.addfinalizer(store.close)
+    return source, target
