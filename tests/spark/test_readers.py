@@ -310,6 +310,25 @@ def test_a_reader_that_says_what_no_reader_says_is_let_go(said: bytes, monkeypat
         assert (opening.gone, opening.read().count) == (False, 1)
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"{}", "one field"),
+        (b'{"Alive":[],"BatchKept":1}', "one field"),
+        (b'{"Alive":[1]}', "Alive: [1] is not a list of 0"),
+        (b'{"Hello":["h",0,"00"]}', "Hello[1]: 0 is not between"),
+        (b'{"Hello":["h",1,"zz"]}', "Hello[2]"),
+        (b'{"ShardReport":[1,[[1,1,["x",0,""]]],0,0,false,[]]}', "ShardReport[1][0][2][0]"),
+        (b'{"ShardReport":[1,[[1,1,["1",-1,""]]],0,0,false,[]]}', "ShardReport[1][0][2][1]"),
+    ],
+)
+def test_what_is_wrong_with_a_message_is_named(line: bytes, said: str) -> None:
+    """Without it a message of another version would be half understood, and rows be counted wrongly."""
+    with pytest.raises(BadJsonField) as refused:
+        from_reader(line)
+    assert said in str(refused.value)
+
+
 def opened(pool: ReaderPool) -> FarReader:
     """A shard, as soon as there is a reader."""
     return pool.open(Lease("a"), TRIM_HORIZON)
