@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,14 +36,16 @@ def block(kind: str, sign: str) -> str:
 
 
 @pytest.fixture
-def orders(kinesis_client: KinesisClient, tmp_path: Path) -> Path:
+def orders(kinesis_client: KinesisClient, tmp_path: Path) -> Iterator[Path]:
     """The stream that the page reads, with five records, and a folder with its program."""
     kinesis_client.create_stream(StreamName=STREAM, ShardCount=2)
     kinesis_client.get_waiter("stream_exists").wait(StreamName=STREAM, WaiterConfig=AT_ONCE)
     for number in range(5):
         kinesis_client.put_record(StreamName=STREAM, Data=f"book-{number}".encode(), PartitionKey=str(number))
     (tmp_path / "orders.py").write_text(block("python", "# orders.py\n"), encoding="utf-8")
-    return tmp_path
+    yield tmp_path
+    kinesis_client.delete_stream(StreamName=STREAM)
+    kinesis_client.get_waiter("stream_not_exists").wait(StreamName=STREAM, WaiterConfig=AT_ONCE)
 
 
 def wheel(folder: Path) -> Path:
