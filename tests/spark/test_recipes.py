@@ -83,20 +83,6 @@ def test_an_environment_that_is_shipped_runs_the_query_of_the_page(
     assert (orders / "env.tar.gz").stat().st_size > 10_000_000
 
 
-def test_a_package_that_is_shipped_alone_is_refused_in_one_sentence(orders: Path, environment: dict[str, str]) -> None:
-    """Without this `--py-files` would end in a traceback that names a module the user has never heard of."""
-    page = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
-    assert 'and says so: "leasehold is here without what it needs"' in page.replace("\n  ", " ")
-    wheel(orders / "dist").rename(orders / "leasehold.zip")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "bare"], cwd=orders, check=True)
-    own = {"PATH": f"{SPARK / 'bin'}:{os.environ['PATH']}", "PYSPARK_PYTHON": str(orders / "bare/bin/python")}
-    done = _run("spark-submit --py-files leasehold.zip orders.py", orders, {**environment, **own})
-    assert done.returncode != 0
-    last = [line for line in done.stderr.splitlines() if "Error: " in line][-1]
-    assert "leasehold is here without what it needs" in last
-    assert "venv-pack and --archives, see docs/spark.md" in last
-
-
 def _run(text: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", "-e", "-c", text],
