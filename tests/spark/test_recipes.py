@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,14 +36,16 @@ def block(kind: str, sign: str) -> str:
 
 
 @pytest.fixture
-def orders(kinesis_client: KinesisClient, tmp_path: Path) -> Path:
+def orders(kinesis_client: KinesisClient, tmp_path: Path) -> Iterator[Path]:
     """The stream that the page reads, with five records, and a folder with its program."""
     kinesis_client.create_stream(StreamName=STREAM, ShardCount=2)
     kinesis_client.get_waiter("stream_exists").wait(StreamName=STREAM, WaiterConfig=AT_ONCE)
     for number in range(5):
         kinesis_client.put_record(StreamName=STREAM, Data=f"book-{number}".encode(), PartitionKey=str(number))
     (tmp_path / "orders.py").write_text(block("python", "# orders.py\n"), encoding="utf-8")
-    return tmp_path
+    yield tmp_path
+    kinesis_client.delete_stream(StreamName=STREAM)
+    kinesis_client.get_waiter("stream_not_exists").wait(StreamName=STREAM, WaiterConfig=AT_ONCE)
 
 
 def wheel(folder: Path) -> Path:
@@ -78,20 +81,6 @@ def test_an_environment_that_is_shipped_runs_the_query_of_the_page(
     assert done.returncode == 0, done.stderr[-4000:]
     assert [f"book-{number}" in done.stdout for number in range(5)] == [True] * 5, done.stdout
     assert (orders / "env.tar.gz").stat().st_size > 10_000_000
-
-
-def test_a_package_that_is_shipped_alone_is_refused_in_one_sentence(orders: Path, environment: dict[str, str]) -> None:
-    """Without this `--py-files` would end in a traceback that names a module the user has never heard of."""
-    page = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
-    assert 'and says so: "leasehold is here without what it needs"' in page.replace("\n  ", " ")
-    wheel(orders / "dist").rename(orders / "leasehold.zip")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "bare"], cwd=orders, check=True)
-    own = {"PATH": f"{SPARK / 'bin'}:{os.environ['PATH']}", "PYSPARK_PYTHON": str(orders / "bare/bin/python")}
-    done = _run("spark-submit --py-files leasehold.zip orders.py", orders, {**environment, **own})
-    assert done.returncode != 0
-    last = [line for line in done.stderr.splitlines() if "Error: " in line][-1]
-    assert "leasehold is here without what it needs" in last
-    assert "venv-pack and --archives, see docs/spark.md" in last
 
 
 def _run(text: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
