@@ -235,15 +235,18 @@ def kinds_of(fleet: Fleet, told: Callable[[str], None]) -> list[FaultKind]:
         told("NO CLOCK IS STEPPED, AND NO DISK READ-ONLY: there is no C compiler (cc)")
     if not threads:
         told("NO THREADS ARE REFUSED: this user may make no control group of pids")
-    of_handlers = OF_CHILDREN if fleet.multilang else OF_HANDLERS
-    kinds = [*OF_WORKERS, *of_handlers, *table_kinds(fleet.table, libc=libc), *fleet.ground.kinds]
+    denied, no_threads = (NO_DESCRIPTORS, NO_MEMORY), (NO_THREADS,) if threads else ()
+    tables = table_kinds(fleet.table, libc=libc)
+    # What a run is about, and what befalls all who take part in it; the rest is for runs of plain workers.
+    tables_there = [kind for kind in tables if kind.what != EMPTIED.what]
+    shards = [kind for kind in fleet.ground.kinds if kind.what in {"split", "merge"}]
+    if fleet.multilang:
+        return [*OF_WORKERS, *OF_CHILDREN, *tables_there, *shards, *denied, *no_threads]
     if goal := fleet.places.get("goal"):
-        # What befalls the two tables, and those who move leases between them; other runs have the rest.
-        stream = [kind for kind in fleet.ground.kinds if kind.what in {"split", "merge"}]
-        there = [evolve(kind, line="goal") for kind in table_kinds(goal.table, libc=False)]
-        tables = [kind for kind in (*table_kinds(fleet.table, libc=libc), *there) if kind.what != EMPTIED.what]
-        return [*OF_WORKERS, *of_handlers, *tables, *stream]
-    return [*kinds, NO_DESCRIPTORS, NO_MEMORY, *(OF_LIBC if libc else ()), *((NO_THREADS,) if threads else ())]
+        goals = [evolve(kind, line="goal") for kind in table_kinds(goal.table, libc=False) if kind.what != EMPTIED.what]
+        return [*OF_WORKERS, *OF_HANDLERS, *tables_there, *goals, *shards]
+    whole = [*OF_WORKERS, *OF_HANDLERS, *tables, *fleet.ground.kinds, *denied]
+    return [*whole, *(OF_LIBC if libc else ()), *no_threads]
 
 
 def limits_now(workers: Sequence[str], promises: Promises) -> Limits:

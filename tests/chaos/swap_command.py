@@ -89,8 +89,8 @@ class SwapOperator:
         # It begins with the way to TO: there is nothing to send back before.
         self._back = bool(self.runs) and not self.may_finish and self._draw.random() < 0.4
         self.runs, self.backs = self.runs + 1, self.backs + self._back
-        words = ("-m", "leasehold.adapters.cli.main", "swap", *self.addresses, "--json")
+        back = ("--back",) if self._back else ()
+        words = ("-m", "leasehold.adapters.cli.main", "swap", *self.addresses, "--json", *back)
         with patch.dict(os.environ, self.environment):
-            words += ("--back",) if self._back else ()
             self._child = Child(f"{COMMAND}#{self.runs}", words, self.folder)
         self._until = now + self._draw.uniform(*RUN_SECONDS)

@@ -27,7 +27,7 @@ def test_what_befalls_workers_of_a_stream_loses_nothing(tmp_path: Path) -> None:
 @pytest.mark.more
 def test_what_befalls_daemons_and_their_children_loses_nothing(tmp_path: Path) -> None:
     """Without it children that crash, hang and fork would be tried behind daemons that nothing befalls."""
-    outcome = run(Wanted(7, 22.0, "kinesis", "dynamodb", consumer="multilang", workers=3), tmp_path, print)
+    outcome = run(Wanted(12, 22.0, "kinesis", "dynamodb", consumer="multilang", workers=3), tmp_path, print)
     print(outcome)  # noqa: T201  shown if it fails, or with -s
     assert (outcome.verdict.faults, outcome.verdict.lost) == ((), 0)
 
