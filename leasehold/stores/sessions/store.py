@@ -220,30 +220,17 @@ class SessionStore:
         known = self._free.pop(key, None) if isinstance(write, ClaimLease) and key not in self._unsettled else None
         if known is not None and known.lease.version != write.lease.version:
             known = None
-        # What I hold I leave under its row as I know it, without a reading: if another wrote there, that is refused.
-        held = self._held(write)
-        known = known or held
         for _ in range(ATTEMPTS):
             joint, known = known or self._see([key]).get(key), None
             if joint is None:
                 self._forget(key, None)
                 return Done(write.lease) if isinstance(write, DeleteLease) else Lost(key, None)
             if not self._settled(joint):
-                held = known = held and self._held(write)
                 continue
             outcome = self._attempt(write, joint)
-            # Only what was read says that a lease is lost.
-            if outcome is not None and not (isinstance(outcome, Lost) and joint is held):
+            if outcome is not None:
                 return outcome
-            held = None
         raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were refused")
-
-    def _held(self, write: LeaseChange | DeleteLease) -> Joint | None:
-        """The lease as this process knows it, where it is the owner who leaves it."""
-        if not (isinstance(write, GiveLease | ReleaseLease) or (isinstance(write, CheckpointLease) and _ends(write))):
-            return None
-        page = self._page_of(write.lease)
-        return None if page is None else self._known(write.lease.key, page)
 
     def _settled(self, joint: Joint) -> bool:
         """Whether no write of ours is under way to this row, nor to its owner's session where that is ours (G8).
