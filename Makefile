@@ -10,7 +10,7 @@ NPM = $(shell $(BIN)/python -c 'from leasehold.adapters.local.node import find_n
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-more check prove bench chaos fuzz mutants lock soak chaos-spark dist sizes api site sbom audit
+.PHONY: help demo quick test test-more check prove bench chaos fuzz fuzz-c mutants lock soak chaos-spark dist sizes api site sbom audit
 
 help: ## say what there is
 	@echo 'Python 3.11 and make are enough; each target fetches what it needs once.'
@@ -71,6 +71,12 @@ fuzz: $(READY) ## give every parser what nobody would write, for SECONDS=600; wh
 	@if [ $(ENGINE) = atheris ]; then $(BIN)/uv pip install -q --python $(BIN)/python --only-binary :all: --require-hashes \
 		-r requirements-atheris.lock || true; fi
 	$(BIN)/python tests/fuzz/long_fuzz.py $(SECONDS) --engine $(ENGINE)
+
+# Python's own allocator hides what is read behind a value: plain malloc leaves the sanitizer's guards around each.
+SANITIZED = -g -fsanitize=address,undefined -fno-sanitize-recover=all
+fuzz-c: $(READY) ## the same for the scan in C alone, under the sanitizers of addresses and of undefined behaviour (gcc)
+	CFLAGS='$(SANITIZED)' LD_PRELOAD=$$(cc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
+		$(BIN)/python tests/fuzz/long_fuzz.py $(SECONDS) cbor-answers
 
 ONLY =
 mutants: $(READY) ## plant small faults into named modules, and say which of them no test sees; ONLY=codecs for a part

@@ -95,7 +95,7 @@ def works(workers: int) -> dict[str, Work]:
         RowDecoder(),
         cycle([[{**item, "leaseCounter": {"N": each}} for item in items] for each in "89"]),
     )
-    known_rows.read(items)
+    known_rows.read([items])
     few = tuple(evolve(each, owner=f"w-{place % 10}") for place, each in enumerate(leases))
 
     signed = tuple(evolve(each, notes=(("process", f"p/{each.owner}"), ("bulletin", "1 1 1"))) for each in leases)
@@ -136,8 +136,8 @@ def works(workers: int) -> dict[str, Work]:
         "nothing is due for renewal": lambda: renewals(leases[:: max(1, workers)], ME, CONFIG),
         "a reading of the whole table": lambda: look(leases, None),
         "a reader's look at one row": reader,
-        "rows of DynamoDB read": lambda: RowDecoder().read(items),
-        "rows read again, new counters alone": lambda: known_rows.read(next(again)),
+        "rows of DynamoDB read": lambda: RowDecoder().read([items]),
+        "rows read again, new counters alone": lambda: known_rows.read([next(again)]),
         "who deletes, all shards have split": lambda: ripe(_split(workers), ME.worker),
         "explain, always 10 workers": lambda: plans(WatchedTable(few), CONFIG),
     }

@@ -33,7 +33,7 @@ PUBLIC = {
     """,
     "leasehold.stores": """
     AnnotateLease CheckpointLate CheckpointLease ClaimLease CreateLease DeleteLease Done execute
-    GiveLease Listing Lost open_store Outcome OutcomeUnknown Promises ReleaseLease RenewLease
+    GiveLease Listing Lost open_both open_store Outcome OutcomeUnknown Promises ReleaseLease RenewLease
     RequestLease StealLease Store StoreError TakeBackLease WithdrawRequest Write
     """,
     "leasehold.adapters": "Delivery Handling Runner Worker by_key dead_letters open_source run",

@@ -20,6 +20,7 @@ leader gives them what is free, and until there is something to give, no lease s
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from attrs import evolve, field, frozen
 
@@ -122,8 +123,9 @@ class WorkerReports:
         return ReportTrack(stamp, stood_at, moved_at, count, ended if grown else before.since)
 
 
-@frozen
-class Sighting:
+class Sighting(
+    NamedTuple
+):  # a named tuple, for one of each lease is made at every look: attrs takes three times as long
     """A sighting holds all that is known of one lease.
 
     lease       as last read, with `idle`, `held` and `heir_idle` filled in
@@ -321,32 +323,27 @@ class Watch:
                 heir_idle=0.0,
             )
             return Sighting(seen, version_at=ended, owner_at=owner_at, heir_at=ended)
-        old = before.lease
+        old, version_at, owner_at, heir_at, watched, stood, gap, pace = before
         kept = old.owner == lease.owner
         # A row that was deleted and made anew counts from the start, and comes by versions that were seen before (L13).
-        still = kept and old.version == lease.version
-        version_at = max(before.version_at, self.back_at) if still else ended
-        owner_at = before.owner_at if kept else ended
-        heir_at = before.heir_at if old.heir == lease.heir else ended
+        if kept and old.version == lease.version:
+            version_at = max(version_at, self.back_at)
+        else:
+            # Not the gap before a new owner's first renewal: it says nothing of how often that owner renews.
+            now_stood = watched if version_at > owner_at else 0.0
+            gap = min(now_stood, stood) if kept else 0.0
+            pace = _pace(before, lease, began) if kept else 0.0
+            stood, version_at = now_stood, ended
+        if not kept:
+            owner_at = ended
+        if old.heir != lease.heir:
+            heir_at = ended
         watched = began - version_at if began > version_at else 0.0
         # The store's own age of a row counts an outage, too (C17).
         age = min(lease.idle, max(0.0, began - self.back_at)) if lease.idle else 0.0
-        # Do not count the gap before a new owner's first renewal: it says nothing of how often that owner renews.
-        stood = before.watched if before.version_at > before.owner_at else 0.0
-        return Sighting(
-            lease.watched(
-                max(age, watched),
-                began - owner_at if began > owner_at else 0.0,
-                max(0.0, began - heir_at) if lease.heir is not None else 0.0,
-            ),
-            version_at,
-            owner_at,
-            heir_at,
-            watched,
-            before.stood if still else stood,
-            (before.gap if still else min(stood, before.stood)) if kept else 0.0,
-            (before.pace if still else _pace(before, lease, began)) if kept and not lease.ended else 0.0,
-        )
+        idle, held = max(age, watched), began - owner_at if began > owner_at else 0.0
+        seen = lease.watched(idle, held, max(0.0, began - heir_at) if lease.heir is not None else 0.0)
+        return Sighting(seen, version_at, owner_at, heir_at, watched, stood, gap, 0.0 if lease.ended else pace)
 
     def _changes(
         self, before: Mapping[str, Sighting], now: Mapping[str, Sighting], ended: float, *, stood: bool

@@ -7,7 +7,6 @@ holds a secret. A caller in Python may give a session of its own in place of the
 Nothing is asked of a service here: a role is assumed by the first request, and anew before it expires.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +19,11 @@ from botocore.credentials import (
 )
 from botocore.exceptions import NoCredentialsError, ProfileNotFound
 
+from leasehold.stores.urls import ROLE
+
 if TYPE_CHECKING:  # imported where it is needed: it costs a start some 0.1 s of a processor
     import boto3
 
-_ROLE = re.compile(r"arn:[\w-]+:iam::\d{12}:role/[\w+=,.@/-]+")
 SESSION_NAME = "leasehold"
 """As which the assumed role shows in the service's trail."""
 
@@ -42,7 +42,7 @@ def session_of(
         return session
     if secret is not None and role is None:
         raise ValueError(f"{where}: option 'external_id' wants the role_arn that it is for")
-    if role is not None and not _ROLE.fullmatch(role):
+    if role is not None and not ROLE.fullmatch(role):
         raise ValueError(f"{where}: option 'role_arn' wants arn:aws:iam::ACCOUNT:role/NAME")
     if profile is None and role is None:
         return None

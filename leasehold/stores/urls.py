@@ -25,6 +25,7 @@ Addresses of stores and sources, `scheme://place?option=value`, and the modules 
 Endpoints of services as users name them, never with credentials, which errors would repeat; and their clocks.
 """
 
+import re
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from importlib import import_module
@@ -116,6 +117,9 @@ class _Provable(Protocol):
 
 AWS = frozenset({"region", "endpoint", "profile", "role_arn", "external_id"})
 """The options of every URL of AWS."""
+
+ROLE = re.compile(r"arn:[\w-]+:iam::\d{12}:role/[\w+=,.@/-]+")
+"""What `role_arn=` may be."""
 
 _PROVED = frozenset({"dynamodb", "azblob", "s3", "gcs", "postgres"})
 

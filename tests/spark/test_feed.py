@@ -13,8 +13,11 @@ from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.spark.feed import (
     EXCLUDED_SECONDS,
     SILENT_SECONDS,
+    ArrowBatch,
+    Columns,
     ReadAheadPace,
     ReadAheadState,
+    RowBuffer,
     ShardPrefetcher,
     joined,
 )
@@ -138,6 +141,63 @@ def test_a_lease_that_is_lost_before_its_beginning_is_pinned_is_not_read() -> No
     assert (stream.opened, worker.store.get(["a"])[0].checkpoint) == ([], LATEST)
 
 
+def test_a_child_is_opened_once_its_parents_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a child whose parent was set back would be read beside it, and its keys come out of order (L12)."""
+    stream, parents = Stream({"b": ["x"]}), {"a": Lease("a")}
+    ahead = an_ahead()
+    worker, feed = a_feed(stream, ahead)
+    child = ShardPrefetcher(worker, feed.holding, ahead, lambda _feed: None)
+    monkeypatch.setattr(feed.holding, "_lease", evolve(feed.holding.lease, parents=("a",)))
+    monkeypatch.setattr(worker, "parents", lambda _lease: parents)
+    waits = [child.step(0.0) for _ in range(5)]
+    assert (waits, stream.opened, child.held) == ([1.0, 2.0, 4.0, 5.0, 5.0], [], None)
+    parents["a"] = Lease("a", checkpoint=SHARD_END)
+    child.step(0.0)
+    assert [shard for shard, _ in stream.opened] == ["b"]
+
+
+class Losing(RowBuffer):
+    """A buffer whose rows are nobody's any more, once it is said so."""
+
+    lost = False
+
+    @property
+    def gone(self) -> bool:
+        """As a reader's are that died."""
+        return self.lost and bool(self)
+
+
+def test_rows_that_are_gone_are_read_again_by_a_new_reader() -> None:
+    """Without it what a dead process had read ahead would be passed over, and its reader's link stay open."""
+    stream, ahead, buffers = Stream({"a": ["x"] * 15}, tokens=True), an_ahead(), list[Losing]()
+
+    def buffer(of: Columns) -> Losing:
+        buffers.append(Losing(of))
+        return buffers[-1]
+
+    ahead.pace, ahead.only_now = evolve(ahead.pace, buffer=buffer), True
+    _, feed = a_feed(stream, ahead)
+    for now in range(4):
+        feed.step(float(now))
+    assert feed.read_up
+    taken = feed.take(4, 1 << 20)
+    buffers[0].lost = True
+    for now in range(4, 8):
+        feed.step(float(now))
+    rest = feed.take(100, 1 << 20)
+    assert taken is not None
+    assert rest is not None
+    read = [number for chunk in (taken, rest) for number in chunk.rows["sequenceNumber"].to_pylist()]
+    assert (read, stream.open_readers) == ([str(number) for number in range(1, 16)], ["a"])
+
+
+def test_columns_without_a_time_say_nothing_of_when_they_arrived() -> None:
+    """Without it a shard that a reader of its own reads would end its query at its first rows."""
+    rows = pa.RecordBatch.from_pydict({"data": [b"x"]})
+    batch = ArrowBatch((), Position("1"), 0.0, 0.0, rows=rows)
+    assert (batch.count, batch.last_arrived) == (1, None)
+
+
 def test_the_reader_of_a_lease_that_goes_is_closed() -> None:
     """Without it each lease that moves would leave a connection open, until the process has no more descriptors."""
     stream, gone = Stream({"a": ["x"]}), list[str]()
@@ -167,7 +227,7 @@ def test_a_commit_up_to_the_last_number_is_written_without_a_reading(last: int) 
     for moment in range(4):
         feed.step(float(moment))
     assert worker.store.get(["a"])[0].checkpoint == (done if last == 20 else TRIM_HORIZON)
-    assert feed.idle == (last > 19)
+    assert (feed.idle, stream.readings == 0) == (last > 19, last > 19)
     now = 4.0
     while not feed.idle and now < 2 * SILENT_SECONDS:
         now = feed.step(now)
@@ -261,7 +321,7 @@ def test_nothing_is_read_or_planned_of_a_lease_that_has_expired_by_our_own_clock
     assert stream.readings == before + 1
 
 
-def test_a_fault_after_a_reading_leaves_no_record_out() -> None:
+def test_a_fault_after_a_reading_leaves_no_record_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a metric that fails, or a page that memory does not suffice for, would be skipped for good."""
     ahead, faults = an_ahead(), [MemoryError("no room"), ArithmeticError("no such metric")]
     whole = ahead.pace.columns.rows
@@ -277,14 +337,15 @@ def test_a_fault_after_a_reading_leaves_no_record_out() -> None:
 
     ahead.pace, ahead.measure = evolve(ahead.pace, columns=evolve(ahead.pace.columns, rows=rows)), measure
     _, feed = a_feed(Stream({"a": [f"x{place}" for place in range(15)]}), ahead)
-    raised = []
+    raised, counted = list[str](), list[int]()
+    monkeypatch.setattr(feed.holding.throughput, "add", lambda size, _now: counted.append(size))
     for now in range(6):
         try:
             feed.step(float(now))
         except (MemoryError, ArithmeticError) as fault:
             raised.append(str(fault))
     chunk = feed.take(100, 1 << 20)
-    assert raised == ["no room", "no such metric"]
+    assert (raised, counted[:2]) == (["no room", "no such metric"], [20, 15])  # kept is counted, measured or not
     assert chunk is not None
     assert chunk.rows["sequenceNumber"].to_pylist() == [str(place) for place in range(1, 16)]
 

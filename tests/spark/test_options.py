@@ -43,6 +43,18 @@ def test_a_kcl_application_is_joined_by_its_name() -> None:
     assert asked.lease.config.initial_position == TRIM_HORIZON
 
 
+def test_the_stream_and_the_lease_table_have_credentials_of_their_own() -> None:
+    """Without this a stream of another account could only be read by a table there, or by an executor's own profile."""
+    arn = "arn:aws:iam::123456789012:role/reader"
+    named = {"kinesis.roleArn": arn, "kinesis.externalId": "x-17", "lease.profile": "leases"}
+    asked = kinesis_options({**KINESIS, **named})
+    assert {name: asked.place[name] for name in ("role_arn", "external_id")} == {"role_arn": arn, "external_id": "x-17"}
+    assert asked.lease.store == "dynamodb://orders?profile=leases"
+    elsewhere = {"kinesis.streamname": "s", "lease.store": "s3://leases/orders", "lease.profile": "leases"}
+    with pytest.raises(ValueError, match=r"the URL of lease\.store has role_arn="):
+        kinesis_options(elsewhere)
+
+
 def test_a_query_may_hold_as_many_shards_as_its_cores_can_carry() -> None:
     """Without it a laptop's query would be given as much of a stream as a large cluster's."""
     asked = kinesis_options({**KINESIS, "lease.cores": "40", "lease.maxLeasesPerCore": "2"})
@@ -66,10 +78,9 @@ def test_a_time_may_be_written_as_elsewhere(text: str) -> None:
     ("name", "value", "said"),
     [
         ("kinesis.getrecords.fetchintervalms", "100", "'100' is not a whole number from 223"),  # K5
-        ("kinesis.consumertype", "efo", "one subscription at a time, which a repeated batch would take"),
-        ("consumer", "orders-app", "one subscription at a time, which a repeated batch would take"),
-        ("kinesis.consumername", "orders-app", "Spark's triggers take longer than fan-out saves; leave it out"),
-        ("kinesis.stsrolearn", "arn", "not supported"),
+        ("kinesis.stsrolearn", "arn", "unknown; did you mean kinesis.roleArn?"),
+        ("kinesis.rolearn", "reader", "write arn:aws:iam::ACCOUNT:role/NAME"),
+        ("lease.externalid", "x-17", "it goes with a role; give lease.roleArn, or leave it out"),
         ("kinesis.startingposition", "yesterday", "'yesterday' is none of TRIM_HORIZON"),
         ("kinesis.startingposition", '{"at_timestamp": "25/06/2020 10:23"}', "write a time as"),
         ("lease.store", "memory://x", "seen by one process only"),
@@ -78,9 +89,12 @@ def test_a_time_may_be_written_as_elsewhere(text: str) -> None:
         ("kinesis.startingposition", '{"at_timestamp": ' + "[" * 20_000, "not the JSON of a position"),
         ("lease.rules", "fair", "'fair' is not one of minimal, kcl, kcl-rust, event-hubs"),
         ("lease.transport", "", "it is empty"),
-        ("kinesis.stream", "s", "unknown; choose among kinesis.consumerType"),
+        ("kinesis.stream", "s", "unknown; choose among kinesis.consumerName"),
         ("initialposition", "latest", "unknown; did you mean kinesis.startingPosition?"),
         ("streamname", "s", "unknown; did you mean kinesis.streamName?"),
+        ("kinesis.consumertype", "efo", "name the consumer, by kinesis.consumerName"),
+        ("kinesis.consumername", "app", "set kinesis.consumerType to SubscribeToShard"),
+        ("consumermode", "efo", "unknown; did you mean kinesis.consumerType?"),
         ("lease.transport", "spool", "'spool' is not one of auto, fetch, embedded"),
         ("lease.transport", "fetch", "give lease.fetchHost"),
         ("lease.fetchport", "70000", "is not a whole number from 1 to 65535"),

@@ -13,19 +13,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
-from typing import IO, Never
+from typing import IO, ClassVar, Never
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pytest
-from attrs import define, evolve
-from fake_stream import FakeReader, Place, Stream, rows_of
+from attrs import Factory, define, evolve
+from fake_stream import FakeReader, Place, Stream, options, rows_of
 from killed_reader import read as written
 from test_fetching import answering
 
+from leasehold.adapters.json_form import BadJsonField
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.spark.event_hubs.options import event_hubs_options
 from leasehold.adapters.spark.feed import Chunk, SourceSpec
-from leasehold.adapters.spark.fetching import HERE, Kept, ReaderRows, Transport, read, spread
+from leasehold.adapters.spark.fetching import HERE, FetchedRows, Kept, ReaderRows, Transport, read, spread
 from leasehold.adapters.spark.kinesis.options import kinesis_options
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.options import Address
@@ -43,9 +44,10 @@ from leasehold.adapters.spark.readers.messages import (
     Piece,
     ShardFailure,
     ShardReport,
+    from_reader,
     line_of,
 )
-from leasehold.adapters.spark.readers.pool import FarBuffer, FarReader, FarTransport, ReaderPool
+from leasehold.adapters.spark.readers.pool import FarBuffer, FarReader, FarTransport, QueryReaders, ReaderPool, way_of
 from leasehold.adapters.spark.readers.reader import FAULT_SECONDS, ROOM_SECONDS, ReaderSpec, ShardReadAhead, ShardReader
 from leasehold.adapters.spark.replay import Place as ReplayPlace
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
@@ -210,21 +212,24 @@ class Refusing(Stream):
 
 @define
 class News:
-    """Shards of which there is news."""
+    """Shards of which there is news, each with what there was to see then."""
 
-    event: Event
-    keys: list[str]
+    event: Event = Factory(Event)
+    keys: list[str] = Factory(list)
+    look: Callable[[], object] = lambda: None
+    seen: list[object] = Factory(list)
 
     def __call__(self, key: str) -> None:
         """One more."""
         self.keys.append(key)
+        self.seen.append(self.look())
         self.event.set()
 
 
 @contextmanager
 def a_pool() -> Iterator[tuple[ReaderPool, News]]:
     """One that listens."""
-    news = News(Event(), [])
+    news = News()
     pool = ReaderPool(Address(HOST, HOST), news)
     try:
         yield pool, news
@@ -291,21 +296,48 @@ def test_without_the_token_nobody_becomes_a_reader(said: bytes, monkeypatch: pyt
     ],
     ids=["no text", "no Hello", "two Hellos", "no message", "half a line", "no end"],
 )
-def test_a_reader_that_says_what_no_reader_says_is_let_go(said: bytes) -> None:
+def test_a_reader_that_says_what_no_reader_says_is_let_go(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it one reader at fault would end the query, or leave it waiting for what never comes."""
+    monkeypatch.setattr(connection, "SILENT_SECONDS", 100 * PATIENCE)  # no door closes by itself
     with a_pool() as (pool, news), connected(pool, pool.token + HELLO) as good:
         opening = opened(pool)
         with connected(pool, pool.token + said) as bad:
-            bad.shutdown(socket.SHUT_WR)
+            if said.count(b"\n") < 2 and len(said) <= LINE_BYTES and said.startswith(HELLO):
+                bad.shutdown(socket.SHUT_WR)  # half a line: more may come
             assert closed_by_pool(bad)
         good.sendall(line_of(reported(5, opening=opening.number)))
         assert news.event.wait(PATIENCE)
         assert (opening.gone, opening.read().count) == (False, 1)
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"{}", "one field"),
+        (b'{"Alive":[],"BatchKept":1}', "one field"),
+        (b'{"Alive":[1]}', "Alive: [1] is not a list of 0"),
+        (b'{"Hello":["h",0,"00"]}', "Hello[1]: 0 is not between"),
+        (b'{"Hello":["h",1,"zz"]}', "Hello[2]"),
+        (b'{"ShardReport":[1,[[1,1,["x",0,""]]],0,0,false,[]]}', "ShardReport[1][0][2][0]"),
+        (b'{"ShardReport":[1,[[1,1,["1",-1,""]]],0,0,false,[]]}', "ShardReport[1][0][2][1]"),
+    ],
+)
+def test_what_is_wrong_with_a_message_is_named(line: bytes, said: str) -> None:
+    """Without it a message of another version would be half understood, and rows be counted wrongly."""
+    with pytest.raises(BadJsonField) as refused:
+        from_reader(line)
+    assert said in str(refused.value)
+
+
 def opened(pool: ReaderPool) -> FarReader:
     """A shard, as soon as there is a reader."""
     return pool.open(Lease("a"), TRIM_HORIZON)
+
+
+def test_a_token_that_cannot_be_read_is_refused_and_not_shown() -> None:
+    """Without this a slip in one letter would put the token of a reader's rows into the planner's log."""
+    with pytest.raises(BadJsonField, match=r"^Hello\[2\]: is not bytes to the base of sixteen$"):
+        from_reader(b'{"Hello":["10.0.0.7",40000,"5ec4e7z"]}\n')
 
 
 def test_a_reader_that_reports_another_range_is_let_go_with_its_shards() -> None:
@@ -319,16 +351,30 @@ def test_a_reader_that_reports_another_range_is_let_go_with_its_shards() -> None
             opening.read()
 
 
-def test_a_reader_that_dies_within_a_report_loses_its_shards_to_others() -> None:
+def test_a_reader_that_dies_within_a_report_loses_its_shards_to_others(caplog: pytest.LogCaptureFixture) -> None:
     """Without it half a report would count, or the shards of a dead reader stay unread."""
     with a_pool() as (pool, news):
         with connected(pool, pool.token + HELLO) as dying:
             opening = opened(pool)
+            news.look = lambda: opening.gone  # who is woken finds it gone
             dying.sendall(line_of(reported(3, opening=opening.number))[:-5])
         assert news.event.wait(PATIENCE)
-        assert opening.gone
+        assert (opening.gone, news.seen) == (True, [True])
         with connected(pool, pool.token + HELLO):
             assert not opened(pool).gone
+    assert caplog.text.count("is gone: its 1 shards are read by others") == 1
+
+
+def test_once_its_query_ends_a_pool_takes_nobody_in_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the end of a query would wait a minute for a reader, or a late one read on for nobody."""
+    monkeypatch.setattr(pool_module, "FIRST_SECONDS", 100 * PATIENCE)
+    with a_pool() as (pool, _):
+        pool.stop()
+        with pytest.raises(SourceUnavailable):
+            opened(pool)
+        with connected(pool, pool.token + HELLO) as late:
+            assert closed_by_pool(late)
+            assert pool.connected == ()
 
 
 def test_a_reader_that_hangs_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,11 +414,12 @@ def test_a_reader_that_went_is_not_waited_for_as_the_first_one(monkeypatch: pyte
         assert waited.wait(pool_module.NEXT_SECONDS + PATIENCE)
 
 
+@pytest.mark.parametrize("dies", [False, True])
 def test_a_reader_that_does_not_say_that_it_keeps_a_batch_is_waited_for_a_while(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, dies: bool
 ) -> None:
-    """Without it one reader that is stuck would hold every batch of a query."""
-    monkeypatch.setattr(far_transport, "KEPT_SECONDS", 0.05)
+    """Without it one reader that is stuck would hold every batch of a query, and one that is gone as long."""
+    monkeypatch.setattr(far_transport, "KEPT_SECONDS", 100 * PATIENCE if dies else 0.05)
     with a_pool() as (pool, news), connected(pool, pool.token + HELLO) as mute:
         place = ReplayPlace(MemoryStore(), Stream({"a": ["x"]}), columns("fake"), exclusive=False)
         transport = FarTransport(pool, Transport(Address(HOST, HOST), 1 << 20, str(tmp_path)), place, 10.0)
@@ -380,10 +427,22 @@ def test_a_reader_that_does_not_say_that_it_keeps_a_batch_is_waited_for_a_while(
         mute.sendall(line_of(reported(1, opening=opening.number)))
         assert news.event.wait(PATIENCE)
         rows = opening.read().rows  # type: ignore[attr-defined]  # it is one of columns
+        told = mute.makefile("rb")
+        assert told.readline().startswith(b'{"Open":')
+        heard: list[bytes] = []
+
+        def hear() -> None:
+            heard.append(told.readline())
+            if dies:
+                mute.shutdown(socket.SHUT_RDWR)
+
+        hearing = Thread(target=hear)
+        hearing.start()
         (part,) = transport.partitions(1, [[rows]])
+        hearing.join(PATIENCE)
         assert isinstance(part, ReaderRows)
         assert (len(part.parts), part.count) == (1, 1)
-        assert mute.makefile("rb").readlines(300)[-1] == line_of(Keep(1, ((0, ((opening.number, 1),)),)))
+        assert heard == [line_of(Keep(1, ((0, ((opening.number, 1),)),)))]
         transport.close()
 
 
@@ -660,6 +719,57 @@ def test_children_of_a_shard_are_read_by_readers_once_its_end_is_committed(tmp_p
     finally:
         place.close()
     assert sorted(query.rows) == whole(stream)
+
+
+class Children:
+    """Takes the place of child processes; whether they were begun and ended is kept."""
+
+    told: ClassVar[list[str]] = []
+
+    def __init__(self, *_given: object) -> None:
+        self.told.clear()
+
+    def begin(self) -> None:
+        """Noted."""
+        self.told.append("begun")
+
+    def close(self) -> None:
+        """Noted."""
+        self.told.append("closed")
+
+
+@pytest.mark.parametrize("readers", ["0", "1"])
+def test_once_a_query_is_closed_nothing_of_it_listens(
+    readers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it each query that ends would leave ports, processes and rows behind, until its program ends."""
+    monkeypatch.setattr(pool_module, "ReaderChildren", Children)
+    stream = Stream({"a": ["x"]})
+    stock = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable=True)
+    place = ReplayPlace(MemoryStore(), stream, columns("fake"), exclusive=False)
+    way = way_of(stock, options(tmp_path / "leases.db", "TRIM_HORIZON", **{"lease.readers": readers}), stream, place)
+    way.begin(lambda _key: None)
+    # What the planner has read by itself goes by its own transport, readers or not.
+    (rows,) = way.transport.partitions(1, [[pa.RecordBatch.from_pydict({"data": [b"x"]})]])
+    assert isinstance(rows, FetchedRows)
+    assert [batch.num_rows for batch in read(rows)] == [1]
+    way.transport.discard(1)
+    with pytest.raises(RuntimeError, match="batch 1 is done"):
+        list(read(rows))
+    ports = [rows.port, *([way.pool.port] if isinstance(way, QueryReaders) else [])]
+    assert (len(ports) - 1, [refused(port) for port in ports]) == (int(readers), [False] * len(ports))
+    way.close()
+    assert [refused(port) for port in ports] == [True] * len(ports)
+    assert Children.told == (["begun", "closed"] if readers == "1" else [])
+
+
+def refused(port: int) -> bool:
+    """Whether nobody listens there."""
+    try:
+        socket.create_connection((HOST, port), PATIENCE).close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 # Options

@@ -1,5 +1,10 @@
-"""What is written in C, compiled for the tests alone: an editable install has none of it."""
+"""What is written in C, compiled for the tests alone: an editable install has none of it.
 
+The environment's CFLAGS are used too: `make fuzz-c` asks by them for a compiler that watches each access to memory.
+"""
+
+import os
+import shlex
 import shutil
 import subprocess
 import sysconfig
@@ -24,6 +29,7 @@ def scan(*flags: str) -> Any:  # noqa: ANN401  a module
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / f"scan{sysconfig.get_config_var('EXT_SUFFIX')}"
         include = f"-I{sysconfig.get_path('include')}"
+        flags = (*shlex.split(os.environ.get("CFLAGS", "")), *flags)
         words = [compiler, "-O1", "-Wall", "-shared", "-fPIC", include, *flags, str(ROOT / IN_C), "-o", str(made)]
         subprocess.run(words, check=True, capture_output=True)
         spec = spec_from_file_location("scan", made, loader=ExtensionFileLoader("scan", str(made)))

@@ -80,6 +80,8 @@ class SourceSpec:
     stream            what is read, as offsets name it: a checkpointLocation of another stream is refused
     sliced            whether shards end where a slice does, and a query once all of them have ended, whoever reads them
     starts            where shards begin of which neither a lease nor the query knows how far they are done, by shard
+    again             opens the source for what is read once more, if otherwise: of one consumer a shard has
+                      one subscription at a time, which a repeated batch would take from the shard's owner
     """
 
     open: Callable[[], Source]
@@ -90,6 +92,7 @@ class SourceSpec:
     stream: str = ""
     sliced: bool = False
     starts: Mapping[str, Position] = Factory(dict)
+    again: Callable[[], Source] | None = None
 
 
 @frozen

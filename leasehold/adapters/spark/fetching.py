@@ -29,7 +29,7 @@ from pyspark.sql.datasource import InputPartition
 
 from leasehold.adapters.spark.options import Address
 from leasehold.adapters.threads import spawn
-from leasehold.stores.printable import escaped, said
+from leasehold.stores.printable import escaped, printable, said, text_of
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
@@ -249,8 +249,8 @@ def listening(address: Address, made: Callable[[int, tuple[str, int]], Server]) 
         except OSError as found:
             fault = found
     raise OSError(
-        f"no port could be had for tasks to fetch rows from ({fault}): give lease.fetchPort another, or set "
-        "lease.transport to embedded"
+        f"no port could be had for tasks to fetch rows from ({printable(text_of(fault))}): give lease.fetchPort "
+        "another, or set lease.transport to embedded"
     ) from fault
 
 
@@ -380,8 +380,9 @@ def fetched(rows: FetchedRows, seconds: float = NETWORK_SECONDS) -> Iterator[pa.
                 "the process that had them is gone, killed perhaps for its memory: the system's log names what the OOM "
                 f"killer has ended. If it lives, its port is refused to executors: {mend}"
             )
+        told = printable(text_of(fault))
         raise RuntimeError(
-            f"rows cannot be fetched from the driver at {rows.host}, port {rows.port} ({fault}): {mend}"
+            f"rows cannot be fetched from the driver at {rows.host}, port {rows.port} ({told}): {mend}"
         ) from fault
 
 

@@ -28,7 +28,7 @@ from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.lineage import readable
 from leasehold.balancer.model import Lease, Position, Version
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import escaped, printable, text_of
 from leasehold.stores.protocol import StoreError
 
 log = escaped(logging.getLogger("leasehold.spark"))
@@ -195,7 +195,7 @@ class LeaseLoop:
             leases = {lease.key: lease for lease in self._member.store.list().leases}
         except StoreError as fault:
             log.warning("the leases could not be read, looking again: %s", fault)
-            return {"(all)": f"the leases cannot be read: {fault}"}
+            return {"(all)": f"the leases cannot be read: {printable(text_of(fault))}"}
         # Nobody has made any yet: an empty table is not a stream that is read up.
         if not leases:
             return {"(all)": "there are no leases yet"}

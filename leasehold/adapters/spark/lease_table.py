@@ -19,6 +19,7 @@ from leasehold.adapters.report.distribution import NUMBER, Tally
 from leasehold.adapters.spark.options import Given
 from leasehold.balancer.model import SENTINELS, Lease
 from leasehold.stores.fields import FIELDS, CellKind, cells
+from leasehold.stores.printable import printable, text_of
 from leasehold.stores.protocol import Malformed
 from leasehold.stores.urls import open_store, store_address
 
@@ -80,7 +81,7 @@ class LeaseTable(DataSource):
         try:
             self._scheme, _, _ = store_address(self._store)
         except ValueError as error:
-            raise ValueError(f"option store: {error}") from None
+            raise ValueError(f"option store: {printable(text_of(error))}") from None
         if self._scheme == "memory":
             raise ValueError("option store: memory:// is a table of one process, and Spark reads with others")
 

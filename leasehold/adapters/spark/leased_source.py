@@ -177,7 +177,8 @@ class SlicedQuery(QueryReader):
         def opened(url: str, *, create: bool) -> Store:
             return cut.store(open_store(url, create=create))
 
-        named = evolve(spec, open=lambda: cut.source(spec.open()), stream=f"{spec.stream} {cut.note}", sliced=True)
+        note = f"{spec.stream} {cut.note}"
+        named = evolve(spec, open=lambda: cut.source(spec.open()), again=None, stream=note, sliced=True)
         super().__init__(named, options, opened)
 
     @told_plainly()

@@ -16,7 +16,7 @@ from attrs import field, frozen
 from leasehold.adapters.json_form import RULES, BadJsonField, JsonValue, config_of
 from leasehold.balancer.config import Config
 from leasehold.stores.fields import decimal
-from leasehold.stores.printable import escaped, printable
+from leasehold.stores.printable import escaped, printable, text_of
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
@@ -237,7 +237,7 @@ def _config(given: Given, position: Mapping[str, Any], seconds: float, cores: in
     try:
         return config_of(JsonValue("input", fields))
     except BadJsonField as error:
-        raise ValueError(f"option lease.rules: {error}") from None
+        raise ValueError(f"option lease.rules: {printable(text_of(error))}") from None
 
 
 def start_of(name: str, text: str, first: Collection[str], last: Collection[str], timestamp: str) -> dict[str, Any]:

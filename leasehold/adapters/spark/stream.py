@@ -149,8 +149,9 @@ class Run:
         self._source = stock.open()
         # A swap of lease tables is refused: it raises epochs, by which a range that Spark repeats is known.
         self._store = OneTableStore(lease_table(opened, options.store, self._source, create=options.create))
-        self._place = Place(self._store, self._source, stock.columns, exclusive=not stock.rereadable)
-        self._way = way_of(stock, options, self._place)
+        self._once_more = self._source if stock.again is None else stock.again()
+        self._place = Place(self._store, self._once_more, stock.columns, exclusive=not stock.rereadable)
+        self._way = way_of(stock, options, self._source, self._place)
         self._transport = self._way.transport
         pace = ReadAheadPace(
             stock.columns, options.buffer_rows, options.buffer_bytes, stock.interval_seconds, self._way.buffer
@@ -234,7 +235,8 @@ class Run:
         """Release, and let connections and files go."""
         with ExitStack() as rest:  # all of it, in the opposite order, even if one of them fails
             # The loop ends first, while it can still write and release; nobody waits for a reader meanwhile.
-            for close in (self._store.close, self._source.close, self._way.close, self._loop.close):
+            once_more = () if self._once_more is self._source else (self._once_more.close,)
+            for close in (self._store.close, self._source.close, *once_more, self._way.close, self._loop.close):
                 rest.callback(close)
             self._way.stop()
 

@@ -24,6 +24,7 @@ from attrs import evolve
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Identified, Selective, Source, SourceError, SourceUnavailable
 from leasehold.adapters.threads import ThreadScheduler, seconds
+from leasehold.adapters.worker.collecting import uncollected
 from leasehold.adapters.worker.holding import LATEST_MS, LATEST_POSITION, UNPINNED, Holding, Identity, latest_notes
 from leasehold.adapters.worker.holdings import (
     RETRY_SECONDS,
@@ -577,7 +578,8 @@ class Worker:
     def _look_and_act(self, now: float, asked: tuple[str, ...] | None, each: ParallelMap) -> None:
         began, found = self.clock(), self._found(asked)
         listing = self.discovery.concerning(found)
-        self.watch, leases = self.watch.look(listing.leases, began, self.clock(), asked, found.reports)
+        with uncollected():
+            self.watch, leases = self.watch.look(listing.leases, began, self.clock(), asked, found.reports)
         me = self._asking()
         # Before the first listing nobody knows whether a lease that names this worker is one of the present stream.
         first = asked is None and not self.discovery.answered

@@ -8,6 +8,7 @@ import orjson
 from botocore import xform_name
 
 from leasehold.stores.aws_calls.calls import DirectCalls
+from leasehold.stores.aws_calls.pages import page_of
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user
     from types_boto3_dynamodb import DynamoDBClient
@@ -34,7 +35,8 @@ def call_directly(client: "DynamoDBClient") -> None:
             body = orjson.dumps(question)
         except TypeError:  # a value that JSON has not
             return by_boto(**question)
-        return calls.call(operation, body, _FORM, read=_told, by_boto=partial(by_boto, **question), again=again)
+        read = _page if operation == "Scan" else _told
+        return calls.call(operation, body, _FORM, read=read, by_boto=partial(by_boto, **question), again=again)
 
     def close_all() -> None:
         calls.close()
@@ -44,6 +46,11 @@ def call_directly(client: "DynamoDBClient") -> None:
         name = xform_name(operation)
         setattr(client, name, partial(ask, operation, again, getattr(client, name)))
     client.close = close_all  # type: ignore[method-assign]  # the class is boto3's
+
+
+def _page(body: bytes | bytearray) -> dict[str, Any] | None:
+    page = None if any(letters in body for letters in BINARY) else page_of(bytes(body), orjson.loads)
+    return page if page is not None and None not in page.values() else _told(body)
 
 
 def _told(body: bytes | bytearray) -> dict[str, Any] | None:

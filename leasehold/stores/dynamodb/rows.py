@@ -10,12 +10,26 @@ leases say 0 there, which means just that: the time is to be had from the config
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
+
+from attrs import field, frozen
 
 from leasehold.balancer.model import Lease
 from leasehold.balancer.watch import Reports
-from leasehold.stores.fields import FIELDS, BadRowField, CellKind, RowField, cells, checked, lease_of, readable, shown
+from leasehold.stores.aws_calls.pages import RowTexts, Unsplit
+from leasehold.stores.fields import (
+    COUNT_DIGITS,
+    FIELDS,
+    BadRowField,
+    CellKind,
+    RowField,
+    cells,
+    checked,
+    lease_of,
+    readable,
+    shown,
+)
 from leasehold.stores.fields import name as named
 from leasehold.stores.fields import text as texted
 from leasehold.stores.protocol import Malformed
@@ -131,40 +145,130 @@ def to_lease(item: Item) -> Lease | Malformed | None:
 RowRest = tuple[tuple[str, ...], bytes]
 """The names of a row's notes, in order, and all that it says besides them and its counter; empty: not comparable."""
 
+RowText = tuple[bytes, bytes, bytes, Lease]
+"""What a row's text says before its counter, the counter's digits, what it says behind them, and its lease."""
+
+_KEY_TEXT, _COUNT_TEXT = f'"{KEY}":{{"S":"'.encode(), f'"{_COUNT.item}":{{"N":"'.encode()
+
+
+@frozen
+class RowsRead:
+    """A listing taken apart: its leases, what is wrong with other rows, and the rows that are no leases."""
+
+    leases: list[Lease] = field(factory=list)
+    malformed: list[Malformed] = field(factory=list)
+    others: list[Item] = field(factory=list)
+
+    def cut(self, to: "tuple[int, int, int]") -> None:
+        """Forget what was read since there were so many of each."""
+        leases, malformed, others = to
+        del self.leases[leases:], self.malformed[malformed:], self.others[others:]
+
+    def counts(self) -> "tuple[int, int, int]":
+        """How many of each."""
+        return len(self.leases), len(self.malformed), len(self.others)
+
 
 class RowDecoder:
     """Makes leases of one listing after the other: a row that changed only its counter and notes is decoded once.
 
     From one listing to the next nearly all rows change nothing else. Whatever the rest of a row says is compared as one
-    text, so that an attribute more, or less, or in another form has the row decoded anew.
+    text, so that an attribute more, or less, or in another form has the row decoded anew. Where rows come as texts, one
+    of which the counter alone is new is not even parsed.
+
+    What is kept of a row is replaced row by row: a new one beside the old for each would have the collector of garbage
+    visit all of them.
     """
 
     def __init__(self) -> None:
-        self._leases: Mapping[str, Lease] = {}
-        self._rests: Mapping[str, RowRest] = {}
+        self._leases: dict[str, Lease] = {}
+        self._rests: dict[str, RowRest] = {}
+        self._texts: dict[bytes, RowText] = {}
 
-    def read(self, items: Iterable[Item]) -> tuple[list[Lease], list[Malformed]]:
+    def read(self, pages: Iterable[Sequence[Item]]) -> RowsRead:
         """The leases of a whole listing, and what is wrong with the other rows, as `to_lease` of each says it."""
-        before, former, leases, rests = self._leases, self._rests, dict[str, Lease](), dict[str, RowRest]()
-        read, malformed = list[Lease](), list[Malformed]()
-        for item in items:
-            named = item.get(KEY)
-            said = named.get("S") if type(named) is dict else None
-            key = said if type(said) is str else ""
-            rest = former.get(key)
-            row = None if rest is None else _again(item, before[key], *rest)
-            if rest is None or row is None:
-                found = to_lease(item)
-                if isinstance(found, Malformed):
-                    malformed.append(found)
-                if not isinstance(found, Lease):
+        read = RowsRead()
+        for page in pages:
+            before = read.counts()
+            if isinstance(page, RowTexts):
+                try:
+                    self._read_texts(page, read)
                     continue
-                notes = tuple(sorted(attribute for attribute in item if attribute.startswith(NOTE)))
-                row, rest = found, (notes, _rest(item, notes))
-            leases[row.key], rests[row.key] = row, rest
-            read.append(row)
-        self._leases, self._rests = leases, rests
-        return read, malformed
+                except Unsplit:
+                    read.cut(before)
+            for item in page:
+                self._read_item(item, read)
+        if 2 * len(read.leases) < max(len(self._texts), len(self._leases)):
+            self._leases, self._rests, self._texts = {}, {}, {}  # most rows are gone
+        return read
+
+    def _read_texts(self, page: RowTexts, read: RowsRead) -> None:
+        """The rows of a page that come as texts."""
+        texts, leases = self._texts, read.leases
+        for text in page.texts:
+            # A key with a quote in it is cut here: what a text is found by does not matter, for all of it is compared.
+            start = text.find(_KEY_TEXT) + len(_KEY_TEXT)
+            key = text[start : text.find(b'"', start)]
+            known = texts.get(key)
+            if known is not None:
+                head, digits, tail, lease = known
+                if text.startswith(head) and text.endswith(tail):
+                    found = text[len(head) : len(text) - len(tail)]
+                    if found == digits:
+                        leases.append(lease)
+                        continue
+                    if len(found) <= COUNT_DIGITS and found.isdigit():
+                        lease = lease.written(int(found), lease.notes)
+                        texts[key] = (head, found, tail, lease)
+                        leases.append(lease)
+                        continue
+            self._read_new_text(page, text, key, read)
+
+    def _read_new_text(self, page: RowTexts, text: bytes, key: bytes, read: RowsRead) -> None:
+        """A row of which more than its counter is new; kept as a text where the place of its counter is certain."""
+        item, known, row = page.item(text), self._texts.pop(key, None), None
+        if known is not None:
+            head, digits, tail, lease = known
+            notes = tuple(NOTE + name for name, _ in lease.notes)
+            row = _again(item, lease, notes, _rest(page.item(head + digits + tail), notes))
+        row = row or _told(item, read)
+        if row is None:
+            return
+        read.leases.append(row)
+        # Without an escape every quote stands at an end of a text, so this is the counter's name, and no other's.
+        if b"\\" not in text and text.count(f'"{_COUNT.item}"'.encode()) == 1:
+            head, _, tail = text.partition(_COUNT_TEXT)
+            digits, quote, tail = tail.partition(b'"')
+            if digits.decode() == item[_COUNT.item]["N"]:
+                self._texts[key] = (head + _COUNT_TEXT, digits, quote + tail, row)
+
+    def _read_item(self, item: Item, read: RowsRead) -> None:
+        """A row that is parsed already."""
+        named = item.get(KEY)
+        said = named.get("S") if type(named) is dict else None
+        key = said if type(said) is str else ""
+        rest = self._rests.get(key)
+        row = None if rest is None else _again(item, self._leases[key], *rest)
+        if row is None:
+            row = _told(item, read)
+            if row is None:
+                return
+            notes = tuple(sorted(attribute for attribute in item if attribute.startswith(NOTE)))
+            self._rests[row.key] = notes, _rest(item, notes)
+        self._leases[row.key] = row
+        read.leases.append(row)
+
+
+def _told(item: Item, read: RowsRead) -> Lease | None:
+    """The lease of a row that is decoded anew; another one is put where it belongs."""
+    match to_lease(item):
+        case Lease() as lease:
+            return lease
+        case Malformed() as wrong:
+            read.malformed.append(wrong)
+        case None:
+            read.others.append(item)
+    return None
 
 
 def _again(item: Item, lease: Lease, attributes: tuple[str, ...], rest: bytes) -> Lease | None:

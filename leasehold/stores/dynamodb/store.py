@@ -61,6 +61,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from leasehold.stores.aws import session_of
+from leasehold.stores.aws_calls.pages import RowTexts, page_of
 from leasehold.stores.dynamodb.rows import Item, RowDecoder, to_lease, to_reports
 from leasehold.stores.dynamodb.writes import Request, request_of
 from leasehold.stores.fields import insist
@@ -94,12 +95,12 @@ def _read(response_dict: dict[str, Any], customized_response_dict: dict[str, Any
     if response_dict["status_code"] >= _REFUSED or any(letters in body for letters in BINARY):
         return
     try:
-        page = orjson.loads(body)
+        page = page_of(body, orjson.loads) or orjson.loads(body)
         items = page.pop("Items", None) if isinstance(page, dict) else None
         rest = orjson.dumps(page)
     except (ValueError, TypeError):  # the second of what is nested too deeply
         return  # boto3 says what is wrong with it
-    if isinstance(items, list):
+    if isinstance(items, list | RowTexts):
         customized_response_dict["Items"] = items
         response_dict["body"] = rest
 
@@ -402,27 +403,25 @@ class DynamoStore:
             values[":owner"] = text(owner)
         if values:
             asked["ExpressionAttributeValues"] = values
-        others: list[Item] = []
 
-        def pages() -> Iterator[Item]:
+        def pages() -> Iterator[Sequence[Item]]:
             # One page at a time: its items take ten times the room of their leases.
             while True:
                 # Repeated here: with a short lease the client tries once, and one throttled page must not cost the
                 # listing.
                 page = unless_throttled(look, asked)
-                others.extend(item for item in page["Items"] if "entityType" in item)
-                yield from page["Items"]
+                yield page["Items"]
                 if not (last := page.get("LastEvaluatedKey")):
                     return
                 asked["ExclusiveStartKey"] = last
 
         whole = parts == 1 and owner is None
         with translated(self._table):
-            read, malformed = (self._rows if whole else RowDecoder()).read(pages())
-        if any(item["entityType"] == text(CELL) for item in others):
+            read = (self._rows if whole else RowDecoder()).read(pages())
+        if any(item["entityType"] == text(CELL) for item in read.others):
             raise StoreError(f"{self._table}: it has rows of layout sessions; open it by ?layout=sessions")
-        leases = sorted(read, key=attrgetter("key"))
-        return Listing(tuple(leases), tuple(malformed), to_reports(others))
+        leases = sorted(read.leases, key=attrgetter("key"))
+        return Listing(tuple(leases), tuple(read.malformed), to_reports(read.others))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Read these leases, in the order asked; those not there are left out. Half the price where `stale_ok`."""

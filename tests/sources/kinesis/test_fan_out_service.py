@@ -11,7 +11,7 @@ from waiters import until
 from leasehold.adapters.sources.kinesis.clients import reading_client
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.protocol import Reader
-from leasehold.balancer.model import TRIM_HORIZON, Lease
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -83,6 +83,22 @@ def test_nothing_is_lost_or_repeated_where_one_subscription_follows_another(
         read(reader, seen)
     until(lambda: read(reader, seen) or len(seen) >= len(sent), "all of it came")
     assert (seen, asked) == (sent, ["TRIM_HORIZON", "AT_SEQUENCE_NUMBER", "AT_SEQUENCE_NUMBER"])
+
+
+def test_the_first_subscription_of_a_client_begins_where_it_is_asked_to(client: "KinesisClient", stream: str) -> None:
+    """Without this a reader that begins at a checkpoint might be sent the stream from its oldest record on."""
+    sent = put(client, stream, 120)
+    seen: list[str] = []
+    for number in (sent[0], sent[99]):  # in CBOR, in which a client asks at first
+        asking = reading_client("eu-west-1", client.meta.endpoint_url)
+        reader = KinesisSource(asking, stream, consumer="app").open(Lease(SHARD), Position(number))
+        found: list[str] = []
+        until(lambda reader=reader, found=found: read(reader, found) or sent[-1] in found, "the last record")  # type: ignore[misc]
+        reader.close()
+        asking.close()
+        seen += found[:1]
+        assert found == sorted(found, key=int)
+    assert seen == [sent[1], sent[100]]
 
 
 def test_a_closed_shard_is_read_to_its_end_and_names_its_children(

@@ -108,6 +108,16 @@ def test_columns_made_of_records_are_the_same() -> None:
     assert (columns.numbers, columns.subs) == (list("1223455"), [0, 0, 1, 0, 0, 0, 1])
 
 
+def test_what_was_taken_apart_is_let_go() -> None:
+    """Without it an answer would be in memory twice, which no budget counts."""
+    listed = list(ROWS)
+    columns = columns_of(cast("list[RecordTypeDef]", listed))
+    unpacking = Unpacking(None, None, misplaced="keep", dropped=Dropped("s-0"))
+    unpacking.take(columns)
+    assert unpacking.records == USERS
+    assert (listed, columns.datas) == ([], [b"p", b"", b"q", b"r", b""])
+
+
 @pytest.mark.parametrize(
     ("done", "left"),
     [((1, 1, 0), 1), ((1, 2, 0), 2), ((1, 2, 1), 3), ((1, 3, 0), 4), ((1, 5, 0), 6), ((1, 9, 0), 7)],

@@ -1,6 +1,6 @@
 """Answers in CBOR taken apart into views: what cbor2 makes of them, or declined."""
 
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import cbor2
@@ -132,9 +132,13 @@ def test_of_two_lists_the_last_is_read_as_by_cbor2(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_row_looks_as_boto3_has_it() -> None:
-    """Without it a caller of the client would find none of what its answer holds."""
+    """Without it a caller of the client would find none of what its answer holds, or memory hold each answer twice."""
     with patch.object(forms, "VIEWS", views):
         rows, _ = forms.answer_of(BODY, cbor=True)
     in_seconds = {**test_wire.ROW, "ApproximateArrivalTimestamp": test_wire.ARRIVED / 1000}
     assert [rows[at] for at in range(len(rows))] == [in_seconds] * 3
+    assert (columns_of(cast("Any", rows)).numbers, len(rows)) == (
+        [test_wire.ROW["SequenceNumber"]] * 3,
+        0,
+    )  # and its answer is let go
     assert not views.COMPILED

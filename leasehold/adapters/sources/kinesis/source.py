@@ -136,9 +136,10 @@ class KinesisSource(PolledStream):
         clients = KinesisClients.of(client)
         super().__init__(clients, name, rewind=rewind, poll=poll, clock=clock)
         self._client = clients.within(clients.limits[0])
+        self.consumer: StreamConsumer | None = None
         if consumer is not None:
-            registered = StreamConsumer(self._client, name, consumer, patience=self._patience)
-            self.reader = partial(FanOut, consumer=registered)
+            self.consumer = StreamConsumer(self._client, name, consumer, patience=self._patience)
+            self.reader = partial(FanOut, consumer=self.consumer)
         self._misplaced = misplaced
         # Whether partition keys choose the shard; where the service spreads records, no aggregate is misplaced.
         self._keys_decide: bool | None = None

@@ -28,10 +28,14 @@ class KinesisLeased(LeasedSource):
     def asked(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamPlace, Bounds]:
         """Read one stream; any worker can read a shard again, from any record."""
         asked = kinesis_options(options)
+        # What is stored is polled, and at its pace; to look for events asks nobody.
+        live = asked.consumer if asked.bounds.until is None else ""
         spec = SourceSpec(
-            open=partial(_source, asked.stream, asked.place),  # readers on other machines are given no more
+            # Readers on other machines are given no more.
+            open=partial(_source, asked.stream, {**asked.place, "consumer": live}),
+            again=partial(_source, asked.stream, asked.place),
             columns=kinesis_rows.columns(asked.stream),
-            interval_seconds=asked.interval_seconds,
+            interval_seconds=0.0 if live else asked.interval_seconds,
             shard_rows=asked.shard_rows,
             rereadable=True,
             stream=f"kinesis://{asked.stream}",
@@ -75,8 +79,9 @@ class KinesisPlace:
 def _source(stream: str, options: Mapping[str, str], reader: "type[Poller] | None" = None) -> BoundedSource:
     # The planner's process needs no client.
     from leasehold.adapters.sources.kinesis.source import open_url  # noqa: PLC0415
-    from leasehold.adapters.spark.kinesis.poller import ArrowPoller  # noqa: PLC0415
+    from leasehold.adapters.spark.kinesis.poller import ArrowFanOut, ArrowPoller  # noqa: PLC0415
 
     source = open_url(stream, {name: value for name, value in options.items() if value})
-    source.reader = reader or ArrowPoller
+    subscriber = source.consumer and partial(ArrowFanOut, consumer=source.consumer)
+    source.reader = reader or subscriber or ArrowPoller
     return source

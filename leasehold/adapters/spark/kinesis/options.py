@@ -12,6 +12,7 @@ from leasehold.adapters.spark.batch import Bounds, bounds_of
 from leasehold.adapters.spark.options import Given, LeaseOptions, lease_options, start_of
 from leasehold.balancer.model import TRIM_HORIZON, Position, at_timestamp
 from leasehold.stores.printable import printable
+from leasehold.stores.urls import ROLE
 
 LEAST_MS = 223
 """Between two requests for one shard: at most 4.5 a second, of the five that all readers of a shard share."""
@@ -29,17 +30,15 @@ DATABRICKS = {
     "streamName": "kinesis.streamName",
     "region": "kinesis.region",
     "endpoint": "kinesis.endpointUrl",
+    "consumerMode": "kinesis.consumerType",
+    "consumerName": "kinesis.consumerName",
+    "roleArn": "kinesis.roleArn",
+    "roleExternalId": "kinesis.externalId",
     "initialPosition": "kinesis.startingPosition",
     "maxRecordsPerFetch": "kinesis.maxFetchRecordsPerShard",
     "minFetchPeriod": "kinesis.getRecords.fetchIntervalMs",
 }
 """Names which that connector has for options of ours."""
-
-
-NO_FAN_OUT = (
-    "a query polls (GetRecords): of one consumer a shard has one subscription at a time, which a repeated batch would "
-    "take from the shard's owner, and Spark's triggers take longer than fan-out saves; leave it out"
-)
 
 
 @frozen
@@ -52,6 +51,8 @@ class KinesisOptions:
     shard_rows        most rows of one shard in one batch
     lease             its store is "" where none is named, as for a batch
     starts            where shards begin of which no lease says how far they are done
+    credentials       what a source's URL says of them; empty: the environment's
+    consumer          the name or ARN of a registered consumer, by which live reading subscribes; "": it polls
     """
 
     stream: str
@@ -64,26 +65,25 @@ class KinesisOptions:
     lease: LeaseOptions
     bounds: Bounds
     starts: Mapping[str, Position]
+    consumer: str
+    credentials: Mapping[str, str]
 
     @property
     def place(self) -> dict[str, str]:
         """Where the stream is, as a source's own options have it; "" is for the environment to say."""
-        return {"region": self.region, "endpoint": self.endpoint, "wire": self.wire, "misplaced": self.misplaced}
+        place = {"region": self.region, "endpoint": self.endpoint, "wire": self.wire, "misplaced": self.misplaced}
+        return {**place, **self.credentials}
 
 
 def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     """Raises ValueError, naming the option."""
     given = Given(options)
     # Before the rest: whoever comes from another connector is told the name here, not only that his is unknown.
-    given.elsewhere(DATABRICKS)
+    given.elsewhere(DATABRICKS | {"consumer": "kinesis.consumerName", "kinesis.stsRoleArn": "kinesis.roleArn"})
     stream = given.need("kinesis.streamName", "name the stream to read")
     region, endpoint = given.text("kinesis.region"), given.text("kinesis.endpointUrl")
-    kind = given.choice("kinesis.consumerType", "GetRecords", "polling", "SubscribeToShard", "efo")
-    if kind in {"SubscribeToShard", "efo"}:
-        # Refused in place of read otherwise: whoever asks for it pays for it, and counts on its quota.
-        raise ValueError(f"option kinesis.consumerType: {NO_FAN_OUT}")
-    given.refuse(dict.fromkeys(("kinesis.consumerName", "consumer", "consumerMode", "consumerName"), NO_FAN_OUT))
-    given.refuse({"kinesis.stsRoleArn": "not supported; a role is taken on by the driver's own AWS profile"})
+    consumer = _consumer(given)
+    credentials = credentials_of(given, "kinesis")
     wire = given.choice("kinesis.wire", "cbor", "json", "boto3")
     misplaced = given.choice("kinesis.misplaced", "keep", "drop")
     given.ignore(WITHOUT_EFFECT)
@@ -94,14 +94,47 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     bounds = bounds_of(given, "kinesis", since, _position(given, "kinesis.endingPosition", ()))
     lease = lease_options(given, _table(given, region), bounds.initial(), 10.0, "maxRowsPerTrigger")
     given.done()
-    return KinesisOptions(stream, region, endpoint, wire, misplaced, interval / 1000, rows, lease, bounds, starts)
+    return KinesisOptions(
+        stream, region, endpoint, wire, misplaced, interval / 1000, rows, lease, bounds, starts, consumer, credentials
+    )
+
+
+def credentials_of(given: Given, whose: str) -> dict[str, str]:
+    """What a URL of AWS says of credentials; empty for the environment's. Raises ValueError, naming the option.
+
+    whose  "kinesis" for the stream's, "lease" for the table's
+    """
+    profile, role = given.text(f"{whose}.profile"), given.text(f"{whose}.roleArn")
+    external = given.text(f"{whose}.externalId")
+    if role and not ROLE.fullmatch(role):
+        raise ValueError(f"option {whose}.roleArn: write arn:aws:iam::ACCOUNT:role/NAME")
+    if external and not role:
+        raise ValueError(f"option {whose}.externalId: it goes with a role; give {whose}.roleArn, or leave it out")
+    told = {"profile": profile, "role_arn": role, "external_id": external}
+    return {name: value for name, value in told.items() if value}
+
+
+def _consumer(given: Given) -> str:
+    kind, name = "kinesis.consumerType", given.text("kinesis.consumerName")
+    subscribes = given.choice(kind, "GetRecords", "polling", "SubscribeToShard", "efo") in {"SubscribeToShard", "efo"}
+    if subscribes and not name:
+        raise ValueError(f"option {kind}: name the consumer, by kinesis.consumerName: one of this group alone")
+    if name and not subscribes:
+        raise ValueError(
+            f"option kinesis.consumerName: without effect; set {kind} to SubscribeToShard, or leave it out"
+        )
+    return name
 
 
 def _table(given: Given, region: str) -> str:
     """The KCL's own way of naming its table, after the application."""
     endpoint = given.text("kinesis.dynamodb.endpointUrl")
     table = given.text("kinesis.dynamodb.tableName", given.text("lease.applicationName"))
-    query = urlencode({name: value for name, value in (("region", region), ("endpoint", endpoint)) if value})
+    credentials = credentials_of(given, "lease")
+    if credentials and not table:
+        raise ValueError("option lease.roleArn: it is for lease.applicationName; the URL of lease.store has role_arn=…")
+    told = {"region": region, "endpoint": endpoint, **credentials}
+    query = urlencode({name: value for name, value in told.items() if value})
     return f"dynamodb://{quote(table)}{query and '?'}{query}" if table else ""
 
 

@@ -11,6 +11,7 @@ from attrs import evolve
 from leasehold.adapters.sources.kinesis.aggregation.arrow import rows_and_others
 from leasehold.adapters.sources.kinesis.aggregation.decode import UserRecords
 from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA
+from leasehold.adapters.sources.kinesis.fan_out import FanOut
 from leasehold.adapters.sources.kinesis.hash_keys import place_of
 from leasehold.adapters.sources.kinesis.poller import Poller, columns_of
 from leasehold.adapters.sources.kinesis.records import RowColumns, RowViews, children
@@ -73,7 +74,7 @@ class ArrowPoller(Poller):
         )
 
     @staticmethod
-    def _end(rows: RowColumns, users: pa.RecordBatch, others: Mapping[int, UserRecords]) -> Position:
+    def _last_of(rows: RowColumns, users: pa.RecordBatch, others: Mapping[int, UserRecords]) -> Position:
         if (found := others.get(len(rows) - 1)) is None:
             return Position(rows.numbers[-1], users["sub_sequence_number"][-1].as_py())
         # Records that were dropped count as seen, or a tail of nothing else could never be checkpointed.
@@ -82,7 +83,7 @@ class ArrowPoller(Poller):
     def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position | None, Trail | None]:
         """As columns, and the position of the last one that was read, be it dropped."""
         users, others = rows_and_others(rows.datas, rows.keys, self._hash_range, self._misplaced)
-        end = self._end(rows, users, others) if rows.numbers else None
+        end = self._last_of(rows, users, others) if rows.numbers else None
         for at, found in others.items():
             self._dropped.add(rows.numbers[at], found)
         users, trail = self._undone(rows.numbers, users), None
@@ -140,6 +141,14 @@ class ArrowPoller(Poller):
         )
         self._done = None if first < users.num_rows else self._done  # all that follows is later
         return users.slice(first)
+
+
+class ArrowFanOut(ArrowPoller, FanOut):
+    """A reader of one shard by a subscription, which makes rows of the events.
+
+    It is read only where the buffer has room: while that is full its thread holds two events, the connection fills, the
+    service waits, and no subscription follows one that ends.
+    """
 
 
 class Probe(Poller):

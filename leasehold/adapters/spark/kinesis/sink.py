@@ -12,6 +12,7 @@ from attrs import frozen
 
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.sources.repeats import Tag
+from leasehold.adapters.spark.kinesis.options import credentials_of
 from leasehold.adapters.spark.options import Given
 from leasehold.adapters.spark.sink import RowWriter, SinkColumns
 from leasehold.stores.printable import escaped, said, text_of
@@ -31,7 +32,8 @@ ROWS_AT_ONCE = 10_000
 class KinesisSinkPlace:
     """A stream to write to; whoever opens it has credentials of its own.
 
-    share  of each shard's write rate that a task takes at most
+    share        of each shard's write rate that a task takes at most
+    credentials  what a URL says of them; empty: the environment's
     """
 
     stream: str
@@ -40,6 +42,7 @@ class KinesisSinkPlace:
     wire: str
     share: float
     linger_seconds: float
+    credentials: tuple[tuple[str, str], ...] = ()
 
     @property
     def columns(self) -> SinkColumns:
@@ -63,9 +66,11 @@ class KinesisRowWriter:
     def __init__(self, place: KinesisSinkPlace) -> None:
         from leasehold.adapters.sources.kinesis.producer.core import Settings  # noqa: PLC0415  it wants boto3
         from leasehold.adapters.sources.kinesis.producer.producer import Producer, clients_of  # noqa: PLC0415  likewise
+        from leasehold.stores.aws import session_of  # noqa: PLC0415  likewise
 
         wire = "json" if place.wire == "json" else "cbor"
-        clients = clients_of(place.region or None, place.endpoint or None, REQUESTS, wire)  # type: ignore[arg-type]
+        session = session_of(dict(place.credentials), "options")
+        clients = clients_of(place.region or None, place.endpoint or None, REQUESTS, wire, session=session)  # type: ignore[arg-type]
         settings = Settings(share=place.share, linger_seconds=place.linger_seconds)
         self._place = place
         self._producer: Producer = Producer(clients, place.stream, settings, requests=REQUESTS)
@@ -116,4 +121,5 @@ def kinesis_sink(given: Given) -> KinesisSinkPlace:
         given.choice("kinesis.wire", "cbor", "json"),
         percent / 100,
         linger / 1000,
+        (*credentials_of(given, "kinesis").items(),),
     )

@@ -45,7 +45,7 @@ from leasehold.adapters.spark.options import READERS_MOST
 from leasehold.adapters.spark.processes import speak, unpacking
 from leasehold.adapters.spark.readers.reader import ReaderSpec, ShardReader
 from leasehold.adapters.threads import spawn
-from leasehold.stores.printable import escaped, said, text_of
+from leasehold.stores.printable import escaped, printable, said, text_of
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -307,7 +307,7 @@ class ExecutorReaders:
             self._connection.close()
             raise ValueError(
                 f"option lease.readers: the program that called register(spark) starts readers on executors, and does "
-                f"not answer ({fault}); call it again, where the query is started"
+                f"not answer ({printable(text_of(fault))}); call it again, where the query is started"
             ) from fault
 
     def begin(self, number: int, spec: ReaderSpec, told: Callable[[str], None]) -> None:
@@ -347,7 +347,7 @@ class ReaderTask:
             ShardReader(spec).run()
         except OSError as fault:
             host, port = spec.planner
-            return f"{fault}: an executor on {here} cannot reach the driver at {host}, port {port}"
+            return f"{printable(text_of(fault))}: an executor on {here} cannot reach the driver at {host}, port {port}"
         except READABLE as fault:
-            return f"{fault}, on {here}"[:TEXT_MOST]
+            return f"{printable(text_of(fault))}, on {here}"[:TEXT_MOST]
         return f"the end of its connection to the driver, on {here}"

@@ -144,7 +144,8 @@ def from_reader(line: bytes) -> FromReader:
             except ValueError as error:
                 if isinstance(error, BadJsonField):
                     raise
-                raise token.bad("bytes to the base of sixteen") from None
+                # By its field alone: whoever has the token can fetch rows, and a log is read by many.
+                raise BadJsonField(f"{token.path}: is not bytes to the base of sixteen") from None
         case "ShardReport":
             opening, pieces, behind, size, ended, children = _fields(value, 6)
             return ShardReport(

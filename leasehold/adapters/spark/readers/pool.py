@@ -646,7 +646,7 @@ class QueryReaders:
         )
 
 
-def way_of(stock: SourceSpec, options: LeaseOptions, place: Place) -> ReadHere | QueryReaders:
+def way_of(stock: SourceSpec, options: LeaseOptions, source: Source, place: Place) -> ReadHere | QueryReaders:
     """How the options ask for the shards of a query to be read: by the process that plans its batches, or by readers.
 
     Either has a `source` that opens shards for the worker, a `buffer` in which what was read of one waits to be
@@ -654,5 +654,5 @@ def way_of(stock: SourceSpec, options: LeaseOptions, place: Place) -> ReadHere |
     """
     here = Transport(options.fetch, options.buffer_bytes // 2, options.spool_folder)
     if options.readers == 0 or options.fetch is None:
-        return ReadHere(place.source, here)
+        return ReadHere(source, here)
     return QueryReaders(stock, options, options.fetch, place, here)

@@ -8,7 +8,9 @@ use axum::{
 };
 use ferrokinesis::{
     actions::subscribe_to_shard::execute_streaming,
+    constants::{CONTENT_TYPE_CBOR, CONTENT_TYPE_JSON},
     create_app,
+    server::cbor_to_json,
     store::{Store, StoreOptions},
 };
 
@@ -23,8 +25,15 @@ async fn subscribe(State(store): State<Store>, request: Request, next: Next) -> 
     }
     let (head, body) = request.into_parts();
     let bytes = to_bytes(body, BODY_BYTES_MOST).await.unwrap_or_default();
-    let question = serde_json::from_slice(&bytes).unwrap_or_default();
-    match execute_streaming(&store, question, "application/x-amz-json-1.1").await {
+    let kind = head.headers.get("content-type").map(|value| value.as_bytes());
+    // Its events are in the form in which it was asked.
+    let (question, kind) = if kind == Some(CONTENT_TYPE_CBOR.as_bytes()) {
+        let read = ciborium::from_reader::<ciborium::Value, _>(&bytes[..]);
+        (read.map(|value| cbor_to_json(&value)).unwrap_or_default(), CONTENT_TYPE_CBOR)
+    } else {
+        (serde_json::from_slice(&bytes).unwrap_or_default(), CONTENT_TYPE_JSON)
+    };
+    match execute_streaming(&store, question, kind).await {
         Ok(events) => Response::builder()
             .header("content-type", "application/vnd.amazon.eventstream")
             .body(events)

@@ -1,0 +1,101 @@
+"""A query of Spark reads, keeps its leases and writes as the roles that its options name, where rights are enforced."""
+
+from contextlib import closing
+from itertools import count
+from uuid import uuid4
+
+import boto3
+import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
+from standins.iam import REGION, Account, allowed
+
+from leasehold.adapters.sources.protocol import SourceError
+from leasehold.adapters.sources.repeats import Tag
+from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
+from leasehold.adapters.spark.options import Given
+from leasehold.adapters.spark.stream import LeasedReader
+
+pytestmark = pytest.mark.services
+
+_numbers = count()
+
+
+@pytest.fixture
+def given(aws: Account, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The options of a query whose environment may do nothing but assume roles, with one record to read."""
+    name = f"queries-{uuid4().hex[:8]}"
+    aws.client("kinesis").create_stream(StreamName=name, ShardCount=1)
+    aws.client("kinesis").put_record(StreamName=name, Data=b"a book", PartitionKey="k")
+    key, secret = aws.user(allowed("sts:AssumeRole"))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", aws.service.url)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which remembers another
+    return {
+        "kinesis.streamName": name,
+        "kinesis.region": REGION,
+        "kinesis.endpointUrl": aws.service.url,
+        "kinesis.wire": "json",
+    }
+
+
+def role(aws: Account, action: str) -> dict[str, str]:
+    """A new role that may do this, as options without their beginning."""
+    return {
+        "roleArn": aws.role(f"spark-{next(_numbers)}", allowed(action), external_id="x-17"),
+        "externalId": "x-17",
+    }
+
+
+def beginning(whose: str, options: dict[str, str]) -> dict[str, str]:
+    """The options as those of the stream, or of the lease table."""
+    return {f"{whose}.{name}": value for name, value in options.items()}
+
+
+def test_one_role_reads_the_stream_and_another_keeps_the_leases(aws: Account, given: dict[str, str]) -> None:
+    """Without this a stream of another account would be read with the table's rights, and refused, or the reverse."""
+    more = {
+        "kinesis.startingPosition": "TRIM_HORIZON",
+        "kinesis.dynamodb.endpointUrl": aws.service.url,
+        "lease.applicationName": f"leases-{uuid4().hex[:8]}",
+        **beginning("kinesis", role(aws, "kinesis:*")),
+        **beginning("lease", role(aws, "dynamodb:*")),
+    }
+    spec, lease, *_ = KinesisLeased(given | more).asked(given | more)
+    before, reader = len(aws.asked()), LeasedReader(spec, lease)
+    try:
+        offset, found = reader.initialOffset(), list[bytes]()
+        while not found:
+            planned = reader.latestOffset(offset, ReadMaxRows(10))
+            if planned is offset:
+                continue
+            for part in reader.partitions(offset, planned):
+                found += [row for batch in reader.read(part) for row in batch["data"].to_pylist()]
+            reader.commit(planned)
+            offset = planned
+    finally:
+        reader.stop()
+    assert found == [b"a book"]
+    asked = aws.asked()[before:]
+    assert {action.partition(":")[0] for action, _, _ in asked} == {"kinesis", "dynamodb"}
+    assert [each for each in asked if not each[2]] == []
+
+
+def test_a_sink_writes_and_a_batch_reads_as_the_role(aws: Account, given: dict[str, str]) -> None:
+    """Without this only the credentials of each executor's own machine could write, or read back what was written."""
+    rows = pa.table({"data": [b"b"], "partitionKey": ["k"], "explicitHashKey": pa.nulls(1, pa.string())})
+    tag = Tag("query", 0, 0, "part", "edition", 0)
+    with pytest.raises(SourceError):
+        KinesisLeased({}).writes_to(Given(given)).writer().write(rows, tag)
+    named = given | beginning("kinesis", role(aws, "kinesis:*"))
+    KinesisLeased({}).writes_to(Given(named)).writer().write(rows, tag)
+    _, _, place, _ = KinesisLeased(named).asked(named)
+    with closing(place.open()) as source:
+        assert len(source.shards()) == 1
+    client = aws.client("kinesis")
+    shard = client.list_shards(StreamName=given["kinesis.streamName"])["Shards"][0]["ShardId"]
+    asked = client.get_shard_iterator(
+        StreamName=given["kinesis.streamName"], ShardId=shard, ShardIteratorType="TRIM_HORIZON"
+    )
+    assert len(client.get_records(ShardIterator=asked["ShardIterator"])["Records"]) == 2

@@ -1,0 +1,38 @@
+"""Events of a subscription as the rows of a query of Spark."""
+
+from contextlib import closing
+
+from event_streams import Held, Service, event, serving
+from waiters import until
+
+from leasehold.adapters.sources.kinesis.clients import reading_client
+from leasehold.adapters.sources.kinesis.fan_out import StreamConsumer
+from leasehold.adapters.sources.protocol import Batch
+from leasehold.adapters.spark.feed import chunk_of
+from leasehold.adapters.spark.kinesis.poller import ArrowFanOut
+from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease
+
+ARN = "arn:aws:kinesis:eu-west-1:000000000000:stream/orders/consumer/app:1"
+
+
+def test_events_become_rows() -> None:
+    """Without this a subscription would be read into records that a query has no columns for."""
+    with serving() as server:
+        server.service = Service([[event(3), Held()]], {})
+        client = reading_client("eu-west-1", server.url)
+        consumer = StreamConsumer(client, "orders", ARN)
+        with closing(ArrowFanOut(client, "orders", "s-0", TRIM_HORIZON, HASH_KEYS, consumer=consumer)) as reader:
+            found = list[Batch]()
+
+            def came() -> bool:
+                found.append(reader.read())
+                return bool(found[-1].count)
+
+            until(came, "a row")
+        client.close()
+    chunk = chunk_of(columns("orders"), Lease("s-0"), found[-1])
+    assert chunk is not None
+    assert chunk.rows.select(["data", "partitionKey", "sequenceNumber"]).to_pylist() == [
+        {"data": b"data", "partitionKey": "k", "sequenceNumber": "3"}
+    ]

@@ -1,0 +1,123 @@
+"""Queries that read by enhanced fan-out: what is live is subscribed to, and what is read once more is polled."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+from uuid import uuid4
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from waiters import until
+
+from leasehold.adapters.sources.kinesis.clients import reading_client
+from leasehold.adapters.sources.kinesis.fan_out import FanOut
+from leasehold.adapters.sources.kinesis.source import KinesisSource
+from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
+from leasehold.adapters.spark.kinesis.poller import ArrowFanOut
+from leasehold.adapters.spark.pipeline import begun
+
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
+
+ARN = "arn:aws:kinesis:eu-west-1:000000000000:stream/orders/consumer/app:1"
+GIVEN = {
+    "kinesis.streamName": "orders",
+    "kinesis.region": "eu-west-1",
+    "kinesis.endpointUrl": "http://127.0.0.1:1",
+    "kinesis.consumerType": "SubscribeToShard",
+    "kinesis.consumerName": ARN,
+    "lease.store": "sqlite:///leases.db",
+}
+
+
+def reader_of(source: object) -> object:
+    """What opens its shards, without a request."""
+    found = cast("KinesisSource", source)
+    return getattr(found.reader, "func", found.reader)
+
+
+def test_live_reading_subscribes_and_a_repetition_polls() -> None:
+    """Without this a repeated batch would take the subscription from the shard's owner."""
+    spec, *_ = KinesisLeased(GIVEN).asked(GIVEN)
+    assert spec.again is not None
+    with closing(spec.open()) as live, closing(spec.again()) as again:
+        assert reader_of(live) is ArrowFanOut
+        assert not issubclass(cast("type", reader_of(again)), FanOut)
+
+
+def test_what_is_stored_is_polled() -> None:
+    """Without this a back-fill would look for events at the pace of a subscription, or take one from a query."""
+    given = GIVEN | {"kinesis.endingPosition": "LATEST"}
+    spec, *_ = KinesisLeased(given).asked(given)
+    with closing(spec.open()) as stored:
+        assert not issubclass(cast("type", reader_of(stored)), FanOut)
+    assert spec.interval_seconds > 0
+
+
+@pytest.fixture
+def client(ferrokinesis_url: str) -> Iterator["KinesisClient"]:
+    """A client of a service that can be subscribed to."""
+    client = reading_client("eu-west-1", ferrokinesis_url)
+    yield client
+    client.close()
+
+
+@pytest.mark.more
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("readers", ["0", "2"])
+def test_a_query_that_subscribes_has_each_row_once(
+    spark: SparkSession, client: "KinesisClient", ferrokinesis_url: str, tmp_path: Path, readers: str
+) -> None:
+    """Without this rows could be lost or come twice where a subscription ends, or where a batch is repeated."""
+    name = f"subscribed-{uuid4().hex[:8]}"
+    client.create_stream(StreamName=name, ShardCount=2)
+    summary = client.describe_stream_summary
+    until(lambda: summary(StreamName=name)["StreamDescriptionSummary"]["StreamStatus"] == "ACTIVE", "it is ACTIVE")
+    given = GIVEN | {
+        "kinesis.streamName": name,
+        "kinesis.endpointUrl": ferrokinesis_url,
+        "kinesis.consumerName": "app",
+        "kinesis.startingPosition": "TRIM_HORIZON",
+        "lease.store": f"sqlite:///{tmp_path}/leases.db",
+        "lease.readers": readers,
+        "maxRowsPerTrigger": "70",
+    }
+    out, progress = tmp_path / "out", tmp_path / "progress"
+
+    def start() -> StreamingQuery:
+        writer = spark.readStream.format("kinesis-leased").options(**given).load().writeStream.format("parquet")
+        writer = writer.option("path", str(out)).option("checkpointLocation", str(progress)).queryName("subscribed")
+        return writer.start()
+
+    def rows() -> list[int]:
+        if not (out / "_spark_metadata").exists():
+            return []
+        return sorted(int(row[0]) for row in spark.read.schema("data binary").parquet(str(out)).collect())
+
+    def put(numbers: range) -> None:
+        sent: Any = [{"Data": str(each).encode(), "PartitionKey": str(each)} for each in numbers]
+        client.put_records(StreamName=name, Records=sent)
+
+    def there(count: int) -> None:
+        until(lambda: len(rows()) >= count, f"{count} rows", 60)
+
+    put(range(300))
+    for run in (1, 2):
+        query = begun(start)
+        try:
+            there(300 * run)
+            put(range(300 * run, 300 * run + 300))
+            there(300 * run + 300)
+        finally:
+            query.stop()
+        last = max((progress / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+        if run == 1:
+            last.unlink()  # so that the next run repeats its batch
+            (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+    assert rows() == [*range(900)]
+    arn = summary(StreamName=name)["StreamDescriptionSummary"]["StreamARN"]
+    assert [each["ConsumerName"] for each in client.list_stream_consumers(StreamARN=arn)["Consumers"]] == ["app"]
