@@ -551,6 +551,9 @@ def announced(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease:
     found = tables[TO].get([CONTROL])
     if not found:
         listing = tables[TO].list()
+        # Workers of a fleet may begin in one moment: another has made it since.
+        found = tuple(row for row in listing.leases if row.key == CONTROL)
+    if not found:
         if listing.leases or listing.malformed:
             raise StoreError(
                 f"TO ({names[TO]}) has leases and is no part of a swap: name an empty table; if the swap from "

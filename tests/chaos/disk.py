@@ -32,7 +32,7 @@ class Disk:
     @contextmanager
     def mounted(self) -> Iterator[Self]:
         """Make it, and take it down."""
-        self.folder.mkdir()
+        self.folder.mkdir(parents=True)
         mount = ("mount", "-t", "tmpfs", "-o", f"size={SIZE}", "none", str(self.folder))
         with suppress(OSError):
             self.small = subprocess.run(mount, capture_output=True, check=False).returncode == 0

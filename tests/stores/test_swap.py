@@ -1,5 +1,6 @@
 """Two tables joined keep the contract of one, move leases under their owners, and go on after each fault in between."""
 
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
@@ -256,3 +257,19 @@ def test_a_worker_that_names_one_table_of_a_swap_is_told(tables: tuple[Store, St
     done(store.write(RenewLease(seen)))
     with pytest.raises(StoreError, match="have moved to another one"):
         OneTableStore(tables[FROM]).list()
+
+
+def test_workers_that_begin_in_one_moment_announce_one_swap() -> None:
+    """Without this one of them would take the other's control row for leases of another life, and end."""
+
+    class Late(PassingStore):
+        """Another worker makes the control row right after this one has found none."""
+
+        def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
+            found = super().get(keys, stale_ok=stale_ok)
+            announced((tables[0], tables[1]), NAMES)
+            return found
+
+    tables = MemoryStore(), MemoryStore()
+    assert announced((tables[0], Late(tables[1])), NAMES) == announced(tables, NAMES)
+    assert len(tables[1].list().leases) == 1
