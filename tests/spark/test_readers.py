@@ -741,7 +741,7 @@ def test_once_a_query_is_closed_nothing_of_it_listens(
     stream = Stream({"a": ["x"]})
     stock = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable=True)
     place = ReplayPlace(MemoryStore(), stream, columns("fake"), exclusive=False)
-    way = way_of(stock, options(tmp_path / "leases.db", "TRIM_HORIZON", **{"lease.readers": readers}), place)
+    way = way_of(stock, options(tmp_path / "leases.db", "TRIM_HORIZON", **{"lease.readers": readers}), stream, place)
     way.begin(lambda _key: None)
     # What the planner has read by itself goes by its own transport, readers or not.
     (rows,) = way.transport.partitions(1, [[pa.RecordBatch.from_pydict({"data": [b"x"]})]])
