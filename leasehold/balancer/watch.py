@@ -123,10 +123,10 @@ class WorkerReports:
         return ReportTrack(stamp, stood_at, moved_at, count, ended if grown else before.since)
 
 
-class Sighting(
-    NamedTuple
-):  # a named tuple, for one of each lease is made at every look: attrs takes three times as long
+class Sighting(NamedTuple):
     """A sighting holds all that is known of one lease.
+
+    A named tuple: one of each lease is made at every look, and a class of attrs takes three times as long to make.
 
     lease       as last read, with `idle`, `held` and `heir_idle` filled in
     version_at  end of the first reading that showed its version
