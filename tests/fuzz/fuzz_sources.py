@@ -104,6 +104,14 @@ def _client() -> "tuple[KinesisClient, Spoken]":
 
 
 def _answered(body: bytes, form: str) -> None:
+    # First: what is broken the reader refuses, and what is in C meets it all the same.
+    found, in_c = views.viewed(body), scan()
+    if in_c is not None:
+        assert found == in_c.viewed(body)
+        if found is not None:
+            assert views.columns(body, *found[:4]) == in_c.columns(body, *found[:4])
+        for end in range(0, len(body), max(1, len(body) // 8)):  # what broke off: few values drawn end within a row
+            assert views.viewed(body[:end]) == in_c.viewed(body[:end])
     client, spoken = _client()
     for kind in (Poller, ArrowPoller):
         reader = kind(client, "orders", "shardId-0", START, HASH_KEYS)
@@ -111,11 +119,6 @@ def _answered(body: bytes, form: str) -> None:
         spoken.answers[:] = [Answer(body, form)] * 4
         with patch.object(forms, "VIEWS", new=views):  # as in a wheel; what views decline, cbor2 reads
             _batch(reader.read())
-    found, in_c = views.viewed(body), scan()
-    if in_c is not None:
-        assert found == in_c.viewed(body)
-        if found is not None:
-            assert views.columns(body, *found[:4]) == in_c.columns(body, *found[:4])
 
 
 def _batch(batch: Batch) -> None:
