@@ -68,8 +68,8 @@ ELSEWHERE: Mapping[str, tuple[str, Callable[[str], None]]] = {
 """Commands that cannot run here: how they are known, why, and what is held of them all the same."""
 
 
-LONG = {"docs/embedding.md", "docs/steering.md"}
-"""What takes another minute of a core is left to `make test-more`."""
+SHORT = {"README.md", "docs/index.md", "docs/start.md"}
+"""What whoever comes first reads; the other pages take minutes of a core, and are left to `make test-more`."""
 
 
 @cache
@@ -147,7 +147,7 @@ def _pages() -> Iterator[object]:
         if not {block.kind for block in blocks(page)} - {"text"}:
             continue
         marks = [pytest.mark.services, pytest.mark.slow, pytest.mark.xdist_group("docs")]
-        marks += [pytest.mark.more, pytest.mark.timeout(400)] * (page in LONG)
+        marks += [pytest.mark.more, pytest.mark.timeout(400)] * (page not in SHORT)
         yield pytest.param(page, marks=marks)
 
 

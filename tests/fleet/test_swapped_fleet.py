@@ -123,6 +123,7 @@ def test_a_fleet_moves_to_layout_sessions_and_back(
     )
 
 
+@pytest.mark.more
 def test_a_fleet_moves_from_dynamodb_to_postgres_and_back(
     kinesis_url: str, kinesis_client: "KinesisClient", dynalite_url: str, postgres_service: Service, tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def test_a_sweep_answers_each_seed_as_if_it_were_asked_alone() -> None:
     assert swept == [answered(*SMALL, "--seed", str(seed)) for seed in (7, 8, 9)]
 
 
+@pytest.mark.more
 @pytest.mark.spark
 def test_spark_answers_as_this_machine_does() -> None:
     """Without it a sweep scaled out could be about other fleets than one at home."""
