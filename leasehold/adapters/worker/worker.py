@@ -45,9 +45,9 @@ from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Rele
 from leasehold.balancer.calls import going_on
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
-from leasehold.balancer.lineage import HOLE_CONFIDENCE, NOT_STARTED, apart, problems, ripe
+from leasehold.balancer.lineage import EPOCHS_UNSEEN, HOLE_CONFIDENCE, NOT_STARTED, apart, problems, ripe
 from leasehold.balancer.lookout import LOOK_SECONDS, scaled, stalled_keys
-from leasehold.balancer.model import LATEST, TRIM_HORIZON, Hole, Lease, Me, Notes, Position, Shard
+from leasehold.balancer.model import LATEST, TRIM_HORIZON, History, Hole, Lease, Me, Notes, Position, Shard
 from leasehold.balancer.plan import look_again, plan
 from leasehold.balancer.shards.contradictions import (
     CONTRADICTION,
@@ -276,6 +276,11 @@ class Recreated:
     from them, and their next write is refused: what they hold counts records of a stream that is no more. A step that
     is refused, or not answered, ends the pass; the next look begins with what is left. No lease whose shard is there
     is ever without its row, and no number that handlers are given falls.
+
+    Rows may be deleted meanwhile, while nobody holds them. Then the table says nothing of the former stream, and a worker
+    that joins takes it for a new group's. So whoever has seen that the stream was made anew is `beginning` until a whole
+    reading with a listing leaves no lease to make: it begins those without a row at `start`, and none where the former
+    stream's was.
     Raises ValueError for another start.
     """
 
@@ -286,10 +291,25 @@ class Recreated:
             raise ValueError(f"if_recreated: {start!r} is neither TRIM_HORIZON nor LATEST")
         self._store, self._me, self._discovery = store, me, discovery
         self._start = None if start is None else Position(start)
+        self.beginning = False
+
+    def planned(self, config: Config, history: History) -> tuple[Config, History]:
+        """By what leases are planned: while the stream begins anew, a former place is no memory of a deleted row."""
+        if not self.beginning or self._start is None:
+            return config, history
+        of_this = {SETTLED, self._discovery.incarnation}
+        kept = tuple(lease for lease in history.gone if lease.note(INCARNATION) in of_this)
+        return evolve(config, initial_position=self._start), evolve(history, gone=kept)
+
+    def looked(self, actions: Collection[Action], leases: Collection[Lease]) -> None:
+        """After a reading of the whole table and a listing: whether every lease has been made by now."""
+        if leases and not self._discovery.refusing and not any(isinstance(action, Create) for action in actions):
+            self.beginning = False
 
     def mended(self, leases: Collection[Lease], holdings: Collection[Holding]) -> bool:
         """Whether leases began anew by now; `leases` as read before the shards were listed, or with no new listing."""
         found, discovery = self._discovery.contradictions, self._discovery
+        self.beginning |= self._start is not None and any(each.kind == "made anew" for each in found)
         mendable = [each for each in found if each.mendable]
         if self._start is None or not mendable:
             # What an old listing shows is no fault of the table, and the next listing clears it.
@@ -450,6 +470,7 @@ class Worker:
         self._dropped = Event()
         self.rows_remade, self._gone_rows = 0, deque[str]()
         self._absent: dict[str, float] = {}
+        self._deleted: dict[str, int] = {}  # by stream: the highest epoch of a row that was deleted behind our back
         self._latest: dict[str, Position] = {}
         self._bench = Bench()
         # C17: after an outage everybody has read the table before anybody's lease is judged by the first who did.
@@ -598,9 +619,14 @@ class Worker:
         if asked is None and not first:
             shards = self.discovery.shards(now, listing, me, leases)
         self.watch = self.watch.recalling(self._holdings.released, None if listing.malformed else shards)
-        me = self._asking()
+        for lease in self.watch.history.gone:
+            self._deleted[lease.stream] = max(lease.epoch, self._deleted.get(lease.stream, 0))
+        config, history = self._recreated.planned(self.config, self.watch.history)
+        me = evolve(self._asking(), history=history)
         with self.spans.over("plan"):
-            actions = self._bench.without(plan(leases, shards, me, self.config), now)
+            actions = self._bench.without(plan(leases, shards, me, config), now)
+        if asked is None and shards is not None:
+            self._recreated.looked(actions, leases)
         if asked is not None:
             # A lease not read now may have changed since: leave it to the lookout, or to our next full reading.
             actions = tuple(action for action in actions if action.lease.key in asked)
@@ -612,7 +638,7 @@ class Worker:
             for holding in self.holdings:
                 holding.ask_release()
                 self._release(holding)
-        early = self._early(actions, leases, now, each) if shards is not None else {}
+        early = self._early(actions, (*leases, *history.gone), now, each) if shards is not None else {}
         list(
             each(
                 self.spans.acting(self._act),
@@ -627,6 +653,10 @@ class Worker:
         judged = asked is None and (shards is not None or self.discovery.contradictions)
         if judged and self._recreated.mended(leases, self.holdings):
             self.hurry()  # see what became of it, and list
+        if self._recreated.beginning:
+            # Nobody holds the leases. Were all rows deleted, a worker that joins would begin them after its wait (L13).
+            soon = min(self._look.seconds, self.config.renew_seconds)
+            self._look = evolve(self._look, keys=None, seconds=soon)
         if asked is None:
             self._slow_peers.observe(me, self.config)
         self._turns += 1
@@ -655,10 +685,10 @@ class Worker:
         return Me(self.me, self._turns, self.watch.history)
 
     def _early(
-        self, actions: Collection[Action], leases: Collection[Lease], now: float, each: ParallelMap
+        self, actions: Collection[Action], known_leases: Collection[Lease], now: float, each: ParallelMap
     ) -> dict[Action, float]:
         """The leases not to create yet, and for how long: a living worker may know better where they begin (L13)."""
-        config, streams = self.config, {lease.stream for lease in (*leases, *self.watch.history.gone)}
+        config, streams = self.config, {lease.stream for lease in known_leases}
         waits = dict[Action, float]()
         for action in actions:
             match action:
@@ -693,11 +723,18 @@ class Worker:
         return {one: seconds for one, seconds in left.items() if seconds > 0}
 
     def _pinned(self, action: Action) -> Action:
-        """The same, at what LATEST meant when the lease was first seen to be due."""
-        pin = self._latest.get(action.lease.key)
-        if not isinstance(action, Create) or action.lease.checkpoint != LATEST or pin is None:
+        """The same, at what LATEST meant when the lease was first seen to be due, and above all numbers given before.
+
+        Where rows of its stream were deleted, that of this lease may have been one, made and held unseen by us.
+        """
+        if not isinstance(action, Create):
             return action
-        return evolve(action, lease=evolve(action.lease, notes=latest_notes(pin)))
+        lease, pin, deleted = action.lease, self._latest.get(action.lease.key), self._deleted.get(action.lease.stream)
+        if deleted is not None and lease.epoch <= deleted:
+            lease = evolve(lease, epoch=deleted + EPOCHS_UNSEEN)
+        if lease.checkpoint == LATEST and pin is not None:
+            lease = evolve(lease, notes=latest_notes(pin))
+        return action if lease is action.lease else evolve(action, lease=lease)
 
     def _may(self, action: Action, shards: tuple[Shard, ...] | None) -> bool:
         match action:
