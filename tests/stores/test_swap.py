@@ -267,9 +267,9 @@ def test_workers_that_begin_in_one_moment_announce_one_swap() -> None:
 
         def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
             found = super().get(keys, stale_ok=stale_ok)
-            announced((tables[0], tables[1]), NAMES)
+            announced((both[0], both[1]), NAMES)
             return found
 
-    tables = MemoryStore(), MemoryStore()
-    assert announced((tables[0], Late(tables[1])), NAMES) == announced(tables, NAMES)
-    assert len(tables[1].list().leases) == 1
+    both = MemoryStore(), MemoryStore()
+    assert announced((both[0], Late(both[1])), NAMES) == announced(both, NAMES)
+    assert len(both[1].list().leases) == 1

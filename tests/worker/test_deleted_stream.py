@@ -9,7 +9,7 @@ from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRe
 from leasehold.adapters.reading.handling import Handling
 from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
-from leasehold.adapters.worker.worker import Discovery
+from leasehold.adapters.worker.discovery import Discovery
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Me, Position, Shard
 from leasehold.stores.protocol import Listing

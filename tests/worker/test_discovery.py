@@ -9,7 +9,8 @@ from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, shard
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
-from leasehold.adapters.worker.worker import Discovery, Worker
+from leasehold.adapters.worker.discovery import Discovery
+from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, BulletinState, History, Hole, Lease, Me, Position, Shard
 from leasehold.balancer.shards.contradictions import noted

@@ -3,10 +3,6 @@
 Rule 1: `renew` and `turn` each do one bounded piece of work, return when they wish to be called next, and
 never wait for each other. Rule 2: no thread, no sleep and no wall clock in here.
 Rule 3: a failed write never ends a worker; the next turn reads the table anew and plans on what it finds.
-
-The decision when to list a stream's shards: seldom, because all workers share the service's rate limit.
-
-What the listing and the table contradict each other in is found here too, and leases of a former stream begin anew.
 """
 
 import logging
@@ -14,18 +10,18 @@ import math
 import random
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
-from heapq import nsmallest
+from collections.abc import Callable, Collection, Mapping
 from threading import Event
 from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve
 
 from leasehold.adapters.sources.call_patience import Backoff
-from leasehold.adapters.sources.protocol import Identified, Selective, Source, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Source, SourceError, SourceUnavailable
 from leasehold.adapters.threads import ThreadScheduler, seconds
 from leasehold.adapters.worker.collecting import uncollected
-from leasehold.adapters.worker.holding import LATEST_MS, LATEST_POSITION, UNPINNED, Holding, Identity, latest_notes
+from leasehold.adapters.worker.discovery import Discovery, Recreated
+from leasehold.adapters.worker.holding import Holding, Identity, latest_notes
 from leasehold.adapters.worker.holdings import (
     RETRY_SECONDS,
     BackgroundMap,
@@ -43,346 +39,23 @@ from leasehold.adapters.worker.scheduler import HoldingConsumer, Scheduler
 from leasehold.adapters.worker.tracing.configured import spans_of
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal
 from leasehold.balancer.calls import going_on
-from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
-from leasehold.balancer.lineage import EPOCHS_UNSEEN, HOLE_CONFIDENCE, NOT_STARTED, apart, problems, ripe
+from leasehold.balancer.lineage import NOT_STARTED
 from leasehold.balancer.lookout import LOOK_SECONDS, scaled, stalled_keys
-from leasehold.balancer.model import LATEST, TRIM_HORIZON, History, Hole, Lease, Me, Notes, Position, Shard
+from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Me, Position, Shard
 from leasehold.balancer.plan import look_again, plan
 from leasehold.balancer.shards.contradictions import (
-    CONTRADICTION,
     INCARNATION,
-    SETTLED,
-    Contradiction,
-    Restart,
-    contradictions,
-    noted,
-    restarts,
 )
 from leasehold.stores.execute import execute
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Done, Listing, Lost, Outcome, OutcomeUnknown, Store, StoreError
-from leasehold.stores.writes import AnnotateLease, CreateLease, DeleteLease, ReleaseLease, ResetLease
 
 if TYPE_CHECKING:  # an extra
     from opentelemetry.trace import Tracer
 
 
-log = escaped(logging.getLogger("leasehold.discovery"))
-worker_log = escaped(logging.getLogger("leasehold.worker"))
-
-SAFETY_SECONDS = 300.0
-
-LISTERS = 3
-"""Where all workers see the same cause to list, so many of them do; others are drawn the next time."""
-
-
-class Discovery:
-    """The shard listings of one worker.
-
-    A listing is wanted at the start, after a shard end, when the unended leases have left the same
-    hash range uncovered three times, when the row of an unended lease is gone, when finished leases wait to be
-    deleted, and every `safety_seconds`.
-    A whole fleet sees a hole, or that this time has passed: then a few workers list, drawn anew each time.
-    `open_shards` counts the open shards of the last listing, `listed`; `answered` tells whether there was one.
-    `incarnation` is that of the stream, "" where the source cannot tell it; `contradictions` are those between the last
-    listing and the table that still hold (L14).
-    """
-
-    def __init__(self, source: Source, *, safety_seconds: float = SAFETY_SECONDS) -> None:
-        self._source, self._safety_seconds = source, safety_seconds
-        self._wanted = Event()
-        self._wanted.set()
-        self._next, self._rounds = 0.0, 0
-        self._holes: tuple[Hole, ...] = ()
-        self._ripe: frozenset[str] = frozenset()
-        self._vanished: frozenset[str] = frozenset()
-        self.answered = False
-        self._unread: frozenset[str] = frozenset()
-        self._said: frozenset[str] = frozenset()
-        self._fault = ""
-        self.open_shards: int | None = None
-        self.incarnation = ""
-        self.listed: tuple[Shard, ...] = ()
-        self.contradictions: tuple[Contradiction, ...] = ()
-        self._suspected: frozenset[str] = frozenset()
-
-    @property
-    def current(self) -> bool:
-        """Whether there was a listing, and nothing asks for another one."""
-        return self.answered and not self._wanted.is_set()
-
-    def want(self) -> None:
-        """List at the next turn."""
-        self._wanted.set()
-
-    def shards(self, now: float, listing: Listing, me: Me, leases: Collection[Lease] = ()) -> tuple[Shard, ...] | None:
-        """The listing if one is wanted now and can be had, else None; `leases` as the plan will see them.
-
-        While a row of the table cannot be read, the shards of its line are left out: only that row tells where
-        their leases begin. Raises SourceError if the stream cannot be used and never could.
-        """
-        unread = frozenset(row.key for row in listing.malformed)
-        # Under bulletins (C3) this worker alone has cause to list now; else every owner sees the same cause.
-        owners = () if me.history.hearing is not None else (each.owner for each in listing.leases if each.owner)
-        crowd = frozenset((*owners, me.worker))
-        if self._unread - unread:
-            self.want()  # a row was mended: leases for the shards left out may be due
-        self._unread = unread
-        if (
-            self.unheard(leases)
-            or self._row_vanished(me)
-            or self._hole_lasts(me, crowd)
-            or self._ripened(leases, me.worker)
-            or self._overdue(now, me, crowd)
-        ):
-            self.want()
-        malformed = [
-            f"row {row.key}: {row.field} {row.why}; until it is mended no lease is made for shards of its line, "
-            "and none is deleted"
-            for row in listing.malformed
-        ]
-        shards = self._list(now) if self._wanted.is_set() else None
-        self._judge(shards, leases)
-        told = [each.what for each in self.contradictions]
-        told += [f"shard {each.shard} {each.what}" if each.shard else each.what for each in problems(shards or ())]
-        texts = malformed + told
-        for text in texts:
-            if text not in self._said:  # not at every turn
-                log.warning("%s", text)
-        self._said = frozenset(texts) or self._said
-        return None if shards is None or self.refusing else apart(shards, unread)
-
-    def unheard(self, leases: Iterable[Lease]) -> bool:
-        """Whether another worker noted a contradiction on one of these rows, and this one has not seen it yet."""
-        if self.refusing:
-            return False
-        known = {each.key for each in self.contradictions}
-        return bool(noted(lease for lease in leases if lease.key not in known))
-
-    @property
-    def refusing(self) -> bool:
-        """Whether no lease of the stream can be trusted: none is taken, created, deleted, or kept (L14)."""
-        # Of a single shard it is enough to leave that shard alone; of the stream every position may count other
-        # records.
-        return any(each.of_stream for each in self.contradictions)
-
-    def _judge(self, shards: tuple[Shard, ...] | None, leases: Collection[Lease]) -> None:
-        """Find what contradicts; without a listing, what still does, or what other workers have noted since."""
-        strange = any(lease.note(INCARNATION) not in {None, SETTLED, self.incarnation} for lease in leases)
-        if shards is None and not (self.contradictions or (self.incarnation and strange)):
-            return
-        found = contradictions(self.listed, leases, self.incarnation)
-        known = self._suspected if shards is not None else {each.key for each in self.contradictions}
-        self.contradictions = tuple(each for each in found if each.of_stream or each.key in known)
-        if shards is not None:
-            # What one listing alone shows of a shard is listed once more: a listing may be a moment old.
-            self._suspected, before = frozenset(each.key for each in found), self._suspected
-            if not self._suspected <= before or any(each.kind == "old listing" for each in found):
-                self.want()
-        elif any(each.kind == "old listing" for each in found):
-            self.want()
-
-    def concerning(self, listing: Listing) -> Listing:
-        """The listing without leases of streams that this worker does not read."""
-        source = self._source
-        if not isinstance(source, Selective):
-            return listing
-        # Their shards are in no listing of this source: they would be deleted as shards that are gone.
-        return evolve(listing, leases=tuple(lease for lease in listing.leases if source.reads(lease)))
-
-    def deletable(self, lease: Lease, shards: tuple[Shard, ...]) -> bool:
-        """Whether a lease may go: its shard is listed (and finished), or the service says that it is gone.
-
-        None may while a row cannot be read: it may be that of a child or parent.
-        """
-        if self._unread:
-            return False
-        if any(shard.id == lease.key for shard in shards):
-            return True
-        try:
-            gone = self._source.gone(lease.key)
-        except SourceError as fault:
-            log.warning("a shard could not be looked up, its lease stays: %s", fault)
-            return False
-        if gone:
-            self.want()  # the row may change before it is deleted, and stay: it is asked for once more
-        return gone
-
-    def _row_vanished(self, me: Me) -> bool:
-        # At once: while its row is gone, a lease is held by nobody, and only those who have seen it know where it was.
-        before, self._vanished = self._vanished, frozenset(lease.key for lease in me.history.gone if not lease.ended)
-        return not self._vanished <= before
-
-    def _hole_lasts(self, me: Me, crowd: frozenset[str]) -> bool:
-        # At every third full reading that shows the hole: one that no listing fills is not listed for at every turn.
-        fresh, self._holes = me.history.holes != self._holes, me.history.holes
-        lasting = [hole.times for hole in me.history.holes if hole.times % HOLE_CONFIDENCE == 0]
-        return fresh and any(_drawn(me, times, crowd) for times in lasting)
-
-    def _overdue(self, now: float, me: Me, crowd: frozenset[str]) -> bool:
-        if now < self._next or not self.answered:
-            return not self.answered
-        # The whole fleet is due in the same moments: some are drawn, so that not all of it asks the service at once.
-        self._next, self._rounds = now + self._safety_seconds, self._rounds + 1
-        return _drawn(me, self._rounds, crowd)
-
-    def _ripened(self, leases: Collection[Lease], worker: str) -> bool:
-        # Once for each finished lease: where a listing did not help, it is not repeated at every turn.
-        before, self._ripe = self._ripe, ripe(leases, worker)
-        return not self._ripe <= before
-
-    def _list(self, now: float) -> tuple[Shard, ...] | None:
-        # Cleared first: a shard may end while we list.
-        self._wanted.clear()
-        try:
-            shards, before = self._source.shards(), self.incarnation
-            self.incarnation = self._identified()
-        except SourceError as fault:
-            # Refused before there ever was an answer: a name or a right is wrong, and no waiting would mend it.
-            if not (self.answered or isinstance(fault, SourceUnavailable)):
-                raise
-            self.want()
-            if (text := str(fault)) != self._fault:  # at every turn it would fill the log
-                log.warning("the shards could not be listed, trying again at each turn: %s", text)
-            self._fault = text
-            return None
-        if self._fault:
-            log.warning("the shards are listed again")
-        self.answered, self._next, self._fault = True, now + self._safety_seconds, ""
-        self.open_shards, self.listed = sum(shard.open for shard in shards), shards
-        if before not in {"", self.incarnation}:
-            self.want()  # it may have been made anew between the two answers: these shards may be the former ones
-        return shards
-
-    def _identified(self) -> str:
-        # A source that cannot tell streams of one name apart: contradictions alone can show that it was made anew.
-        if not isinstance(self._source, Identified):
-            return ""
-        try:
-            # What was once told and is not told now (a right was taken away) still holds.
-            return self._source.incarnation() or self.incarnation
-        except SourceUnavailable:
-            if not self.incarnation:
-                raise
-            return self.incarnation
-
-
-class Recreated:
-    """The cure for contradictions: leases begin anew at `start`, or they are noted where it is None.
-
-    Several workers do so at once. Each step is a conditional write of one lease, so that two workers which take the
-    same step do it once. A worker first lets its own leases go, batches in hand included; those of others are taken
-    from them, and their next write is refused: what they hold counts records of a stream that is no more. A step that
-    is refused, or not answered, ends the pass; the next look begins with what is left. No lease whose shard is there
-    is ever without its row, and no number that handlers are given falls.
-
-    Rows may be deleted meanwhile, while nobody holds them. Then the table says nothing of the former stream, and a worker
-    that joins takes it for a new group's. So whoever has seen that the stream was made anew is `beginning` until a whole
-    reading with a listing leaves no lease to make: it begins those without a row at `start`, and none where the former
-    stream's was.
-    Raises ValueError for another start.
-    """
-
-    def __init__(
-        self, store: Store, me: str, discovery: Discovery, start: Literal["TRIM_HORIZON", "LATEST"] | None
-    ) -> None:
-        if start not in {None, "TRIM_HORIZON", "LATEST"}:
-            raise ValueError(f"if_recreated: {start!r} is neither TRIM_HORIZON nor LATEST")
-        self._store, self._me, self._discovery = store, me, discovery
-        self._start = None if start is None else Position(start)
-        self.beginning = False
-
-    def planned(self, config: Config, history: History) -> tuple[Config, History]:
-        """By what leases are planned: while the stream begins anew, a former place is no memory of a deleted row."""
-        if not self.beginning or self._start is None:
-            return config, history
-        of_this = {SETTLED, self._discovery.incarnation}
-        kept = tuple(lease for lease in history.gone if lease.note(INCARNATION) in of_this)
-        return evolve(config, initial_position=self._start), evolve(history, gone=kept)
-
-    def looked(self, actions: Collection[Action], leases: Collection[Lease]) -> None:
-        """After a reading of the whole table and a listing: whether every lease has been made by now."""
-        if leases and not self._discovery.refusing and not any(isinstance(action, Create) for action in actions):
-            self.beginning = False
-
-    def mended(self, leases: Collection[Lease], holdings: Collection[Holding]) -> bool:
-        """Whether leases began anew by now; `leases` as read before the shards were listed, or with no new listing."""
-        found, discovery = self._discovery.contradictions, self._discovery
-        self.beginning |= self._start is not None and any(each.kind == "made anew" for each in found)
-        mendable = [each for each in found if each.mendable]
-        if self._start is None or not mendable:
-            # What an old listing shows is no fault of the table, and the next listing clears it.
-            self._note([each for each in found if each.kind != "old listing"], leases)
-            return False
-        if not discovery.current or (discovery.refusing and holdings):
-            return False  # at a look to come: once the shards are listed as they are, and nothing is held here
-        steps = restarts(discovery.listed, leases, mendable, discovery.incarnation, self._start)
-        try:
-            for done, step in enumerate(steps):
-                if not isinstance(self._taken(step), Done):
-                    log.info("%d of %d leases begin anew here, another worker writes them too", done, len(steps))
-                    return True
-        except StoreError as fault:
-            log.warning("leases that were to begin anew are tried again: %s", fault)
-            return False
-        if not any(step.marks for step in steps):
-            log.warning("%d leases begin anew at %s", len(steps), self._start.sequence)
-        return True
-
-    def _taken(self, step: Restart) -> Outcome:
-        match step:
-            case Restart(None, Lease() as fresh):
-                self._store.write(CreateLease(fresh))  # refused: another worker was faster, which is as good
-                return Done(fresh)
-            case Restart(Lease() as stored, None):
-                return self._store.write(DeleteLease(stored))
-            case Restart(Lease() as stored, Lease() as fresh, marks=True):
-                return self._store.write(AnnotateLease(stored, INCARNATION, fresh.note(INCARNATION) or SETTLED))
-            case Restart(Lease() as stored, Lease() as fresh):
-                # First from its owner, whose next write is then refused: what it holds counts records of the former
-                # stream.
-                freed = Done(stored) if stored.owner is None else self._store.write(ReleaseLease(stored, self._me))
-                if not isinstance(freed, Done):
-                    return freed
-                seen = evolve(freed.lease, parents=fresh.parents, hash_range=fresh.hash_range)
-                return self._store.write(ResetLease(seen, fresh.checkpoint, self._noted(stored)))
-            case _:
-                raise AssertionError(step)
-
-    def _noted(self, stored: Lease) -> Notes:
-        """The present incarnation, nothing that was wrong before, and LATEST to be pinned by the next owner."""
-        notes = {INCARNATION: self._discovery.incarnation or SETTLED}
-        if stored.note(CONTRADICTION) is not None:
-            notes[CONTRADICTION] = SETTLED
-        if self._start == LATEST or stored.note(LATEST_MS) is not None:
-            notes[LATEST_MS] = UNPINNED
-        if stored.note(LATEST_POSITION) is not None:
-            notes[LATEST_POSITION] = UNPINNED
-        return tuple(sorted(notes.items()))
-
-    def _note(self, found: Collection[Contradiction], leases: Collection[Lease]) -> None:
-        """Tell who sees the table alone; an owner whose renewal that costs, only of a stream that was made anew."""
-        wrong = {each.key: each.what for each in found}
-        whole = next((each.what for each in found if each.of_stream), None)
-        present = {None, SETTLED, self._discovery.incarnation}
-        for lease in leases:
-            before = lease.note(CONTRADICTION)
-            strange = whole if lease.note(INCARNATION) not in present else None
-            said = wrong.get(lease.key) or strange or (SETTLED if before is not None else None)
-            free = lease.owner is None or strange is not None or self._store.promises.free_notes
-            if said not in {None, before} and free:
-                try:
-                    self._store.write(AnnotateLease(lease, CONTRADICTION, said or SETTLED))
-                except StoreError as fault:
-                    log.debug("lease %s: not noted: %s", lease.key, fault)
-
-
-def _drawn(me: Me, times: int, crowd: frozenset[str]) -> bool:
-    """Whether this worker is drawn from the crowd, the `times`-th time that there is cause."""
-    # By a digest that all compute alike: nobody has to be asked who lists this time.
-    return me.worker in nsmallest(LISTERS, crowd, key=digest_under(str(times)))
-
+log = escaped(logging.getLogger("leasehold.worker"))
 
 SOON_SECONDS = 0.05
 TOLD_MOST = 10
@@ -470,7 +143,6 @@ class Worker:
         self._dropped = Event()
         self.rows_remade, self._gone_rows = 0, deque[str]()
         self._absent: dict[str, float] = {}
-        self._deleted: dict[str, int] = {}  # by stream: the highest epoch of a row that was deleted behind our back
         self._latest: dict[str, Position] = {}
         self._bench = Bench()
         # C17: after an outage everybody has read the table before anybody's lease is judged by the first who did.
@@ -508,7 +180,7 @@ class Worker:
         told = [self._gone_rows.popleft() for _ in range(len(self._gone_rows))]
         if told:
             more = f" and {len(told) - TOLD_MOST} more" if len(told) > TOLD_MOST else ""
-            worker_log.warning(
+            log.warning(
                 "rows of the lease table were deleted under this fleet; made anew from memory: %s%s",
                 "; ".join(told[:TOLD_MOST]),
                 more,
@@ -578,7 +250,7 @@ class Worker:
             self._absent.clear()  # while the table does not answer, no owner can make its row anew
             wait, held = self._backoff.next(), len(self.holdings)
             goes_on = f"{held} leases are read while they can be renewed" if held else "nothing is held"
-            worker_log.warning("no look at the leases, the next in %.1f s; %s: %s", wait, goes_on, fault)
+            log.warning("no look at the leases, the next in %.1f s; %s: %s", wait, goes_on, fault)
             if isinstance(fault, StoreError) and not isinstance(fault, OutcomeUnknown):
                 self._look = evolve(self._look, keys=None)  # one row may be at fault: a listing goes on without it
             return wait
@@ -619,8 +291,6 @@ class Worker:
         if asked is None and not first:
             shards = self.discovery.shards(now, listing, me, leases)
         self.watch = self.watch.recalling(self._holdings.released, None if listing.malformed else shards)
-        for lease in self.watch.history.gone:
-            self._deleted[lease.stream] = max(lease.epoch, self._deleted.get(lease.stream, 0))
         config, history = self._recreated.planned(self.config, self.watch.history)
         me = evolve(self._asking(), history=history)
         with self.spans.over("plan"):
@@ -645,23 +315,25 @@ class Worker:
                 [self._pinned(action) for action in actions if action not in early and self._may(action, shards)],
             )
         )
-        self._look = look_again(actions, leases, me, self.config)
         if early:
             self.discovery.want()
-            soon = max(SOON_SECONDS, min(early.values()))
-            self._look = evolve(self._look, keys=None, seconds=min(self._look.seconds, soon))
         judged = asked is None and (shards is not None or self.discovery.contradictions)
         if judged and self._recreated.mended(leases, self.holdings):
             self.hurry()  # see what became of it, and list
-        if self._recreated.beginning:
-            # Nobody holds the leases. Were all rows deleted, a worker that joins would begin them after its wait (L13).
-            soon = min(self._look.seconds, self.config.renew_seconds)
-            self._look = evolve(self._look, keys=None, seconds=soon)
+        self._look = self._sooner(look_again(actions, leases, me, self.config), early)
         if asked is None:
             self._slow_peers.observe(me, self.config)
         self._turns += 1
         told = news(self.holdings, self.me) if self._look.notes and asked is None else []
         list(each(lambda row: self._renewing.renew(*row, self._look), told))
+
+    def _sooner(self, look: Look, early: Mapping[Action, float]) -> Look:
+        """The next look: soon, and at all rows, where leases wait to be made, or the stream begins anew."""
+        soon = [max(SOON_SECONDS, min(early.values()))] if early else []
+        if self._recreated.beginning:
+            # Nobody holds the leases. Were all rows deleted, a worker that joins would begin them after its wait (L13).
+            soon.append(self.config.renew_seconds)
+        return evolve(look, keys=None, seconds=min(look.seconds, *soon)) if soon else look
 
     def _found(self, asked: tuple[str, ...] | None) -> Listing:
         """The rows asked for; a reading without an answer is kept in mind, and so is what only a whole one shows."""
@@ -716,25 +388,16 @@ class Worker:
         self._latest = known_pins | {lease.key: pin for lease, pin in pins}
         if unpinned and not streams:
             seconds = max(waits.values())
-            worker_log.info(
-                "no lease of this stream yet: made in %.1f s; nothing that comes meanwhile is skipped", seconds
-            )
+            log.info("no lease of this stream yet: made in %.1f s; nothing that comes meanwhile is skipped", seconds)
         left = {one: self._absent[one.lease.key] + seconds - now for one, seconds in waits.items()}
         return {one: seconds for one, seconds in left.items() if seconds > 0}
 
     def _pinned(self, action: Action) -> Action:
-        """The same, at what LATEST meant when the lease was first seen to be due, and above all numbers given before.
-
-        Where rows of its stream were deleted, that of this lease may have been one, made and held unseen by us.
-        """
-        if not isinstance(action, Create):
+        """The same, at what LATEST meant when the lease was first seen to be due."""
+        pin = self._latest.get(action.lease.key)
+        if not isinstance(action, Create) or action.lease.checkpoint != LATEST or pin is None:
             return action
-        lease, pin, deleted = action.lease, self._latest.get(action.lease.key), self._deleted.get(action.lease.stream)
-        if deleted is not None and lease.epoch <= deleted:
-            lease = evolve(lease, epoch=deleted + EPOCHS_UNSEEN)
-        if lease.checkpoint == LATEST and pin is not None:
-            lease = evolve(lease, notes=latest_notes(pin))
-        return action if lease is action.lease else evolve(action, lease=lease)
+        return evolve(action, lease=evolve(action.lease, notes=latest_notes(pin)))
 
     def _may(self, action: Action, shards: tuple[Shard, ...] | None) -> bool:
         match action:
@@ -762,7 +425,7 @@ class Worker:
         try:
             outcome = execute(self.store, action, self.me, notes=self._identity.notes_on(action.lease))
         except StoreError as fault:
-            worker_log.warning(
+            log.warning(
                 "%s of lease %s: %s", type(action).__name__, action.lease.key, fault, extra=_said(action, "unknown")
             )
             if isinstance(action, Claim):  # H4; a theft would be asked for under another condition
@@ -773,9 +436,7 @@ class Worker:
     def _learn(self, action: Action, outcome: Outcome, begun: float) -> None:
         if isinstance(outcome, Done):
             key, rule = outcome.lease.key, action.rule
-            worker_log.info(
-                "%s of lease %s done, by %s", type(action).__name__, key, rule, extra=_said(action, "done", key)
-            )
+            log.info("%s of lease %s done, by %s", type(action).__name__, key, rule, extra=_said(action, "done", key))
         match action, outcome:
             case ((Claim() | Steal()), Done(lease)):
                 self._holdings.hold(lease, begun)
@@ -787,7 +448,7 @@ class Worker:
                 self._handoffs.asked(lease)
             case _, Lost(key):
                 extra = _said(action, "refused", key)
-                worker_log.info("%s of lease %s refused: somebody was faster", type(action).__name__, key, extra=extra)
+                log.info("%s of lease %s refused: somebody was faster", type(action).__name__, key, extra=extra)
             case _:
                 pass
 
