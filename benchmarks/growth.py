@@ -17,12 +17,14 @@ import time
 from collections.abc import Callable
 from itertools import count, cycle
 
+import orjson
 from attrs import evolve, field, frozen
 from rich.console import Console
 from rich.table import Table
 
 from leasehold.adapters.report.watching import WatchedTable
 from leasehold.adapters.steering.explaining import plans
+from leasehold.adapters.worker.collecting import uncollected
 from leasehold.adapters.worker.holding import Holding, Identity
 from leasehold.adapters.worker.holdings import Renewing
 from leasehold.balancer.actions import Look
@@ -32,7 +34,8 @@ from leasehold.balancer.lookout import BulletinTracker, lookout_ranks
 from leasehold.balancer.model import SHARD_END, Lease, Me, Position, Version
 from leasehold.balancer.plan import look_again, plan, renewals
 from leasehold.balancer.watch import Watch
-from leasehold.stores.dynamodb.rows import RowDecoder, to_item
+from leasehold.stores.aws_calls.pages import page_of
+from leasehold.stores.dynamodb.rows import Item, RowDecoder, to_item
 from leasehold.stores.embedded.memory import MemoryStore
 
 LEASES_EACH = 10
@@ -41,6 +44,8 @@ SIZES, CHECK_SIZES = (10, 100, 1_000), (10, 20, 40)
 
 MOST = 1.1
 """The exponent that the small form allows."""
+
+PAGE_ROWS = 2_000
 
 CONFIG = Config(lease_seconds=10.0)
 ME = Me("w-0", turn=1)
@@ -91,11 +96,19 @@ def works(workers: int) -> dict[str, Work]:
     watch, _ = Watch().look(leases, 0.0, 1.0)
     clock = count(2)
     items = [to_item(each) for each in leases]
-    known_rows, again = (
-        RowDecoder(),
-        cycle([[{**item, "leaseCounter": {"N": each}} for item in items] for each in "89"]),
-    )
-    known_rows.read([items])
+    known_rows, seen_rows, answers = RowDecoder(), Watch(), cycle([_pages(items, each) for each in "89"])
+
+    def look_again_at_all() -> object:
+        nonlocal seen_rows
+        now = float(next(clock))
+        pages = (page_of(body, orjson.loads) for body in next(answers))
+        read = known_rows.read(page["Items"] for page in pages if page is not None)
+        with uncollected():
+            rows = tuple(sorted(read.leases, key=lambda lease: lease.key))
+            seen_rows, leases_now = seen_rows.look(rows, now, now + 0.5)
+        return leases_now
+
+    look_again_at_all()
     few = tuple(evolve(each, owner=f"w-{place % 10}") for place, each in enumerate(leases))
 
     signed = tuple(evolve(each, notes=(("process", f"p/{each.owner}"), ("bulletin", "1 1 1"))) for each in leases)
@@ -137,7 +150,7 @@ def works(workers: int) -> dict[str, Work]:
         "a reading of the whole table": lambda: look(leases, None),
         "a reader's look at one row": reader,
         "rows of DynamoDB read": lambda: RowDecoder().read([items]),
-        "rows read again, new counters alone": lambda: known_rows.read([next(again)]),
+        "a look at DynamoDB, new counters alone": look_again_at_all,
         "who deletes, all shards have split": lambda: ripe(_split(workers), ME.worker),
         "explain, always 10 workers": lambda: plans(WatchedTable(few), CONFIG),
     }
@@ -147,6 +160,13 @@ def _lease(place: int, workers: int) -> Lease:
     name = f"shardId-{place:012d}"
     at = Position(str(1_000 + place))
     return Lease(name, shard=name, owner=f"w-{place % workers}", version=Version("7"), idle=1.0, checkpoint=at, epoch=7)
+
+
+def _pages(items: list[Item], counter: str) -> list[bytes]:
+    """Answers of DynamoDB with these rows, all of them renewed; it gives some 2,000 rows in one."""
+    rows = [{**item, "leaseCounter": {"N": counter}} for item in items]
+    parts = [rows[place : place + PAGE_ROWS] for place in range(0, len(rows), PAGE_ROWS)]
+    return [orjson.dumps({"Count": len(part), "Items": part, "ScannedCount": len(part)}) for part in parts]
 
 
 def _split(workers: int) -> tuple[Lease, ...]:
