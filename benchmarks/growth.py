@@ -153,6 +153,7 @@ def works(workers: int) -> dict[str, Work]:
         "a look at DynamoDB, new counters alone": look_again_at_all,
         "who deletes, all shards have split": lambda: ripe(_split(workers), ME.worker),
         "explain, always 10 workers": lambda: plans(WatchedTable(few), CONFIG),
+        "explain, all of them": lambda: plans(WatchedTable(leases), CONFIG),
     }
 
 

@@ -22,7 +22,7 @@ from leasehold.adapters.reading.status import Status
 from leasehold.adapters.report.watching import WatchedTable, alive, moved, shares
 from leasehold.adapters.worker.holding import reach_of
 from leasehold.balancer.actions import Action, Claim, Release, Renew, RequestHandoff, Steal, Taking
-from leasehold.balancer.census import signers
+from leasehold.balancer.census import Known, Whole, signers
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above
 from leasehold.balancer.model import Lease, Me
@@ -230,9 +230,10 @@ def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tupl
                 loads[lease.owner] += lease.weight or 0
     mean = sum(loads.values()) // len(loads) if loads else 0
     owned = Counter(lease.owner for lease in working)
+    known = Known(Whole(table.leases), {})  # indexed once for all plans: each by itself would look at every lease
     found = []
     for worker in sorted(named):
-        actions = plan(table.leases, None, Me(worker, 0, table.history), config)
+        actions = plan(known, None, Me(worker, 0, table.history), config)
         found.append(
             WorkerPlan(
                 worker,
