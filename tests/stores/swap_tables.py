@@ -1,6 +1,6 @@
 """The tables between which leases are swapped: new, empty stores of every kind, opened on the services of the tests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
 
 import pytest
@@ -88,11 +88,11 @@ MARKS = {
 }
 
 
-def pairs(*more: pytest.MarkDecorator) -> list[object]:
-    """The pairs as a fixture's parameters; those of services marked as such, and by `more`."""
+def pairs(names: Iterable[str] = PAIRS, *more: pytest.MarkDecorator) -> list[object]:
+    """The pairs of these names as a fixture's parameters; those of services marked as such, and by `more`."""
     return [
         pytest.param(name, marks=(*MARKS[name], *more) if name in MARKS else (), id=name.replace(" ", "-"))
-        for name in PAIRS
+        for name in names
     ]
 
 

@@ -60,9 +60,13 @@ def tables(request: pytest.FixtureRequest) -> tuple[Store, Store]:
     return opened_pair(request)
 
 
-@pytest.fixture(params=pairs(pytest.mark.more))
+CLAUSES_TRIED = ("counters", "to sessions", "from sessions", "dynamodb to postgres")
+"""The pairs that every clause is tried on; there are so many clauses that those of services are asked for by `more`."""
+
+
+@pytest.fixture(params=pairs(CLAUSES_TRIED, pytest.mark.more))
 def contract_tables(request: pytest.FixtureRequest) -> tuple[Store, Store]:
-    """Likewise; there are so many clauses that those of services are asked for by `more`."""
+    """Likewise."""
     return opened_pair(request)
 
 
