@@ -119,6 +119,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=_turn)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    """Each test leaves signals as they were: a handler that stays would end a later test that sends one, or all."""
+    try:
+        return (yield)
+    finally:
+        told, handler = signal.set_wakeup_fd(-1), signal.getsignal(signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        assert told == -1, f"{item.nodeid} left a descriptor that is told of signals"
+        assert handler is signal.default_int_handler, f"{item.nodeid} left a handler of SIGINT: {handler!r}"
+
+
 def _group(item: pytest.Item) -> str:
     mark = item.get_closest_marker("xdist_group")
     return str(mark.args[0]) if mark else ""

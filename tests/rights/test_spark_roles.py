@@ -24,6 +24,8 @@ _numbers = count()
 @pytest.fixture
 def given(aws: Account, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The options of a query whose environment may do nothing but assume roles, with one record to read."""
+    # A reader takes over the signals of its process, which it thinks to be one that Spark has started for it alone.
+    monkeypatch.setattr("leasehold.adapters.spark.stream.end_on_signal", lambda _stop: None)
     name = f"queries-{uuid4().hex[:8]}"
     aws.client("kinesis").create_stream(StreamName=name, ShardCount=1)
     aws.client("kinesis").put_record(StreamName=name, Data=b"a book", PartitionKey="k")
