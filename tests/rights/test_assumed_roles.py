@@ -69,3 +69,18 @@ def test_what_is_written_is_written_as_the_role_or_the_session(
     assert _records(aws, stream) == 2
     with pytest.raises(ValueError, match=r" URL: choose one: the session given, or profile, role_arn and external_id$"):
         write(f"{url}&role_arn={role}", session=boto3.Session())
+
+
+def test_a_letter_is_laid_into_a_bucket_as_the_role_or_the_session(aws: Account, stream: str) -> None:
+    """Without this a bucket of another account could only take letters by that account's keys in the environment."""
+    aws.client("s3").create_bucket(Bucket=stream, CreateBucketConfiguration={"LocationConstraint": REGION})
+    url = f"s3://{stream}/letters?region={REGION}&endpoint={aws.service.url}"
+    with pytest.raises(LetterError):
+        _dead_letter(url)
+    assert "Contents" not in aws.client("s3").list_objects_v2(Bucket=stream)
+    role = aws.role(f"letters-{stream}", allowed("s3:*"), external_id="x-17")
+    _dead_letter(f"{url}&role_arn={role}&external_id=x-17")
+    assert aws.client("s3").list_objects_v2(Bucket=stream)["KeyCount"] == 1
+    with pytest.raises(LetterError):
+        _dead_letter(url)
+    _dead_letter(url, session=boto3.Session(*aws.user(allowed("s3:*"))))  # the same letter: it lies there
