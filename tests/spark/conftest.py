@@ -1,5 +1,6 @@
 """What pipelines in processes of their own are given: Java and Python, and a stream."""
 
+import signal
 import sys
 from collections.abc import Iterator
 from itertools import count
@@ -49,6 +50,9 @@ def own_faults(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def own_signals(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the signals of this process alone: readers take them over, in a process that they think Spark's."""
+def own_signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Leave the signals of this process alone: readers, sessions and commands take them over, each for good."""
     monkeypatch.setattr("leasehold.adapters.spark.stream.end_on_signal", lambda _stop: None)
+    yield
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
