@@ -31,6 +31,14 @@ class Clock:
         """The same, as the module `time` names it."""
         return self.now
 
+    def monotonic_ns(self) -> int:
+        """The same in nanoseconds."""
+        return int(self.now * 1e9)
+
+    def sleep(self, seconds: float) -> None:
+        """Pass."""
+        self.now += seconds
+
 
 def until(look: Callable[[], Any], what: str = "what others do", seconds: float = WAIT) -> Any:  # noqa: ANN401  whatever is looked for
     """Look until there is something, and return it; of what does not come in time, say what it was."""

@@ -36,6 +36,7 @@ class Stream:
     trimmed  the number up to which a shard's records are gone
     numbers  whether what is latest is told as a number, as event hubs do, or as a time
     tokens   whether each record has one, without which nobody may open a shard behind it
+    made     when the stream was made; 0: it cannot tell
     readers  every reader that was opened; of each is known whether it was closed
     """
 
@@ -55,6 +56,7 @@ class Stream:
     closed: bool = False
     opened: list[tuple[str, int]] = Factory(list)
     stream: str = ""
+    made: int = 0
 
     def put(self, shard: str, *texts: str) -> None:
         """Add records."""
@@ -64,6 +66,15 @@ class Stream:
         """End a shard."""
         self.children[shard] = children
         self.records |= {child: [] for child in children}
+
+    def make_anew(self, *shards: str) -> None:
+        """Delete the stream, and make one with these shards under its name; whoever reads the former one is refused."""
+        self.made += 1000
+        self.records, self.children = {shard: [] for shard in shards}, {}
+
+    def incarnation(self) -> str:
+        """Which of the streams of this name it is."""
+        return f"fake:{self.made}" if self.made else ""
 
     def shards(self) -> tuple[Shard, ...]:
         """All of them."""
@@ -85,13 +96,16 @@ class Stream:
         assert not start.ended, "nothing is behind the end"
         assert not self.tokens or start.token == (f"@{start.sequence}" if start.numbered else ""), start
         self.opened.append((lease.shard, lease.epoch))
+        if lease.shard not in self.records:
+            raise SourceError("there is no such shard")
         if self.unreachable[lease.shard] > 0:
             self.unreachable[lease.shard] -= 1
             raise SourceUnavailable("the service asks to slow down")
         if lease.shard in self.denied:
             raise SourceError("these credentials may not read it")
         at = int(start.sequence) if start.numbered else 0
-        reader = FakeReader(self, lease.shard, max(at, self.trimmed[lease.shard]), self.throttled.pop(lease.shard, 0))
+        begins, throttled = max(at, self.trimmed[lease.shard]), self.throttled.pop(lease.shard, 0)
+        reader = FakeReader(self, lease.shard, begins, throttled, made=self.made)
         self.readers.append(reader)
         return reader
 
@@ -114,12 +128,15 @@ class FakeReader:
     at: int
     throttled: int = 0
     closed: bool = False
+    made: int = 0
 
     def read(self) -> Batch:
         """A page at most."""
         assert not self.closed, "a reader that is closed reads no more"
         self.stream.readings += 1
         self.throttled -= 1
+        if self.made != self.stream.made:
+            raise SourceUnavailable("the iterator is of a stream that was deleted")
         if self.throttled >= 0 or self.shard in self.stream.silent:
             return Batch((), None, None, 0.01)
         texts = self.stream.records[self.shard][self.at : self.at + PAGE]

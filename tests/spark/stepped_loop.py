@@ -1,6 +1,7 @@
 """A query's lease loop and reader on a clock that stands still unless Spark asks for a batch: no thread, no chance."""
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from itertools import count
 from typing import cast
@@ -18,6 +19,7 @@ from leasehold.adapters.spark.lease_loop import LeaseLoop
 from leasehold.adapters.spark.options import Given, lease_options
 from leasehold.adapters.spark.stream import LeasedReader
 from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.model import Position
 from leasehold.stores.protocol import Store
 
 TICK = 0.05
@@ -104,13 +106,15 @@ def stepped(patch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def a_reader(stream: Stream, life: Mortal, *, rereadable: bool, flush: str) -> LeasedReader:
-    """One more run over this stream; its store is a process's view of the table."""
+def a_reader(
+    stream: Stream, life: Mortal, *, rereadable: bool, flush: str, starts: Mapping[str, Position] = {}, **more: str
+) -> LeasedReader:
+    """One more run over this stream, with more options; its store is a process's view of the table."""
 
     def opened(_url: str, **_how: bool) -> Store:
         return cast("Store", life)
 
-    stock = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable, stream="fake://stream")
-    given = Given({"lease.durationMs": "2000", "lease.flushOnIdle": flush, "lease.cores": "1"})
+    stock = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable, stream="fake://stream", starts=starts)
+    given = Given({"lease.durationMs": "2000", "lease.flushOnIdle": flush, "lease.cores": "1", **more})
     chosen = lease_options(given, "sqlite:///unused", {"initial_position": "TRIM_HORIZON"}, 10.0, "maxRowsPerTrigger")
     return LeasedReader(stock, chosen, opened)

@@ -6,11 +6,11 @@ the sink has, and in the end everything must be there.
 """
 
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 import pytest
-from fake_stream import Mortal, Stream
+from fake_stream import Mortal, Stream, rows_of
 from hypothesis import note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -20,13 +20,17 @@ from waiters import Clock
 
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.spark.stream import LeasedReader
+from leasehold.adapters.worker.discovery import SAFETY_SECONDS
+from leasehold.balancer.model import Lease
+from leasehold.balancer.shards.contradictions import INCARNATION, SETTLED
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Done, OutcomeUnknown, StoreError
-from leasehold.stores.writes import CheckpointLease, ClaimLease, ReleaseLease, StealLease
+from leasehold.stores.writes import AnnotateLease, CheckpointLease, ClaimLease, ReleaseLease, StealLease
 
 pytestmark = pytest.mark.slow
 
-Row = tuple[str, int]
+Row = tuple[str, int, str]
+"""Shard, number, and when the stream was made: one of the same name has the same shards and numbers again."""
 FAULTS = (StoreError, SourceError, TimeoutError)
 LOOKS, BATCHES_MOST = 30, 60
 
@@ -61,6 +65,8 @@ class Spark(RuleBasedStateMachine):
     """One query over two shards, killed and started again."""
 
     rereadable = True
+    made = 0
+    anew: ClassVar[Mapping[str, str]] = {}
 
     @initialize(flush=st.sampled_from(["true", "false"]), packed_from=st.sampled_from([2, 64]))
     def begin(self, flush: str, packed_from: int) -> None:
@@ -69,7 +75,7 @@ class Spark(RuleBasedStateMachine):
         self.clock: Clock = stepped(self.patch)
         self.patch.setattr("leasehold.adapters.spark.offsets.PACKED_FROM", packed_from)
         self.flush = flush
-        self.stream = Stream({"a": [], "b": []}, numbers=not self.rereadable)
+        self.stream = Stream({"a": [], "b": []}, numbers=not self.rereadable, made=self.made)
         self.store = MemoryStore()
         self.life = Shaky(self.store)
         self.reader: LeasedReader | None = None
@@ -106,7 +112,7 @@ class Spark(RuleBasedStateMachine):
     def put(self, shard: str, count: int) -> None:
         """Records come; where the shard was split, to its children."""
         for key in self.stream.children.get(shard, (shard,)):
-            self.stream.put(key, *["x"] * count)
+            self.stream.put(key, *[str(self.stream.made)] * count)
 
     @precondition(lambda self: not self.stream.children)
     @rule()
@@ -144,6 +150,8 @@ class Spark(RuleBasedStateMachine):
     def steal(self, shard: str, count: int, *, stays: bool) -> None:
         """Another worker takes a lease, goes on from its checkpoint, and stays until it expires, or lets go."""
         for lease in self.store.get([shard]):
+            if not self._of_this(lease):
+                continue  # a worker of ours reads none of a former stream's
             taken = (
                 self.store.write(StealLease(lease, "thief"))
                 if lease.owner
@@ -152,12 +160,14 @@ class Spark(RuleBasedStateMachine):
             if lease.ended or not isinstance(taken, Done):
                 return
             self.doubles_allowed = True
+            noted = self.store.write(AnnotateLease(taken.lease, INCARNATION, self.stream.incarnation() or SETTLED))
+            assert isinstance(noted, Done)
             begins = int(lease.checkpoint.sequence) if lease.checkpoint.numbered else 0
             found = list(range(begins + 1, len(self.stream.records[shard]) + 1))[:count]
             if found:
-                moved = self.store.write(CheckpointLease(taken.lease, type(lease.checkpoint)(str(found[-1]))))
+                moved = self.store.write(CheckpointLease(noted.lease, type(lease.checkpoint)(str(found[-1]))))
                 assert isinstance(moved, Done)
-                self.elsewhere |= {(shard, number) for number in found}
+                self.elsewhere |= {(shard, number, str(self.stream.made)) for number in found}
             if not stays:
                 self.store.write(ReleaseLease(self.store.get([shard])[0], "thief"))
 
@@ -170,7 +180,7 @@ class Spark(RuleBasedStateMachine):
             return
         done = {row for number in self.commits for row in self.sink[number]} | self.elsewhere
         for lease in self.store.list().leases:
-            behind = self._behind(lease.key)
+            behind = self._behind(lease)
             assert behind <= done, f"{lease.key} says {lease.checkpoint}, and nobody has {sorted(behind - done)}"
 
     @invariant()
@@ -202,7 +212,8 @@ class Spark(RuleBasedStateMachine):
     def _batch(self, dies: str | None, most: int) -> None:
         if self.reader is None:
             self.life = Shaky(self.store)
-            self.reader = a_reader(self.stream, self.life, rereadable=self.rereadable, flush=self.flush)
+            how: dict[str, Any] = {"rereadable": self.rereadable, "flush": self.flush, **self.anew}
+            self.reader = a_reader(self.stream, self.life, **how)
         number = max(self.offsets, default=0)
         if number and number not in self.commits:
             self._run(self.reader, number, dies)
@@ -241,14 +252,20 @@ class Spark(RuleBasedStateMachine):
 
     # What there is
 
-    def _behind(self, key: str) -> set[Row]:
-        checkpoint = self.store.get([key])[0].checkpoint
-        last = len(self.stream.records[key]) if checkpoint.ended else 0
-        last = int(checkpoint.sequence) if checkpoint.numbered else last
-        return {(key, number) for number in range(1, last + 1)}
+    def _of_this(self, lease: Lease) -> bool:
+        """Whether its checkpoint counts records of the stream that is there now."""
+        return lease.note(INCARNATION) in {None, SETTLED, self.stream.incarnation()}
+
+    def _behind(self, lease: Lease) -> set[Row]:
+        if not self._of_this(lease):
+            return set()
+        last = len(self.stream.records[lease.key]) if lease.checkpoint.ended else 0
+        last = int(lease.checkpoint.sequence) if lease.checkpoint.numbered else last
+        return {(lease.key, number, str(self.stream.made)) for number in range(1, last + 1)}
 
     def _missing(self) -> set[Row]:
-        there = {(key, number) for key, found in self.stream.records.items() for number in range(1, len(found) + 1)}
+        records = self.stream.records.items()
+        there = {(key, number, text) for key, found in records for number, text in enumerate(found, 1)}
         return there - self.elsewhere - {row for number in self.commits for row in self.sink[number]}
 
 
@@ -258,10 +275,35 @@ class EventHubsSpark(Spark):
     rereadable = False
 
 
+class RecreatedSpark(Spark):
+    """The same over a stream that is deleted and made anew under its name, by a query that begins its leases anew."""
+
+    made = 1000
+    anew: ClassVar = {"lease.ifRecreated": "TRIM_HORIZON"}
+
+    @rule(more=st.sampled_from([(), ("e",)]))
+    def make_anew(self, more: tuple[str, ...]) -> None:
+        """The records of the former stream are gone; this one has the same shards, and perhaps one more."""
+        self.stream.make_anew("a", "b", *more)
+        self.doubles_allowed = True
+
+    @rule()
+    def shards_are_due(self) -> None:
+        """So much time passes that the shards are listed again."""
+        self.clock.now += SAFETY_SECONDS
+
+    def teardown(self) -> None:
+        """Once the shards were listed again, everything of this stream arrives."""
+        if hasattr(self, "store"):
+            self.shards_are_due()
+        super().teardown()
+
+
 def _rows(reader: LeasedReader, part: Any) -> Iterator[Row]:  # noqa: ANN401  Spark's own
     for batch in reader.read(part):
-        yield from zip(batch["shardId"].to_pylist(), map(int, batch["sequenceNumber"].to_pylist()), strict=True)
+        yield from rows_of(batch)
 
 
-Spark.TestCase.settings = EventHubsSpark.TestCase.settings = settings(max_examples=30, stateful_step_count=25)
-TestSpark, TestEventHubsSpark = Spark.TestCase, EventHubsSpark.TestCase
+for machine in (Spark, EventHubsSpark, RecreatedSpark):
+    machine.TestCase.settings = settings(max_examples=30, stateful_step_count=25)
+TestSpark, TestEventHubsSpark, TestRecreatedSpark = Spark.TestCase, EventHubsSpark.TestCase, RecreatedSpark.TestCase

@@ -37,6 +37,8 @@ offsets = st.builds(
     st.integers(0, 10**6),
     st.dictionaries(keys, ranges, max_size=6).map(lambda pairs: tuple(pairs.items())),
     st.sampled_from(["", "kinesis://orders", "eventhubs://ns/hub"]),
+    st.integers(0, 9),
+    st.sampled_from(["", "000000000000:orders:1790000000"]),
 )
 
 

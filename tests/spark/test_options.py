@@ -87,6 +87,7 @@ def test_a_time_may_be_written_as_elsewhere(text: str) -> None:
         ("lease.maxleases", "0", "'0' is not a whole number"),
         ("lease.maxleases", "9" * 5000, "' is not a whole number"),
         ("kinesis.startingposition", '{"at_timestamp": ' + "[" * 20_000, "not the JSON of a position"),
+        ("lease.ifrecreated", "NOW", "'NOW' is neither TRIM_HORIZON nor LATEST"),
         ("lease.rules", "fair", "'fair' is not one of minimal, kcl, kcl-rust, event-hubs"),
         ("lease.transport", "", "it is empty"),
         ("kinesis.stream", "s", "unknown; choose among kinesis.consumerName"),

@@ -175,6 +175,28 @@ def test_scheduled_queries_read_all_there_is_across_a_split_and_hold_nothing_aft
     assert ended | job.checkpoints() == job.tips("out") | ended
 
 
+@pytest.mark.more
+def test_a_stream_made_anew_is_refused_by_its_query_or_read_whole(job: Job, stream: Stream) -> None:
+    """Without it no record of the new stream would be read up to the former's numbers, and the query looked idle."""
+    stream.put(300)
+    job.parquet("out", now=True)
+    client, former = stream.client, stream.sent
+    client.delete_stream(StreamName=stream.name)
+    client.get_waiter("stream_not_exists").wait(StreamName=stream.name, WaiterConfig=AT_ONCE)
+    client.create_stream(StreamName=stream.name, ShardCount=2)
+    client.get_waiter("stream_exists").wait(StreamName=stream.name, WaiterConfig=AT_ONCE)
+    stream.put(400)
+    with pytest.raises(
+        StreamingQueryException, match=r"was deleted and made anew, and is .*; option lease\.ifRecreated"
+    ):
+        job.parquet("out", now=True)
+    assert job.written("out") == former[:300]
+    job.options["lease.ifRecreated"] = "TRIM_HORIZON"
+    job.parquet("out", now=True)
+    assert job.written("out") == stream.sent
+    until(lambda: job.owners() == ["", ""], "the leases of the former stream are gone, and nothing is held")
+
+
 def test_a_failed_batch_comes_again_the_same_though_a_lease_was_stolen_meanwhile(job: Job, stream: Stream) -> None:
     """Without it a crash after the sink and before the commit would lose or change rows."""
     seen: dict[int, list[list[str]]] = {}

@@ -71,6 +71,7 @@ def of(*queries: Query) -> Callable[[], StreamingQuery]:
     ("text", "said"),
     [
         ("Python worker failed to connect back.", "did not start within ten seconds"),
+        ("leasehold.adapters.worker.discovery.MadeAnew: stream 1:orders:1", "its stream was deleted and made anew"),
         ("perform latestOffset: java.io.EOFException", "the process of its source ended"),
         ("availableNow: nothing was heard for 300 s of shard-1", "did not answer for minutes"),
     ],

@@ -20,7 +20,7 @@ from leasehold.adapters.reading.exporting import exporting
 from leasehold.adapters.reading.handling import Handling
 from leasehold.adapters.reading.runner import Runner, Step
 from leasehold.adapters.reading.slices import is_read
-from leasehold.adapters.sources.protocol import Batch
+from leasehold.adapters.sources.protocol import Batch, SourceError
 from leasehold.adapters.spark.feed import ANY_SIZE, Chunk, ReadAheadPace, ReadAheadState, ShardPrefetcher
 from leasehold.adapters.spark.offsets import Held, shares
 from leasehold.adapters.threads import spawn
@@ -43,6 +43,7 @@ class LeaseLoop:
     pace    how far is read ahead
     resume  where a lease is to be read from, given where its checkpoint says
     sliced  whether the shards end where a slice does
+    anew    whether leases of a stream that was made anew begin anew by the worker
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class LeaseLoop:
         resume: Callable[[Holding, Position], Position],
         *,
         sliced: bool = False,
+        anew: bool = False,
     ) -> None:
         # Spark starts the process, so only the environment can say where metrics are sent.
         self._exports = ExitStack()
@@ -60,7 +62,7 @@ class LeaseLoop:
         self._runner = Runner(
             worker, lambda _delivery: None, meter=meter, drain_seconds=STOP_SECONDS, begin=self._ahead
         )
-        self._member, self._sliced = worker, sliced
+        self._member, self._sliced, self._anew = worker, sliced, anew
         self._changed = Condition()
         self._committed: dict[str, Position] = {}
         self._shared = ReadAheadState(pace, self._changed, resume, self._committed.get, measure=self._measure)
@@ -95,10 +97,18 @@ class LeaseLoop:
     # For the main thread
 
     def check(self) -> None:
-        """Raises what ended the loop: a table or stream that cannot be used; never a lost lease."""
+        """Raises what ended the loop: a table or stream that cannot be used; never a lost lease.
+
+        Also SourceError where the leases are of another stream, or of one that was made anew since (L14), and nobody
+        said that they begin anew: a query that waited would look idle for ever.
+        """
         # Raised in the thread that Spark calls: a fault in another would end nothing.
         if self._fault is not None:
             raise self._fault
+        for each in self._member.discovery.contradictions:
+            # An old listing is mended by the next one.
+            if each.of_stream and each.kind != "old listing" and not (each.mendable and self._anew):
+                raise SourceError(f"{each.what} (of a query: option lease.ifRecreated)")
 
     def wait(self, seconds: float) -> None:
         """Until something waits to be taken, or so long."""

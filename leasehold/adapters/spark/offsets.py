@@ -1,9 +1,10 @@
 """The offset of a micro-batch, as Spark stores it: the exact range of each shard, and the epoch it was read under.
 
-`{"v":1,"n":12,"s":"<stream>","t":4,"r":{"<lease key>":["<from>","<to>",<epoch>]}}`, `from` exclusive and `to`
-inclusive, "t" the number of tasks; offsets written before streams were named have no "s". With many shards it is
-`{"v":2,"n":12,"s":"<stream>","t":4,"p":[…]}`, the ranges packed into little text: Spark stores every offset, and shows
-it. Both forms are read, whatever was written last, so that a checkpointLocation outlives the version that wrote it.
+`{"v":1,"n":12,"s":"<stream>","i":"<incarnation>","t":4,"r":{"<lease key>":["<from>","<to>",<epoch>]}}`, `from`
+exclusive and `to` inclusive, "t" the number of tasks. Offsets written before streams were named have no "s", and those
+before an incarnation was noted no "i". With many shards it is `{"v":2,…,"p":[…]}`, the ranges packed into little text:
+Spark stores every offset, and shows it. Both forms are read, whatever was written last, so that a checkpointLocation
+outlives the version that wrote it.
 
 Rule 1: an end offset alone says what its batch holds, so that a replay needs neither lease nor memory.
 Rule 2: equal offsets are equal texts: Spark compares texts, so keys are sorted, and nothing that only
@@ -65,12 +66,16 @@ class Offset:
     stream  what was read, as a URL names it; "" in an offset of the old form
     tasks   over how many tasks its rows are spread, however many cores there are when it is repeated; 0 where it has
             none, or in an offset of the old form
+    incarnation
+            which of the streams that ever had this name was read (L14); "" where its source cannot tell, or in an
+            offset of the old form
     """
 
     number: int = 0
     ranges: Ranges = field(default=(), converter=_by_key)
     stream: str = ""
     tasks: int = 0
+    incarnation: str = ""
 
     @property
     def empty(self) -> bool:
@@ -186,6 +191,7 @@ def shares(waiting: Mapping[str, int], most: int) -> dict[str, int]:
 def encode(offset: Offset) -> dict[str, Any]:
     """The value whose JSON text Spark stores."""
     name: dict[str, Any] = {"s": offset.stream} if offset.stream else {}
+    name |= {"i": offset.incarnation} if offset.incarnation else {}
     name |= {"t": offset.tasks} if offset.tasks else {}
     # Few ranges stay readable, for whoever opens a checkpointLocation to see where a query is.
     if len(offset.ranges) < PACKED_FROM:
@@ -210,7 +216,8 @@ def decode(stored: object) -> Offset:
                 (key, Range(_position_of(begins), _position_of(ends), int(epoch)))
                 for key, (begins, ends, epoch) in stored["r"].items()
             )
-        return Offset(int(stored["n"]), ranges, str(stored.get("s", "")), int(stored.get("t", 0)))
+        named = str(stored.get("s", "")), int(stored.get("t", 0)), str(stored.get("i", ""))
+        return Offset(int(stored["n"]), ranges, *named)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"offset: it cannot be read ({said(error)}); the checkpointLocation may be damaged") from error
 

@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 from attrs import field, frozen
@@ -132,6 +132,7 @@ class LeaseOptions:
     shards_per_task   0: shards by cores, rounded up
     readers           how many processes read; 0: the one that plans reads, too; None: as many as there is room for
     reader_jobs       where readers on executors are asked for; "": they are children of the process that plans
+    if_recreated      where leases begin anew if the stream was made anew under its name; None: the query ends then
     """
 
     store: str = field(repr=False)
@@ -149,6 +150,7 @@ class LeaseOptions:
     shards_per_task: int
     readers: int | None = 0
     reader_jobs: str = ""
+    if_recreated: Literal["TRIM_HORIZON", "LATEST"] | None = None
 
     @property
     def worker_id(self) -> str:
@@ -205,7 +207,17 @@ def lease_options(given: Given, store: str, position: Mapping[str, Any], seconds
         shards_per_task=given.number("shardsPerTask", 0, least=0) or 0,
         readers=readers,
         reader_jobs=given.text("lease.readerJobs"),
+        if_recreated=_if_recreated(given.text("lease.ifRecreated").upper()),
     )
+
+
+def _if_recreated(text: str) -> Literal["TRIM_HORIZON", "LATEST"] | None:
+    match text:
+        case "TRIM_HORIZON" | "LATEST":
+            return text
+        case "":
+            return None
+    raise ValueError(f"option lease.ifRecreated: {text!r} is neither TRIM_HORIZON nor LATEST")
 
 
 def _fetch(given: Given) -> Address | None:

@@ -25,7 +25,8 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from leasehold.adapters.sources.protocol import Source, SourceUnavailable
+from leasehold.adapters.sources.call_patience import Backoff
+from leasehold.adapters.sources.protocol import Identified, Source, SourceError, SourceUnavailable
 from leasehold.adapters.spark.feed import ReadAheadPace, SourceSpec
 from leasehold.adapters.spark.fetching import Rows, read, spread
 from leasehold.adapters.spark.lease_loop import LeaseLoop, Waiting
@@ -37,6 +38,7 @@ from leasehold.adapters.spark.replay import Place, believed, replayed
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.model import Position
+from leasehold.balancer.shards.contradictions import INCARNATION, made_later
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
 from leasehold.stores.swap import OneTableStore
@@ -50,6 +52,8 @@ Opened = Callable[..., Store]
 IDLE_SECONDS, LOOK_SECONDS = 0.1, 0.3
 REPORTED = 50
 """How many shards a report names: those that are furthest behind."""
+UNREACHED_SECONDS_MOST = 10.0
+"""Between two tries to learn which stream it is that a run reads."""
 FLUSH_SECONDS = 1.0
 """Idle for so long, a query commits its last batch by an empty one; sooner if a lease is asked for."""
 
@@ -93,6 +97,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next batch, or `start` itself if there is nothing to do."""
         offset = self._decoded(start).gone_on_from(self._stock.stream)
         run = self._running()
+        offset = run.present(offset)
         run.join(offset)
         if (end := run.plan(offset, limit)) is None:
             return start
@@ -103,7 +108,8 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:  # noqa: ARG002  `end` says all
         """The tasks of a batch: the one just planned, or after a restart one that was planned before."""
         offset = self._decoded(end).named(self._stock.stream)
-        return list(self._running().partitions(offset))
+        run = self._running()
+        return list(run.partitions(run.present(offset)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task, on an executor; as often as Spark likes."""
@@ -118,7 +124,8 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Everything up to here is in the sink."""
         offset = self._decoded(end).named(self._stock.stream)
-        self._running().commit(offset)
+        run = self._running()
+        run.commit(run.present(offset))
 
     def stop(self) -> None:
         """Release what is held."""
@@ -156,11 +163,18 @@ class Run:
         pace = ReadAheadPace(
             stock.columns, options.buffer_rows, options.buffer_bytes, stock.interval_seconds, self._way.buffer
         )
-        worker = Worker(store=self._store, source=self._way.source, me=options.worker_id, config=options.config)
+        anew = options.if_recreated
+        worker = Worker(
+            store=self._store, source=self._way.source, me=options.worker_id, config=options.config, if_recreated=anew
+        )
         log.info("query joins as worker %s", worker.me)
-        self._loop = LeaseLoop(worker, pace, self._resume, sliced=stock.sliced)
+        self._discovery = worker.discovery
+        self._loop = LeaseLoop(worker, pace, self._resume, sliced=stock.sliced, anew=anew is not None)
         self._waiting = Waiting(options.config.lease_seconds)
         self._joined = False
+        self._incarnation: str | None = None  # asked for once: a run reads one incarnation of its stream
+        self._former: str | None = None  # of offsets that name none
+        self._begun_anew = False
         self._plans: dict[int, Plan] = {}
         self._parts: dict[int, Sequence[Rows]] = {}
         self._previous = Offset()
@@ -168,6 +182,55 @@ class Run:
         self._planned = time.monotonic()
         self._handed: dict[str, Position] = {}
         self._committed = -1
+
+    def present(self, offset: Offset) -> Offset:
+        """Return the offset as one of the stream that is there now; of a former one no range has a meaning any more.
+
+        Raises SourceError where it is of a former stream and nobody said that its leases begin anew, or of another.
+        """
+        now, was = self._identity(), offset.incarnation
+        if now and not was:
+            was = self._noted(offset) or now  # what notes nothing is taken for the present stream's
+        if now in {"", was}:
+            return evolve(offset, incarnation=was)
+        if not made_later(now, was):
+            raise SourceError(f"offset: the checkpointLocation is of {was}, and the query reads {now}; give it its own")
+        if (start := self._options.if_recreated) is None:
+            raise SourceError(
+                f"stream {was} was deleted and made anew, and is {now} now: nothing is read; option lease.ifRecreated "
+                "TRIM_HORIZON or LATEST has all its leases begin there, or give the query a checkpointLocation and a "
+                "lease table of its own"
+            )
+        if not self._begun_anew:
+            self._begun_anew = True
+            log.warning("stream %s was made anew, and is %s now: its leases begin at %s, as asked", was, now, start)
+        return evolve(offset, ranges=(), incarnation=now)
+
+    def _identity(self) -> str:
+        """The incarnation that this run reads, "" where the source cannot tell it; all depends on it, so it waits."""
+        waits = Backoff(LOOK_SECONDS, UNREACHED_SECONDS_MOST)
+        while self._incarnation is None:
+            source = self._source
+            try:
+                source.shards()  # some sources learn it by that
+                self._incarnation = source.incarnation() if isinstance(source, Identified) else ""
+            except SourceUnavailable as fault:
+                if not waits.faults:
+                    log.warning("the stream cannot be reached, trying again: %s", fault)
+                # A query over what is there now must end; another one waits, as it does for records.
+                self._waiting.go_on({"(the stream)": str(fault)}, 0 if self._only_now else time.monotonic_ns())
+                time.sleep(waits.next())
+            else:
+                self._discovery.bind(self._incarnation)
+        return self._incarnation
+
+    def _noted(self, offset: Offset) -> str:
+        """The former incarnation that offsets of the old form are of, by what their leases note; "" if of none."""
+        # Asked once: the notes change as the leases begin anew, and the offsets do not.
+        if self._former is None and offset.keys:
+            notes = [lease.note(INCARNATION) for lease in self._store.get(offset.keys)]
+            self._former = next((note for note in notes if note and made_later(self._identity(), note)), "")
+        return self._former or ""
 
     def join(self, start: Offset, repeated: Collection[str] | None = None) -> None:
         """Become a worker of the group, if not yet; `start` is how far this query came.
@@ -304,7 +367,8 @@ class Run:
             return max(handed, checkpoint, key=lambda position: position.order)
         delivered, known = self._delivered(holding.key, self._previous), self._previous.of(holding.key)
         start = self._stock.starts.get(holding.lease.shard)
-        if start is not None and known is None and not (checkpoint.numbered or checkpoint.ended):
+        placed = checkpoint.numbered or checkpoint.ended
+        if start is not None and known is None and not (placed or self._begun_anew):
             return start
         return resumed(checkpoint, known, delivered=delivered)
 

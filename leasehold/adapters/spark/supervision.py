@@ -33,6 +33,7 @@ CAUSES = {
     "SourceUnavailable": "the stream could not be reached",
     "OutcomeUnknown": "the lease table could not be reached",
     "nothing was heard for": "a shard did not answer for minutes",
+    "MadeAnew": "its stream was deleted and made anew",
 }
 """What a fault's text has in it, and what that means; nothing else is started again."""
 

@@ -26,6 +26,7 @@ from leasehold.balancer.shards.contradictions import (
     Contradiction,
     Restart,
     contradictions,
+    made_later,
     noted,
     restarts,
 )
@@ -39,6 +40,10 @@ SAFETY_SECONDS = 300.0
 
 LISTERS = 3
 """Where all workers see the same cause to list, so many of them do; others are drawn the next time."""
+
+
+class MadeAnew(SourceError):
+    """The stream that a bound worker reads was deleted, and another one has its name."""
 
 
 class Discovery:
@@ -70,6 +75,15 @@ class Discovery:
         self.listed: tuple[Shard, ...] = ()
         self.contradictions: tuple[Contradiction, ...] = ()
         self._suspected: frozenset[str] = frozenset()
+        self._bound = ""
+
+    def bind(self, incarnation: str) -> None:
+        """Read this incarnation alone: once a later one is listed, `shards` raises MadeAnew.
+
+        For a program that keeps positions outside of the table, each of which counts records of one incarnation. An
+        answer that tells of an earlier one counts as none. "" binds to none.
+        """
+        self._bound = incarnation
 
     @property
     def current(self) -> bool:
@@ -201,7 +215,9 @@ class Discovery:
         self._wanted.clear()
         try:
             shards, before = self._source.shards(), self.incarnation
-            self.incarnation = self._identified()
+            present = self._identified() or self._bound
+            if present != self._bound and made_later(self._bound, present):
+                raise SourceUnavailable(f"the answer is of {present}, and {self._bound} was listed before")
         except SourceError as fault:
             # Refused before there ever was an answer: a name or a right is wrong, and no waiting would mend it.
             if not (self.answered or isinstance(fault, SourceUnavailable)):
@@ -211,6 +227,9 @@ class Discovery:
                 log.warning("the shards could not be listed, trying again at each turn: %s", text)
             self._fault = text
             return None
+        if self._bound and present != self._bound:
+            raise MadeAnew(f"stream {self._bound} was deleted and made anew while it was read, and is {present} now")
+        self.incarnation = present
         if self._fault:
             log.warning("the shards are listed again")
         self.answered, self._next, self._fault = True, now + self._safety_seconds, ""

@@ -20,7 +20,7 @@ from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Source, SourceError, SourceUnavailable
 from leasehold.adapters.threads import ThreadScheduler, seconds
 from leasehold.adapters.worker.collecting import uncollected
-from leasehold.adapters.worker.discovery import Discovery, Recreated
+from leasehold.adapters.worker.discovery import Discovery, MadeAnew, Recreated
 from leasehold.adapters.worker.holding import Holding, Identity, latest_notes
 from leasehold.adapters.worker.holdings import (
     RETRY_SECONDS,
@@ -258,10 +258,12 @@ class Worker:
         return self._look.seconds
 
     def _is_final(self, fault: StoreError | SourceError) -> bool:
-        """Whether store or source never answered at all."""
+        """Whether store or source never answered at all, or the stream is another than this worker is bound to."""
         match fault:
             case OutcomeUnknown() | SourceUnavailable():
                 return False
+            case MadeAnew():
+                return True
             case StoreError():
                 # A refusal after an earlier answer may pass, when a role or a token is renewed.
                 return not self._turns

@@ -90,6 +90,12 @@ def _elsewhere(lease: Lease, incarnation: str) -> Contradiction | None:
     return Contradiction("made anew", lease.stream, lease.key, f"{what}: nothing is read; {DO}")
 
 
+def made_later(incarnation: str, known: str) -> bool:
+    """Whether this is an incarnation of the same stream that was made after the one known."""
+    (now, made_now), (was, made) = _parted(incarnation), _parted(known)
+    return now == was and made_now > made
+
+
 def _parted(incarnation: str) -> tuple[str, int]:
     """The stream, and when it was made; whatever a row may say."""
     stream, _, made = incarnation.rpartition(":")

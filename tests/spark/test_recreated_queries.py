@@ -1,0 +1,213 @@
+"""A query over a stream that was deleted and made anew: it ends and says so, or begins it anew where it is told to."""
+
+from collections.abc import Mapping
+
+import pytest
+from attrs import define, field
+from fake_stream import Mortal, Query, Stream
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from stepped_loop import a_reader, stepped
+from waiters import Clock
+
+from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
+from leasehold.adapters.worker.discovery import SAFETY_SECONDS, MadeAnew
+from leasehold.balancer.model import Position, Shard
+from leasehold.balancer.shards.contradictions import INCARNATION
+from leasehold.stores.embedded.memory import MemoryStore
+
+NOT_TOLD: Mapping[str, str] = {}
+ANEW = {"lease.ifRecreated": "TRIM_HORIZON"}
+REFUSED = r"^stream fake:1000 was deleted and made anew, and is fake:2000 now: .* option lease\.ifRecreated TRIM"
+
+
+@define
+class Table:
+    """A stream that tells which of its name it is, and the lease table of its queries."""
+
+    clock: Clock
+    stream: Stream = field(factory=lambda: Stream({"a": [], "b": []}, made=1000))
+    store: MemoryStore = field(factory=MemoryStore)
+    starts: Mapping[str, Position] = field(factory=dict)
+
+    def query(self, before: Query | None = None, more: Mapping[str, str] = NOT_TOLD) -> Query:
+        """One more run, behind this one, which was killed."""
+        life = Mortal(self.store)
+        if before is not None:
+            before.kill()
+            self.clock.now += 60.0
+        reader = a_reader(self.stream, life, rereadable=True, flush="true", starts=self.starts, **more)
+        return Query(reader, self.store, life, reader.initialOffset() if before is None else before.offset)
+
+    def read_up(self, query: Query) -> list[str]:
+        """The texts of what is there, each as often as it came."""
+        there = sum(map(len, self.stream.records.values()))
+        query.until(lambda query: len(query.rows) >= there)
+        return sorted(text for _, _, text in query.rows)
+
+    def noted(self) -> set[str | None]:
+        """The streams of which the leases are."""
+        return {lease.note(INCARNATION) for lease in self.store.list().leases}
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> Table:
+    """Two shards with five records each."""
+    found = Table(stepped(monkeypatch))
+    fill(found, "old", 5)
+    return found
+
+
+def fill(table: Table, word: str, count: int) -> None:
+    """Put so many records into each shard."""
+    for shard in table.stream.records:
+        table.stream.put(shard, *(f"{word} {shard}{number}" for number in range(count)))
+
+
+def test_a_query_that_is_not_told_to_begin_anew_ends_and_says_so(table: Table) -> None:
+    """It would wait for numbers that the new stream does not have, and look idle."""
+    query = table.query()
+    table.read_up(query)
+    table.stream.make_anew("a", "b")
+    fill(table, "new", 8)
+    again = table.query(query)
+    for _ in range(2):
+        with pytest.raises(SourceError, match=REFUSED):
+            again.reader.latestOffset(again.offset, ReadAllAvailable())
+    with pytest.raises(SourceError, match=REFUSED):
+        again.reader.partitions(again.offset, again.offset)
+    assert table.noted() == {"fake:1000"}
+
+
+def test_a_query_that_is_told_to_reads_the_new_stream_whole(table: Table) -> None:
+    """Its numbers begin anew: what lies before the former offset would be skipped."""
+    query = table.query()
+    table.read_up(query)
+    table.stream.make_anew("a", "b", "c")
+    fill(table, "new", 8)
+    again = table.query(query, ANEW)
+    assert table.read_up(again) == sorted(f"new {shard}{number}" for shard in "abc" for number in range(8))
+    assert (again.offset["i"], table.noted()) == ("fake:2000", {"fake:2000"})
+    # From then on it is a stream as any other, whether the option stays or not.
+    fill(table, "newer", 1)
+    last = table.query(again)
+    last.until(lambda query: len(query.rows) >= 3)
+    assert sorted(text for _, _, text in last.rows) == ["newer a0", "newer b0", "newer c0"]
+
+
+def test_a_batch_that_was_planned_of_the_former_stream_is_repeated_empty(table: Table) -> None:
+    """Records of the new stream with the same numbers would pass for its rows, and come again."""
+    query = table.query()
+    planned = query.plan()
+    assert planned is not None
+    table.stream.make_anew("a", "b")
+    fill(table, "new", 8)
+    again = table.query(query, ANEW)
+    assert again.run(planned) == []
+    again.reader.commit(planned)
+    again.offset = planned
+    assert table.read_up(again) == sorted(f"new {shard}{number}" for shard in "ab" for number in range(8))
+
+
+def test_a_running_query_ends_once_its_stream_is_listed_as_another(table: Table) -> None:
+    """Its offsets count records of the former stream: those of the new one would be taken for read."""
+    query = table.query(more=ANEW)
+    table.read_up(query)
+    table.stream.make_anew("a", "b")
+    table.clock.now += SAFETY_SECONDS
+    with pytest.raises(
+        MadeAnew, match=r"^stream fake:1000 was deleted and made anew while it was read, and is fake:2000"
+    ):
+        query.plan()
+
+
+def test_an_offset_that_names_no_incarnation_is_of_the_one_that_its_leases_note(table: Table) -> None:
+    """A checkpointLocation of a version before this would skip as many records of the new stream as it had read."""
+    table.stream.records["c"] = ["old c0"]
+    query = table.query()
+    table.read_up(query)
+    del query.offset["i"]
+    table.stream.make_anew("a", "b")
+    fill(table, "new", 8)
+    with pytest.raises(SourceError, match=REFUSED):
+        table.query(query).plan()
+    again = table.query(query, ANEW)
+    assert table.read_up(again) == sorted(f"new {shard}{number}" for shard in "ab" for number in range(8))
+    # The leases note the new stream by then, and the offset that named none is of the former one all the same.
+    assert again.offset["r"].keys() == {"a", "b"}
+
+
+def test_an_offset_that_names_no_incarnation_goes_on_where_nothing_was_made_anew(table: Table) -> None:
+    """All would come twice after a change of version."""
+    query = table.query()
+    table.read_up(query)
+    del query.offset["i"]
+    fill(table, "more", 1)
+    again = table.query(query)
+    again.until(lambda query: len(query.rows) >= 2)
+    assert [text for _, _, text in again.rows] == ["more a0", "more b0"]
+    assert again.offset["i"] == "fake:1000"
+
+
+@pytest.mark.parametrize(("made", "told"), [(1000, "fake:2000, and the query reads fake:1000"), (0, "")])
+def test_an_offset_of_a_later_stream_is_refused_and_one_of_an_unknown_kept(table: Table, made: int, told: str) -> None:
+    """An old answer would have its ranges read of the wrong stream."""
+    table.stream.made = 2000
+    query = table.query()
+    table.read_up(query)
+    table.stream.made = made
+    again = table.query(query, ANEW)
+    if told:
+        with pytest.raises(SourceError, match=rf"^offset: the checkpointLocation is of {told}"):
+            again.plan()
+    else:
+        fill(table, "more", 1)
+        again.until(lambda query: len(query.rows) >= 2)
+        assert again.offset["i"] == "fake:2000", "a right that was taken away does not make it another stream"
+
+
+@pytest.mark.parametrize("more", [NOT_TOLD, ANEW])
+def test_a_new_query_over_leases_of_a_former_stream_is_told_or_begins_them_anew(
+    table: Table, more: Mapping[str, str]
+) -> None:
+    """Without an offset of its own it would wait beside leases that nobody may read."""
+    table.read_up(before := table.query())
+    before.kill()
+    table.stream.make_anew("a", "b")
+    fill(table, "new", 3)
+    query = table.query(more=more)
+    if more:
+        assert table.read_up(query) == sorted(f"new {shard}{number}" for shard in "ab" for number in range(3))
+        return
+    with pytest.raises(SourceError, match=r"made anew at 2000 s .*nothing is read; .*\(of a query: option lease\.ifR"):
+        query.plan()
+
+
+def test_a_shard_begins_anew_where_the_option_says_and_not_at_its_first_position(table: Table) -> None:
+    """A starting position for one shard is a place in the former stream."""
+    table.starts = {"a": Position("3")}
+    query = table.query()
+    query.until(lambda query: len(query.rows) >= 7)
+    assert sorted(text for _, _, text in query.rows)[:2] == ["old a3", "old a4"]
+    table.stream.make_anew("a", "b")
+    fill(table, "new", 5)
+    again = table.query(query, ANEW)
+    assert table.read_up(again) == sorted(f"new {shard}{number}" for shard in "ab" for number in range(5))
+
+
+def test_a_run_waits_until_the_stream_says_which_it_is(
+    table: Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its first batches would name no incarnation, and count for any."""
+    answers = iter([SourceUnavailable("slow down"), SourceUnavailable("slow down")])
+    real = Stream.shards
+
+    def shards(stream: Stream) -> tuple[Shard, ...]:
+        if fault := next(answers, None):
+            raise fault
+        return real(stream)
+
+    monkeypatch.setattr(Stream, "shards", shards)
+    query = table.query()
+    assert len(table.read_up(query)) == 10
+    assert query.offset["i"] == "fake:1000"
+    assert caplog.messages.count("the stream cannot be reached, trying again: slow down") == 1
