@@ -310,7 +310,7 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=1, help="every so-manieth fault")
     asked = parser.parse_args()
     os.environ.update(AWS_ACCESS_KEY_ID="testing", AWS_SECRET_ACCESS_KEY="testing", AWS_DEFAULT_REGION="eu-west-1")  # noqa: S106  stand-ins take any
-    for shared in ("aiohttp", "anyio", "boto3", "hypothesis", "pyarrow", "pyspark.sql", "rich", "typer"):
+    for shared in ("aiohttp", "boto3", "pyarrow", "pyspark.sql", "rich", "typer"):
         with suppress(ImportError):
             importlib.import_module(shared)  # once, and shared with every fork
     shares = [planted(name, room, asked.each) for name, room in rooms().items() if asked.room in {None, name}]
