@@ -277,6 +277,7 @@ def creations(family: Family, garbage: Collection[Lease], history: History, conf
     """The leases that a stream without faults is short of, in order of id; `garbage` as in `cleanup`."""
     gone = {lease.key: lease for lease in history.gone if lease.stream == family.stream}
     due = _due_again(family, gone)
+    above = _above(family, due)
     created = {
         **_behind_holes(family, history.holes, config),
         **_orphans(family, gone, due, config),
@@ -286,7 +287,20 @@ def creations(family: Family, garbage: Collection[Lease], history: History, conf
         **_missing_children(family, config),
         **_remembered(due),
     }
-    return tuple(created[name] for name in sorted(created))
+    found = (created[name] for name in sorted(created))
+    return tuple(evolve(each, lease=evolve(each.lease, epoch=max(each.lease.epoch, above))) for each in found)
+
+
+def _above(family: Family, due: Mapping[str, Lease]) -> int:
+    """L13: the least number that a new lease begins with.
+
+    Where rows were deleted, one that came and went between two readings may have been among them, and its numbers were
+    given to handlers. A table shows that by rows that are due again, or that were made anew far above.
+    """
+    highest = max((lease.epoch for lease in (*family.leases.values(), *due.values())), default=0)
+    if due:
+        return highest + EPOCHS_UNSEEN
+    return highest if highest >= EPOCHS_UNSEEN else 0
 
 
 def child_position(config: Config) -> Position:

@@ -4,8 +4,9 @@
     python tests/mutation/statements.py worker --each 4 every fourth fault of one room
 
 Two statements change places; a guard goes on where it would return; a reset is left out; a `finally` does nothing.
-The tests run in a fork of this process, in a copy under build/statements, and stop at the first that fails. What
-nobody can tell from the original stands in unseen.toml with its reason, and counts for nothing.
+The tests run in a fork of this process, in a copy under build/statements, first those that run the line, and stop at
+the first that fails. What nobody can tell from the original stands in unseen.toml with its reason, and counts for
+nothing.
 """
 
 # ruff: noqa: T201  a script says what it found
@@ -13,17 +14,21 @@ nobody can tell from the original stands in unseen.toml with its reason, and cou
 import argparse
 import ast
 import importlib
+import json
 import os
 import shutil
 import signal
 import sys
+import threading
 import time
 import tomllib
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from attrs import frozen
@@ -43,6 +48,8 @@ ARGUMENTS = (
 FAST, SLOW = "not (more or services or spark or slow)", "not (more or services or spark)"
 THOROUGH = "slow:"
 """Before a test that is asked only about what the others do not see."""
+FINE = {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}
+"""No test failed; where all that run the line were asked before, none may be left."""
 
 
 @frozen
@@ -157,14 +164,73 @@ def _dropped(source: str, kind: str, first: ast.stmt, last: ast.stmt) -> Fault:
     return Fault(kind, first.lineno, "".join(lines))
 
 
-def seen(place: Path, tests: list[str]) -> bool:
-    """Whether these tests, the fast ones first, fail, or do not end, in the copy as it is now."""
+class RunLines:
+    """A plugin of pytest that notes which tests run which lines of a module, in any thread of its process."""
+
+    def __init__(self, module: Path) -> None:
+        self._module, self._test = str(module), ""
+        self.tests = defaultdict[int, set[str]](set)
+        self.seconds = defaultdict[str, float](float)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """What runs from now on is run by this test."""
+        self._test = nodeid
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """How long it took."""
+        self.seconds[report.nodeid] += report.duration
+
+    def trace(self, frame: FrameType, _event: str, _argument: object, /) -> Any:  # noqa: ANN401  as typeshed has it
+        """Note a line; frames of other modules are not followed."""
+        if frame.f_code.co_filename != self._module:
+            return None
+        self.tests[frame.f_lineno].add(self._test)
+        return self.trace
+
+    def run(self, arguments: list[str]) -> int:
+        """Run pytest, and answer its status."""
+        threading.settrace(self.trace)
+        sys.settrace(self.trace)
+        status = int(pytest.main(arguments, plugins=[self]))
+        sys.settrace(None)
+        return status
+
+    def told(self) -> str:
+        """The tests by line, the quickest first, as JSON."""
+        return json.dumps(
+            {line: sorted(tests - {""}, key=self.seconds.__getitem__) for line, tests in self.tests.items()}
+        )
+
+
+def lines_of(place: Path, module: str, tests: list[str]) -> dict[int, list[str]]:
+    """Which of the fast tests run which lines of this module, the quickest first. Ends the run if one fails."""
+    told, lines = place / "lines.json", RunLines(place / module)
+    told.unlink(missing_ok=True)
+
+    def run(arguments: list[str]) -> int:
+        status = lines.run(arguments)
+        told.write_text(lines.told(), encoding="utf-8")
+        return status
+
+    fast = [each for each in tests if not each.startswith(THOROUGH)]
+    if _fails(place, ["-m", FAST, *fast], run) or seen(place, [each for each in tests if each not in fast], []):
+        sys.exit(f"{module}: its tests fail, or take too long, without any fault")
+    return {int(line): found for line, found in json.loads(told.read_text(encoding="utf-8")).items()}
+
+
+def seen(place: Path, tests: list[str], first: list[str]) -> bool:
+    """Whether these tests fail, or do not end, in the copy as it is: `first` of all, then the fast, then the slow."""
     fast = [each for each in tests if not each.startswith(THOROUGH)]
     slow = [each.removeprefix(THOROUGH) for each in tests if each.startswith(THOROUGH)]
-    return _seen(place, FAST, fast) or (bool(slow) and _seen(place, SLOW, slow))
+    others = [*(f"--deselect={each}" for each in first), *fast]
+    return (
+        (bool(first) and _fails(place, first))
+        or (bool(fast) and _fails(place, ["-m", FAST, *others]))
+        or (bool(slow) and _fails(place, ["-m", SLOW, *slow]))
+    )
 
 
-def _seen(place: Path, which: str, tests: list[str]) -> bool:
+def _fails(place: Path, arguments: list[str], run: Callable[[list[str]], int] = pytest.main) -> bool:
     child = os.fork()
     if not child:
         os.setpgid(0, 0)
@@ -173,7 +239,7 @@ def _seen(place: Path, which: str, tests: list[str]) -> bool:
         silent = os.open(os.devnull, os.O_WRONLY)
         for stream in (1, 2):
             os.dup2(silent, stream)
-        os._exit(int(pytest.main([*ARGUMENTS, "-m", which, *tests]) != 0))
+        os._exit(int(run([*ARGUMENTS, *arguments]) not in FINE))
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -196,8 +262,7 @@ def planted(name: str, modules: dict[str, list[str]], each: int) -> float:
     excuses = {(each["module"], each["kind"], each["line"]) for each in unseen()}
     for module, tests in modules.items():
         path, before = place / module, (ROOT / module).read_text(encoding="utf-8")
-        if seen(place, tests):
-            sys.exit(f"{module}: its tests fail, or take too long, without any fault")
+        lines = lines_of(place, module, tests)
         sys.dont_write_bytecode = True  # what was compiled for the run without a fault serves all others
         for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
             compiled.unlink()
@@ -211,7 +276,7 @@ def planted(name: str, modules: dict[str, list[str]], each: int) -> float:
                 continue
             path.write_text(fault.source, encoding="utf-8")
             kinds[fault.kind] += 1
-            if not seen(place, tests):
+            if not seen(place, tests, lines.get(fault.line, [])):
                 alive[fault.kind] += 1
                 print(f"  {module}:{fault.line}: {fault.kind}: {text}", flush=True)
         path.write_text(before, encoding="utf-8")
@@ -245,7 +310,7 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=1, help="every so-manieth fault")
     asked = parser.parse_args()
     os.environ.update(AWS_ACCESS_KEY_ID="testing", AWS_SECRET_ACCESS_KEY="testing", AWS_DEFAULT_REGION="eu-west-1")  # noqa: S106  stand-ins take any
-    for shared in ("boto3", "pyarrow", "aiohttp", "rich", "typer"):
+    for shared in ("aiohttp", "boto3", "pyarrow", "pyspark.sql", "rich", "typer"):
         with suppress(ImportError):
             importlib.import_module(shared)  # once, and shared with every fork
     shares = [planted(name, room, asked.each) for name, room in rooms().items() if asked.room in {None, name}]
