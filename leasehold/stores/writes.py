@@ -81,7 +81,8 @@ class RenewLease:
     """Say that the owner is alive: one more on the counter, with `notes` in the same write.
 
     Condition: version and owner as seen, and the lease has not ended since it was seen, for then its
-    reader must stop. `lease.weight` is stored where there is one: the owner measures it.
+    reader must stop. `lease.weight` is stored where there is one: the owner measures it. A `patient` one may wait for
+    others where the layout writes many at once.
 
     Examples:
         >>> from leasehold import Lease
@@ -95,6 +96,7 @@ class RenewLease:
 
     lease: Lease
     notes: Notes = ()
+    patient: bool = field(default=True, kw_only=True)
 
 
 @frozen

@@ -575,11 +575,11 @@ class Holding:
             if listed.version == self._lease.version:
                 self._lease = evolve(self._lease, heir=listed.heir, leaving=listed.leaving)
 
-    def renew(self, notes: Notes = ()) -> bool:
-        """Renew the lease; False if it is lost. Raises OutcomeUnknown."""
+    def renew(self, notes: Notes = (), *, patient: bool = True) -> bool:
+        """Renew the lease, at once unless `patient`; False if it is lost. Raises OutcomeUnknown."""
         # Whatever becomes of it: from here `Renewing` counts the second until it tries again.
         self.renewed = self._clock()
-        return self._write(lambda lease: RenewLease(self._weighed(lease), self._signed(lease, notes)))
+        return self._write(lambda lease: RenewLease(self._weighed(lease), self._signed(lease, notes), patient=patient))
 
     def checkpoint(
         self,

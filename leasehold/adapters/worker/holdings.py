@@ -533,10 +533,10 @@ class Renewing:
         self._number += 1
         heappush(self._wakes, (at, self._number, one, latest))
 
-    def renew(self, holding: Holding, action: Renew, look: Look) -> None:
-        """Renew this one now."""
+    def renew(self, holding: Holding, action: Renew, look: Look, *, patient: bool = True) -> None:
+        """Renew this one now; not `patient` where peers wait for its notes."""
         try:
-            holding.renew(merged(action.notes, look.notes))
+            holding.renew(merged(action.notes, look.notes), patient=patient)
         except StoreError as fault:
             renewals_log.warning("lease %s could not be renewed: %s", holding.key, fault)
 

@@ -327,7 +327,7 @@ class Worker:
             self._slow_peers.observe(me, self.config)
         self._turns += 1
         told = news(self.holdings, self.me) if self._look.notes and asked is None else []
-        list(each(lambda row: self._renewing.renew(*row, self._look), told))
+        list(each(lambda row: self._renewing.renew(*row, self._look, patient=False), told))
 
     def _sooner(self, look: Look, early: Mapping[Action, float]) -> Look:
         """The next look: soon, and at all rows, where leases wait to be made, or the stream begins anew."""

@@ -1,7 +1,7 @@
 """A page of a process's session: one conditional write renews all of its leases and commits all their checkpoints.
 
-Callers leave tickets, and one of them writes for all. A patient ticket waits up to `gather` seconds for others; any
-other is written at once, with whatever waits (G2).
+Callers leave tickets, and one of them writes for all. A patient ticket waits up to `gather` seconds for the leases that
+came together the last time; any other is written at once, with whatever waits (G2).
 
 Rule 1: a group write replaces the row that was last written or read here, and never creates it (G3). Rule 2: after a
 refusal, or without an answer, the page is read before it is written again: what it shows then is what is true, and a
@@ -41,7 +41,8 @@ GATHER_SECONDS = 0.2
 """Readers ask for records as often, so that the checkpoints which one moment makes due come within this time."""
 
 QUIET_SECONDS = 0.05
-"""A group in which nobody has joined for so long is written."""
+"""Where a wait was in vain, a group is written once nobody has joined for so long: those who have not come may be held
+up by this very write, for fewer threads renew and read than there are leases."""
 
 
 class VersionedRows(Protocol):
@@ -164,6 +165,9 @@ class Page:
         self._told_at: Stored | None = None
         self._cells, self._pace, self._gather, self._touched = cells, pace, gather, touched
         self._lock, self._tickets = pace.lock(), pace.queue()
+        self._round: set[str] = set()
+        self._before: set[str] | None = None
+        self._in_vain = True
 
     @property
     def full(self) -> bool:
@@ -206,16 +210,34 @@ class Page:
                 self._cells.put_over(stored.name, session_fields(evolve(self.session, ended=True)), stored.etag)
 
     def _gathered(self) -> list[Ticket]:
-        """The tickets of one group: at least one waits."""
+        """The tickets of one group: at least one waits.
+
+        It is complete once all leases have come that came in the round before. A group in which a lease comes again
+        begins a round.
+        """
         latest = self._pace.clock() + self._gather
         found: list[Ticket] = []
-        until = latest
+        patient: set[str] = set()
+        until, hurried = latest, False
         while (ticket := self._tickets.get(until)) is not None:
             found.append(ticket)
-            now = self._pace.clock()
+            if ticket.patient:
+                if ticket.key in self._round - patient:
+                    self._before, self._round, self._in_vain = self._round, patient.copy(), False
+                patient.add(ticket.key)
+                self._round.add(ticket.key)
             # What is not patient takes along what waits, and waits for nothing.
-            until = -math.inf if not all(one.patient for one in found) else min(latest, now + QUIET_SECONDS)
+            hurried = hurried or not ticket.patient
+            if hurried or self._complete():
+                until = -math.inf
+            elif self._in_vain:
+                until = min(latest, self._pace.clock() + QUIET_SECONDS)
+        self._in_vain = self._in_vain or until == latest
         return found
+
+    def _complete(self) -> bool:
+        here = self.session.entries.keys() - self.parted.keys()
+        return self._before is not None and not (self._before & here) - self._round
 
     def _group(self, tickets: list[Ticket]) -> None:
         try:

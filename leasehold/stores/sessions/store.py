@@ -338,8 +338,7 @@ class SessionStore:
                 return EntryChange(entry)
             return EntryChange(entry, Remark(entry.epoch, noted, after.weight))
 
-        patient = not isinstance(write, CheckpointLease) or write.patient
-        if page.commit(Ticket(key, make, patient=patient)) is None:
+        if page.commit(Ticket(key, make, patient=write.patient)) is None:
             return None
         joint = self._known(key, page)
         return None if joint is None else Done(joint.lease)

@@ -1,0 +1,133 @@
+"""For whom a group write of layout `sessions` waits: tickets that come at given times, and the writes made."""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+from attrs import Factory, define
+from object_memory import ObjectMemory
+
+from leasehold.balancer.model import Position
+from leasehold.stores.objects.cells import ObjectCells
+from leasehold.stores.sessions.group import EntryChange, Page, Ticket
+from leasehold.stores.sessions.rows import SessionEntry
+
+AT = 0.0, 0.06, 0.12, 0.19
+"""When in a second the readers of four leases come."""
+
+
+@define
+class Script:
+    """A pace at which tickets come when the script says; `asked` has the times of a second and who comes then."""
+
+    now: float = 0.0
+    due: deque[tuple[float, Ticket]] = Factory(deque)
+    waiting: deque[Ticket] = Factory(deque)
+
+    def clock(self) -> float:
+        """Seconds of the script."""
+        return self.now
+
+    def lock(self) -> AbstractContextManager[object]:
+        """Nobody else is there."""
+        return nullcontext()
+
+    def queue(self) -> "Script":
+        """The script itself."""
+        return self
+
+    def put(self, item: Any, /) -> None:  # noqa: ANN401  as a scheduler's
+        """Add one at once."""
+        self.waiting.append(item)
+
+    def get(self, until: float = math.inf) -> Any:  # noqa: ANN401  likewise
+        """Take the next that comes by then."""
+        while self.due and self.due[0][0] <= self.now:
+            self.waiting.append(self.due.popleft()[1])
+        if not self.waiting and self.due and self.due[0][0] <= until:
+            self.now, ticket = self.due.popleft()
+            self.waiting.append(ticket)
+        if self.waiting:
+            return self.waiting.popleft()
+        self.now = max(self.now, until)
+        return None
+
+
+def ticket(key: str, *, patient: bool = True) -> Ticket:
+    """A checkpoint of this lease."""
+    return Ticket(key, lambda: EntryChange(SessionEntry(1, Position("1"))), patient=patient)
+
+
+def written(script: Script, page: Page, comes: Mapping[float, Ticket]) -> list[tuple[float, set[str]]]:
+    """The writes to which these tickets led, each with its time and its leases."""
+    script.due.extend(sorted(comes.items()))
+    found = []
+    while script.due:
+        tickets = set(comes.values())
+        before = {one.key for one in tickets if one.done}
+        script.now = max(script.now, script.due[0][0])
+        page.commit(script.due.popleft()[1])
+        found.append((round(script.now, 3), {one.key for one in tickets if one.done} - before))
+    return found
+
+
+@pytest.fixture
+def script() -> Script:
+    """Nobody comes yet."""
+    return Script()
+
+
+@pytest.fixture
+def page(script: Script) -> Page:
+    """A session that has begun."""
+    page = Page(ObjectCells(ObjectMemory(), ""), "one", "ann", pace=script, gather=0.2, touched=lambda _keys: None)
+    assert page.begin()
+    return page
+
+
+def second(number: int, *at: float) -> dict[float, Ticket]:
+    """The tickets of one second: lease 0 comes at the first of these times, lease 1 at the next."""
+    return {number + each: ticket(str(place)) for place, each in enumerate(at)}
+
+
+def test_a_group_is_for_all_that_came_in_the_round_before(script: Script, page: Page) -> None:
+    """A fleet of few leases a worker would pay for a write of each lease, since its readers come far apart."""
+    written(script, page, second(1, *AT))
+    assert written(script, page, second(2, *AT)) == [(2.19, {"0", "1", "2", "3"})]
+
+
+def test_a_group_whose_leases_have_all_come_waits_for_nobody(script: Script, page: Page) -> None:
+    """Each checkpoint would hold up its reader for longer than it must."""
+    written(script, page, second(1, 0.0, 0.01))
+    assert written(script, page, second(2, 0.0, 0.01)) == [(2.01, {"0", "1"})]
+
+
+def test_a_lease_that_does_not_come_is_waited_for_once(script: Script, page: Page) -> None:
+    """A shard that has come to rest would hold up the others each time."""
+    for number in (1, 2):
+        written(script, page, second(number, *AT))
+    assert written(script, page, second(3, *AT[:3])) == [(3.2, {"0", "1", "2"})]
+    assert written(script, page, second(4, *AT[:3])) == [(4.12, {"0", "1", "2"})]
+
+
+def test_leases_held_up_by_the_write_itself_are_not_waited_for_each_time(script: Script, page: Page) -> None:
+    """With fewer threads than leases each group would wait in vain for those that its own write holds up."""
+    late = 0.3, 0.31, 0.5, 0.51
+    for number in (1, 2):
+        written(script, page, second(number, *AT, *late))
+    assert written(script, page, second(3, *AT, *late)) == [
+        (3.2, {"0", "1", "2", "3"}),
+        (3.36, {"4", "5"}),
+        (3.51, {"6", "7"}),
+    ]
+
+
+def test_what_peers_wait_for_takes_along_what_waits(script: Script, page: Page) -> None:
+    """News of a fleet would wait for the checkpoints of its teller."""
+    for number in (1, 2):
+        written(script, page, second(number, *AT))
+    comes = {3.0: ticket("0"), 3.05: ticket("1", patient=False), 3.06: ticket("2")}
+    assert written(script, page, comes)[0] == (3.05, {"0", "1"})
