@@ -297,7 +297,9 @@ class _Turn:
     def rebalance_load(self) -> tuple[Action, ...]:
         """M13: with counts in order, the overloaded are relieved; before, this and M6 would go for one lease."""
         shares = self.shares
-        if not shares.tolerance or any(shares.short(worker) for worker in shares.lacking):
+        if not shares.tolerance or any(
+            lack > shares.tolerance and shares.short(worker) for worker, lack in shares.lacking.items()
+        ):
             return ()
         moving = live_moves(shares.census, shares.config)
         takings = takers(
