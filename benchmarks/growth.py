@@ -22,7 +22,8 @@ from attrs import evolve, field, frozen
 from rich.console import Console
 from rich.table import Table
 
-from leasehold.adapters.report.watching import WatchedTable
+from leasehold.adapters.reading.status import lags_of, statuses_of
+from leasehold.adapters.report.watching import WatchedTable, picture
 from leasehold.adapters.steering.explaining import plans
 from leasehold.adapters.worker.collecting import uncollected
 from leasehold.adapters.worker.holding import Holding, Identity
@@ -109,6 +110,9 @@ def works(workers: int) -> dict[str, Work]:
         return leases_now
 
     look_again_at_all()
+    measured = tuple(evolve(each, weight=20_000 + 7 * place % 1_000) for place, each in enumerate(leases))
+    lags = lags_of(leases, 0.0, 10.0)
+    shown = WatchedTable(leases, lags=lags, statuses=statuses_of(leases, lags, 0.0, 10.0))
     few = tuple(evolve(each, owner=f"w-{place % 10}") for place, each in enumerate(leases))
 
     signed = tuple(evolve(each, notes=(("process", f"p/{each.owner}"), ("bulletin", "1 1 1"))) for each in leases)
@@ -154,6 +158,8 @@ def works(workers: int) -> dict[str, Work]:
         "who deletes, all shards have split": lambda: ripe(_split(workers), ME.worker),
         "explain, always 10 workers": lambda: plans(WatchedTable(few), CONFIG),
         "explain, all of them": lambda: plans(WatchedTable(leases), CONFIG),
+        "explain, all of them, loads measured": lambda: plans(WatchedTable(measured), CONFIG),
+        "serve, all that a page can show": lambda: picture(shown, CONFIG),
     }
 
 

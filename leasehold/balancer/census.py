@@ -100,6 +100,22 @@ class Whole:
         """How often each worker is named, as an owner or as an heir."""
         return Counter([name for lease in self.leases for name in (lease.owner, lease.heir)])
 
+    @cached_property
+    def measured(self) -> tuple[int, int]:
+        """How many leases have a weight, and the sum of these."""
+        known = [lease.weight for lease in self.leases if lease.weight is not None]
+        return len(known), sum(known)
+
+    @cached_property
+    def loads(self) -> Mapping[str | None, tuple[int, int]]:
+        """The sum of the weights of each owner's leases, and how many of them have none."""
+        found: dict[str | None, tuple[int, int]] = {}
+        for lease in self.leases:
+            load, unknown = found.get(lease.owner, (0, 0))
+            weight = lease.weight
+            found[lease.owner] = (load, unknown + 1) if weight is None else (load + weight, unknown)
+        return found
+
     def odd(self, limit: float) -> Mapping[str, Lease]:
         """By key, the few leases that are anything but held and alive."""
         if limit not in self._odd:
@@ -130,10 +146,10 @@ class Known(Sequence[Lease]):
 
     def __init__(self, whole: Whole, since: Mapping[str, Lease | None]) -> None:
         self.whole, self.since = whole, since
-        before = whole.by_key
+        before = whole.by_key if since else {}
         self.moved = tuple(key for key, lease in since.items() if _holder(before.get(key)) != _holder(lease))
         came = sum(lease is not None and key not in before for key, lease in since.items())
-        self._len = len(before) + came - sum(lease is None and key in before for key, lease in since.items())
+        self._len = len(whole.leases) + came - sum(lease is None and key in before for key, lease in since.items())
 
     def __len__(self) -> int:
         return self._len
@@ -206,6 +222,25 @@ class Known(Sequence[Lease]):
                     counts[lease.owner] = counts.get(lease.owner, 0) + sign
         return counts
 
+    def measured(self) -> tuple[int, int]:
+        """How many leases have a weight, and the sum of these."""
+        number, load = self.whole.measured
+        for key, lease in self.since.items():
+            for row, sign in ((self.whole.by_key.get(key), -1), (lease, 1)):
+                if row is not None and row.weight is not None:
+                    number, load = number + sign, load + sign * row.weight
+        return number, load
+
+    def loads(self, unknown: int) -> dict[str | None, int]:
+        """The sum of the weights of each owner's leases; this is the weight of one that has none."""
+        loads = {owner: load + unknown * blank for owner, (load, blank) in self.whole.loads.items()}
+        for key, lease in self.since.items():
+            for row, sign in ((self.whole.by_key.get(key), -1), (lease, 1)):
+                if row is not None:
+                    weight = unknown if row.weight is None else row.weight
+                    loads[row.owner] = loads.get(row.owner, 0) + sign * weight
+        return loads
+
     def odd(self, limit: float) -> list[Lease]:
         """The few leases that are anything but held and alive."""
         found = [lease for key, lease in self.whole.odd(limit).items() if key not in self.since]
@@ -220,6 +255,11 @@ class Known(Sequence[Lease]):
             if lives != (worker in found):  # else the same set, for whoever ranked it already
                 found ^= {worker}
         return found
+
+
+def indexed(leases: Sequence[Lease]) -> Known:
+    """The same leases, indexed for more than one question."""
+    return leases if isinstance(leases, Known) else Known(Whole(tuple(leases)), {})
 
 
 def _holder(lease: Lease | None) -> tuple[str | None, bool] | None:

@@ -372,7 +372,7 @@ def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  
         case RenewLease(notes=notes):
             if not as_seen or (stored.ended and not seen.ended):
                 return None
-            return _next(evolve(_weighed(stored, seen), notes=merged(stored.notes, notes)))
+            return _weighed(stored, seen).written(stored.epoch + 1, merged(stored.notes, notes))
         case CheckpointLease(position=position):
             if not (as_seen and _movable(stored, position)):
                 return None
@@ -414,7 +414,7 @@ def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  
 
 
 def _next(stored: Lease) -> Lease:
-    return counted(stored, stored.epoch + 1)
+    return stored.written(stored.epoch + 1, stored.notes)
 
 
 def _owned_by(stored: Lease, me: str, notes: Notes = ()) -> Lease:
@@ -427,7 +427,7 @@ def _unowned(lease: Lease) -> Lease:
 
 
 def _weighed(stored: Lease, seen: Lease) -> Lease:
-    return stored if seen.weight is None else evolve(stored, weight=seen.weight)
+    return stored if seen.weight in {None, stored.weight} else evolve(stored, weight=seen.weight)
 
 
 def _movable(stored: Lease, position: Position) -> bool:

@@ -197,14 +197,18 @@ def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
     """Everything that is shown of a table, as JSON values: the whole, its workers, its leases, and what is wrong."""
     working, whole = table.unended, fleet_lag(table.lags)
     living = alive(working, config)
+    owned: dict[str | None, list[Lease]] = {}
+    for lease in living:
+        owned.setdefault(lease.owner, []).append(lease)
     workers: list[dict[str, Any]] = []
     for worker, target in shares(living, config.rules.groups).items():
-        held = [lease for lease in living if lease.owner == worker]
+        held = owned.get(worker, [])  # an heir may hold nothing yet
         lag = fleet_lag({lease.key: table.lag(lease) for lease in held}).most
         weight = kilobytes(sum(lease.weight or 0 for lease in held))
         workers.append({"worker": worker, "leases": len(held), "target": target, "lag": lag, "kbps": weight})
-    for told in workers:  # the load that would be even, beside the count
-        told["kbps_target"] = sum(each["kbps"] for each in workers) / len(workers)
+    even = sum(each["kbps"] for each in workers) / max(len(workers), 1)
+    for told in workers:
+        told["kbps_target"] = even  # beside the count
     leases = []
     for lease in table.leases:
         status = table.statuses[lease.key]

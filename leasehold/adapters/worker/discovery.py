@@ -27,7 +27,7 @@ from leasehold.balancer.shards.contradictions import (
     Restart,
     contradictions,
     made_later,
-    noted,
+    noted_on,
     restarts,
 )
 from leasehold.stores.printable import escaped
@@ -60,6 +60,7 @@ class Discovery:
 
     def __init__(self, source: Source, *, safety_seconds: float = SAFETY_SECONDS) -> None:
         self._source, self._safety_seconds = source, safety_seconds
+        self._selective = source if isinstance(source, Selective) else None  # asked once: each look would pay for it
         self._wanted = Event()
         self._wanted.set()
         self._next, self._rounds = 0.0, 0
@@ -136,7 +137,7 @@ class Discovery:
         if self.refusing:
             return False
         known = {each.key for each in self.contradictions}
-        return bool(noted(lease for lease in leases if lease.key not in known))
+        return any(noted_on(lease) for lease in leases if lease.key not in known)
 
     @property
     def refusing(self) -> bool:
@@ -163,8 +164,8 @@ class Discovery:
 
     def concerning(self, listing: Listing) -> Listing:
         """The listing without leases of streams that this worker does not read."""
-        source = self._source
-        if not isinstance(source, Selective):
+        source = self._selective
+        if source is None:
             return listing
         # Their shards are in no listing of this source: they would be deleted as shards that are gone.
         return evolve(listing, leases=tuple(lease for lease in listing.leases if source.reads(lease)))

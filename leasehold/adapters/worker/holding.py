@@ -749,7 +749,8 @@ class Holding:
         return outcome.lease
 
     def _weighed(self, lease: Lease) -> Lease:
-        return evolve(lease, weight=self.throughput.average(self._clock()))
+        weight = self.throughput.average(self._clock())
+        return lease if weight == lease.weight else evolve(lease, weight=weight)
 
     def _signed(self, lease: Lease, notes: Notes) -> Notes:
         more = self._identity.lacking(lease)

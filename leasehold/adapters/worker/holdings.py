@@ -500,7 +500,8 @@ class Renewing:
     def _due_renewals(self, held: Collection[Holding], now: float, me: Me, look: Look) -> list[tuple[Holding, Renew]]:
         """The leases of these to renew now; the row with the bulletin more often, while this worker writes one."""
         config, by_key = self._config, {holding.key: holding for holding in held}
-        due = [*renewals([_aged(holding, now) for holding in held], me, config)]
+        old = [_aged(holding, now) for holding in held if now - holding.confirmed >= config.renew_seconds]
+        due = [*renewals(old, me, config)] if old else []
         # Checkpoints carry no notes: a lease that they alone renew would never say how far behind it is.
         due += [Renew(holding.lease, config.rules.renewal_rule) for holding in held if holding.reach.untold(now)]
         if look.notes:

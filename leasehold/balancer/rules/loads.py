@@ -30,13 +30,13 @@ the 10 is below 30 - 6, and goes to c. The series ends with 60, 70, 50, for b ha
 listing shows b above the band, and one of its tens goes to c: 60, 60, 60. That makes three moves.
 """
 
-from collections import Counter
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from attrs import field, frozen
 
-from leasehold.balancer.census import Census, signers
+from leasehold.balancer.census import Census, Known, indexed
 from leasehold.balancer.model import Lease
 
 BAND = 0.1
@@ -56,32 +56,33 @@ def slack(leases: Sequence[Lease], floor: int) -> int:
     are all that both go by: a lease that one moved for its load the other would take back.
     """
     most = len(leases) // UNKNOWN
-    if all(lease.weight is None for lease in leases[: most + 1]):
+    if not isinstance(leases, Known) and all(lease.weight is None for lease in leases[: most + 1]):
         return 0  # where nobody measures, without a look at the rest
-    known = [lease.weight for lease in leases if lease.weight is not None]
-    if len(leases) - len(known) > most or _quiet(leases, sum(known), len(known)) or _mixed(leases):
+    known = indexed(leases)
+    measured, load = known.measured()
+    if len(leases) - measured > most or _quiet(known, load, measured) or _mixed(known):
         return 0
     return (floor + 1) // 2
 
 
-def _quiet(leases: Sequence[Lease], load: int, measured: int) -> bool:
+def _quiet(leases: Known, load: int, measured: int) -> bool:
     """Whether there is too little traffic to move anything for: half as much where counts already differ for it."""
     if 2 * load < QUIET * measured or load >= QUIET * measured:
         return load < QUIET * measured
-    counts = Counter(lease.owner for lease in leases if lease.owner is not None).values()
+    counts = [count for owner, count in leases.counts().items() if owner is not None and count]
     return not counts or max(counts) - min(counts) <= 1
 
 
-def _mixed(leases: Sequence[Lease]) -> bool:
+def _mixed(leases: Known) -> bool:
     """Whether some workers sign their leases, and others do not."""
-    ours = signers(leases)
-    return bool(ours) and not ours >= {lease.owner for lease in leases if lease.owner is not None}
+    ours = leases.signers(math.inf)
+    return bool(ours) and not ours >= {owner for owner, count in leases.counts().items() if owner is not None and count}
 
 
-def average(leases: Iterable[Lease]) -> int:
+def average(leases: Sequence[Lease]) -> int:
     """The weight that a lease is given until it is measured, whole like all weights; 0 if none was measured."""
-    known = [lease.weight for lease in leases if lease.weight is not None]
-    return sum(known) // max(len(known), 1)
+    measured, load = indexed(leases).measured()
+    return load // max(measured, 1)
 
 
 def weight_of(lease: Lease, unknown: int) -> int:
@@ -118,11 +119,12 @@ def takers(
     most_leases  of one worker; None: no limit
     settling     what changed hands less than so many seconds ago stays
     """
-    tolerance = slack(census.leases, floor)
+    known = indexed(census.leases)
+    tolerance = slack(known, floor)
     if not tolerance or census.available:
         return {}
-    unknown = average(census.leases)
-    if not (census.moving or _overloaded(census.leases, len(counts), unknown)):
+    unknown = average(known)
+    if not (census.moving or _overloaded(known, len(counts), unknown)):
         return {}
     held: dict[str, list[Lease]] = {worker: [] for worker in counts}
     for lease in census.leases:
@@ -159,12 +161,9 @@ def relief(
     return scale.taken
 
 
-def _overloaded(leases: Iterable[Lease], workers: int, unknown: int) -> bool:
+def _overloaded(leases: Known, workers: int, unknown: int) -> bool:
     """Whether anybody is above the band: asked every turn, before it is worked out what to do about it."""
-    loads: dict[str | None, int] = {}
-    for lease in leases:
-        weight = lease.weight  # spelled out: a call for each of perhaps ten thousand leases would cost more
-        loads[lease.owner] = loads.get(lease.owner, 0) + (unknown if weight is None else weight)
+    loads = leases.loads(unknown)
     return max(loads.values(), default=0) * workers > (1 + BAND) * sum(loads.values())
 
 

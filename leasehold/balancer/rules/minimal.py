@@ -297,7 +297,8 @@ class _Turn:
     def rebalance_load(self) -> tuple[Action, ...]:
         """M13: with counts in order, the overloaded are relieved; before, this and M6 would go for one lease."""
         shares = self.shares
-        if not shares.tolerance or any(shares.short(worker) for worker in shares.lacking):
+        lacks = shares.tolerance and max(shares.lacking.values()) > shares.tolerance
+        if not shares.tolerance or (lacks and any(map(shares.short, shares.lacking))):
             return ()
         moving = live_moves(shares.census, shares.config)
         takings = takers(

@@ -246,8 +246,8 @@ class Shares:
     @cached_property
     def lacking(self) -> dict[str, int]:
         """How many leases each worker lacks; below zero is its surplus."""
-        most, base, chosen = self.limit, self.floor, self._favoured
-        return {worker: min(base + (worker in chosen), most) - count for worker, count in self.counts.items()}
+        usual, more, chosen = min(self.floor, self.limit), min(self.floor + 1, self.limit), self._favoured
+        return {worker: (more if worker in chosen else usual) - count for worker, count in self.counts.items()}
 
     def share(self, worker: str) -> int:
         """The number of leases that this worker should hold (M1, M2, M7)."""

@@ -34,6 +34,7 @@ from leasehold.adapters.proving.simulator.world.world import (
     records,
     shard,
 )
+from leasehold.adapters.worker.holding import PROCESS
 from leasehold.balancer.model import Lease, Shard
 from leasehold.balancer.rules.shares import Groups, least_moves, path_of
 from leasehold.stores.sessions.rows import LeaseRow, lease_fields, lease_name
@@ -104,10 +105,12 @@ def run(scenario: Scenario) -> SimulatedHistory:
 
 def _first_rows(scenario: Scenario, source: ListSource) -> Iterator[Lease]:
     ours = {member.worker for member in scenario.members if not member.foreign}
+    present = {member.worker for member in scenario.members if member.present}
     weights = scenario.weights or (None,) * len(scenario.owners)
     for each, owner, weight in zip(source.listed, scenario.owners, weights, strict=True):
         row = Lease(each.id, owner=owner, hash_range=each.hash_range, checkpoint=scenario.start, weight=weight)
-        yield counted(evolve(row, yields=owner in ours), int(owner is not None))
+        signed = ((PROCESS, f"before/{owner}"),) if owner in present else ()
+        yield counted(evolve(row, yields=owner in ours, notes=signed), int(owner is not None))
 
 
 def _produce(world: World) -> None:

@@ -55,6 +55,9 @@ class Member:
             most time for its drain
     knows_calls
             whether it reads and writes whom the bulletin calls, as earlier versions do not
+    present whether it was there before the run began: it knows what a reading of the table at 0 s showed, by a clock
+            that shows 0 then, and begins with its own leases. What each of a large fleet would read at its start,
+            which costs workers x leases, is read once
     """
 
     worker: str
@@ -69,6 +72,7 @@ class Member:
     rate: float = 1.0
     drain_seconds: float = DRAIN_SECONDS
     knows_calls: bool = True
+    present: bool = False
 
     def alive(self, t: float) -> bool:
         """Whether it runs then."""

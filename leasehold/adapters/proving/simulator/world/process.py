@@ -25,6 +25,7 @@ from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.holdings import ParallelMap, WorkerError
 from leasehold.adapters.worker.scheduler import Unread
 from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.actions import Look
 from leasehold.balancer.lookout import until_late_judged
 from leasehold.balancer.watch import Watch
 from leasehold.stores.printable import said
@@ -48,6 +49,15 @@ class Paced(Worker):
             self._whole_due = now + min(self.config.cycle_seconds, until_late_judged(seen, self._asking(), self.config))
         if self._look.keys is None:
             self._look = evolve(self._look, seconds=max(self._look.seconds, self._whole_due - now))
+
+
+class Present(Worker):
+    """It was there before the run began: of the table it knows what one reading showed, and looks at its own rows."""
+
+    def know(self, watch: Watch) -> None:
+        """Begin with this reading."""
+        self.watch = watch
+        self._look = Look(0.0, keys=tuple(lease.key for lease in watch.whole.by_owner.get(self.me, ())))
 
 
 RESTART_SECONDS = 1.0
@@ -76,9 +86,10 @@ class Process:
         self._asleep_until = 0.0
         self._holdings: dict[str, Holding] = {}
         self._unacknowledged: dict[str, list[Delivery]] = {}  # by shard; of one record each
-        self._time = VirtualTime(world.tasks, self, self._draw.uniform(0.0, 1000.0), member.rate)
+        offset = 0.0 if member.present else self._draw.uniform(0.0, 1000.0)
+        self._time = VirtualTime(world.tasks, self, offset, member.rate)
         self._exchange = exchange = Exchange(world, self)
-        kind = Paced if self._scenario.scan_per_cycle else Worker
+        kind = Paced if self._scenario.scan_per_cycle else Present if member.present else Worker
         client = Client(world, self, exchange, self._draw)
         store: Store = client
         if self._scenario.swaps:
@@ -97,6 +108,8 @@ class Process:
             scheduler=self._time,
             if_recreated=self._scenario.if_recreated,
         )
+        if isinstance(worker, Present):
+            worker.know(world.known(member.config, store.promises))
         checkpoints = self._scenario.checkpoints
         self._misdeeds = tuple(each for each in self._scenario.misdeeds if each.worker == member.worker)
         # A user's callable may return anything.

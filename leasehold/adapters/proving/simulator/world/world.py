@@ -19,10 +19,13 @@ from leasehold.adapters.proving.simulator.mishaps import CallEvent
 from leasehold.adapters.proving.simulator.scenario import Member, Scenario
 from leasehold.adapters.proving.simulator.world.tasks import Tasks
 from leasehold.adapters.sources.protocol import Batch, Reader, Record, SourceError, SourceUnavailable
+from leasehold.adapters.worker.holdings import first_watch
+from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, Lease, Position, Shard, at_timestamp
+from leasehold.balancer.watch import Watch
 from leasehold.stores.embedded.cells import MemoryCells
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold.stores.protocol import Done, Listing, Outcome
+from leasehold.stores.protocol import Done, Listing, Outcome, Promises
 from leasehold.stores.writes import DeleteLease, Write
 
 
@@ -274,6 +277,14 @@ class World:
     row_reads: dict[str, UnitBudget] = field(factory=dict)
     cells: MemoryCells = field(factory=MemoryCells)
     goal: SimulatedTable = field(init=False)
+
+    _known: dict[Config, Watch] = field(factory=dict)
+
+    def known(self, config: Config, promises: Promises) -> Watch:
+        """What the table showed to those that are present at 0 s: read once for all that are configured alike."""
+        if config not in self._known:
+            self._known[config], _ = first_watch(config, promises).look(self.history.first, 0.0, 0.0)
+        return self._known[config]
 
     @goal.default
     def _second(self) -> SimulatedTable:
