@@ -12,7 +12,7 @@ from leasehold.adapters.cli import copy_leases, leases, report, reset
 from leasehold.balancer.model import Lease, Position
 from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.embedded.sqlite import SqliteStore
-from leasehold.stores.printable import SAID_MOST, escaped, printable, printable_lines, said
+from leasehold.stores.printable import SAID_MOST, escaped, few, printable, printable_lines, said
 from leasehold.stores.writes import CreateLease, RequestLease
 
 ESCAPE = "\x1b]0;mine\x07\x1b[2J"
@@ -143,3 +143,10 @@ def test_a_line_of_the_log_costs_its_caller_nothing(by: str, caplog: pytest.LogC
     assert len(caplog.messages) == 3
     assert all(text.startswith("it failed: ") and text.isprintable() for text in caplog.messages)
     assert len(caplog.messages[0]) <= SAID_MOST + 20
+
+
+def test_a_line_names_a_few_and_says_how_many_more_there_are() -> None:
+    """A worker that leaves a thousand leases to expire would say so in one line of 24 KB."""
+    keys = [f"shard-{number}" for number in range(1000)]
+    assert few(keys) == "shard-0, shard-1, shard-2, shard-3, shard-4 and 995 more"
+    assert [few(keys[:5]), few(keys[:2], 1, "; "), few([])] == [", ".join(keys[:5]), "shard-0 and 1 more", ""]

@@ -5,7 +5,7 @@ through here.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 SAID_MOST = 2000
@@ -18,6 +18,12 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """The end of a sentence about a word that is none of these: the one that was meant, if one is close."""
     close = get_close_matches(word, list(choices), 1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def few(texts: Sequence[str], most: int = 5, between: str = ", ") -> str:
+    """The first of these texts, and how many more there are: a line that named a thousand shards would have 24 KB."""
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return between.join(texts[:most]) + more
 
 
 def printable(text: str) -> str:

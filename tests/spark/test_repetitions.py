@@ -85,7 +85,7 @@ def test_a_range_that_is_not_answered_for_too_long_fails_the_query(
         patched.setattr("leasehold.adapters.spark.lease_loop.STUCK_SECONDS", 0.5)
         patched.setattr("leasehold.adapters.spark.lease_loop.EXPIRIES", 0.0)
         number = crash.planned["n"]
-        with pytest.raises(TimeoutError, match=rf"^batch {number}, which is repeated: nothing was heard .* of a \("):
+        with pytest.raises(TimeoutError, match=rf"^batch {number}, which is repeated: nothing was read .* of a \("):
             again(place, crash)
     for lease in place.queries[0].store.list().leases:
         assert lease.checkpoint.order <= Position(crash.planned["r"][lease.key][0]).order

@@ -249,7 +249,7 @@ def test_a_query_over_what_is_there_now_does_not_end_while_a_shard_cannot_be_ope
     place.stream.unreachable["a"] = 1_000_000
     query = place.query()
     query.reader.prepareForTriggerAvailableNow()
-    with pytest.raises(TimeoutError, match=r"nothing was heard for 1 s of a \(its end is not reached\)"):
+    with pytest.raises(TimeoutError, match=r"nothing was read for 1 s of a \(its end is not reached\)"):
         query.reader.latestOffset(query.offset, ReadAllAvailable())
     place.close()
 

@@ -73,7 +73,7 @@ def of(*queries: Query) -> Callable[[], StreamingQuery]:
         ("Python worker failed to connect back.", "did not start within ten seconds"),
         ("leasehold.adapters.worker.discovery.MadeAnew: stream 1:orders:1", "its stream was deleted and made anew"),
         ("perform latestOffset: java.io.EOFException", "the process of its source ended"),
-        ("availableNow: nothing was heard for 300 s of shard-1", "did not answer for minutes"),
+        ("availableNow: nothing was read for 300 s of shard-1", "nothing of a shard could be read for minutes"),
     ],
 )
 def test_what_passes_is_said_and_the_query_started_again(

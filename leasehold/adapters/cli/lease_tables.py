@@ -16,7 +16,7 @@ from leasehold.balancer.model import Lease, Position
 from leasehold.balancer.rules.shares import path_of
 from leasehold.balancer.shards.contradictions import noted
 from leasehold.stores.fields import kilobytes
-from leasehold.stores.printable import printable
+from leasehold.stores.printable import few, printable
 from leasehold.stores.swap import place_of
 
 SAID = 8
@@ -71,8 +71,7 @@ def below(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
             alike.setdefault(status, []).append(key)
     wrong = []
     for status, keys in sorted(alike.items(), key=lambda each: (-each[0].number, each[1])):
-        more = f" and {len(keys) - NAMED} more" if len(keys) > NAMED else ""
-        wrong.append(f"{status.word} {', '.join(keys[:NAMED])}{more}: {status.says}")
+        wrong.append(f"{status.word} {few(keys, NAMED)}: {status.says}")
     if len(wrong) > SAID:
         wrong[SAID:] = [f"and {len(wrong) - SAID} more sentences: --json has all"]
     wrong += [f"{row.key} cannot be read: {row.field}: {row.why}" for row in table.malformed]

@@ -40,7 +40,7 @@ from leasehold.adapters.worker.holdings import RETRY_SECONDS, WorkerError
 from leasehold.adapters.worker.scheduler import Queue, Scheduler
 from leasehold.adapters.worker.worker import Worker, nobody
 from leasehold.balancer.lookout import start_seconds
-from leasehold.stores.printable import escaped, said
+from leasehold.stores.printable import escaped, few, said
 from leasehold.stores.protocol import StoreError
 
 log = escaped(logging.getLogger("leasehold.runner"))
@@ -566,7 +566,7 @@ class Runner:
             # Others will take what could not be released, so no more may be done for it here.
             holding.drop("left to expire")
         if left:
-            keys = ", ".join(holding.key for holding in left)
+            keys = few([holding.key for holding in left])
             log.error("not released within %g s, left to expire: %s", self._drain_seconds, keys)
         elif not drained:
             log.error("not everything came to its end within %g s", self._drain_seconds)

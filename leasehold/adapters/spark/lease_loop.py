@@ -28,7 +28,7 @@ from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.lineage import readable
 from leasehold.balancer.model import Lease, Position, Version
-from leasehold.stores.printable import escaped, printable, text_of
+from leasehold.stores.printable import escaped, few, printable, text_of
 from leasehold.stores.protocol import StoreError
 
 log = escaped(logging.getLogger("leasehold.spark"))
@@ -155,9 +155,7 @@ class LeaseLoop:
             self._runner.hurry(key)
         # Of a lease that was never ours here nothing is lost: an earlier run had it, and its owner knows its place.
         if lost := sorted((ends.keys() & self._ever) - set(ours)):
-            more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
-            said = ", ".join(lost[:SHOWN]) + more
-            log.warning("lost meanwhile, so their checkpoints are for others to move: %s", said)
+            log.warning("lost meanwhile, so their checkpoints are for others to move: %s", few(lost))
 
     def hurry(self, key: str) -> None:
         """There is something to do for this shard."""
@@ -262,7 +260,6 @@ class LeaseLoop:
 STUCK_SECONDS = 300.0
 """How long not one of the shards that are waited for may answer; longer where leases take longer to expire."""
 EXPIRIES = 3.0
-SHOWN = 5
 
 
 class Waiting:
@@ -296,13 +293,11 @@ class Waiting:
             self._seen, self._since = seen, now
         elif now - self._since > self._seconds:
             raise TimeoutError(
-                f"{self._doing}: nothing was heard for {self._seconds:g} s of {told(left)}; what was read before is "
+                f"{self._doing}: nothing was read for {self._seconds:g} s of {told(left)}; what was read before is "
                 "in the sink: see why they cannot be read, and start the query again"
             )
 
 
 def told(left: Mapping[str, str]) -> str:
     """The first of these shards, each with its reason."""
-    shown = [f"{key} ({why})" for key, why in sorted(left.items())[:SHOWN]]
-    more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
-    return ", ".join(shown) + more
+    return few([f"{key} ({why})" for key, why in sorted(left.items())])

@@ -24,6 +24,7 @@ PLANNER = "the process of its source ended, killed perhaps for its memory (see t
 CAUSES = {
     "failed to connect back": "a Python process of Spark's did not start within ten seconds: the machine is too busy",
     "Python worker exited unexpectedly": "a task's Python process was killed, perhaps for its memory",
+    "the process that had them is gone": PLANNER,
     "EOFException": PLANNER,
     "EOFError": PLANNER,
     "Broken pipe": PLANNER,
@@ -32,8 +33,8 @@ CAUSES = {
     "ExecutorLostFailure": "executors were lost",
     "SourceUnavailable": "the stream could not be reached",
     "OutcomeUnknown": "the lease table could not be reached",
-    "nothing was heard for": "a shard did not answer for minutes",
     "MadeAnew": "its stream was deleted and made anew",
+    "nothing was read for": "nothing of a shard could be read for minutes; the fault of the query says which, and why",
 }
 """What a fault's text has in it, and what that means; nothing else is started again."""
 

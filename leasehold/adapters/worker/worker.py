@@ -48,7 +48,7 @@ from leasehold.balancer.shards.contradictions import (
     INCARNATION,
 )
 from leasehold.stores.execute import execute
-from leasehold.stores.printable import escaped
+from leasehold.stores.printable import escaped, few
 from leasehold.stores.protocol import Done, Listing, Lost, Outcome, OutcomeUnknown, Store, StoreError
 
 if TYPE_CHECKING:  # an extra
@@ -179,11 +179,9 @@ class Worker:
         attend = self._handoffs.check_timeouts(now, each)
         told = [self._gone_rows.popleft() for _ in range(len(self._gone_rows))]
         if told:
-            more = f" and {len(told) - TOLD_MOST} more" if len(told) > TOLD_MOST else ""
             log.warning(
-                "rows of the lease table were deleted under this fleet; made anew from memory: %s%s",
-                "; ".join(told[:TOLD_MOST]),
-                more,
+                "rows of the lease table were deleted under this fleet; made anew from memory: %s",
+                few(told, TOLD_MOST, "; "),
             )
         # Gifts are still looked after while it leaves: what an heir does not claim nobody else would read.
         if self._closing:

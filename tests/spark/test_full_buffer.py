@@ -1,0 +1,97 @@
+"""Live reading by fan-out while a sink blocks: no subscription follows one that ends until the buffer has room."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+from typing import Any, cast
+
+from attrs import evolve
+from fake_stream import FakeReader, Stream
+from test_feed import a_feed, an_ahead
+from test_readers import a_spec
+from waiters import Clock, until
+
+from leasehold.adapters.sources.kinesis.fan_out import APART_SECONDS, StreamConsumer
+from leasehold.adapters.spark.kinesis.poller import ArrowFanOut
+from leasehold.adapters.spark.readers.messages import FromReader, Open, ShardReport
+from leasehold.adapters.spark.readers.reader import ShardReadAhead
+from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease, Position
+
+ARN = "arn:aws:kinesis:eu-west-1:000000000000:stream/orders/consumer/app:1"
+ROWS = 3
+"""As many as a subscription brings before it ends, and as many as there is room for."""
+
+
+class Subscribed(Stream):
+    """A stream of one shard that is subscribed to; how often is counted."""
+
+    def __init__(self) -> None:
+        super().__init__({"a": []})
+        self.clock, self.subscriptions, self._numbers = Clock(), 0, count(1)
+
+    def subscribe_to_shard(self, **_asked: object) -> dict[str, Any]:
+        """As the service's client answers: an event, and the end of the subscription."""
+        self.subscriptions += 1
+        numbers = [next(self._numbers) for _ in range(ROWS)]
+        rows = [{"SequenceNumber": str(each), "Data": b"x", "PartitionKey": "k"} for each in numbers]
+        told = {"Records": rows, "MillisBehindLatest": 0, "ContinuationSequenceNumber": str(numbers[-1] + 1)}
+        return {"EventStream": Events({"SubscribeToShardEvent": told})}
+
+    def open(self, lease: Lease, start: Position) -> FakeReader:
+        """A reader as `kinesis.consumerType` asks for."""
+        client = cast("Any", self)
+        make = partial(ArrowFanOut, consumer=StreamConsumer(client, "orders", ARN, self.clock), clock=self.clock)
+        return cast("FakeReader", make(client, "orders", lease.shard, start, HASH_KEYS))
+
+
+class Events:
+    """The events of one subscription."""
+
+    def __init__(self, *events: dict[str, Any]) -> None:
+        self._events = iter(events)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self._events
+
+    def close(self) -> None:
+        """It is over."""
+
+
+def stays_at(stream: Subscribed, subscriptions: int, step: Callable[[float], object]) -> None:
+    """However often it is called, and however long ago the last one ended, no subscription follows."""
+    for _ in range(20):
+        stream.clock.now += APART_SECONDS
+        step(stream.clock.now)
+    assert stream.subscriptions == subscriptions
+
+
+def test_a_query_whose_buffer_is_full_does_not_subscribe_again() -> None:
+    """Without this a sink that blocks would have the service send, and bill, what nobody takes."""
+    stream, ahead = Subscribed(), an_ahead()
+    ahead.pace = evolve(ahead.pace, rows=ROWS, interval_seconds=0.0)
+    _, feed = a_feed(stream, ahead)
+
+    def read() -> bool:
+        feed.step(stream.clock.now)
+        return feed.waiting[0] == ROWS
+
+    for wanted in (1, 2):
+        stream.clock.now += APART_SECONDS
+        until(read)
+        stays_at(stream, wanted, feed.step)
+        chunk = feed.take(ROWS, 1 << 20)
+        assert chunk is not None
+        assert chunk.ends == Position(str(ROWS * wanted))
+
+
+def test_a_reader_on_an_executor_whose_room_is_full_does_not_subscribe_again() -> None:
+    """Without this each reader would fill its executor's memory while the sink of its query blocks."""
+    stream, said = Subscribed(), list[FromReader]()
+    ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream, rows=ROWS), said.append, lambda: 1)
+    for wanted in (1, 2):
+        stream.clock.now += APART_SECONDS
+        said.clear()
+        until(lambda: ahead.step(stream.clock.now) and any(isinstance(each, ShardReport) for each in said))
+        stays_at(stream, wanted, ahead.step)
+        assert ahead.take(wanted) is not None
+    ahead.close()

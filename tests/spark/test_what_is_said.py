@@ -1,0 +1,47 @@
+"""What a query says of itself: lines of many shards are short, and what is read up is not behind."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_stream import Place, Stream
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from test_stream import stolen
+
+from leasehold.adapters.worker import holding
+from leasehold.balancer.model import Position
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """A stream of eight shards with a record each."""
+    found = Place(Stream({f"shard-{number}": ["x"] for number in range(8)}), tmp_path / "leases.db")
+    yield found
+    found.close()
+
+
+def test_many_shards_that_were_lost_are_told_in_a_short_line(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """Without this a query that loses a thousand shards at once would write a line of 24 KB for each batch."""
+    query = place.query()
+    query.until(lambda query: len(query.rows) == 8)
+    for shard in place.stream.records:
+        stolen(query.store, shard)
+    loop = query.reader._run._loop  # type: ignore[union-attr]  # noqa: SLF001  what it holds
+    query.until(lambda _: not loop._feeds)  # noqa: SLF001  likewise
+    with caplog.at_level(logging.WARNING):
+        loop.commit({shard: Position("1") for shard in place.stream.records})
+    shown = ", ".join(f"shard-{number}" for number in range(5))
+    assert f"lost meanwhile, so their checkpoints are for others to move: {shown} and 3 more" in caplog.messages
+
+
+def test_a_query_that_has_read_all_it_asked_for_is_not_behind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without this a nightly query would be told as minutes behind while its last batches are in its sink."""
+    monkeypatch.setattr(holding, "SILENT_SECONDS", 0.0)  # from now on every silence counts
+    query = place.query()
+    query.reader.prepareForTriggerAvailableNow()
+    while query.reader.latestOffset(query.offset, ReadAllAvailable()) != query.offset:
+        query.batch()
+    told: Any = query.reader.reportLatestOffset()
+    assert told == {"shards": 8, "behindMs": 0, "behindMsByShard": {}}
