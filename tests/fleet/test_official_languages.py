@@ -88,7 +88,7 @@ def judged(group: Group, makes: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_ours_share_a_group_with_the_processors_of_python_and_another_language(
+def test_workers_of_ours_share_a_group_with_the_processors_of_python_and_another_language(
     language: str, meeting_hubs: LocalHubs, tmp_path: Path
 ) -> None:
     """Without it each side could be right by its own tests, and both together read twice or lose."""
