@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import java_kcl
 import pytest
-from test_consume_kinesis import Fleet, a_fleet
+from told_fleet import Fleet, a_fleet
 from waiters import until
 
 from leasehold.adapters.history.events import Incident, RunHistory, Sent, event_of
