@@ -173,7 +173,7 @@ SPARK: dict[str, tuple[Callable[[dict[str, str]], Any], dict[str, str]]] = {
 
 @pytest.mark.parametrize("kind", SPARK)
 @pytest.mark.usefixtures("planted")
-def test_nothing_that_spark_stores_or_sends_to_tasks_holds_a_credential(kind: str) -> None:
+def test_no_file_or_task_of_spark_holds_a_credential(kind: str) -> None:
     """A checkpoint folder is read by many, and a pickle of the reader reaches every executor."""
     source, options = SPARK[kind]
     made = source({**options, "lease.store": "sqlite://x"})

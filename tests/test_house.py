@@ -347,7 +347,7 @@ def test_no_class_name_has_two_homes() -> None:
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
 
 
-def test_nothing_names_a_place_on_somebodys_machine() -> None:
+def test_no_file_names_a_place_on_a_developers_machine() -> None:
     """Without it a command that works here only could reach a user."""
     top = (path for path in sorted(ROOT.iterdir()) if path.is_file() and path.name != ".git")
     found = [

@@ -77,7 +77,7 @@ def test_the_bulletin_stands_where_newcomers_do_not_take() -> None:
     assert board.key not in {action.lease.key for action in taken}
 
 
-def test_one_reads_the_table_and_the_others_one_row() -> None:
+def test_a_single_worker_reads_the_table_and_the_others_read_one_row() -> None:
     """C4, C5, C7: if all read everything, a fleet of sixty pays for sixty readings."""
     assert BOARD is not None
     assert look(LOOKOUT, TABLE, FULL) == Look(3.0, notes=told(8, 2, 1))

@@ -77,7 +77,7 @@ def test_the_owners_of_what_a_newcomer_will_ask_for_are_called_and_nobody_else()
     assert CONFIG.rules.calls(take_census(long_here, me, CONFIG), me, CONFIG)["new"] == []
 
 
-def test_who_is_not_called_reads_nothing_though_the_counts_moved() -> None:
+def test_a_worker_that_is_not_called_reads_nothing_though_the_counts_moved() -> None:
     """C7: every join and every death would send everybody to the table: work grows with the square of the fleet."""
     quiet = Look(2.5, keys=(BOARD_KEY,), stale_ok=True)
     assert look(READER, TABLE, called(f"{digits_of(LAST)}=s-x")) == quiet
@@ -145,7 +145,7 @@ def test_a_replaced_lookout_says_where_the_bulletin_stands_now() -> None:
     assert look(NEXT, old, heard(latest=Bulletin(9, 2, 1))).notes == told(10, 3, 1)
 
 
-def test_nobody_stands_in_for_a_listing_that_goes_on() -> None:
+def test_no_worker_stands_in_for_a_listing_that_goes_on() -> None:
     """C8: where a listing takes 12 s, eight of twenty workers listed the table at once, and each made all slower."""
     ranks = lookout_ranks(TABLE, CONFIG, Me(NEXT, history=called()))
     for seconds, still, duty in ((0, 7.6, True), (12, 31.4, False), (12, 31.6, True), (1000, 127.6, True)):
@@ -163,7 +163,7 @@ def test_nobody_stands_in_for_a_listing_that_goes_on() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "8", "8 0", "x 0 s-0", "8 x s-0", "8 0 ", "9" * 19 + " 0 s-0"])
-def test_what_cannot_be_read_is_no_call(text: str) -> None:
+def test_a_note_that_cannot_be_read_is_no_call(text: str) -> None:
     """Whatever stands there, the counts are heard."""
     assert call_of(text) is None
 

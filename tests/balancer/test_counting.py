@@ -92,7 +92,7 @@ def test_rule_sets_that_wait_for_nobody_count_no_led_workers() -> None:
     ("note", "owner", "ours"),
     [("p/a", "a", True), ("p/eu/a", "eu/a", True), ("p/eu/a", "a", False), ("p/b", "a", False), (None, "a", False)],
 )
-def test_ours_are_known_by_the_name_behind_the_process(note: str | None, owner: str, ours: bool) -> None:
+def test_workers_of_ours_are_known_by_the_name_behind_the_process(note: str | None, owner: str, ours: bool) -> None:
     """A worker with a stroke in its id would count as a stranger, and stand last in every line (M15)."""
     lease = Lease("0", owner=owner, notes=(("process", note),) if note else ())
     assert (owner in signers([lease])) is ours

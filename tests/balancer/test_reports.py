@@ -30,7 +30,7 @@ def test_a_worker_whose_leases_went_lives_from_its_next_report_on() -> None:
     assert roll.led(began=21) == (("j", 20), ("k", 1))
 
 
-def test_nothing_is_given_while_the_report_of_somebody_gone_is_young() -> None:
+def test_no_lease_is_given_while_the_report_of_a_worker_that_left_is_young() -> None:
     """The leader takes that one for alive for a minute, and moves to it what we give to others: unread for 24 s."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J, K), ended=1)
     roll = roll.after(reported(j="1", k="1"), (J,), ended=9)
@@ -41,7 +41,7 @@ def test_nothing_is_given_while_the_report_of_somebody_gone_is_young() -> None:
     assert roll.led(began=64) == (("j", 3),)
 
 
-def test_nothing_is_given_to_who_missed_a_report() -> None:
+def test_no_lease_is_given_to_a_worker_that_missed_a_report() -> None:
     """A worker that had no lease when it stopped looks alive until its next report is due."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (), ended=1)
     roll = roll.after(reported(j="2", k="1"), (), ended=31)
@@ -51,7 +51,7 @@ def test_nothing_is_given_to_who_missed_a_report() -> None:
     assert roll.after(reported(j="3", k="1"), (), ended=62).led(began=63) == (("j", 2),)
 
 
-def test_nothing_is_given_to_who_may_have_ended_while_it_waited() -> None:
+def test_no_lease_is_given_to_a_joiner_that_may_have_ended_while_it_waited() -> None:
     """Who came, and ended within the minute for which it waited, would get leases: unread until they expire."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J, K), ended=1)
     roll = roll.after(reported(j="1", k="1"), (J,), ended=9)
@@ -61,7 +61,7 @@ def test_nothing_is_given_to_who_may_have_ended_while_it_waited() -> None:
     assert roll.led(began=71) == (("j", 10), ("n", 10))
 
 
-def test_nothing_is_given_to_who_comes_until_all_that_have_nothing_have_reported() -> None:
+def test_no_lease_is_given_to_a_joiner_until_all_workers_without_one_have_reported() -> None:
     """One may have ended; its leader would take it for alive, and move to it what another was given."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J,), ended=1)
     roll = roll.after(reported(j="1", k="1", n="1"), (J,), ended=20)
@@ -79,7 +79,7 @@ def test_waiting_begins_anew_with_each_lease_that_is_given() -> None:
     assert roll.led(began=13) == (("j", 4),)
 
 
-def test_nobody_is_led_once_the_leader_is_silent_or_gone() -> None:
+def test_no_worker_is_led_once_the_leader_is_silent_or_gone() -> None:
     """What is let go for them would be given to nobody."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (), ended=1)
     assert roll.after(Reports(None, (("k", "2"),)), (), ended=9).led(began=10) == ()

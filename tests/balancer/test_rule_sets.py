@@ -53,7 +53,7 @@ def test_a_set_has_a_name_and_a_variant_by_that_name(rules: type[RuleSet]) -> No
     assert rules.variants()[rules.name] == rules()
 
 
-def test_nothing_asks_which_rule_set_it_has() -> None:
+def test_no_module_asks_which_rule_set_it_has() -> None:
     """A rule set that joins later would silently be taken for one without what the question was about."""
     asking = re.compile(r"isinstance\((?:\w+\.)*rules\b")
     package = Path(leasehold.__file__).parent

@@ -55,7 +55,7 @@ def test_a_lease_without_a_former_owner_is_left_to_strangers() -> None:
     assert claimed((*DIED[:-6], *free(6, epoch=0))) == {}
 
 
-def test_ours_stand_before_strangers_in_the_line() -> None:
+def test_workers_of_ours_stand_before_strangers_in_the_line() -> None:
     """Whoever found its own part taken for a stranger would rob the one that took it."""
     lacking = tuple(lease for lease in DIED if lease.key not in {"b-3-0", "b-3-1"})
     assert claimed(lacking) == {"M6": 1, "M15": 5}

@@ -396,7 +396,7 @@ def ordered_census(leases: Sequence[Lease], me: Me, config: Config) -> Census:
 
 
 @given(readings(), st.booleans(), st.sampled_from([Minimal(), Minimal(grace_seconds=5.0), Kcl()]))
-def test_what_is_folded_from_a_few_rows_is_what_all_leases_tell(
+def test_counts_folded_from_a_few_rows_are_those_of_all_leases(
     told: list[tuple[list[str] | None, list[Lease], float, float]], hears: bool, rules: RuleSet
 ) -> None:
     """A count that the fold forgets to correct would have a reader act on a fleet that is no more."""

@@ -152,7 +152,7 @@ def test_a_wire_holds_parts_and_slows_those_who_are_named() -> None:
     assert "/parted" not in asked
 
 
-def test_whose_connection_it_is_is_known_by_its_port() -> None:
+def test_the_worker_of_a_connection_is_known_by_its_port() -> None:
     """Without it the wire to a hub, which all workers share, could not tell them apart."""
     talk = "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); sys.stdin.read()"
     with closing(socket.create_server((HOST, 0))) as server:

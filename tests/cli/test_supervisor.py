@@ -70,7 +70,7 @@ def gone(pidfd: int) -> bool:
     return bool(select.select([pidfd], [], [], WAIT)[0])
 
 
-def test_all_drain_together_at_one_signal() -> None:
+def test_all_workers_drain_together_at_one_signal() -> None:
     """A deployment would cut off all but one of the workers."""
     with supervised(DRAINS, "a-0", "a-1", "a-2") as (process, out):
         begun(out, 3)
@@ -101,7 +101,7 @@ def test_each_restart_waits_longer() -> None:
         assert process.wait(WAIT) == 0
 
 
-def test_none_stays_when_the_supervisor_is_killed() -> None:
+def test_no_worker_stays_when_the_supervisor_is_killed() -> None:
     """Workers that nobody can stop would go on beside those of the next start, under the same ids."""
     with supervised(DRAINS, "a-0", "a-1") as (process, out):
         watched = [os.pidfd_open(pid) for pid in begun(out, 2).values()]
@@ -123,7 +123,7 @@ def test_a_second_signal_kills_all() -> None:
         os.close(each)
 
 
-def test_one_that_does_not_drain_is_killed_and_told() -> None:
+def test_a_worker_that_does_not_drain_is_killed_and_told() -> None:
     """The supervisor would be killed itself, at the end of its grace period, and nobody would know why."""
     with supervised(HANGS, "a-0", drain_seconds=0.0) as (process, out):
         begun(out, 1)

@@ -39,7 +39,7 @@ def test_every_page_is_built_and_in_the_menu(site: Path) -> None:
     assert [name for name in pages if f'href="{name}/"' not in front] == []
 
 
-def test_nothing_comes_from_another_host(site: Path) -> None:
+def test_no_file_of_the_site_comes_from_another_host(site: Path) -> None:
     """Who reads behind a firewall would wait for fonts, and who reads anywhere would be counted by somebody."""
     files = [path for path in site.rglob("*") if path.suffix in {".html", ".css"}]
     assert {found[0] for path in files for found in LOADED.finditer(path.read_text(encoding="utf-8"))} == set()

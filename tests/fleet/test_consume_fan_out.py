@@ -1,20 +1,114 @@
 """Worker processes that are sent what is written: a newcomer, a split, a merge, a kill, and nothing lost."""
 
+import hashlib
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import boto3
 import pytest
-from test_consume_kinesis import STREAM, Producer, a_fleet, out_of_order, outlive
+from attrs import define, field
+from told_fleet import Fleet, a_fleet
+from waiters import until
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
 
 # It may have to build the service.
 pytestmark = [pytest.mark.more, pytest.mark.timeout(1800)]
+
+STREAM = "orders"
+KEYS = 23
+WAIT = 60.0
+
+
+@define
+class Producer:
+    """Puts numbered records, and knows what it put."""
+
+    client: "KinesisClient"
+    sent: list[str] = field(factory=list)
+
+    def put(self, count: int) -> None:
+        """Put so many more, each key's in order."""
+        rows = [str(len(self.sent) + n) for n in range(count)]
+        for start in range(0, count, 100):
+            answer = self.client.put_records(
+                StreamName=STREAM,
+                Records=[
+                    {"Data": row.encode(), "PartitionKey": f"k-{int(row) % KEYS}"} for row in rows[start : start + 100]
+                ],
+            )
+            assert answer["FailedRecordCount"] == 0
+        self.sent += rows
+
+    def open_shards(self) -> list[dict[str, Any]]:
+        """The shards still written to."""
+        shards: list[Any] = self.client.list_shards(StreamName=STREAM)["Shards"]
+        return [shard for shard in shards if "EndingSequenceNumber" not in shard["SequenceNumberRange"]]
+
+    def split(self) -> None:
+        """Split the first open shard in two."""
+        shard = self.open_shards()[0]
+        ends = shard["HashKeyRange"]
+        middle = (int(ends["StartingHashKey"]) + int(ends["EndingHashKey"])) // 2
+        self.client.split_shard(StreamName=STREAM, ShardToSplit=shard["ShardId"], NewStartingHashKey=str(middle))
+        self.active()
+
+    def merge(self) -> None:
+        """Merge the last two open shards."""
+        shards = sorted(self.open_shards(), key=lambda shard: int(shard["HashKeyRange"]["StartingHashKey"]))
+        one, two = (shard["ShardId"] for shard in shards[-2:])
+        self.client.merge_shards(StreamName=STREAM, ShardToMerge=one, AdjacentShardToMerge=two)
+        self.active()
+
+    def active(self) -> None:
+        """Wait until the stream has changed."""
+        summary = self.client.describe_stream_summary
+        until(
+            lambda: summary(StreamName=STREAM)["StreamDescriptionSummary"]["StreamStatus"] == "ACTIVE", "stream active"
+        )
+
+
+def outlive(fleet: Fleet, producer: Producer) -> None:
+    """The story: a newcomer, a split, a merge, the death of b-1, and an end in good order; nothing is lost."""
+    producer.put(500)
+    fleet.start("a-1")
+    fleet.start("b-1")
+    until(lambda: fleet.reading("a-1") != set() != fleet.reading("b-1"), "both read")
+    fleet.start("c-1")
+    producer.split()
+    producer.put(500)
+    producer.merge()
+    producer.put(500)
+    until(lambda: all(fleet.reading(worker) for worker in fleet.processes), "all three read")
+    fleet.processes["b-1"].kill()
+    producer.put(500)
+    until(lambda: digests(producer.sent) <= fleet.seen(), "every record handed over")
+    until(lambda: len(fleet.reading("a-1") | fleet.reading("c-1")) == 4, "the living read all open shards")
+    for worker in ("a-1", "c-1"):
+        fleet.processes[worker].terminate()
+    assert [fleet.processes[worker].wait(WAIT) for worker in ("a-1", "c-1")] == [0, 0]
+    assert digests(producer.sent) == fleet.seen()
+
+
+def digests(rows: list[str]) -> set[str]:
+    """As the event lines name them."""
+    return {hashlib.sha1(row.encode(), usedforsecurity=False).hexdigest() for row in rows}
+
+
+def out_of_order(records: list[dict[str, Any]], sent: list[str]) -> list[str]:
+    """Keys of which a record was first handed over before an earlier one."""
+    numbers = {digest: number for number, row in enumerate(sent) for digest in digests([row])}
+    latest: dict[str, int] = {}
+    found = []
+    for number, key in ((numbers[each["sha1"]], each["partition_key"]) for each in records):
+        if number > latest.get(key, number % KEYS - KEYS) + KEYS:
+            found.append(key)
+        latest[key] = max(number, latest.get(key, 0))
+    return found
 
 
 @pytest.fixture

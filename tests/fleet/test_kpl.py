@@ -146,7 +146,7 @@ def handed_over(endpoint: str, misplaced: Misplaced) -> list[Put]:
 
 
 @pytest.mark.timeout(300)
-def test_nothing_that_the_kpl_says_is_delivered_is_left_out(tmp_path: Path) -> None:
+def test_no_record_that_the_kpl_says_is_delivered_is_left_out(tmp_path: Path) -> None:
     """Each split would cost the users of Amazon's producer records, though it had told them that they are safe."""
     if absent := java_kcl.missing():
         pytest.skip(f"THE KPL IS NOT RUN: no {absent}")

@@ -60,7 +60,7 @@ def reshard_and_lose_java(fleet: Mixed) -> None:
 
 
 @pytest.mark.parametrize(("version", "mode"), [("2.7.2", "own"), ("3.5.1", "2x")])
-def test_ours_and_java_by_the_rules_of_2_share_outlive_and_reshard(
+def test_workers_of_ours_and_of_java_by_the_rules_of_2_share_outlive_and_reshard(
     version: str, mode: str, kinesis_url: str, dynamodb_local_url: str
 ) -> None:
     """Without it a fleet that adds our workers to its Java ones could lose records or leave leases alone."""
@@ -77,7 +77,7 @@ def test_ours_and_java_by_the_rules_of_2_share_outlive_and_reshard(
         reshard_and_lose_java(fleet)
 
 
-def test_ours_and_java_3_share_outlive_and_reshard_amid_rows_that_are_no_leases(
+def test_workers_of_ours_and_of_java_3_share_outlive_and_reshard_amid_rows_that_are_no_leases(
     kinesis_url: str, dynamodb_local_url: str, dynamodb_local_client: DynamoDBClient
 ) -> None:
     """Without it Java 3's own rows could pass for leases, or ours could stop its leader from assigning."""
@@ -123,7 +123,9 @@ def test_a_leader_of_java_3_that_takes_us_for_one_of_its_own_is_answered_in_its_
         assert (verdict.faults, verdict.lost, verdict.duplicates) == ((), 0, 0), verdict
 
 
-def test_ours_lets_one_go_where_java_2_would_stay_at_three_to_one(kinesis_url: str, dynamodb_local_url: str) -> None:
+def test_our_worker_lets_a_lease_go_where_java_2_would_stay_at_three_to_one(
+    kinesis_url: str, dynamodb_local_url: str
+) -> None:
     """Without it a Java worker that counts finished leases as load would keep one shard where we keep three (M11)."""
     built("2.7.2")
     settings = (*SETTINGS, "--set", "release=true")

@@ -34,13 +34,13 @@ def test_an_official_worker_may_swap_records_within_its_tenure() -> None:
     assert faults(tenure("official-2", 1.0, 0, 2, 1), tenure("ours-1", 9.0, 3, 4, 5)) == set()
 
 
-def test_nobody_else_may() -> None:
+def test_no_other_worker_may_hand_over_out_of_order() -> None:
     """Without this a swap of ours would be forgiven with theirs."""
     assert faults(tenure("ours-1", 1.0, 0, 1, 4, 5, 2, 3)) == {"out of order"}
     assert faults(tenure("official-2", 1.0, 1, 0), tenure("ours-1", 9.0, 2, 4, 3, 5)) == {"out of order"}
 
 
-def test_what_it_left_out_and_what_another_was_first_to_hand_over_is_seen() -> None:
+def test_records_left_out_or_first_handed_over_by_another_worker_are_seen() -> None:
     """Without this putting things in order could hide a loss, or an order that was broken from owner to owner."""
     assert faults(tenure("official-2", 1.0, 0, 1, 4, 5, 3)) == {"lost"}
     assert faults(tenure("official-2", 1.0, 0, 5), tenure("ours-1", 9.0, 1, 2, 3, 4)) == {"out of order"}

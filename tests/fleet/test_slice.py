@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
-from test_consume_kinesis import WAIT
 from waiters import until
 
 from leasehold.stores.urls import open_store
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
 
 pytestmark = pytest.mark.services
+
+WAIT = 60.0
 
 
 def put(client: "KinesisClient", stream: str, first: int, count: int) -> None:

@@ -92,7 +92,7 @@ def test_official_workers_alone_stay_uneven(group: Blobs, strategy: LoadBalancin
         ("b", EventHubs("python"), [4, 2, 2]),  # E3
     ],
 )
-def test_one_of_ours_evens_the_group_out(group: Blobs, ours: str, rules: RuleSet, ends: list[int]) -> None:
+def test_a_worker_of_ours_evens_the_group_out(group: Blobs, ours: str, rules: RuleSet, ends: list[int]) -> None:
     """A user who adds our worker to an uneven group, with the setting the documentation names, would see no change."""
     now = 1000.0
     config = Config(rules=rules, lease_seconds=EXPIRY, cycle_seconds=CYCLE, renew_seconds=CYCLE / 2)

@@ -15,8 +15,6 @@ from hub_stage import Feed, HubStream, a_container, a_group, flights
 
 from leasehold.adapters.demo.stage import Stage
 from leasehold.adapters.local.hubs.event_hubs import LocalHubs
-from leasehold.adapters.local.node import Service
-from leasehold.adapters.local.postgres import store_url
 from leasehold.adapters.local.services import AZURITE_ACCOUNT
 from leasehold.adapters.steering.swapping import awaited, observed, sent
 from leasehold.stores.protocol import Store
@@ -121,15 +119,6 @@ def test_a_fleet_moves_to_layout_sessions_and_back(
         (there.replace("swapped-sessions", "swapped-rows"), there.replace("?", "?layout=sessions&")),
         tmp_path,
     )
-
-
-@pytest.mark.more
-def test_a_fleet_moves_from_dynamodb_to_postgres_and_back(
-    kinesis_url: str, kinesis_client: "KinesisClient", dynalite_url: str, postgres_service: Service, tmp_path: Path
-) -> None:
-    """Without it likewise, between two services of which each may answer late."""
-    urls = (f"dynamodb://to-postgres?region=eu-west-1&endpoint={dynalite_url}", store_url(postgres_service, "moved"))
-    _moves(kinesis_url, kinesis_client, urls, tmp_path)
 
 
 @pytest.mark.more

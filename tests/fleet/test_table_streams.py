@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import java_kcl
 import pytest
-from test_consume_kinesis import Fleet, a_fleet
+from told_fleet import Fleet, a_fleet
 from waiters import until
 
 from leasehold.adapters.history.events import Incident, RunHistory, Sent, event_of
@@ -131,7 +131,7 @@ def join_java(fleet: Fleet, name: str, *place: str) -> None:
 @pytest.mark.more
 @pytest.mark.services
 @pytest.mark.xdist_group("java")
-def test_ours_and_javas_adapter_share_one_lease_table_and_outlive_each_other(
+def test_workers_of_ours_and_javas_adapter_share_one_lease_table_and_outlive_each_other(
     dynamodb_local_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fleet that adds our workers to its Java ones could lose changes, or leave shards alone."""

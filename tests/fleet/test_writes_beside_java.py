@@ -14,7 +14,7 @@ MOST = 2.5
 """Writes of ours for a lease and second."""
 
 
-def test_ours_write_a_lease_no_more_often_than_java(kinesis_url: str, dynamodb_local_url: str) -> None:
+def test_workers_of_ours_write_a_lease_no_more_often_than_java(kinesis_url: str, dynamodb_local_url: str) -> None:
     """Without it who changes from Java would pay four times as much for the table."""
     if absent := java_kcl.missing():
         pytest.skip(f"the Java KCL is not run: no {absent}")

@@ -71,7 +71,7 @@ def test_a_claim_or_checkpoint_finds_every_checkpoint_that_was_answered(verb: Wr
     assert found == [f"checkpoint went back: {expected}"]
 
 
-def test_nothing_is_checkpointed_once_another_has_taken_the_lease() -> None:
+def test_no_checkpoint_is_written_once_another_worker_has_taken_the_lease() -> None:
     """Without it a worker that was robbed could go on as if it owned the lease."""
     taken = (done(1, "a#1", "claim", 1), done(4, "b#1", "steal", 2))
     late = done(5, "a#1", "checkpoint", 3, 5)

@@ -353,7 +353,7 @@ def test_a_child_waits_for_its_parent() -> None:
 
 
 @pytest.mark.parametrize(("start", "told"), [(0.0, True), (3.0, False)])
-def test_who_joins_after_a_row_was_deleted_takes_its_lease_for_finished(start: float, told: bool) -> None:
+def test_a_worker_that_joins_after_a_row_was_deleted_takes_its_lease_for_finished(start: float, told: bool) -> None:
     """A run would be called out of order for what no process can know; who has read the table before knows it."""
     events = [begins(4, "b", "s-1"), *records(5, "b", 9, shard="s-1"), begins(6, "a"), *records(10, "a", 1)]
     gone = WriteEvent(2.0, 2.0, OPERATOR, OPERATOR, "delete", "s-0", Lease("s-0"), None, done=True)

@@ -10,9 +10,7 @@ pytestmark = [pytest.mark.more, pytest.mark.spark, pytest.mark.services, pytest.
 
 
 @pytest.mark.usefixtures("java")
-def test_what_a_killed_pipeline_wrote_is_had_once_and_in_order(
-    kinesis_url: str, dynalite_url: str, tmp_path: Path
-) -> None:
+def test_rows_of_a_killed_pipeline_come_once_and_in_order(kinesis_url: str, dynalite_url: str, tmp_path: Path) -> None:
     """Without this, source, sink and readers could each be right alone, and rows come twice or in another order."""
     pipeline = Pipeline(tmp_path, kinesis_url, dynalite_url, 3, "", time.monotonic() + 600)
     found = tried(pipeline, 4, told=print)

@@ -183,7 +183,7 @@ def test_a_child_that_babbles_is_said_once(caplog: pytest.LogCaptureFixture) -> 
     ]
 
 
-def test_whoever_waits_no_longer_leaves_no_child(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_caller_that_waits_no_longer_leaves_no_child(caplog: pytest.LogCaptureFixture) -> None:
     """A handler that is given up would go on beside the next child of its shard."""
     children = Children(_argv("hang"))
 
@@ -204,7 +204,7 @@ def test_whoever_waits_no_longer_leaves_no_child(caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a process is waited for as Linux does")
-def test_what_a_child_has_started_ends_with_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_processes_that_a_child_has_started_end_with_it(caplog: pytest.LogCaptureFixture) -> None:
     """It may hold the child's pipes: in Java the shard's end waits for them, without limit."""
     children = Children(_argv("orphan"))
 
@@ -315,7 +315,7 @@ def test_a_lease_that_comes_back_waits_for_the_end_of_the_child_at_work(caplog: 
         _run(children, story)
 
 
-def test_nothing_is_started_once_all_is_closed() -> None:
+def test_no_child_is_started_once_all_is_closed() -> None:
     """A lease that is taken while the daemon ends would have a child that nobody ends."""
     children = Children(_argv())
 

@@ -120,7 +120,7 @@ def test_a_file_without_a_polling_key_reads_by_fan_out() -> None:
     )  # fmt: skip
 
 
-def test_what_is_taken() -> None:
+def test_properties_that_are_taken() -> None:
     """A key that is taken for another would read from another place, or too much at once."""
     settings = _of(
         executableName="python  app.py  --x",
@@ -190,7 +190,7 @@ def test_what_is_taken() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_is_refused(given: dict[str, str], said: str) -> None:
+def test_properties_that_are_refused(given: dict[str, str], said: str) -> None:
     """A daemon that starts all the same would read from another place than its file says."""
     with pytest.raises(ValueError, match=r"^\w+(\.\w+)?: ") as caught:
         understood_properties(LEAST | given)

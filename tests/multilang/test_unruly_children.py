@@ -56,7 +56,7 @@ class Daemon:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_nothing_is_lost_by_children_that_misbehave(
+def test_no_record_is_lost_by_children_that_misbehave(
     seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each fault alone is borne; two of them at once, in a hand-over or at a shard's end, may not be."""

@@ -91,7 +91,7 @@ def test_each_kind_of_fault_is_planted_where_it_can_be() -> None:
     assert found["finally", 11] == PLAIN.replace("        self.lock.close()\n        self.tell(2)", "        pass")
 
 
-def test_what_is_assigned_is_used_after_it_and_a_constructor_puts_nothing_back() -> None:
+def test_a_variable_is_used_after_its_assignment_and_a_constructor_puts_nothing_back() -> None:
     """Faults that end every call at once would make any tests look good."""
     assert list(faults("def f():\n    a = 1\n    g(a)\n")) == []
     assert list(faults("class C:\n    def __init__(self):\n        self.a = 0\n        self.g()\n")) == []

@@ -43,7 +43,7 @@ def test_streams_without_hash_ranges_are_among_the_fleets() -> None:
     assert {trial(seed).scenario.ranged for seed in range(CHUNK)} == {True, False}
 
 
-def test_whoever_joins_after_rows_were_deleted_skips_nothing() -> None:
+def test_a_worker_that_joins_after_rows_were_deleted_skips_no_record() -> None:
     """Without it a worker that starts after a table was emptied begins where others have not read yet."""
     assert _said(JOINED) == {}
 

@@ -56,9 +56,7 @@ def _records(aws: Account, name: str) -> int:
 
 
 @pytest.mark.parametrize(("write", "wire"), [(_put, "&wire=json"), (_dead_letter, "")])
-def test_what_is_written_is_written_as_the_role_or_the_session(
-    write: Written, wire: str, aws: Account, stream: str
-) -> None:
+def test_records_are_written_as_the_role_or_the_session(write: Written, wire: str, aws: Account, stream: str) -> None:
     """Without this a stream of another account could only be written to with that account's keys in the environment."""
     url = f"kinesis://{stream}?region={REGION}&endpoint={aws.service.url}{wire}"
     with pytest.raises((SourceError, LetterError)):

@@ -291,7 +291,7 @@ def test_a_query_that_was_set_back_is_had_again() -> None:
     assert not had.again(Tag("q", 200, 9, "0", "e", 3), lambda: 0, Position("4"))
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_the_memory_of_repeats_is_bounded() -> None:
     """Without this a stream with many writers would let checkpoints grow without end."""
     had = Had()
     for number in range(QUERIES + 1):
@@ -318,7 +318,7 @@ def test_of_two_parents_each_has_its_own_past(known: bool) -> None:
     assert child.again(tag, lambda: 7, Position("1")) is known
 
 
-def test_what_was_under_way_to_one_parent_says_nothing_of_the_other() -> None:
+def test_rows_under_way_to_one_parent_say_nothing_of_the_other() -> None:
     """Without this a row that waited for one parent of a merge would be left out, behind a later one for the other."""
     child = Had()
     assert not child.again(Tag("q", 1, 0, "0", "e", 2, (0, 99)), lambda: 7, Position("1"))
@@ -333,7 +333,7 @@ def test_what_was_under_way_to_one_parent_says_nothing_of_the_other() -> None:
 @given(st.text(max_size=20).filter(lambda own: "had1 " not in own), st.booleans())
 @example("\r", False)
 @example("4294967296 ", True)
-def test_what_a_source_put_into_a_token_comes_out_as_it_was(own: str, carried: bool) -> None:
+def test_a_token_comes_out_as_its_source_made_it(own: str, carried: bool) -> None:
     """Without this an offset that ends in white space would be another one after a checkpoint, or in a dead letter."""
     had = Had()
     had.again(Tag("q", 1, 1, "p", "e", 1), lambda: 0, Position("50", 2))

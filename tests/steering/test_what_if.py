@@ -29,7 +29,7 @@ def told(change: FleetChange, rows: tuple[Lease, ...] = ROWS) -> Forecast:
     return forecast(WatchedTable(rows, History(), 12.0), CONFIG, evolve(change, cycles=6.0))
 
 
-def test_nothing_moves_where_nothing_changes() -> None:
+def test_no_lease_moves_where_nothing_changes() -> None:
     """A balanced fleet would be said to move by itself."""
     found = told(FleetChange())
     assert (found.moves, found.before, found.held) == ((), (), {"w-0": 4, "w-1": 4, "w-2": 4})

@@ -271,7 +271,7 @@ def test_a_connection_that_the_service_has_closed_meanwhile_is_not_asked() -> No
         assert (len(there.asked), ask.through_boto3) == (3, 1)
 
 
-def test_what_a_service_refuses_is_said_by_boto3_and_asked_once() -> None:
+def test_a_refusal_of_the_service_is_said_by_boto3_and_asked_once() -> None:
     """Without it an error would be another one on this way, or a refused request be counted twice."""
     with service(answer(), refusal("ExpiredTokenException")) as there, asking(there.url) as ask:
         with pytest.raises(ClientError, match=r"\(ExpiredTokenException\) .* GetShardIterator operation: as told"):

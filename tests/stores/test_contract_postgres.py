@@ -332,7 +332,7 @@ def _answers(store: Store) -> bool:
     return True
 
 
-def test_nobody_at_the_address_is_an_unknown_outcome() -> None:
+def test_an_address_without_a_server_is_an_unknown_outcome() -> None:
     """A worker would end where waiting a little would do."""
     with pytest.raises(OutcomeUnknown, match=r"table leases of 127\.0\.0\.1/app"):
         open_store("postgres://127.0.0.1:1/app")

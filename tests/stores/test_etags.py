@@ -261,7 +261,7 @@ def test_late_checkpoints_and_notes_leave_the_renewals_etag_alone() -> None:
 
 
 @LAYOUTS
-def test_nothing_is_rewritten_or_deleted_without_need(layout: Layout) -> None:
+def test_no_object_is_rewritten_or_deleted_without_need(layout: Layout) -> None:
     """With soft delete or versioning on, each needless write is kept and billed for years."""
     objects, store = opened(layout)
     lease = done(store.write(AnnotateLease(owned(objects, store), "seal", "7")))

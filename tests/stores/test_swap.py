@@ -169,7 +169,7 @@ def test_an_owner_whose_move_was_not_answered_goes_on_by_its_next_write(
     assert (moved.version[:3], moved.checkpoint) == ("to:", Position("8"))
 
 
-def test_what_nobody_owns_is_carried_over(tables: tuple[Store, Store]) -> None:
+def test_leases_without_an_owner_are_carried_over(tables: tuple[Store, Store]) -> None:
     """Finished leases have no owner who would move them, and the swap would never end."""
     store = swap_of(tables, "to")
     for number, checkpoint in enumerate((SHARD_END, Position("9"))):

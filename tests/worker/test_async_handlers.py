@@ -108,7 +108,7 @@ def test_every_awaitable_is_awaited(kind: str) -> None:
     assert [(lease.owner, lease.checkpoint) for lease in store.list().leases] == [(None, Position("104"))] * 4
 
 
-def test_nothing_is_checkpointed_before_the_handler_has_ended() -> None:
+def test_no_checkpoint_is_written_before_the_handler_has_ended() -> None:
     """Without it a crash would lose what a handler was still awaiting."""
     store, began, seen = FaultyStore(), Event(), Seen(5)
     loops: list[asyncio.AbstractEventLoop] = []

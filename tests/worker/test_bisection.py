@@ -99,7 +99,7 @@ def test_of_an_odd_number_the_greater_half_comes_first() -> None:
     assert [given_now for given_now, _ in handler.attempts] == [data(3), data(2), data(1, 2)]
 
 
-def test_nothing_is_waited_for_while_a_poisoned_record_is_searched() -> None:
+def test_no_wait_delays_the_search_for_a_poisoned_record() -> None:
     """Without it a poisoned record would block its shard for longer than the attempts with their waits."""
     handler = poisoned(*range(8))
     bench = Bench(ShardRecords(records(8)), does=handler)
@@ -167,7 +167,7 @@ CASES = st.tuples(
 
 @given(CASES)
 @settings(max_examples=200, deadline=None)
-def test_all_but_the_poisoned_is_handled_in_order_though_faults_are_forgotten(
+def test_all_records_but_the_poisoned_are_handled_in_order_though_faults_are_forgotten(
     case: tuple[int, int, frozenset[int], list[tuple[bool, int]], int, bool, float],
 ) -> None:
     """Without it a record could be passed over where the batch comes again with another end."""

@@ -310,7 +310,7 @@ def recreating(store: FaultyStore) -> tuple[Driven, Named]:
     return ours, source
 
 
-def test_nothing_begins_anew_beside_a_batch_of_the_former_stream() -> None:
+def test_no_shard_begins_anew_beside_a_batch_of_the_former_stream() -> None:
     """The checkpoint of that batch would be written over the beginning of the new stream."""
     store = FaultyStore()
     ours, _ = recreating(store)

@@ -174,7 +174,7 @@ def test_a_stand_in_goes_on_while_the_slow_thread_is_at_work(hands: Hands) -> No
     assert hands.done == ["b", "c", "a"]
 
 
-def test_each_slow_one_is_replaced_as_the_first_was(hands: Hands) -> None:
+def test_each_slow_thread_is_replaced_as_the_first_was(hands: Hands) -> None:
     """An executor would shrink, or stand still at the second batch that hangs, once a slow thread has ended."""
     executor = ThreadExecutor(1, most=2)
     first = hands.work("a", lambda: executor.replace(first))

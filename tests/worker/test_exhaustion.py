@@ -153,7 +153,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("count", [2])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["plain", "async"])
 @pytest.mark.parametrize("kind", [THREAD, DESCRIPTOR], ids=["threads", "descriptors"])
-def test_all_goes_on_after_a_passing_refusal(kind: str, asynchronous: bool, count: int, tmp_path: Path) -> None:
+def test_reading_goes_on_after_a_passing_refusal(kind: str, asynchronous: bool, count: int, tmp_path: Path) -> None:
     """A worker would freeze, hold shards that it does not read, or give up records that nothing is the matter with."""
     requests = goes_on(Handled(tmp_path, asynchronous), kind, 10**6, 0)
     assert requests > 0 or (kind, asynchronous) == (DESCRIPTOR, False), "the refusal is one in name alone"

@@ -211,7 +211,7 @@ def test_an_exception_leaves_the_batch_unacknowledged_and_releases() -> None:
     assert rows(store) == {"s-0": (None, records(2)[-1].sequence_number)}
 
 
-def test_what_a_loop_checkpoints_by_itself_is_kept() -> None:
+def test_a_checkpoint_that_a_loop_writes_by_itself_is_kept() -> None:
     """Without it a long batch would come again whole, though its consumer said how far it was."""
     store = FaultyStore()
     for batch in leasehold.read(stream(1, size=6), leases=store, **BEGINNING):
@@ -350,7 +350,7 @@ def test_a_worker_in_the_background_ends_with_its_block() -> None:
     assert {owner for owner, _ in rows(store).values()} == {None}
 
 
-def test_what_ends_a_worker_in_the_background_is_raised_by_its_block() -> None:
+def test_the_error_that_ends_a_worker_in_the_background_is_raised_by_its_block() -> None:
     """Without it a worker that could not go on would look like one that did."""
     source = NoStream()
     with (

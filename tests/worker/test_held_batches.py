@@ -117,7 +117,7 @@ def asleep(bench: Bench) -> None:
     bench.clock.now += 11.0
 
 
-def test_nothing_is_read_under_an_expired_lease() -> None:
+def test_no_record_is_read_under_an_expired_lease() -> None:
     """Without it a worker that wakes up would read, and hand over, what another has been reading for long."""
     bench = Bench(ShardRecords(records(4), size=2))
     reading = bench.reading()

@@ -167,7 +167,7 @@ def test_a_table_that_was_set_back_is_said_once_and_moved_forward_again(caplog: 
 
 
 @pytest.mark.parametrize("latest", [Position("77", 0, "4520"), at_timestamp(1_700_000_000_123)])
-def test_what_latest_means_is_read_from_a_row_as_it_was_noted(latest: Position) -> None:
+def test_the_time_that_latest_means_is_read_from_a_row_as_it_was_noted(latest: Position) -> None:
     """A lease would begin at another present than the one it was made at, and skip what lies between."""
     found = noted_latest(Lease("s-0", checkpoint=LATEST, notes=latest_notes(latest)))
     assert found is not None

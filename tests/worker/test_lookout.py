@@ -34,7 +34,7 @@ def board(store: FaultyStore, lookout: Driven) -> Lease:
     return row
 
 
-def test_others_read_one_row_and_may_read_it_stale() -> None:
+def test_the_other_workers_read_one_row_and_may_read_it_stale() -> None:
     """C4, C7: sixty workers would read the table sixty times, or pay twice for each reading of the row."""
     clock = Clock()
     store = FaultyStore()
@@ -171,7 +171,7 @@ def test_only_what_was_just_read_is_taken_up_as_ours() -> None:
     assert store.row(given.key).owner == "java"
 
 
-def test_nothing_is_done_to_what_was_not_just_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_action_touches_a_lease_that_was_not_just_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """C7: others have moved on since a reader's last listing, and its plan of then would undo theirs."""
     clock = Clock()
     store = FaultyStore()

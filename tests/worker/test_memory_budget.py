@@ -106,7 +106,7 @@ class Readings:
 
 
 @given(draw=st.randoms(use_true_random=False))
-def test_nobody_is_let_in_beyond_the_bound_and_nobody_waits_for_ever(draw: Random) -> None:
+def test_no_reader_is_let_in_beyond_the_bound_and_none_waits_for_ever(draw: Random) -> None:
     """Without it a worker of many shards would have no bound, or stand still before one."""
     some = Readings(draw)
     does = [some.ask, some.ask, some.ask_again, some.wait, some.attempt, some.finish]

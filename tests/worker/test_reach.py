@@ -83,7 +83,7 @@ def test_a_reader_that_reads_nothing_falls_behind() -> None:
     assert noted(found, 100.0).behind == 100.0
 
 
-def test_nothing_is_told_unasked_and_at_once_afterwards() -> None:
+def test_no_time_is_told_unasked_and_every_time_afterwards() -> None:
     """A simulated fleet would write real times; and what nobody ever could read would say nothing of it."""
     assert ReachMeter(Lease("s-0"), "a").notes(1.0) == ()
     assert not ReachMeter(Lease("s-0"), "a").untold(1_000.0)

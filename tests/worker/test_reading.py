@@ -194,7 +194,7 @@ def test_a_record_that_a_reader_passed_and_did_not_deliver_is_read_again() -> No
     assert bench.handed == [data(2), data(2, 2)]
 
 
-def test_nothing_is_read_while_latest_cannot_be_pinned() -> None:
+def test_no_record_is_read_while_latest_cannot_be_pinned() -> None:
     """Without it the first read could come before the note that makes it safe."""
     bench = Bench(ShardRecords(), lease=Lease("s-0", checkpoint=LATEST))
     bench.store.down = True

@@ -145,7 +145,7 @@ def table(tmp_path: Path) -> Iterator[SqliteStore]:
     store.close()
 
 
-def test_somebody_watches_sorts_finds_and_leaves(table: SqliteStore, tmp_path: Path) -> None:
+def test_a_person_watches_sorts_finds_and_leaves(table: SqliteStore, tmp_path: Path) -> None:
     """The view would work in parts, and not before a person."""
     with before_a_terminal("leases", f"sqlite://{tmp_path}/l.db", "--watch", "--every", "0.1") as (person, running):
         person.awaits("2 rows by lease, rising")

@@ -28,7 +28,7 @@ def test_a_record_carries_what_a_handler_and_a_checkpoint_need(here: Here) -> No
     assert (records[1].arrived, records[1].partition_key) == (event.enqueued_time.timestamp(), None)
 
 
-def test_nothing_checkpointed_is_handed_out_again(here: Here) -> None:
+def test_no_record_behind_a_checkpoint_is_handed_out_again(here: Here) -> None:
     """Re-delivery after a resume is what checkpoints exist to prevent; so is skipping."""
     here.send(["a", "b", "c", "d"])
     done = collected(here.reader(), 4)[1]

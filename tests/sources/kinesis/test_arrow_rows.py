@@ -82,7 +82,7 @@ def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         in_columns(batch.records)
 
 
-def test_nothing_but_columns_wants_pyarrow() -> None:
+def test_no_module_but_columns_wants_pyarrow() -> None:
     """A worker or producer of leasehold[aws] or [azure] would not start for want of an extra that it does not use."""
     names = ("kinesis.streams", "kinesis.fan_out", "kinesis.producer", "event_hubs.poller")
     modules = (f"leasehold.adapters.sources.{name}" for name in names)

@@ -148,7 +148,7 @@ def test_all_forms_take_the_same_answers(
     assert told[0] == told[1] == told[2]
 
 
-def test_what_is_in_c_refuses_views_of_what_is_not_there(forms: Forms) -> None:
+def test_the_scan_in_c_refuses_views_of_bytes_that_are_not_there(forms: Forms) -> None:
     """A mistake elsewhere would be read as whatever lies behind an answer, or end the process."""
     _, _, scan = _takers(forms)
     beyond = struct.pack("<iiii", 20, 0, 0, 90)

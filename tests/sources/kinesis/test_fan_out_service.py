@@ -67,7 +67,7 @@ def read(reader: Reader, seen: list[str]) -> bool:
     return batch.ended
 
 
-def test_nothing_is_lost_or_repeated_where_one_subscription_follows_another(
+def test_no_record_is_lost_or_repeated_where_one_subscription_follows_another(
     client: "KinesisClient", stream: str, reader: Reader
 ) -> None:
     """Without it the place to go on from could be right by the script of a test, and wrong by a service."""

@@ -79,7 +79,7 @@ def test_any_aggregate_on_any_shard_is_kept_by_its_user_records(rows: Rows, hash
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(KEYS, st.none(), st.binary(max_size=30)), min_size=2, max_size=20), RANGES)
-def test_none_of_a_misplaced_aggregate_is_read_where_it_lies(rows: Rows, hash_range: HashRange) -> None:
+def test_no_record_of_a_misplaced_aggregate_is_read_where_it_lies(rows: Rows, hash_range: HashRange) -> None:
     """A compiled wheel would hand over records of other shards, under numbers that have no gaps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode, "_PLACING", True)

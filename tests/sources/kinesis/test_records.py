@@ -108,7 +108,7 @@ def test_columns_made_of_records_are_the_same() -> None:
     assert (columns.numbers, columns.subs) == (list("1223455"), [0, 0, 1, 0, 0, 0, 1])
 
 
-def test_what_was_taken_apart_is_let_go() -> None:
+def test_an_answer_that_was_taken_apart_is_let_go() -> None:
     """Without it an answer would be in memory twice, which no budget counts."""
     listed = list(ROWS)
     columns = columns_of(cast("list[RecordTypeDef]", listed))

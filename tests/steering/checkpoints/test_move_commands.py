@@ -287,7 +287,7 @@ def test_a_living_owners_lease_is_not_reset_unless_told(
     assert facts(store.get(["0"])[0]) == Lease("0")
 
 
-def test_nothing_is_copied_from_under_a_living_fleet_unless_told(
+def test_no_lease_is_copied_from_under_a_living_fleet_unless_told(
     here: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two fleets would read one stream, and the operator have been told that all went well."""

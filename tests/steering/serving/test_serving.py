@@ -198,7 +198,7 @@ def test_another_hosts_name_is_refused(port: int) -> None:
 @pytest.mark.parametrize(
     "path", ["/", "/page.css", "/page.js", "/leases.json", "/lag.svg", "/explain?lease=s-3", "/metrics"]
 )
-def test_nothing_is_written_nor_fetched_from_elsewhere(port: int, path: str) -> None:
+def test_no_row_is_written_and_no_file_fetched_from_elsewhere(port: int, path: str) -> None:
     """A page for looking could be made to act, or tell somebody else who looks."""
     status, headers, text = got(port, path)
     assert (status, headers["content-security-policy"].split(";")[0]) == (200, "default-src 'none'")

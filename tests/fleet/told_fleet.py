@@ -1,0 +1,64 @@
+"""Worker processes that tell what they do in lines of events, and what they told so far."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from attrs import define, field
+
+
+@define
+class Fleet:
+    """Worker processes and what they said."""
+
+    command: list[str]
+    folder: Path
+    processes: dict[str, "subprocess.Popen[bytes]"] = field(factory=dict)
+
+    def start(self, worker: str) -> None:
+        """One more worker."""
+        with self.path(worker).open("wb") as out:
+            self.processes[worker] = subprocess.Popen([*self.command, "--worker", worker], stdout=out)
+
+    def path(self, worker: str) -> Path:
+        """Where its event lines go."""
+        return self.folder / f"{worker}.jsonl"
+
+    def events(self, worker: str) -> list[dict[str, Any]]:
+        """What it said so far; a killed worker's last line may be cut."""
+        lines = self.path(worker).read_text().split("\n")
+        return [json.loads(line) for line in lines[:-1]]
+
+    def records(self) -> list[dict[str, Any]]:
+        """Every record handed over, in order of time."""
+        said = [event for worker in self.processes for event in self.events(worker) if event["event"] == "record"]
+        return sorted(said, key=lambda event: event["t"])
+
+    def seen(self) -> set[str]:
+        """What was handed over at least once."""
+        return {event["sha1"] for event in self.records()}
+
+    def reading(self, worker: str) -> set[str]:
+        """The shards it reads now."""
+        now: set[str] = set()
+        for event in self.events(worker):
+            if event["event"] == "initialize":
+                now.add(event["shard"])
+            elif event["event"] != "record":
+                now.discard(event["shard"])
+        return now
+
+
+@contextmanager
+def a_fleet(command: list[str], folder: Path) -> Iterator[Fleet]:
+    """Workers that do not outlive the test."""
+    fleet = Fleet(command, folder)
+    try:
+        yield fleet
+    finally:
+        for process in fleet.processes.values():
+            process.kill()
+            process.wait()
