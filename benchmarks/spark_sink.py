@@ -5,7 +5,7 @@
 One session of Spark on two cores of this machine, the packages as in a wheel; a server in a process of its own answers
 at once on loopback, and takes as much as comes. Both write the same frame, in turn, of records of 100 B and of 1 KB.
 Judged is processor time of all of Spark's and Python's processes, without the server's and without Java's time for
-compiling itself. The sink of awslabs is not here: its jar would have to be built.
+compiling itself. The sink of awslabs is not here: no option of it names an endpoint, so it writes to Amazon's alone.
 """
 
 import argparse

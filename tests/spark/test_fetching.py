@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, Never
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pytest
@@ -29,6 +29,7 @@ from leasehold.adapters.spark.fetching import (
     spread,
 )
 from leasehold.adapters.spark.options import Address
+from leasehold.adapters.spark.supervision import CAUSES, passing
 
 ADDRESS, PLENTY = Address("127.0.0.1", "127.0.0.1"), 1 << 30
 
@@ -246,3 +247,22 @@ def test_a_planner_that_is_gone_is_not_told_as_a_firewall() -> None:
         port = taken.getsockname()[1]
     with pytest.raises(RuntimeError, match=r"the process that had them is gone, killed perhaps for its memory"):
         list(fetching.fetched(fetching.FetchedRows("127.0.0.1", port, bytes(fetching.TOKEN_BYTES), 1, 0)))
+
+
+def test_rows_that_cannot_be_read_again_are_told_with_their_reason(caplog: pytest.LogCaptureFixture) -> None:
+    """Without this a stream that is throttled for minutes would be told as a process killed for its memory."""
+
+    def again(number: int, _place: int) -> Never:
+        raise TimeoutError(f"batch {number}: nothing was read for 300 s of a (Kinesis asks to slow down)")
+
+    here = Transport(ADDRESS, PLENTY)
+    here.again = again
+    with pytest.raises(
+        RuntimeError, match=r"^batch 3: rows .* cannot be read again: .*\(Kinesis asks to slow down\)$"
+    ) as told:
+        got(here.promised(3, 0))
+    here.close()
+    assert passing(told.value) == CAUSES["nothing was read for"]
+    assert (
+        "batch 3: TimeoutError: batch 3: nothing was read for 300 s of a (Kinesis asks to slow down)" in caplog.messages
+    )

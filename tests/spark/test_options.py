@@ -5,10 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
+from zipfile import ZipFile
 
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
+import leasehold
 from leasehold.adapters.spark.event_hubs.options import event_hubs_options
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
 from leasehold.adapters.spark.kinesis.options import kinesis_options
@@ -223,6 +225,27 @@ def test_a_python_without_what_we_need_is_told_in_one_sentence() -> None:
     assert last.startswith("ModuleNotFoundError: import of attrs halted")
     assert "--py-files ships it" in last
     assert "venv-pack and --archives" in last
+
+
+def test_what_spark_unpacks_finds_the_zip_that_it_came_from(tmp_path: Path) -> None:
+    """Without this a query whose package is shipped by --py-files would end, since Spark names no path."""
+    home = Path(leasehold.__file__).parents[1]
+    root, zipped = str(home), str(tmp_path / "shipped.zip")
+    with ZipFile(zipped, "w") as made:
+        for path in (home / "leasehold").rglob("*.py"):
+            made.write(path, str(path.relative_to(home)))
+    apart = f"import sys; sys.path = [each for each in sys.path if each != {root!r}]; "
+    packs = (
+        f"{apart} sys.path.insert(0, {zipped!r}); from leasehold.adapters.sources.call_patience import Backoff; "
+        "from leasehold.adapters.spark.processes import unpacking; from pyspark.cloudpickle import dumps; "
+        "sys.stdout.buffer.write(dumps(unpacking(Backoff, {})))"
+    )
+    packed = subprocess.run([sys.executable, "-c", packs], cwd=tmp_path, capture_output=True, check=True).stdout
+    unpacks = (
+        f"{apart} import pickle; pickle.load(sys.stdin.buffer)(); sys.stdout.write(sys.modules['leasehold'].__file__)"
+    )
+    done = subprocess.run([sys.executable, "-c", unpacks], cwd=tmp_path, input=packed, capture_output=True, check=False)
+    assert done.stdout.decode() == f"{zipped}/leasehold/__init__.py", done.stderr.decode()[-500:]
 
 
 def test_shards_begin_where_each_is_told_to() -> None:

@@ -29,19 +29,21 @@ from pyspark.sql.datasource import InputPartition
 
 from leasehold.adapters.spark.options import Address
 from leasehold.adapters.threads import spawn
-from leasehold.stores.printable import escaped, printable, said, text_of
+from leasehold.stores.printable import SAID_MOST, escaped, printable, said, text_of
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
 TOKEN_BYTES = 32
 REQUEST = Struct(f">{TOKEN_BYTES}sQQ")
 """The token, the batch's number and the task's place in it."""
-HERE, GONE, ALL = b"H", b"G", b"A"
-"""Before the rows: whether there are any; behind them: that they are all."""
+HERE, GONE, FAILED, ALL = b"H", b"G", b"F", b"A"
+"""Before the rows: whether there are any, or why they cannot be read again; behind them: that they are all."""
 REQUEST_SECONDS = 10.0
 """How long a peer may take to say what it wants."""
 AGAIN_SECONDS = 600.0
 """How long a task waits for rows that are read again from the source."""
+FAULT_BYTES = 4 * SAID_MOST
+"""Of the text of a fault, whose characters take four bytes at most."""
 NETWORK_SECONDS = 120.0
 """How long a task waits for the next bytes: as long as Spark itself does (`spark.network.timeout`)."""
 PORTS = 16
@@ -225,8 +227,13 @@ class _Sending(BaseRequestHandler):
             return
         rows = self.server.kept.get((number, place))
         # A reader that was to send them is gone: they are read once more from the source.
-        if rows is None and (again := self.server.again(number, place)):
-            rows = Kept.of(again)
+        try:
+            if rows is None and (again := self.server.again(number, place)):
+                rows = Kept.of(again)
+        except Exception as fault:  # noqa: BLE001  whatever it is, it ends the task, which alone tells a user
+            log.error("batch %d: %s", number, said(fault))  # noqa: TRY400  the source says it in one sentence
+            self.request.sendall(FAILED + said(fault).encode())
+            return
         # A task's sink may block for as long as it likes; a peer that is gone is noticed.
         self.request.settimeout(None)
         self.request.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -364,9 +371,13 @@ def fetched(rows: FetchedRows, seconds: float = NETWORK_SECONDS) -> Iterator[pa.
         with socket.create_connection((rows.host, rows.port), NETWORK_SECONDS) as connection:
             connection.settimeout(seconds)
             connection.sendall(REQUEST.pack(rows.token, rows.number, rows.place))
-            if received(connection, 1) == GONE:
+            answer = received(connection, 1)
+            if answer == GONE:
                 raise RuntimeError(f"batch {rows.number} is done: its rows are not kept any more")
             with connection.makefile("rb") as stream:
+                if answer == FAILED:
+                    told = printable(stream.read(FAULT_BYTES).decode(errors="replace"))
+                    raise RuntimeError(f"batch {rows.number}: rows that a lost reader had cannot be read again: {told}")
                 yield from pa.ipc.open_stream(pa.PythonFile(stream, mode="r"))
                 if stream.read(1) != ALL:  # Arrow takes an end between two batches for the end of all
                     raise ConnectionError("the driver went away before it had sent all rows")

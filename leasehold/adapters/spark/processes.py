@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from pyspark.cloudpickle import dumps
@@ -83,12 +84,16 @@ def unpacking(kind: type, state: dict[str, Any]) -> Callable[[], object]:
     Spark pickles what is made within a function whole, and not by a name that would have to be imported.
     """
     packed = dumps((kind, state))  # type: ignore[no-untyped-call]  # Spark's
+    home = str(Path(__file__).parents[3])
 
     def unpacked() -> object:
         import os  # noqa: PLC0415  nothing of this module is there yet
         import pickle  # noqa: PLC0415  likewise
         import sys  # noqa: PLC0415  likewise
 
+        # Of a query's source and sink Spark looks for what --py-files has shipped in a folder that nobody fills.
+        if os.path.isfile(home) and home not in sys.path:  # noqa: PTH113  a zip of the driver's machine, as Spark's own
+            sys.path.append(home)
         try:
             found, state = pickle.loads(packed)  # noqa: S301  by Spark's own processes, as all they get
         except ImportError as missing:
