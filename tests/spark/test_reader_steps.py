@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 from attrs import evolve
 from fake_stream import Stream
-from test_readers import HOST, PATIENCE, a_spec
+from test_readers import HELLO, HOST, PATIENCE, a_pool, a_spec, connected, opened
 
 from leasehold.adapters.spark.readers import reader
 from leasehold.adapters.spark.readers.messages import Alive, BatchKept, Close, Keep, Open, line_of
@@ -97,3 +97,11 @@ def test_a_planner_that_does_not_hear_is_told_of_once(caplog: pytest.LogCaptureF
         one._say(Alive())  # noqa: SLF001
         one._say(Alive())  # noqa: SLF001
     assert caplog.text.count("the planner does not hear") == 1
+
+
+def test_what_a_planner_says_leaves_at_once() -> None:
+    """Without it each batch would wait for an acknowledgement of the network before readers are told to keep it."""
+    with a_pool() as (pool, _), connected(pool, pool.token + HELLO):
+        opened(pool)
+        (one,) = pool.connected
+        assert one._connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1  # noqa: SLF001
