@@ -36,7 +36,8 @@ from attrs import frozen
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SECONDS = 120.0
-"""A fault under which the tests take longer has been seen."""
+SLOWER = 5.0
+"""A fault under which the tests take longer than both, and so many times as long as without it, has been seen."""
 
 RESETS = frozenset({"clear", "discard", "remove", "pop", "popleft", "cancel", "set", "close", "rest"})
 """Methods that put something back."""
@@ -202,8 +203,11 @@ class RunLines:
         )
 
 
-def lines_of(place: Path, module: str, tests: list[str]) -> dict[int, list[str]]:
-    """Which of the fast tests run which lines of this module, the quickest first. Ends the run if one fails."""
+def lines_of(place: Path, module: str, tests: list[str]) -> tuple[dict[int, list[str]], float]:
+    """Which of the fast tests run which lines of this module, the quickest first, and how long all take.
+
+    Ends the run if one fails.
+    """
     told, lines = place / "lines.json", RunLines(place / module)
     told.unlink(missing_ok=True)
 
@@ -212,25 +216,27 @@ def lines_of(place: Path, module: str, tests: list[str]) -> dict[int, list[str]]
         told.write_text(lines.told(), encoding="utf-8")
         return status
 
-    fast = [each for each in tests if not each.startswith(THOROUGH)]
-    if _fails(place, ["-m", FAST, *fast], run) or seen(place, [each for each in tests if each not in fast], []):
+    began, fast = time.monotonic(), [each for each in tests if not each.startswith(THOROUGH)]
+    slow = [each for each in tests if each not in fast]
+    if _fails(place, ["-m", FAST, *fast], SLOWER * SECONDS, run) or seen(place, slow, [], SLOWER * SECONDS):
         sys.exit(f"{module}: its tests fail, or take too long, without any fault")
-    return {int(line): found for line, found in json.loads(told.read_text(encoding="utf-8")).items()}
+    found = {int(line): names for line, names in json.loads(told.read_text(encoding="utf-8")).items()}
+    return found, time.monotonic() - began
 
 
-def seen(place: Path, tests: list[str], first: list[str]) -> bool:
-    """Whether these tests fail, or do not end, in the copy as it is: `first` of all, then the fast, then the slow."""
+def seen(place: Path, tests: list[str], first: list[str], limit: float) -> bool:
+    """Whether these tests fail, or take longer, in the copy as it is: `first` of all, then the fast, then the slow."""
     fast = [each for each in tests if not each.startswith(THOROUGH)]
     slow = [each.removeprefix(THOROUGH) for each in tests if each.startswith(THOROUGH)]
     others = [*(f"--deselect={each}" for each in first), *fast]
     return (
-        (bool(first) and _fails(place, first))
-        or (bool(fast) and _fails(place, ["-m", FAST, *others]))
-        or (bool(slow) and _fails(place, ["-m", SLOW, *slow]))
+        (bool(first) and _fails(place, first, limit))
+        or (bool(fast) and _fails(place, ["-m", FAST, *others], limit))
+        or (bool(slow) and _fails(place, ["-m", SLOW, *slow], limit))
     )
 
 
-def _fails(place: Path, arguments: list[str], run: Callable[[list[str]], int] = pytest.main) -> bool:
+def _fails(place: Path, arguments: list[str], limit: float, run: Callable[[list[str]], int] = pytest.main) -> bool:
     child = os.fork()
     if not child:
         os.setpgid(0, 0)
@@ -240,7 +246,7 @@ def _fails(place: Path, arguments: list[str], run: Callable[[list[str]], int] = 
         for stream in (1, 2):
             os.dup2(silent, stream)
         os._exit(int(run([*ARGUMENTS, *arguments]) not in FINE))
-    until = time.monotonic() + SECONDS
+    until = time.monotonic() + limit
     while time.monotonic() < until:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
@@ -262,7 +268,7 @@ def planted(name: str, modules: dict[str, list[str]], each: int) -> float:
     excuses = {(each["module"], each["kind"], each["line"]) for each in unseen()}
     for module, tests in modules.items():
         path, before = place / module, (ROOT / module).read_text(encoding="utf-8")
-        lines = lines_of(place, module, tests)
+        lines, took = lines_of(place, module, tests)
         sys.dont_write_bytecode = True  # what was compiled for the run without a fault serves all others
         for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
             compiled.unlink()
@@ -276,7 +282,7 @@ def planted(name: str, modules: dict[str, list[str]], each: int) -> float:
                 continue
             path.write_text(fault.source, encoding="utf-8")
             kinds[fault.kind] += 1
-            if not seen(place, tests, lines.get(fault.line, [])):
+            if not seen(place, tests, lines.get(fault.line, []), max(SECONDS, SLOWER * took)):
                 alive[fault.kind] += 1
                 print(f"  {module}:{fault.line}: {fault.kind}: {text}", flush=True)
         path.write_text(before, encoding="utf-8")

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator
+from threading import Semaphore
 from typing import TYPE_CHECKING, Any, cast
 
 import boto3
@@ -13,6 +14,7 @@ from botocore.config import Config
 from event_streams import Cut, Fault, Garbled, Held, Refusal, Script, Server, Service, Silence, event, serving
 from waiters import Clock, until
 
+from leasehold.adapters.sources.kinesis import fan_out
 from leasehold.adapters.sources.kinesis.clients import reading_client
 from leasehold.adapters.sources.kinesis.fan_out import EVENTS_WAITING, FanOut, StreamConsumer, SubscriptionReceiver
 from leasehold.adapters.sources.protocol import Batch, SourceError, SourceUnavailable
@@ -345,6 +347,29 @@ def test_closing_while_a_slow_handler_is_waited_for_ends_the_thread() -> None:
     feed.close()
     until(lambda: feed.over, "the thread is gone")
     assert stream.read == EVENTS_WAITING + 1
+
+
+def test_a_thread_that_waits_for_room_finds_what_wakes_it_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the thread may take one event more before it is closed, and then wait for room for ever."""
+    asked = list[None]()
+
+    class Handing(Semaphore):
+        """Whoever waits goes on, and waits again or ends, before a release is over."""
+
+        def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+            asked.append(None)
+            return super().acquire(blocking, timeout)
+
+        def release(self, n: int = 1) -> None:
+            before = len(asked)
+            super().release(n)
+            until(lambda: len(asked) > before or feed.over, "the thread goes on")
+
+    monkeypatch.setattr(fan_out, "Semaphore", Handing)
+    feed = SubscriptionReceiver(lambda: cast("Stream", Counted(50)))
+    until(lambda: len(asked) > EVENTS_WAITING, "there is no more room")
+    feed.close()
+    until(lambda: feed.over, "the thread is gone")
 
 
 def test_a_checkpoint_that_was_trimmed_stops_the_shard_and_says_what_to_do(staged: Callable[..., Stage]) -> None:

@@ -1,0 +1,107 @@
+"""When a reader has the steps of its shards run, and what it does and says once it is over."""
+
+import logging
+import math
+import socket
+import threading
+from collections.abc import Callable
+from typing import ClassVar
+
+import pytest
+from attrs import evolve
+from fake_stream import Stream
+from test_readers import HELLO, HOST, PATIENCE, a_pool, a_spec, connected, opened
+
+from leasehold.adapters.spark.readers import reader
+from leasehold.adapters.spark.readers.messages import Alive, BatchKept, Close, Keep, Open, line_of
+from leasehold.adapters.spark.readers.reader import ShardReader
+from leasehold.balancer.model import TRIM_HORIZON, Lease
+
+
+class Inline:
+    """In place of a schedule: a step runs where it is added or woken, in the thread that says so."""
+
+    told: ClassVar[list[str]] = []
+
+    def __init__(self, *_given: object) -> None:
+        self._steps: dict[str, Callable[[float], float]] = {}
+        self.told.clear()
+
+    def add(self, key: str, step: Callable[[float], float]) -> None:
+        """Run it for the first time."""
+        self._steps[key] = step
+        self.wake(key)
+
+    def wake(self, key: str) -> None:
+        """Run it unless it is over."""
+        if key in self._steps and self._steps[key](0.0) == math.inf:
+            del self._steps[key]
+
+    def drain(self, _until: float) -> None:
+        """Noted, with what is left."""
+        self.told.append(f"drained of {len(self._steps)}")
+
+    def close(self, _until: float) -> None:
+        """Noted."""
+        self.told.append("closed")
+
+
+def told_by(stream: Stream, *said: bytes) -> list[bytes]:
+    """What a reader says behind its Hello until it is over, to a planner that says this, and no more; then it ends."""
+    with socket.create_server((HOST, 0)) as listening:
+        spec = evolve(a_spec(stream), planner=listening.getsockname()[:2], token=b"secret")
+        thread = threading.Thread(target=ShardReader(spec).run)
+        thread.start()
+        planner, _ = listening.accept()
+        with planner, planner.makefile("rb") as heard:
+            assert heard.read(len(b"secret")) == b"secret"
+            assert heard.readline().startswith(b'{"Hello"')
+            planner.sendall(b"".join(said))
+            planner.shutdown(socket.SHUT_WR)  # it hears to the end what is said
+            lines = heard.readlines()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    return lines
+
+
+def test_a_shard_is_closed_by_its_last_step_once_it_is_taken_away_and_once_the_planner_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without it the link of a shard would stay open until its next reading, or for ever, while others open it."""
+    monkeypatch.setattr(reader, "Schedule", Inline)
+    monkeypatch.setattr(reader, "ALIVE_SECONDS", PATIENCE)
+    stream = Stream({"a": ["x"], "b": ["y"]})
+    opens = [line_of(Open(number, Lease(key), TRIM_HORIZON)) for number, key in enumerate("ab", 1)]
+    said = told_by(stream, *opens, line_of(Close(1)), line_of(Keep(9, ())))
+    assert said[-1] == line_of(BatchKept(9))
+    assert (stream.readings, stream.open_readers, Inline.told) == (2, [], ["drained of 0", "closed"])
+
+
+def test_a_reader_that_is_over_says_nothing_more(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it each query that ends would leave a thread that talks to nobody, and a warning about its planner."""
+    monkeypatch.setattr(reader, "ALIVE_SECONDS", 0.001)
+    told_by(Stream({}))
+    for thread in threading.enumerate():
+        if thread.name == "leasehold-alive":
+            thread.join(PATIENCE)
+    assert "does not hear" not in caplog.text
+
+
+def test_a_planner_that_does_not_hear_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Without it every shard of a reader that lost its planner would say so."""
+    one = ShardReader(a_spec(Stream({})))
+    one._connection = socket.socket()  # noqa: SLF001  one that is connected to nobody
+    with caplog.at_level(logging.WARNING), one._connection:  # noqa: SLF001
+        one._say(Alive())  # noqa: SLF001
+        one._say(Alive())  # noqa: SLF001
+    assert caplog.text.count("the planner does not hear") == 1
+
+
+def test_what_a_planner_says_leaves_at_once() -> None:
+    """Without it each batch would wait for an acknowledgement of the network before readers are told to keep it."""
+    with a_pool() as (pool, _), connected(pool, pool.token + HELLO):
+        opened(pool)
+        (one,) = pool.connected
+        assert one._connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1  # noqa: SLF001
