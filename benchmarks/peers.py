@@ -4,12 +4,14 @@
 
 One canned server, a process of its own, answers every question for a shard at once and counts what it has told. Each
 contestant is a process of its own with all that it starts; what counts is the processor time of that tree between two
-marks behind its first poll, divided by the server's count of polls; what was spent up to the first poll is the start.
-Medians over rounds in turn, in one run. Ours is `leasehold consume` with a table in SQLite, compiled as in a wheel,
-whose handler takes the data of each record; boto3, Rust and Go are bare loops without leases; async-kinesis, in an
-environment of its own, hands out one record after the other. Java's KCL takes the data of each record, too, checkpoints
-once a second like ours, and keeps its leases in DynamoDB Local, which is not counted; so does KCL's daemon under
-amazon_kclpy, whose HTTP/2 a proxy, not counted either, takes to the server. What is not here (Java and Maven, cargo,
+marks behind its first poll, divided by the server's count of polls; what was spent up to the first poll is the start,
+where the bytecode of what it imports is there already, as pip leaves it. Medians over rounds in turn, in one run.
+
+Ours is `leasehold consume` with a table in SQLite, compiled as in a wheel, whose handler takes the data of each record;
+boto3, Rust and Go are bare loops without leases; async-kinesis, in an environment of its own, hands out one record
+after the other. Java's KCL takes the data of each record, too, checkpoints once a second like ours, and keeps its
+leases in DynamoDB Local, which is not counted; so does KCL's daemon under amazon_kclpy, whose HTTP/2 a proxy, not
+counted either, takes to the server. What is not here (Java and Maven, cargo,
 go) is said and left out. `--also` adds any other as a command, in which `{url}` is the server's address: the stream is
 `canned`, and any credentials do. Below each table: what ours is measured by, met or not, and how many times as much
 each of the others takes; at the end, what they took in one table.
@@ -25,8 +27,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.request import urlopen
@@ -225,8 +227,9 @@ def _polls(url: str) -> int:
         return int(json.load(told)["polls"])
 
 
-def run(peer: Peer, case: Case, seconds: float, installed: Path, dynamodb: str) -> Cost:
-    """One contestant, from its start to the second mark."""
+@contextmanager
+def started(peer: Peer, case: Case, installed: Path, dynamodb: str) -> Iterator[tuple[str, int]]:
+    """One contestant at its first poll, until the block ends: the server's address, and its process."""
     with ExitStack() as stack:
         url = stack.enter_context(_served(serve, case))
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -241,7 +244,13 @@ def run(peer: Peer, case: Case, seconds: float, installed: Path, dynamodb: str) 
 
         for name, text in peer.files.items():
             Path(folder, name).write_text(filled(text))
-        there = {**os.environ, "PYTHONPATH": f"{installed}{os.pathsep}{folder}", **peer.environment}
+        there = {
+            **os.environ,
+            "PYTHONPATH": f"{installed}{os.pathsep}{folder}",
+            "PYTHONPYCACHEPREFIX": str(installed / "bytecode"),
+            "PYTHONDONTWRITEBYTECODE": "",
+            **peer.environment,
+        }
         log = stack.enter_context(Path(folder, "log").open("w+"))
         process = subprocess.Popen(  # noqa: S603  commands of our own, or our user's
             [filled(word) for word in peer.words], cwd=folder, env=there, stdout=log, stderr=log
@@ -250,19 +259,25 @@ def run(peer: Peer, case: Case, seconds: float, installed: Path, dynamodb: str) 
             while not _polls(url):
                 assert process.poll() is None, Path(folder, "log").read_text()[-2000:]
                 time.sleep(0.01)
-            start = _used(process.pid)[0]
-            time.sleep(SETTLING_SECONDS)
-            while _polls(url) < peer.settling:
-                time.sleep(0.1)
-            (spent, _, _), polls, began = _used(process.pid), _polls(url), time.monotonic()
-            time.sleep(seconds)
-            (more, threads, memory), count = _used(process.pid), _polls(url) - polls
-            passed = time.monotonic() - began
+            yield url, process.pid
         finally:
             for each in _tree(process.pid):
                 with suppress(ProcessLookupError):
                     os.kill(each, signal.SIGKILL)
             process.wait()
+
+
+def run(peer: Peer, case: Case, seconds: float, installed: Path, dynamodb: str) -> Cost:
+    """One contestant, from its start to the second mark."""
+    with started(peer, case, installed, dynamodb) as (url, process):
+        start = _used(process)[0]
+        time.sleep(SETTLING_SECONDS)
+        while _polls(url) < peer.settling:
+            time.sleep(0.1)
+        (spent, _, _), polls, began = _used(process), _polls(url), time.monotonic()
+        time.sleep(seconds)
+        (more, threads, memory), count = _used(process), _polls(url) - polls
+        passed = time.monotonic() - began
     assert count, "it asked for nothing between the marks"
     return Cost(start, (more - spent) / count, (more - spent) / passed, threads, memory)
 
@@ -323,6 +338,9 @@ def main() -> None:
         for case in (each for each in CASES if each.name.startswith(options.only)):
             chosen = {n: peer for n, peer in contestants(case, also).items() if dynamodb or not _in_dynamodb(peer)}
             costs: dict[str, list[Cost]] = {name: [] for name in chosen}
+            for peer in () if found else chosen.values():
+                with started(peer, case, installed, dynamodb):
+                    pass  # it leaves the bytecode of what it imports
             for _ in range(options.rounds):
                 for name, peer in chosen.items():
                     costs[name].append(run(peer, case, options.seconds, installed, dynamodb))
