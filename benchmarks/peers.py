@@ -1,43 +1,54 @@
 """What a row, a small poll and a start cost a whole process tree, ours beside what else reads Kinesis.
 
-    python benchmarks/peers.py [--rounds N] [--seconds N] [--only NAME] [--also NAME=COMMAND]
+    LEASEHOLD_DYNAMODB_LOCAL=1 python benchmarks/peers.py [--rounds N] [--seconds N] [--only NAME] [--also NAME=COMMAND]
 
 One canned server, a process of its own, answers every question for a shard at once and counts what it has told. Each
 contestant is a process of its own with all that it starts; what counts is the processor time of that tree between two
-marks behind its first poll, divided by the server's count of polls; what was spent up to the first poll is the start.
-Medians over rounds in turn, in one run. Ours is `leasehold consume` with a table in SQLite, compiled as in a wheel,
-whose handler takes the data of each record; boto3 is a bare loop without leases; async-kinesis, in an environment of
-its own, hands out one record after the other. `--also` adds any other as a command, in which `{url}` is the server's
-address: the stream is `canned`, and any credentials do. Below each table: what ours is measured by, met or not, and how
-many times as much each of the others takes.
+marks behind its first poll, divided by the server's count of polls; what was spent up to the first poll is the start,
+where the bytecode of what it imports is there already, as pip leaves it. Medians over rounds in turn, in one run.
+
+Ours is `leasehold consume` with a table in SQLite, compiled as in a wheel, whose handler takes the data of each record;
+boto3, Rust and Go are bare loops without leases; async-kinesis, in an environment of its own, hands out one record
+after the other. Java's KCL takes the data of each record, too, checkpoints once a second like ours, and keeps its
+leases in DynamoDB Local, which is not counted; so does KCL's daemon under amazon_kclpy, whose HTTP/2 a proxy, not
+counted either, takes to the server. What is not here (Java and Maven, cargo,
+go) is said and left out. `--also` adds any other as a command, in which `{url}` is the server's address: the stream is
+`canned`, and any credentials do. Below each table: what ours is measured by, met or not, and how many times as much
+each of the others takes; at the end, what they took in one table.
 """
 
 import argparse
 import json
 import os
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.request import urlopen
+from uuid import uuid4
 
 from attrs import frozen
 from compiled import as_installed
+from other_languages import Peer, peers, proxy
 from producer_speed import peer_python
-from wire_server import NEXT, Handler, Load, _answer, _served, forms_of, rows_of
+from standins.dynamodb_local import dynamodb_local
+from wire_server import ARN, NEXT, Handler, Load, _answer, _served, forms_of, rows_of
 
 from leasehold.adapters.demo.child import ENVIRONMENT
+from leasehold.adapters.local.node import ServiceError
 from leasehold.balancer.model import HASH_KEYS
 
 SETTLING_SECONDS = 3.0
-"""From the first poll to the first mark."""
 TICKS = os.sysconf("SC_CLK_TCK")
+CHILDREN = 20
+"""So many shards at most, where each has a process."""
 
 
 @frozen
@@ -56,7 +67,7 @@ class Case:
     pace: float | None = 0.2
 
 
-ROW, POLL, CORE, THREADS, START = "us a row", "ms a poll", "% of a core", "threads", "start, s"
+ROW, POLL, CORE, THREADS, MEMORY, START = "us a row", "ms a poll", "% of a core", "threads", "MiB", "start, s"
 CASES = (
     Case("1 KB rows, 4 shards", 4, 1000, 1000, {ROW: 3.0, START: 0.8}),
     Case("100 B rows, 4 shards", 4, 5000, 100, {ROW: 1.1}),
@@ -88,9 +99,12 @@ class Counting(Handler):
         super().do_POST()
 
     def _told(self, wanted: str, asked: dict[str, Any]) -> dict[str, Any]:
+        whole = {"StreamName": "canned", "StreamARN": ARN, "StreamStatus": "ACTIVE"}
         if wanted == "DescribeStream":  # as async-kinesis asks
-            whole = {"StreamName": "canned", "StreamStatus": "ACTIVE", "HasMoreShards": False}
-            return {"StreamDescription": {**whole, **self._told("ListShards", asked)}}
+            shards = self._told("ListShards", asked)
+            return {"StreamDescription": {**whole, "HasMoreShards": False, **shards}}
+        if wanted == "DescribeStreamSummary":
+            return {"StreamDescriptionSummary": {**whole, "OpenShardCount": self.case.shards}}
         if wanted != "ListShards":
             return super()._told(wanted, asked)
         width = (HASH_KEYS[1] + 1) // self.case.shards
@@ -146,29 +160,29 @@ asyncio.run(main())
 """
 
 
-def contestants(case: Case, also: Mapping[str, str]) -> dict[str, Sequence[str]]:
-    """The command of each."""
+def contestants(case: Case, also: Mapping[str, str]) -> dict[str, Peer]:
+    """Each by its name; what cannot be had is said."""
     consume = [sys.executable, "-c", "from leasehold.adapters.cli import run; run()", "consume"]
     pace = "" if case.pace is None else f"&poll_seconds={case.pace}"
-    ours = [*consume, f"kinesis://canned?region=eu-west-1{pace}&endpoint={{url}}"]
-    rest = [
-        "--store",
-        "sqlite:///{folder}/leases.db",
-        "--handler",
-        "handler:handle",
-        "--initial-position",
-        "TRIM_HORIZON",
-    ]
-    through = [*ours[:-1], f"{ours[-1]}&wire=boto3"]
-    others = {name: shlex.split(command) for name, command in also.items()}
-    mine: dict[str, Sequence[str]] = {
-        "ours": [*ours, *rest],
-        "ours, wire=boto3": [*through, *rest],
-        "boto3": [sys.executable, "-c", BOTO3, "{url}"],
+    stream = f"kinesis://canned?region=eu-west-1{pace}&endpoint={{url}}"
+    leases = ("--store", "sqlite:///{folder}/leases.db", "--initial-position", "TRIM_HORIZON")
+    rest, files = (*leases, "--handler", "handler:handle"), {"handler.py": HANDLER}
+    found = {
+        "ours": Peer([*consume, stream, *rest], files),
+        "ours, wire=boto3": Peer([*consume, f"{stream}&wire=boto3", *rest], files),
+        "boto3": Peer([sys.executable, "-c", BOTO3, "{url}"]),
     }
     if case.records:  # it ends its loop where nothing comes
-        mine["async-kinesis"] = [str(peer_python()), "-c", ASYNC_KINESIS, "{url}"]
-    return {**mine, **others}
+        found["async-kinesis"] = Peer([str(peer_python()), "-c", ASYNC_KINESIS, "{url}"])
+    for name, made in peers(case.pace).items():
+        if case.shards > CHILDREN and "kclpy" in name:
+            print(f"{name} is left out: it would be {case.shards} processes")
+            continue
+        try:
+            found[name] = made()
+        except ServiceError as missing:
+            print(f"{name} is left out: {missing}")
+    return found | {name: Peer(shlex.split(command)) for name, command in also.items()}
 
 
 @frozen
@@ -213,29 +227,57 @@ def _polls(url: str) -> int:
         return int(json.load(told)["polls"])
 
 
-def run(command: Sequence[str], case: Case, seconds: float, installed: Path) -> Cost:
+@contextmanager
+def started(peer: Peer, case: Case, installed: Path, dynamodb: str) -> Iterator[tuple[str, int]]:
+    """One contestant at its first poll, until the block ends: the server's address, and its process."""
+    with ExitStack() as stack:
+        url = stack.enter_context(_served(serve, case))
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        known = {"url": url, "folder": folder, "dynamodb": dynamodb, "table": f"peers-{uuid4().hex[:8]}"}
+        if any("{proxy}" in text for text in peer.files.values()):
+            known["proxy"] = stack.enter_context(proxy(url))
+
+        def filled(text: str) -> str:
+            for name, value in known.items():
+                text = text.replace(f"{{{name}}}", value)
+            return text
+
+        for name, text in peer.files.items():
+            Path(folder, name).write_text(filled(text))
+        there = {
+            **os.environ,
+            "PYTHONPATH": f"{installed}{os.pathsep}{folder}",
+            "PYTHONPYCACHEPREFIX": str(installed / "bytecode"),
+            "PYTHONDONTWRITEBYTECODE": "",
+            **peer.environment,
+        }
+        log = stack.enter_context(Path(folder, "log").open("w+"))
+        process = subprocess.Popen(  # noqa: S603  commands of our own, or our user's
+            [filled(word) for word in peer.words], cwd=folder, env=there, stdout=log, stderr=log
+        )
+        try:
+            while not _polls(url):
+                assert process.poll() is None, Path(folder, "log").read_text()[-2000:]
+                time.sleep(0.01)
+            yield url, process.pid
+        finally:
+            for each in _tree(process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(each, signal.SIGKILL)
+            process.wait()
+
+
+def run(peer: Peer, case: Case, seconds: float, installed: Path, dynamodb: str) -> Cost:
     """One contestant, from its start to the second mark."""
-    with _served(serve, case) as url, tempfile.TemporaryDirectory() as folder:
-        Path(folder, "handler.py").write_text(HANDLER)
-        words = [word.replace("{url}", url).replace("{folder}", folder) for word in command]
-        path = f"{installed}{os.pathsep}{folder}"
-        with Path(folder, "log").open("w+") as log:
-            process = subprocess.Popen(  # noqa: S603  commands of our own, or our user's
-                words, cwd=folder, env={**os.environ, "PYTHONPATH": path}, stdout=log, stderr=log
-            )
-            try:
-                while not _polls(url):
-                    assert process.poll() is None, Path(folder, "log").read_text()[-2000:]
-                    time.sleep(0.01)
-                start = _used(process.pid)[0]
-                time.sleep(SETTLING_SECONDS)
-                (spent, _, _), polls, began = _used(process.pid), _polls(url), time.monotonic()
-                time.sleep(seconds)
-                (more, threads, memory), count = _used(process.pid), _polls(url) - polls
-                passed = time.monotonic() - began
-            finally:
-                process.terminate()
-                process.wait()
+    with started(peer, case, installed, dynamodb) as (url, process):
+        start = _used(process)[0]
+        time.sleep(SETTLING_SECONDS)
+        while _polls(url) < peer.settling:
+            time.sleep(0.1)
+        (spent, _, _), polls, began = _used(process), _polls(url), time.monotonic()
+        time.sleep(seconds)
+        (more, threads, memory), count = _used(process), _polls(url) - polls
+        passed = time.monotonic() - began
     assert count, "it asked for nothing between the marks"
     return Cost(start, (more - spent) / count, (more - spent) / passed, threads, memory)
 
@@ -247,12 +289,11 @@ def medians(case: Case, found: Sequence[Cost]) -> dict[str, float]:
         for each in zip(*((c.start, c.poll, c.core, c.threads, c.memory) for c in found), strict=True)
     )
     row = {ROW: poll / case.records * 1e6} if case.records else {}
-    return {**row, POLL: poll * 1e3, CORE: 100 * core, THREADS: threads, "MiB": memory, START: start}
+    return {**row, POLL: poll * 1e3, CORE: 100 * core, THREADS: threads, MEMORY: memory, START: start}
 
 
-def told(case: Case, costs: Mapping[str, list[Cost]]) -> None:
+def told(case: Case, rows: Mapping[str, Mapping[str, float]]) -> None:
     """Print a table, the bars, and ours beside each of the others."""
-    rows = {name: medians(case, found) for name, found in costs.items()}
     ours, columns = rows["ours"], list(rows["ours"])
     print(f"\n{case.name}\n| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|", sep="\n")
     for name, row in rows.items():
@@ -262,6 +303,18 @@ def told(case: Case, costs: Mapping[str, list[Cost]]) -> None:
     for name, row in rows.items():
         if name != "ours":
             print(f"{name} takes {row[columns[0]] / ours[columns[0]]:.1f} times as much: {columns[0]}")
+
+
+def summed_up(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
+    """Print, of each contestant, the first column of each case, and of the first case the rest."""
+    first, *others = found
+    columns = [(case.name, next(iter(found[case.name]["ours"]))) for case in CASES if case.name in found]
+    rest = [(first, column) for column in (THREADS, MEMORY, START)]
+    print(f"\n| | {' | '.join(f'{column}, {name}' for name, column in columns)} | {' | '.join(c for _, c in rest)} |")
+    print("|---" * (len(columns) + len(rest) + 1) + "|")
+    for name in dict.fromkeys(name for case in (first, *others) for name in found[case]):
+        row = [found[case][name][column] if name in found[case] else None for case, column in (*columns, *rest)]
+        print(f"| {name} | {' | '.join('' if value is None else f'{value:.2f}' for value in row)} |")
 
 
 def main() -> None:
@@ -275,14 +328,30 @@ def main() -> None:
     os.environ.update(ENVIRONMENT)
     also = dict(each.split("=", 1) for each in options.also)
     print(f"Python {sys.version.split()[0]}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    with as_installed() as installed:
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    with as_installed() as installed, ExitStack() as stack:
+        try:
+            dynamodb = stack.enter_context(dynamodb_local()).url
+        except ServiceError as missing:
+            dynamodb = ""
+            print(f"what keeps its leases in DynamoDB is left out: {missing}")
         for case in (each for each in CASES if each.name.startswith(options.only)):
-            commands = contestants(case, also)
-            costs: dict[str, list[Cost]] = {name: [] for name in commands}
+            chosen = {n: peer for n, peer in contestants(case, also).items() if dynamodb or not _in_dynamodb(peer)}
+            costs: dict[str, list[Cost]] = {name: [] for name in chosen}
+            for peer in () if found else chosen.values():
+                with started(peer, case, installed, dynamodb):
+                    pass  # it leaves the bytecode of what it imports
             for _ in range(options.rounds):
-                for name, command in commands.items():
-                    costs[name].append(run(command, case, options.seconds, installed))
-            told(case, costs)
+                for name, peer in chosen.items():
+                    costs[name].append(run(peer, case, options.seconds, installed, dynamodb))
+            found[case.name] = {name: medians(case, taken) for name, taken in costs.items()}
+            told(case, found[case.name])
+    summed_up(found)
+    print(f"load at the end {os.getloadavg()[0]:.1f}")
+
+
+def _in_dynamodb(peer: Peer) -> bool:
+    return any("{dynamodb}" in text for text in (*peer.words, *peer.files.values()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-/** One Java KCL worker that prints the event lines of `leasehold consume --events`, for any KCL 2.x or 3.x. */
+/**
+ * One Java KCL worker that prints the event lines of `leasehold consume --events`, for any KCL 2.x or 3.x.
+ * With -Dcount=true it says nothing of records and checkpoints once a second: what it costs is then KCL's.
+ */
 
 import java.lang.reflect.Method;
 import java.net.URI;
@@ -37,6 +40,8 @@ public final class KclWorker {
     /** After so many records, checkpoint just there and wait to be killed: a batch half done. */
     private static final long HOLD_AFTER = Long.getLong("hold.after", Long.MAX_VALUE);
 
+    private static final boolean COUNT = Boolean.getBoolean("count");
+
     /** Arguments: Kinesis' address, DynamoDB's, stream, table, worker, failover in ms, and "2x" for compatible mode. */
     public static void main(String[] words) throws Exception {
         worker = words[4];
@@ -67,7 +72,7 @@ public final class KclWorker {
                 worker,
                 Processor::new);
         PollingConfig polling = new PollingConfig(stream, streams);
-        polling.idleTimeBetweenReadsInMillis(200);
+        polling.idleTimeBetweenReadsInMillis(Long.getLong("idle.millis", 200));
         // A service on a busy machine may need longer for a large answer than a client waits.
         polling.maxRecords(Integer.getInteger("max.records", 10_000));
         return new Scheduler(
@@ -115,6 +120,8 @@ public final class KclWorker {
         private String shard;
         private boolean over;
         private long handled;
+        private long bytes;
+        private long stored;
 
         @Override
         public void initialize(InitializationInput input) {
@@ -124,6 +131,10 @@ public final class KclWorker {
 
         @Override
         public void processRecords(ProcessRecordsInput input) {
+            if (COUNT) {
+                count(input);
+                return;
+            }
             for (KinesisClientRecord each : input.records()) {
                 say("record", shard, told(each));
                 handled++;
@@ -134,6 +145,16 @@ public final class KclWorker {
             }
             if (!input.records().isEmpty()) {
                 attempt(() -> input.checkpointer().checkpoint());
+            }
+        }
+
+        private void count(ProcessRecordsInput input) {
+            for (KinesisClientRecord each : input.records()) {
+                bytes += each.data().remaining();
+            }
+            if (System.nanoTime() - stored > TimeUnit.SECONDS.toNanos(1)) {
+                attempt(() -> input.checkpointer().checkpoint());
+                stored = System.nanoTime();
             }
         }
 

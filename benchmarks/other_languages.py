@@ -1,0 +1,184 @@
+"""Readers of Kinesis in Java, Rust and Go, and Python's by Java's daemon: built once, of versions that are pinned."""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "fleet"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "multilang"))
+
+import java_kcl
+from attrs import Factory, frozen
+from libraries import java_daemon, kclpy
+from standins.go_tool import run_go
+
+from leasehold.adapters.local.node import ServiceError, filled
+
+PROGRAMS = Path(__file__).with_name("peer_programs")
+KCL = "3.5.1"
+JVM = ("-Xmx300m", "-XX:+UseSerialGC")
+"""By default it takes a quarter of the machine's memory."""
+KCL_PAUSE = 1500
+"""Milliseconds between two readings of a shard, where nothing is set."""
+
+
+@frozen
+class Peer:
+    """What is measured.
+
+    words       its command; {url} is the server's address, {proxy} the same for who speaks HTTP/2 in clear, {dynamodb}
+                that of a DynamoDB, {table} a name that is new, and {folder} one with `files`
+    files       by name, with the same words in them
+    settling    polls before the first mark, which is 3 seconds behind the first poll at least
+    """
+
+    words: Sequence[str]
+    files: Mapping[str, str] = Factory(dict)
+    environment: Mapping[str, str] = Factory(dict)
+    settling: int = 1
+
+
+JIT_POLLS = 300
+"""After which a JVM has compiled most of what a poll runs; it still becomes quicker by a few percent a minute."""
+
+KCLPY = """
+import time
+from amazon_kclpy import kcl
+from amazon_kclpy.v3 import processor
+
+class Counting(processor.RecordProcessorBase):
+    stored = 0.0
+
+    def initialize(self, told):
+        pass
+
+    def process_records(self, told):
+        sum(len(record.binary_data) for record in told.records)
+        if time.monotonic() - self.stored > 1:
+            told.checkpointer.checkpoint()
+            self.stored = time.monotonic()
+
+    def lease_lost(self, told):
+        pass
+
+    def shard_ended(self, told):
+        told.checkpointer.checkpoint()
+
+    def shutdown_requested(self, told):
+        told.checkpointer.checkpoint()
+
+kcl.KCLProcess(Counting()).run()
+"""
+
+
+def peers(pause: float | None) -> dict[str, Callable[[], Peer]]:
+    """Each by its name, made when called, which raises ServiceError with what is missing here.
+
+    Where it can be set, a shard is asked once in so many seconds; None: as by default.
+    """
+    milliseconds = KCL_PAUSE if pause is None else round(1000 * pause)
+    return {
+        f"Java KCL {KCL}": lambda: _java(milliseconds),
+        "kclpy 3.1.3 with its daemon": lambda: _kclpy(milliseconds),
+        "Rust SDK loop": lambda: Peer((str(_rust()), "{url}")),
+        "Go SDK loop": lambda: Peer((str(_go() / "loop"), "{url}")),
+    }
+
+
+def _java(pause: int) -> Peer:
+    if missing := java_kcl.missing():
+        raise ServiceError(f"no {missing} on the PATH")
+    built = java_kcl.built(KCL)
+    asked = ("-Dcount=true", f"-Didle.millis={pause}", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
+    place = ("{url}", "{dynamodb}", "canned", "{table}", "java", "10000", "own")
+    words = (str(shutil.which("java")), *JVM, *asked, "-cp", f"{built}:{built}/jars/*", "KclWorker", *place)
+    return Peer(words, settling=JIT_POLLS)
+
+
+def _kclpy(pause: int) -> Peer:
+    _go()  # the proxy
+    properties = {
+        "executableName": f"{sys.executable} {{folder}}/child.py",
+        "streamName": "canned",
+        "applicationName": "{table}",
+        "AwsCredentialsProvider": "DefaultCredentialsProvider",
+        "initialPositionInStream": "TRIM_HORIZON",
+        "regionName": "eu-west-1",
+        "kinesisEndpoint": "{proxy}",
+        "dynamoDBEndpoint": "{dynamodb}",
+        "retrievalMode": "POLLING",
+        "idleTimeBetweenReadsInMillis": str(pause),
+        "maxRecords": "10000",
+        "metricsLevel": "NONE",
+    }
+    return Peer(
+        (*java_daemon(*JVM), "{folder}/app.properties"),
+        {"child.py": KCLPY, "app.properties": "".join(f"{name} = {value}\n" for name, value in properties.items())},
+        {"PYTHONPATH": str(kclpy())},
+        settling=JIT_POLLS,
+    )
+
+
+@contextmanager
+def proxy(url: str) -> Iterator[str]:
+    """An address that takes HTTP/2 in clear for the server at this one. Raises ServiceError."""
+    command = (str(_go() / "proxy"), url)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:  # noqa: S603  ours
+        try:
+            assert started.stdout is not None
+            yield f"http://127.0.0.1:{int(started.stdout.readline())}"
+        finally:
+            started.kill()
+
+
+def _filled(name: str, fill: Callable[[Path], None]) -> Path:
+    sources = sorted(each for each in (PROGRAMS / name).rglob("*") if each.is_file())
+    digest = hashlib.sha256(b"".join(each.read_bytes() for each in sources)).hexdigest()[:12]
+    return filled(f"peers/{name}-{digest}", fill, shared=True)
+
+
+def _go() -> Path:
+    """The folder with the loop and the proxy."""
+    build = ("build", "-mod=readonly", "-trimpath", "-buildvcs=false", "-o")
+    return _filled(
+        "go", lambda folder: print(run_go("the loop", PROGRAMS / "go", *build, f"{folder}/", "./..."), end="")
+    )
+
+
+def _rust() -> Path:
+    """The loop."""
+    home = Path(os.environ.get("CARGO_HOME") or Path.home() / ".cargo")
+    cargo = shutil.which("cargo") or shutil.which("cargo", path=str(home / "bin"))
+    if cargo is None:
+        raise ServiceError("no cargo on the PATH")
+
+    def fill(folder: Path) -> None:
+        print("building a loop on the Rust SDK, once (a few minutes) ...", file=sys.stderr)
+        with tempfile.TemporaryDirectory(prefix="leasehold-cargo-") as place:
+            project = Path(place) / "rust"
+            shutil.copytree(PROGRAMS / "rust", project)
+            lock = project / "Cargo.lock"
+            _run(cargo, project, "generate-lockfile")
+            source = re.search(r"^source = .*\n", lock.read_text(), re.MULTILINE)
+            assert source, "it names no registry"
+            kept = (project / "crates.lock").read_text()
+            lock.write_text(kept.replace("\nchecksum", f"\n{source[0]}checksum"))
+            _run(cargo, project, "build", "--release", "--locked")
+            shutil.copy(project / "target" / "release" / "loop", folder)
+
+    return _filled("rust", fill) / "loop"
+
+
+def _run(cargo: str, project: Path, *arguments: str) -> None:
+    there = {**os.environ, "CARGO_TARGET_DIR": str(project / "target")}
+    done = subprocess.run([cargo, *arguments], cwd=project, env=there, capture_output=True, text=True, check=False)  # noqa: S603  ours
+    if done.returncode:
+        raise ServiceError(f"cargo could not build the loop:\n{done.stderr.strip()[-2000:]}")
