@@ -225,9 +225,9 @@ def test_the_whole_sentence_on_time_and_money_is_right() -> None:
     assert cost_of(table, Config(), LIST_PRICES["dynamodb"]) == Finding("cost", "ok", said)
     assert cost_of(table, Config(), None) == Finding("cost", "ok", f"{unit}; {busy}; {other}")
     assert "layout sessions" not in cost_of(evolve(table, shared=False), Config(), None).says  # the blobs of the SDKs
-    ours = cost_of(evolve(table, sessions=True), Config(), None).says
-    assert "2 workers, layout sessions: at rest 1.4 writes" in ours
-    assert ours.endswith("in layout usual 10 writes and 0.5 read units a second")
+    told = cost_of(evolve(table, sessions=True), Config(), None).says
+    assert "2 workers, layout sessions: at rest 1.4 writes" in told
+    assert told.endswith("in layout usual 10 writes and 0.5 read units a second")
     assert "under steady records 1,000 writes" in cost_of(Fleet("s3", 500, 1, 1.0), Config(), None).says
     alone = cost_of(bucket, Config(), None).says
     assert alone.startswith("10 open shards, 1 worker, layout usual: at rest ")
