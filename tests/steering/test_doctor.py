@@ -217,14 +217,20 @@ def test_the_whole_sentence_on_time_and_money_is_right() -> None:
     gap = gap.replace("15.5", "15.0").replace("10.5", "10")
     assert gap_of(theirs) == Finding("gap", "ok", f"{gap} until the next look; {late}")
     table, bucket = Fleet("dynamodb", 10, 2, 1.0), Fleet("s3", 10, 1, 1.0)
-    unit = "10 open shards, 2 workers: at rest 1.9 writes and 0.5 read units a second"
+    unit = "10 open shards, 2 workers, layout usual: at rest 1.9 writes and 0.5 read units a second"
     busy = "under steady records 10 writes and 0.5 read units a second"
     price = "(DynamoDB on demand, us-east-1, since November 2024)"
-    said = f"{unit}, US$ 3.26 a month; {busy}, US$ 16.59 a month {price}"
+    other = "in layout sessions 3.5 writes and 0.9 read units a second"
+    said = f"{unit}, US$ 3.26 a month; {busy}, US$ 16.59 a month; {other}, US$ 6.10 a month {price}"
     assert cost_of(table, Config(), LIST_PRICES["dynamodb"]) == Finding("cost", "ok", said)
-    assert cost_of(table, Config(), None) == Finding("cost", "ok", f"{unit}; {busy}")
+    assert cost_of(table, Config(), None) == Finding("cost", "ok", f"{unit}; {busy}; {other}")
+    assert "layout sessions" not in cost_of(evolve(table, shared=False), Config(), None).says  # the blobs of the SDKs
+    told = cost_of(evolve(table, sessions=True), Config(), None).says
+    assert "2 workers, layout sessions: at rest 1.4 writes" in told
+    assert told.endswith("in layout usual 10 writes and 0.5 read units a second")
+    assert "under steady records 1,000 writes" in cost_of(Fleet("s3", 500, 1, 1.0), Config(), None).says
     alone = cost_of(bucket, Config(), None).says
-    assert alone.startswith("10 open shards, 1 worker: at rest ")
+    assert alone.startswith("10 open shards, 1 worker, layout usual: at rest ")
     assert " reads a second; under steady records " in alone
     # Where nobody reads for all, each worker lists each cycle; a checkpoint after each batch is five a second.
     assert loads(evolve(table, shared=False), Config(cycle_seconds=20.0))[0].reads == pytest.approx(0.1 * 0.5, rel=0.2)
@@ -292,6 +298,18 @@ def test_costs_are_those_that_were_measured(
     assert busy.reads == pytest.approx(reads, rel=0.3)
     assert busy.month(LIST_PRICES["dynamodb"]) == pytest.approx(dollars, rel=0.1)
     assert rest.writes == pytest.approx(shards / 5.3)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "shards", "workers", "dollars"),
+    [("dynamodb", 10, 2, 5.5), ("dynamodb", 100, 10, 20.9), ("s3", 10, 2, 56.4), ("s3", 100, 10, 175.1)],
+)
+def test_costs_of_layout_sessions_are_those_that_were_measured(
+    scheme: str, shards: int, workers: int, dollars: float
+) -> None:
+    """A fleet of that layout would be told the bill of the usual one, or one that docs/sessions.md does not have."""
+    _, busy = loads(Fleet(scheme, shards, workers, 1.0, parts=3, sessions=True), Config())
+    assert busy.month(LIST_PRICES[scheme]) == pytest.approx(dollars, rel=0.2)
 
 
 def test_objects_cost_two_writes_a_checkpoint_and_their_listings() -> None:

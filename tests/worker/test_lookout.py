@@ -8,12 +8,14 @@ from virtual_fleet import Driven, FaultyStore, Kept, four_shards, member, togeth
 from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
+from leasehold.adapters.worker.holding import Holding, Identity
+from leasehold.adapters.worker.holdings import news
 from leasehold.balancer.actions import Steal
 from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import bulletin_of, bulletin_row, lookout_ranks, note_of
 from leasehold.balancer.model import TRIM_HORIZON, Bulletin, Lease, Position, Version
 from leasehold.stores.protocol import Promises
-from leasehold.stores.writes import ClaimLease, RequestLease, StealLease, merged
+from leasehold.stores.writes import ClaimLease, CreateLease, RequestLease, StealLease, merged
 
 CONFIG = Config(initial_position=TRIM_HORIZON)
 
@@ -222,3 +224,19 @@ def test_where_notes_are_no_small_matter_everybody_lists() -> None:
     worker.run(60.0)
     assert worker.worker.watch.bulletins is None
     assert {bulletin_of(row) for row in store.list().leases} == {Bulletin()}
+
+
+def test_news_is_told_on_the_row_that_readers_know() -> None:
+    """A lookout that has just claimed its last row in shed order would tell that row alone, which nobody reads yet."""
+    store, said = FaultyStore(), note_of(Bulletin(3, 1))
+    for key, notes in (("s-1", said), ("s-5", said), ("s-3", ())):  # in shed order
+        store.write(CreateLease(Lease(key)))
+        store.write(ClaimLease(store.row(key), "ann", notes))
+
+    def told(*keys: str) -> list[str]:
+        identity = Identity("ann", "p-1")
+        rows = [store.row(key) for key in keys]
+        held = [Holding(store, row, identity=identity, clock=Clock(), begun=0.0, lease_seconds=10.0) for row in rows]
+        return [holding.key for holding, _ in news(held, "ann")]
+
+    assert (told("s-1", "s-5"), told("s-1", "s-5", "s-3"), told()) == (["s-5"], ["s-3", "s-5"], [])

@@ -44,6 +44,7 @@ from leasehold.balancer.handoff import asked_again
 from leasehold.balancer.lookout import (
     OUTAGE_SECONDS,
     BulletinTracker,
+    bulletin_of,
     bulletin_row,
     heartbeat,
     heartbeat_seconds,
@@ -51,6 +52,7 @@ from leasehold.balancer.lookout import (
 )
 from leasehold.balancer.model import Lease, Me, Version
 from leasehold.balancer.plan import renewals
+from leasehold.balancer.rules.shares import donation_order
 from leasehold.balancer.shards.contradictions import INCARNATION
 from leasehold.balancer.watch import Watch
 from leasehold.stores.printable import escaped
@@ -395,10 +397,18 @@ def renew_pause(watch: Watch, config: Config) -> float:
 
 
 def news(held: Iterable[Holding], me: str) -> list[tuple[Holding, Renew]]:
-    """The row with the bulletin, to be written at once: the lookout's news should not wait for the next heartbeat."""
+    """The row with the bulletin, to be written at once: the lookout's news should not wait for the next heartbeat.
+
+    Where that row is another than before, for the lookout has just claimed it, the former one says it, too: readers
+    know of no other yet, and in layout `sessions` it does not even fall silent.
+    """
     by_key = {holding.key: holding for holding in held}
-    row = bulletin_row([holding.lease for holding in by_key.values()], me)
-    return [] if row is None else [(by_key[row.key], Renew(row, "C4"))]
+    leases = [holding.lease for holding in by_key.values()]
+    row = bulletin_row(leases, me)
+    if row is None:
+        return []
+    before = max(leases, key=lambda lease: (bulletin_of(lease), donation_order(lease)))
+    return [(by_key[key], Renew(by_key[key].lease, "C4")) for key in dict.fromkeys((row.key, before.key))]
 
 
 renewals_log = escaped(logging.getLogger("leasehold.renewing"))

@@ -212,18 +212,19 @@ class Page:
     def _gathered(self) -> list[Ticket]:
         """The tickets of one group: at least one waits.
 
-        It is complete once all leases have come that came in the round before. A group in which a lease comes again
-        begins a round.
+        It is complete once all leases have come that came in the round before. The next group begins a round then, and
+        so does one in which a lease comes again.
         """
         latest = self._pace.clock() + self._gather
         found: list[Ticket] = []
         patient: set[str] = set()
-        until, hurried = latest, False
+        begins, until, hurried = self._complete(), latest, False
         while (ticket := self._tickets.get(until)) is not None:
             found.append(ticket)
             if ticket.patient:
-                if ticket.key in self._round - patient:
-                    self._before, self._round, self._in_vain = self._round, patient.copy(), False
+                if begins or ticket.key in self._round - patient:
+                    self._before, self._round = self._round - patient, patient.copy()
+                    begins = self._in_vain = False
                 patient.add(ticket.key)
                 self._round.add(ticket.key)
             # What is not patient takes along what waits, and waits for nothing.
@@ -236,6 +237,7 @@ class Page:
         return found
 
     def _complete(self) -> bool:
+        """Whether everybody has come that came in the round before; not while there was none."""
         here = self.session.entries.keys() - self.parted.keys()
         return self._before is not None and not (self._before & here) - self._round
 

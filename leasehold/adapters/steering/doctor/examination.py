@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
 
-from attrs import Factory, define, frozen
+from attrs import Factory, define, evolve, frozen
 
 from leasehold.adapters.reading.runner import RENEWERS
 from leasehold.adapters.sources.protocol import Identified, Selective, Source, SourceError
 from leasehold.adapters.sources.urls import open_source, source_address
 from leasehold.adapters.steering.doctor.attempts import Finding, RightsTrial, attempted, clock_of, recognised, well
+from leasehold.adapters.worker.holding import TELL_SECONDS
 from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import LOOK_SECONDS, scaled
 from leasehold.balancer.model import Shard
@@ -30,6 +31,11 @@ MONTH = 730 * 3600
 MILLION = 1_000_000
 ROW_BYTES, UNIT_BYTES = 360, 4096
 """Of a lease in DynamoDB, and of what one read unit reads; a listing is eventually consistent, at half of it."""
+WRITE_BYTES = 1024
+"""What one write unit writes."""
+SESSION_BYTES, TOLD_BYTES = (250, 38), (330, 48)
+"""Of a session's row and of what it tells, compressed: with no lease, and for each. Printed by `row_bytes` of
+benchmarks/sessions_price.py, for names, sequence numbers and notes of Kinesis."""
 ROW_SECONDS = 1.5
 """Between two readings of the lookout's row by each of the others, as measured, for `lease_seconds` 10."""
 
@@ -67,9 +73,10 @@ class Load:
 class Fleet:
     """A fleet on a store.
 
-    scheme   of the store's URL
-    shared   whether a lookout can read the table for all (`promises.free_notes`)
-    parts    listings that one look takes, for objects
+    scheme    of the store's URL
+    shared    whether a lookout can read the table for all (`promises.free_notes`)
+    parts     listings that one look takes, for objects
+    sessions  whether its table is in layout `sessions`
     """
 
     scheme: str
@@ -78,6 +85,12 @@ class Fleet:
     checkpoint_seconds: float
     shared: bool = True
     parts: int = 1
+    sessions: bool = False
+
+    @property
+    def layout(self) -> str:
+        """As it is called in sentences and JSON."""
+        return "sessions" if self.sessions else "usual"
 
 
 def gap_seconds(config: Config) -> float:
@@ -97,6 +110,8 @@ def gap_of(config: Config) -> Finding:
 
 def loads(fleet: Fleet, config: Config) -> tuple[Load, Load]:
     """While nothing comes, and while records come to every shard all the time."""
+    if fleet.sessions:
+        return _loads_of_sessions(fleet, config)
     objects = fleet.scheme in {"s3", "azblob", "gcs"}
     alone = config.rules.keeps_lookout and fleet.shared
     looks = 1 / scaled(LOOK_SECONDS, config) if alone else fleet.workers / config.cycle_seconds
@@ -116,17 +131,48 @@ def loads(fleet: Fleet, config: Config) -> tuple[Load, Load]:
     return load(idle), load(max(idle, fleet.leases * (2 if objects else 1) / pause))
 
 
+def _loads_of_sessions(fleet: Fleet, config: Config) -> tuple[Load, Load]:
+    """The same in layout `sessions`: one write for all leases of a worker, and a row of notes beside each renewal."""
+    each = math.ceil(fleet.leases / fleet.workers)
+    session, told = (first + more * each for first, more in (SESSION_BYTES, TOLD_BYTES))
+    looks = 1 / scaled(LOOK_SECONDS, config)
+    # The lookout says at each look that it is there, and its renewals are not spared by checkpoints, which say nothing.
+    renewals = fleet.workers / config.renew_seconds + looks
+    beside = fleet.workers / TELL_SECONDS + 2 * looks
+    rows = (fleet.workers - 1) / scaled(ROW_SECONDS, config)
+    page = 5000 if fleet.scheme == "azblob" else 1000
+    listings = 2 * math.ceil(fleet.workers / page) + math.ceil(fleet.leases / page)
+
+    def load(groups: float, notes: float) -> Load:
+        if fleet.scheme == "dynamodb":
+            units = groups * math.ceil(session / WRITE_BYTES) + notes * math.ceil(told / WRITE_BYTES)
+            table = fleet.leases * ROW_BYTES + fleet.workers * (session + told)
+            return Load(units, looks * max(0.5, table / UNIT_BYTES / 2) + rows)
+        fetched = min(groups, fleet.workers * looks) + min(notes, fleet.workers * looks)
+        return Load(groups + notes + looks * listings, rows + (fetched if fleet.scheme == "s3" else 0.0))
+
+    return load(renewals, renewals), load(beside + fleet.workers / (fleet.checkpoint_seconds or 0.2), beside)
+
+
+def layouts(fleet: Fleet) -> tuple[Fleet, ...]:
+    """The fleet in the layout that it has, then in the one that it could have, if its store has another."""
+    return (fleet, evolve(fleet, sessions=not fleet.sessions)) if fleet.shared else (fleet,)
+
+
 def cost_of(fleet: Fleet, config: Config, price: Price | None) -> Finding:
-    """The requests to the store and their costs, as a finding."""
+    """The requests to the store and their costs by layout, as a finding."""
+    unit, tens = (" units" if fleet.scheme == "dynamodb" else ""), 10
+
+    def said(load: Load) -> str:
+        writes, reads = (f"{rate:.2g}" if rate < tens else f"{rate:,.0f}" for rate in (load.writes, load.reads))
+        asked = f"{writes} writes and {reads} read{unit or 's'} a second"
+        return asked + (f", US$ {load.month(price):,.2f} a month" if price else "")
+
     where = f"{fleet.leases} open shards, {fleet.workers} {'worker' if fleet.workers == 1 else 'workers'}"
-    unit = " units" if fleet.scheme == "dynamodb" else ""
-    said = [
-        f"{when} {load.writes:.2g} writes and {load.reads:.2g} read{unit or 's'} a second"
-        + (f", US$ {load.month(price):,.2f} a month" if price else "")
-        for when, load in zip(("at rest", "under steady records"), loads(fleet, config), strict=True)
-    ]
-    tail = f" ({price.source})" if price else ""
-    return Finding("cost", "ok", f"{where}: {'; '.join(said)}{tail}")
+    rest, busy = loads(fleet, config)
+    told = [f"{where}, layout {fleet.layout}: at rest {said(rest)}", f"under steady records {said(busy)}"]
+    told += [f"in layout {other.layout} {said(loads(other, config)[1])}" for other in layouts(fleet)[1:]]
+    return Finding("cost", "ok", "; ".join(told) + (f" ({price.source})" if price else ""))
 
 
 ANSWER_SECONDS = 0.02
@@ -245,17 +291,24 @@ def examined(source: str, store: str, fleet: ExaminedFleet) -> Examination:
     findings.append(size_of(shards, workers, fleet.config))
     if store_scheme not in BILLED:
         return Examination(tuple(findings), expected)
-    asked = Fleet(store_scheme, shards, workers, pause, seen.promises.free_notes, parts)
-    costs = {
+    grouped = seen.promises.groups_writes or store_options.get("layout") == "sessions"
+    asked = Fleet(store_scheme, shards, workers, pause, seen.promises.free_notes, parts, grouped)
+    findings.append(cost_of(asked, fleet.config, price))
+    costs = {each.layout: _costs(each, fleet.config, price) for each in layouts(asked)}
+    more = {"shards": shards, "workers": workers, "layout": asked.layout, **costs[asked.layout], "layouts": costs}
+    return Examination(tuple(findings), {**expected, **more})
+
+
+def _costs(fleet: Fleet, config: Config, price: Price | None) -> dict[str, dict[str, float | None]]:
+    """The same for JSON."""
+    return {
         name: {
             "writes": round(load.writes, 3),
             "reads": round(load.reads, 3),
             "us_dollars_a_month": None if price is None else round(load.month(price), 2),
         }
-        for name, load in zip(("at_rest", "under_records"), loads(asked, fleet.config), strict=True)
+        for name, load in zip(("at_rest", "under_records"), loads(fleet, config), strict=True)
     }
-    findings.append(cost_of(asked, fleet.config, price))
-    return Examination(tuple(findings), {**expected, "shards": shards, "workers": workers, **costs})
 
 
 @contextmanager
