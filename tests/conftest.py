@@ -47,7 +47,7 @@ SHARED = {
     "postgres_service": "postgres",
 }
 """What takes seconds of a processor to start or to build, by the group of the tests that use it."""
-LONGEST = ("java", "spark", "fleets", "docs")
+LONGEST = ("rolling", "java", "spark", "fleets", "docs")
 """Groups that take minutes."""
 
 # How fast a busy machine draws examples, or runs one, says nothing about the law under test.
