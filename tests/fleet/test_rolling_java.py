@@ -10,7 +10,7 @@ from types_boto3_dynamodb import DynamoDBClient
 
 from leasehold.balancer.watch import REPORT_SECONDS, SILENT_SECONDS
 
-pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("java")]
+pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("rolling")]
 
 POLL_SECONDS = LEASE_SECONDS
 """A worker of KCL 3.x looks for leases that it was given every `failoverTimeMillis`."""

