@@ -288,7 +288,12 @@ def status_of(
     recent = reach is not None and now - reach.at <= long
     # Asked before the note is: whatever it tells of its reading, nobody reads on.
     if alone > long or (lease.owner is None and not recent):
-        return _unowned(lease, alone, watched, long)
+        whose = "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and has not been heard of"
+        if alone > long:
+            return Status("ORPHAN", f"{whose} for {alone:.0f} s, and nobody else takes it")
+        if watched <= 0:
+            return Status("UNKNOWN", f"{whose}; one look does not tell for how long: watch it (--watch)")
+        return Status("UNKNOWN", f"{whose} for {alone:.0f} s as far as was seen; within {long:.0f} s somebody should")
     own = reach is not None and reach.owner == lease.owner and reach.at != watch.former
     if reach is None or not (recent or own):
         return _untold(lease, lag, watched, watch, long)
@@ -308,15 +313,6 @@ def _alone(lease: Lease, reach: Reach | None, now: float, watched: float) -> flo
     if reach is None or not told or watched > lease.idle + 1.0:  # its version has moved while we looked
         return seen
     return max(seen, now - reach.at)
-
-
-def _unowned(lease: Lease, alone: float, watched: float, long: float) -> Status:
-    whose = "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and has not been heard of"
-    if alone > long:
-        return Status("ORPHAN", f"{whose} for {alone:.0f} s, and nobody else takes it")
-    if watched <= 0:
-        return Status("UNKNOWN", f"{whose}; one look does not tell for how long: watch it (--watch)")
-    return Status("UNKNOWN", f"{whose} for {alone:.0f} s as far as was seen; within {long:.0f} s somebody should")
 
 
 def _told(reach: Reach, now: float, long: float) -> Status:

@@ -49,7 +49,7 @@ from leasehold.balancer.shards.contradictions import (
 )
 from leasehold.stores.execute import execute
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import Done, Listing, Lost, Outcome, OutcomeUnknown, Store, StoreError
+from leasehold.stores.protocol import Done, Listing, Lost, OutcomeUnknown, Store, StoreError
 
 if TYPE_CHECKING:  # an extra
     from opentelemetry.trace import Tracer
@@ -245,7 +245,10 @@ class Worker:
             with self.spans.over("look"):
                 self._look_and_act(now, asked, each)
         except (StoreError, SourceError) as fault:
-            if self._is_final(fault):
+            # A store or a source that never answered is not waited for. A refusal after an earlier answer may pass,
+            # when a role or a token is renewed.
+            answered = self._turns and (isinstance(fault, StoreError) or self.discovery.answered)
+            if not (answered or isinstance(fault, OutcomeUnknown | SourceUnavailable)):
                 raise
             self._absent.clear()  # while the table does not answer, no owner can make its row anew
             wait, held = self._backoff.next(), len(self.holdings)
@@ -256,17 +259,6 @@ class Worker:
             return wait
         self._backoff.reset()
         return self._look.seconds
-
-    def _is_final(self, fault: StoreError | SourceError) -> bool:
-        """Whether store or source never answered at all."""
-        match fault:
-            case OutcomeUnknown() | SourceUnavailable():
-                return False
-            case StoreError():
-                # A refusal after an earlier answer may pass, when a role or a token is renewed.
-                return not self._turns
-            case _:
-                return not (self._turns and self.discovery.answered)
 
     def _look_and_act(self, now: float, asked: tuple[str, ...] | None, each: ParallelMap) -> None:
         began, found = self.clock(), self._found(asked)
@@ -430,10 +422,7 @@ class Worker:
             )
             if isinstance(action, Claim):  # H4; a theft would be asked for under another condition
                 self._holdings.mark_unconfirmed(action.lease)
-        else:
-            self._learn(action, outcome, begun)
-
-    def _learn(self, action: Action, outcome: Outcome, begun: float) -> None:
+            return
         if isinstance(outcome, Done):
             key, rule = outcome.lease.key, action.rule
             log.info("%s of lease %s done, by %s", type(action).__name__, key, rule, extra=_said(action, "done", key))
