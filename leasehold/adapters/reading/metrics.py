@@ -168,6 +168,7 @@ class WorkerMetrics:
         return (Observation(number, {"worker": self._worker.me}),)
 
     def _series(self, lease: Lease) -> dict[str, str]:
+        # In the table of a single Kinesis stream no lease names it.
         stream = {"stream": lease.stream} if lease.stream else {}
         return {"worker": self._worker.me, "lease": lease.key, **stream}
 

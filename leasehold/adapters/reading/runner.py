@@ -573,6 +573,7 @@ class Runner:
         drained = self._drain(tasks, until)
         # Renewals go on until here: a batch that takes its time while all drains must not lose its lease meanwhile.
         self._renewing = False
+        # It may be waiting for the next renewal, and is to see at once that there is none.
         self._renew_sooner.set()
         left = [holding for holding in self.worker.holdings if not holding.lease.ended]
         for holding in left:

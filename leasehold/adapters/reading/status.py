@@ -321,6 +321,7 @@ def _told(reach: Reach, now: float, long: float) -> Status:
     if stands <= long:
         if reach.grows:
             return Status("BEHIND", f"{_behind(reach)}, and all the time further for two minutes")
+        # Its owner says why it does not read now: it waits for parents, or for room.
         return Status("OK", reach.excused or _behind(reach))
     # Before the fault: a handler that never returns is the cause, whatever failed before.
     if work is not None and now - work > long:
@@ -353,6 +354,7 @@ def _untold(lease: Lease, lag: LeaseLag, watched: float, watch: LeaseWatch, long
     if watch.moved and watch.stands <= long:
         return Status("OK", f"its checkpoint moves; {how}" if waiting is not None else "its checkpoint moves")
     if watched <= 0:
+        # One look shows where the checkpoint is, and not whether it moves.
         return Status("UNKNOWN", f"{lease.owner} tells nothing of its reading: watch it (--watch)")
     asks = "" if waiting is not None else "; --source asks the stream whether anything waits"
     return Status("UNKNOWN", f"its checkpoint has not moved in {watch.stands:.0f} s{asks}")

@@ -680,6 +680,7 @@ class Holding:
     def _attempt(self, make: Callable[[Lease], Write | None]) -> Outcome:
         begun, write = self._clock(), make(self._lease)
         if write is None:
+            # Nothing to write: it is stored already, or the lease is to go, and the hand-over carries the position.
             return Done(self._lease)
         outcome = self._store.write(write)
         if isinstance(outcome, Done):

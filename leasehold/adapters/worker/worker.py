@@ -237,6 +237,7 @@ class Worker:
 
     def close(self) -> None:
         """Take no more leases; the consumer hands over those that are held."""
+        # First: a turn that begins meanwhile must ask for nothing more.
         self._closing = True
         self._handoffs.withdraw()
 
@@ -308,12 +309,14 @@ class Worker:
             )
         )
         if early:
+            # They are planned again from a listing of the shards alone.
             self.discovery.want()
         judged = asked is None and (shards is not None or self.discovery.contradictions)
         if judged and self._recreated.mended(leases, self.holdings):
             self.hurry()  # see what became of it, and list
         self._look = self._sooner(look_again(actions, leases, me, self.config), early)
         if asked is None:
+            # How seldom others renew is known from readings of the whole table alone.
             self._slow_peers.observe(me, self.config)
         self._turns += 1
         told = news(self.holdings, self.me) if self._look.notes and asked is None else []
@@ -398,6 +401,7 @@ class Worker:
             # A take-back or an adoption may have made it ours since the plan.
             case Claim() | Steal():
                 return self._holdings.get(action.lease.key) is None
+            # A listing may be behind: of what it does not show the source itself is asked (L10).
             case Delete():
                 return self.discovery.deletable(action.lease, shards or ())
             case _:
