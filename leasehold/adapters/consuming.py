@@ -131,9 +131,14 @@ class Consumption:
             store, source = self.leases, self.source
             if isinstance(store, str):
                 backoff, stop = Backoff(*FAULT_WAITS), stopping or Event()
+                limits: dict[str, Any] = {"create": self.create, "request_seconds": self.config.lease_seconds / 3}
                 while isinstance(store, str):
                     try:
-                        store = self._opened(store)
+                        if self.to is None:
+                            store = OneTableStore(open_store(store, session=self.sessions[1], **limits))
+                        else:  # the leases may move to another table: both are needed
+                            tables = open_tables(store, self.to, sessions=self.sessions[1:], **limits)
+                            store = SwapStore(tables, name_of(self.to))
                     except OutcomeUnknown as fault:
                         # A worker at work asks again and again; so does one that is told to wait at the start.
                         if not self.wait:
@@ -149,13 +154,6 @@ class Consumption:
             if self.cut is not None:
                 store, source = self.cut.store(store), self.cut.source(source)
             yield Worker(store=store, source=source, me=self.me, config=self.config, if_recreated=self.if_recreated)
-
-    def _opened(self, url: str) -> Store:
-        """The store of the leases, both where they may move to another."""
-        limits: dict[str, Any] = {"create": self.create, "request_seconds": self.config.lease_seconds / 3}
-        if self.to is None:
-            return OneTableStore(open_store(url, session=self.sessions[1], **limits))
-        return SwapStore(open_tables(url, self.to, sessions=self.sessions[1:], **limits), name_of(self.to))
 
     def run(
         self,

@@ -1,12 +1,9 @@
-"""Takes a JSON document apart, one field at a time; every complaint names the field by its path.
+"""The seam as JSON: one document that asks for a plan, and the plan that answers it; pure.
 
-The JSON forms of a lease and of a shard, as `leasehold plan` reads them; a lease leaves defaults out.
-
-The question in the JSON form of the seam: leases, shards, worker and configuration; pure.
-
-Each class has a table: how each of its fields is written. What a class demands, and its defaults, are its own.
-
-The seam as JSON: one document that asks for a plan, and the plan that answers it; pure.
+`JsonValue` takes a document apart, one field at a time; every complaint names the field by its path. `lease_json` and
+`shard_json` write leases and shards as `leasehold plan` reads them; a lease leaves defaults out. `question` reads what
+is asked: leases, shards, worker and configuration. Each class has a table: how each of its fields is written. What a
+class demands, and its defaults, are its own.
 """
 
 import json

@@ -5,9 +5,8 @@ lease as the planner saw it. Rule 2: a refused write is a value (`Lost`), with t
 Rule 3: a store never answers Done when it does not know; it raises `OutcomeUnknown`, and the next
 consistent reading is the truth. Rule 4: attributes it does not understand survive every write.
 
-A store that passes every call on to another: what a wrapper of a store begins with.
-
-The time that one request of a store may take: several must fit into a lease, or a stalled one costs it.
+A wrapper of a store begins with `PassingStore`, which passes every call on to another. `Patience` is the time that one
+request may take: several must fit into a lease, or a stalled one costs it.
 """
 
 from collections.abc import Iterable

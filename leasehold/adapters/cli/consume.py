@@ -156,7 +156,11 @@ def command(  # noqa: PLR0917  one for each option
     given = {name.removesuffix("_"): value for name, value in locals().items()}
     me = worker or worker_id()
     options = cast("Options", {name: given[name] for name in OPTIONS} | {"worker": me})
-    _log(me, log, verbose=verbose)
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if log == "json":
+        for each in logging.getLogger().handlers:
+            each.setFormatter(JsonLines(me))
+    logging.getLogger("leasehold").setLevel(logging.INFO if verbose else logging.WARNING)
     with ending("consume", StoreError, SourceError, LetterError, WorkerError):
         told = _handler(handler, me, concurrency, events=events)
         described = consumption(source, store, told, options, dashed)
@@ -170,14 +174,6 @@ def command(  # noqa: PLR0917  one for each option
         state = "the slice is read" if verdict.finished else "the slice is not read to its end: start again to go on"
         print(f"{state}; {done}{letters}", file=sys.stderr if events else sys.stdout)
         raise typer.Exit(0 if verdict.finished else 1)
-
-
-def _log(me: str, form: LogForm, *, verbose: bool) -> None:
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if form == "json":
-        for handler in logging.getLogger().handlers:
-            handler.setFormatter(JsonLines(me))
-    logging.getLogger("leasehold").setLevel(logging.INFO if verbose else logging.WARNING)
 
 
 def _handler(handler: str | None, me: str, concurrency: int | None, *, events: bool) -> str | Handling:

@@ -4,10 +4,9 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, BinaryIO, cast
+from typing import Annotated, Any, BinaryIO, Self, cast
 
 import typer
 from rich.console import Console
@@ -105,7 +104,12 @@ def _field(line: bytes, number: int, delimiter: str) -> str:
 
 def _write(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float | dict[str, int]]:
     """Send every line, and drain; the producer's counters."""
-    with _asking() as asked, producer, _progress() as show:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.completed:,.0f} lines read"), TimeElapsedColumn())
+    # A line that counts, where somebody watches.
+    progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+    with _EndRequest() as asked, producer, progress:
+        task = progress.add_task("", total=None)
         for number, line in enumerate(asked.lines(lines), 1):
             if data := line.rstrip(b"\r\n"):
                 try:
@@ -115,7 +119,7 @@ def _write(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float 
                 except ValueError as error:
                     raise ValueError(f"line {number}: no record can be made of it: {error}") from None
             if number % STEP == 0:
-                show(number)
+                progress.update(task, completed=number)
     return producer.metrics
 
 
@@ -128,6 +132,14 @@ class _EndRequest:
 
     def __init__(self) -> None:
         self.asked = self.reading = False
+
+    def __enter__(self) -> Self:
+        self.before = {each: signal.signal(each, self.signal) for each in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_fault: object) -> None:
+        for each, handler in self.before.items():
+            signal.signal(each, handler)
 
     def signal(self, _number: int, _frame: FrameType | None) -> None:
         """The first one; from here on a signal ends the process at once."""
@@ -149,24 +161,3 @@ class _EndRequest:
                 yield line
         except _EndRequested:
             return
-
-
-@contextmanager
-def _asking() -> Iterator[_EndRequest]:
-    asking = _EndRequest()
-    before = {each: signal.signal(each, asking.signal) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asking
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int], None]]:
-    """A line that counts, where somebody watches."""
-    columns = (TextColumn("{task.completed:,.0f} lines read"), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task("", total=None)
-        yield lambda number: progress.update(task, completed=number)

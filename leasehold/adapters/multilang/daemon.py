@@ -174,7 +174,9 @@ class ChildHandler:
     def _measure(self, holding: Holding, batch: Batch) -> None:
         """Say an empty reading, unless the child has not answered for the last one."""
         before = self._unheard.get(holding.key)
-        if not self._empty or batch.records or (before is not None and not (before.done() and _went_well(before))):
+        if not self._empty or batch.records:
+            return
+        if before is not None and (not before.done() or before.cancelled() or before.exception() is not None):
             return
         at, store = self._beginning(holding)
         work = self._children.process(holding.lease.shard, at, (), batch.behind_seconds, store)
@@ -270,10 +272,6 @@ class ChildHandler:
             log.warning("shard %s: a checkpoint is not stored: %s", holding.key, fault)
             return error_name(fault)
         return None if stored else "ShutdownException"
-
-
-def _went_well(done: "Future[None]") -> bool:
-    return not done.cancelled() and done.exception() is None
 
 
 def error_name(fault: StoreError | SourceError) -> CheckpointError:

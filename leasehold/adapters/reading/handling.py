@@ -118,27 +118,6 @@ def fault_from(error: BaseException) -> Exception:
     return fault
 
 
-def _generates(given: Callable[..., object]) -> bool:
-    while isinstance(given, partial):
-        given = given.func
-    return any(
-        inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in (given, type(given).__call__)
-    )
-
-
-def _misfit(given: Callable[..., object], count: int) -> str:
-    try:
-        # A decorator may bring arguments of its own, so what it decorates is not looked at.
-        signature = inspect.signature(given, follow_wrapped=False)
-    except (TypeError, ValueError):
-        return ""  # some built-in functions have no signature
-    try:
-        signature.bind(*range(count))
-    except TypeError as misfit:
-        return str(misfit)
-    return ""
-
-
 CHECKPOINT_SECONDS = 1.0
 """A write for each batch, five times a second, would cost a lease table five times as much as KCL's habits do."""
 

@@ -53,6 +53,7 @@ class WorkerMetrics:
         series = self._held.get(holding)
         if series is None:
             series = self._held[holding] = self._series(holding.lease)
+            # At its first reading alone: later ones are of the same holding.
             if holding.reach.moved:
                 self._instruments.owner_switches.add(1, series)
         self._instruments.bytes.add(batch.size, series)
@@ -129,6 +130,7 @@ class WorkerMetrics:
         rows, now, held = self._rows(), self._read_at(), {holding.key for holding in self._worker.holdings}
         lease_seconds = self._worker.config.lease_seconds
         lags = lags_of(rows, now, lease_seconds)
+        # One look more: whether a lease falls behind all the time is seen by several.
         self._window = self._window.after(self._worker.clock(), rows, lags)
         found = statuses_of(rows, lags, now, lease_seconds, self._window)
         # Where rows have no room for notes each worker knows of its own leases, and tells of them.
@@ -146,6 +148,7 @@ class WorkerMetrics:
             for holding in self._worker.holdings
         }
         seen = {key: sighting.lease for key, sighting in self._worker.watch.sightings.items()}
+        # Its own win: the table may have been read before their last renewals.
         return [*(seen | own).values()]
 
     def _read_at(self) -> float:
@@ -165,6 +168,7 @@ class WorkerMetrics:
         return (Observation(number, {"worker": self._worker.me}),)
 
     def _series(self, lease: Lease) -> dict[str, str]:
+        # In the table of a single Kinesis stream no lease names it.
         stream = {"stream": lease.stream} if lease.stream else {}
         return {"worker": self._worker.me, "lease": lease.key, **stream}
 
@@ -203,7 +207,7 @@ class _Instruments:
             (WorkerMetrics.millis_behind_latest, "ms", "How far reading is behind the tip of the shard."),
         )
         for gauge, unit, meaning in gauges:
-
+            # The gauge as a default: when it is called, the loop has come to its last one.
             def observe(
                 _options: CallbackOptions, gauge: Callable[[WorkerMetrics], Iterable[Observation]] = gauge
             ) -> Iterable[Observation]:

@@ -553,13 +553,27 @@ class Runner:
         Raises WorkerError, StoreError or SourceError if the worker cannot go on, after having released; SystemExit or
         KeyboardInterrupt if a handler has raised it.
         """
-        tasks = self._begun()
+        worker, tasks = self.worker, dict[str, Queue]()
+        turn, renew = partial(worker.turn, each=self._actors.map), partial(worker.renew, each=self._renewers.begin)
+        pause = start_seconds(worker.me, worker.config)  # C15
+        works: dict[str, Callable[[], None]] = {
+            "turn": lambda: self._keep("turn", turn, self._turn_sooner, lambda: self._readings.taking, pause),
+            "renew": lambda: self._keep("renew", renew, self._renew_sooner, lambda: self._renewing),
+        }
+        for name, work in works.items():
+            try:
+                tasks[name] = self._task(name, work)
+            except RuntimeError as fault:
+                # Leases that are taken and not renewed are soon another's: without both tasks there is no run.
+                self._fail(fault)
+                break
         (end,) = self._ends.get()
         # One end for all that follows, so that steps which each take their time do not add up.
         until = self._scheduler.clock() + self._drain_seconds
         drained = self._drain(tasks, until)
         # Renewals go on until here: a batch that takes its time while all drains must not lose its lease meanwhile.
         self._renewing = False
+        # It may be waiting for the next renewal, and is to see at once that there is none.
         self._renew_sooner.set()
         left = [holding for holding in self.worker.holdings if not holding.lease.ended]
         for holding in left:
@@ -585,23 +599,6 @@ class Runner:
     def hurry(self, key: str) -> None:
         """Begin the next step for this lease at once."""
         self._readings.schedule.wake(key)
-
-    def _begun(self) -> dict[str, Queue]:
-        """Begin every task; each with the queue that tells when it is over."""
-        worker, begun = self.worker, dict[str, Queue]()
-        turn, renew = partial(worker.turn, each=self._actors.map), partial(worker.renew, each=self._renewers.begin)
-        pause = start_seconds(worker.me, worker.config)  # C15
-        works: dict[str, Callable[[], None]] = {
-            "turn": lambda: self._keep("turn", turn, self._turn_sooner, lambda: self._readings.taking, pause),
-            "renew": lambda: self._keep("renew", renew, self._renew_sooner, lambda: self._renewing),
-        }
-        for name, work in works.items():
-            try:
-                begun[name] = self._task(name, work)
-            except RuntimeError as fault:
-                self._fail(fault)
-                break
-        return begun
 
     def _task(self, name: str, work: Callable[[], None]) -> Queue:
         over = self._scheduler.queue()

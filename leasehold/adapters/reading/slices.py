@@ -238,6 +238,7 @@ def run_until(
     def watch() -> None:
         while not ended.wait(look_seconds):
             if over():
+                # Before the run ends: whoever waits for that asks then whether the slice is read.
                 finished.set()
                 runner.stop()
                 return

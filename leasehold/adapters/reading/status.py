@@ -288,7 +288,12 @@ def status_of(
     recent = reach is not None and now - reach.at <= long
     # Asked before the note is: whatever it tells of its reading, nobody reads on.
     if alone > long or (lease.owner is None and not recent):
-        return _unowned(lease, alone, watched, long)
+        whose = "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and has not been heard of"
+        if alone > long:
+            return Status("ORPHAN", f"{whose} for {alone:.0f} s, and nobody else takes it")
+        if watched <= 0:
+            return Status("UNKNOWN", f"{whose}; one look does not tell for how long: watch it (--watch)")
+        return Status("UNKNOWN", f"{whose} for {alone:.0f} s as far as was seen; within {long:.0f} s somebody should")
     own = reach is not None and reach.owner == lease.owner and reach.at != watch.former
     if reach is None or not (recent or own):
         return _untold(lease, lag, watched, watch, long)
@@ -310,21 +315,13 @@ def _alone(lease: Lease, reach: Reach | None, now: float, watched: float) -> flo
     return max(seen, now - reach.at)
 
 
-def _unowned(lease: Lease, alone: float, watched: float, long: float) -> Status:
-    whose = "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and has not been heard of"
-    if alone > long:
-        return Status("ORPHAN", f"{whose} for {alone:.0f} s, and nobody else takes it")
-    if watched <= 0:
-        return Status("UNKNOWN", f"{whose}; one look does not tell for how long: watch it (--watch)")
-    return Status("UNKNOWN", f"{whose} for {alone:.0f} s as far as was seen; within {long:.0f} s somebody should")
-
-
 def _told(reach: Reach, now: float, long: float) -> Status:
     """By the owner's own note."""
     work, stands = reach.work, 0.0 if reach.done is None else now - reach.done
     if stands <= long:
         if reach.grows:
             return Status("BEHIND", f"{_behind(reach)}, and all the time further for two minutes")
+        # Its owner says why it does not read now: it waits for parents, or for room.
         return Status("OK", reach.excused or _behind(reach))
     # Before the fault: a handler that never returns is the cause, whatever failed before.
     if work is not None and now - work > long:
@@ -357,6 +354,7 @@ def _untold(lease: Lease, lag: LeaseLag, watched: float, watch: LeaseWatch, long
     if watch.moved and watch.stands <= long:
         return Status("OK", f"its checkpoint moves; {how}" if waiting is not None else "its checkpoint moves")
     if watched <= 0:
+        # One look shows where the checkpoint is, and not whether it moves.
         return Status("UNKNOWN", f"{lease.owner} tells nothing of its reading: watch it (--watch)")
     asks = "" if waiting is not None else "; --source asks the stream whether anything waits"
     return Status("UNKNOWN", f"its checkpoint has not moved in {watch.stands:.0f} s{asks}")

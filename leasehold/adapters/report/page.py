@@ -1,8 +1,6 @@
 """The report as one page of HTML that needs nothing else: no network, no scripts.
 
-The templates of the pages, and the form of numbers, times and names in them.
-
-Charts as SVG that takes its colours and its type from the page it stands in: bars, stacks and curves.
+Its charts (`bars`, `stacks`, `lines`) are SVG that takes its colours and its type from the page that they stand in.
 
 Rule 1: colours are variables of the page's style, so that one chart is readable on light and on dark. Rule 2: names are
 text, never markup. Rule 3: nothing is styled in place, which a page's content policy would refuse.

@@ -1,12 +1,11 @@
 """Everything a report says, as one value, and as JSON; pure.
 
-The changes from each snapshot of a lease table to the next: owners, workers, checkpoints; pure.
+`changes` are those from each snapshot of a lease table to the next: owners, workers, checkpoints. `saved` and `looked`
+read snapshots: from what `leasehold leases --json` has printed, or from a store that is looked at several times.
 
 How far behind a lease is, its owner writes into the row. Where no row tells, snapshots can only tell how long a
 checkpoint has stood still, at least: since the first of the snapshots in a row that show it where it is now. A shard
 into which nobody writes stands still as well, so that this is not called lag.
-
-Reads snapshots: from a store, looked at several times, or from what `leasehold leases --json` has printed.
 """
 
 import math

@@ -193,17 +193,14 @@ class Had:
     def token(self) -> str:
         """As positions carry it; "" where no record had a tag."""
         if self._text is None:
-            self._text = self._written()
+            self._text = ""
+            if self.at is not None and self:
+                pieces = [
+                    ("" if last == HASH_KEYS[1] else f"{last:x}@") + ";".join(map(_text_of, queries, queries.values()))
+                    for last, queries in self.pieces
+                ]
+                self._text = f"{_FORM} {self.at.sequence}.{self.at.sub} {' '.join(pieces)}"
         return self._text
-
-    def _written(self) -> str:
-        if self.at is None or not self:
-            return ""
-        pieces = [
-            ("" if last == HASH_KEYS[1] else f"{last:x}@") + ";".join(map(_text_of, queries, queries.values()))
-            for last, queries in self.pieces
-        ]
-        return f"{_FORM} {self.at.sequence}.{self.at.sub} {' '.join(pieces)}"
 
     @classmethod
     def of(cls, start: Position) -> Self:

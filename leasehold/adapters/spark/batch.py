@@ -237,18 +237,16 @@ class _ShardPlanner:
         if cut.until_ms == EVER_MS:
             ends = told.last
         newest = cut.until_ms if told.arrived is None else min(cut.until_ms, int(told.arrived * 1000))
-        found = between(cut.begin, self._marks(lease, newest) if self._parts > 1 else [], ends)
+        marks = list[Position]()
+        if self._parts > 1 and (first := self._first(lease, cut.begin)) is not None:
+            # From the first record that is there: equal parts of a time without records would leave most tasks empty.
+            times = moments(max(first[1], cut.since_ms), newest, self._parts)
+            firsts = (self._first(lease, at_timestamp(each)) for each in times)
+            marks = [mark[0] for mark in firsts if mark is not None]
+        found = between(cut.begin, marks, ends)
         # Tasks read the parts of a shard at the same time, and share what the service allows its readers.
         pause = self._place.pause_seconds * len(found)
         return [ShardPart(cut, shard.id, shard.hash_range, begins, until, pause) for begins, until in found]
-
-    def _marks(self, lease: Lease, newest: int) -> list[Position]:
-        if (first := self._first(lease, self._cut.begin)) is None:
-            return []
-        # From the first record that is there: equal parts of a time without records would leave most tasks empty.
-        times = moments(max(first[1], self._cut.since_ms), newest, self._parts)
-        found = (self._first(lease, at_timestamp(each)) for each in times)
-        return [mark[0] for mark in found if mark is not None]
 
     def _first(self, lease: Lease, start: Position) -> tuple[Position, int] | None:
         """The first position behind this start, and when its record arrived (rule 2)."""

@@ -108,8 +108,10 @@ class LeasedSource(DataSource):
     def _writing(self, schema: StructType, *, replaces: bool) -> tuple[WritablePlace, WriteNames]:
         if replaces:
             raise ValueError('mode: what is in a stream stays; use mode("append"), or outputMode("append")')
+        # What `register` knows of the session stands among the options, too; a sink has no use for it.
         given = Given({name: text for name, text in self._given.items() if not name.lower().startswith("lease.")})
         given.refuse({"asyncProgressTrackingEnabled": ASYNC})
+        # Asked for, or they would be refused as unknown below.
         for name in SPARKS_OWN:
             given.text(name)
         names = WriteNames.asked(given)

@@ -322,7 +322,13 @@ def session(name: str, *, delta: bool = False, quiet: bool = False) -> SparkSess
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = builder.config(map=SETTINGS)
         builder = builder.config("spark.log.level", "FATAL") if quiet else builder
-        builder = _with_delta(builder) if delta else builder
+        if delta:  # as spark-submit's `--packages` and `--conf` would
+            if find_spec("delta") is None:
+                raise ValueError("--tables delta: install delta-spark, in a version for this Spark")
+            # Delta's own package knows which jars go with this version of it.
+            from delta import configure_spark_with_delta_pip  # type: ignore[import-not-found]  # noqa: PLC0415  optional
+
+            builder = configure_spark_with_delta_pip(builder.config(map=DELTA))
     started = builder.getOrCreate()
     register(started)
     return started
@@ -333,17 +339,6 @@ def session_at(master: str, name: str) -> SparkSession:
     os.environ.setdefault("JAVA_HOME", str(java_home()))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     return SparkSession.builder.master(master).appName(name).getOrCreate()
-
-
-def _with_delta(builder: SparkSession.Builder) -> SparkSession.Builder:
-    """Add Delta Lake, as spark-submit's `--packages` and `--conf` would."""
-    if find_spec("delta") is None:
-        raise ValueError("--tables delta: install delta-spark, in a version for this Spark")
-    # Delta's own package knows which jars go with this version of it.
-    from delta import configure_spark_with_delta_pip  # type: ignore[import-not-found]  # noqa: PLC0415  optional
-
-    configured: SparkSession.Builder = configure_spark_with_delta_pip(builder.config(map=DELTA))
-    return configured
 
 
 class PipelineMetrics:

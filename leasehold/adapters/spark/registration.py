@@ -23,12 +23,16 @@ def register(spark: "SparkSession") -> None:
     as long as they do.
     """
     # The pure modules of this package must be importable without pyspark.
+    from pyspark.sql.utils import is_remote  # noqa: PLC0415
+
     from leasehold.adapters.spark.dynamodb_streams.data_source import DynamoLeased  # noqa: PLC0415
     from leasehold.adapters.spark.event_hubs.data_source import EventHubsLeased  # noqa: PLC0415
     from leasehold.adapters.spark.kinesis.data_source import KinesisLeased  # noqa: PLC0415
     from leasehold.adapters.spark.lease_table import LeaseTable  # noqa: PLC0415
 
-    here = {"known": _cores(spark) | address_of(spark) | _jobs(spark)}
+    # The cores of all executors that are there by now: a client of Spark Connect cannot see them.
+    cores = {} if is_remote() else {"lease.cores": str(spark.sparkContext.defaultParallelism)}
+    here = {"known": cores | address_of(spark) | _jobs(spark)}
     # Classes made here are pickled whole for Spark's other processes, with these attributes, and not by name.
     spark.dataSource.register(type("KinesisLeasedHere", (KinesisLeased,), here))
     spark.dataSource.register(type("DynamoLeasedHere", (DynamoLeased,), here))
@@ -36,17 +40,11 @@ def register(spark: "SparkSession") -> None:
     spark.dataSource.register(LeaseTable)
 
 
-def _cores(spark: "SparkSession") -> dict[str, str]:
-    """The cores of all executors that are there by now, which a client of Spark Connect cannot see."""
-    from pyspark.sql.utils import is_remote  # noqa: PLC0415  likewise
-
-    return {} if is_remote() else {"lease.cores": str(spark.sparkContext.defaultParallelism)}
-
-
 def _jobs(spark: "SparkSession") -> dict[str, str]:
     """Where a query asks this program for readers on executors: by a socket of this machine, where there are such."""
     from pyspark.sql.utils import is_remote  # noqa: PLC0415  likewise
 
+    # Readers are jobs: a client of Spark Connect cannot start one, and on one machine a process does.
     if is_remote() or (spark.sparkContext.master or "").startswith("local"):
         return {}
     from leasehold.adapters.spark.readers.jobs import listener  # noqa: PLC0415  likewise

@@ -16,7 +16,7 @@ the epoch has grown, and says the same; where the store counts no epochs, no ran
 
 import logging
 from collections.abc import Iterator, Mapping
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from threading import Event
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
@@ -81,25 +81,21 @@ def replayed(offset: Offset, place: Place, waiting: Waiting) -> dict[str, pa.Rec
     with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-replay") as pool:
         try:
             work = {key: pool.submit(each.rows) for key, each in again.items()}
-            _wait(work, again, waiting)
+            looks = 0
+            while left := {key: again[key].trouble for key, each in work.items() if not each.done()}:
+                waiting.go_on(left, sum(each.answers for each in again.values()))
+                # Said now and then: a query that waits for a stream to come back must not look as if it hung.
+                looks += 1
+                if not looks % SAID_LOOKS:
+                    log.warning("the repeated batch waits for %s", told(left))
+                ended, _ = wait(work.values(), LOOK_SECONDS, FIRST_EXCEPTION)
+                # A fault of one range ends the wait at once, and with it the query, whose next run begins anew.
+                for done in ended:
+                    done.result()
         finally:
             over.set()  # one that fails ends the others: the batch comes whole, or the query fails
     found = {key: each.result() for key, each in work.items()}
     return {key: rows for key, rows in found.items() if rows is not None}
-
-
-def _wait(work: Mapping[str, Future[object]], again: Mapping[str, "Repetition"], waiting: Waiting) -> None:
-    looks = 0
-    while left := {key: again[key].trouble for key, each in work.items() if not each.done()}:
-        waiting.go_on(left, sum(each.answers for each in again.values()))
-        # Said now and then: a query that waits for a stream to come back must not look as if it hung.
-        looks += 1
-        if not looks % SAID_LOOKS:
-            log.warning("the repeated batch waits for %s", told(left))
-        over, _ = wait(work.values(), LOOK_SECONDS, FIRST_EXCEPTION)
-        # A fault of one range ends the wait at once, and with it the query, whose next run begins anew.
-        for each in over:
-            each.result()
 
 
 def believed(offset: Offset, place: Place) -> frozenset[str]:
@@ -210,9 +206,15 @@ class Repetition:
     def _ask_about(self, mute: float) -> None:
         """A link on which nothing comes may be idle, another reader's, or down: the lease and the source tell."""
         if mute - self._looked > SILENT_SECONDS_OWNED:
-            self._looked = mute
-            # A living owner has displaced our link by its own: nothing will come here any more.
-            if self._lives():
+            self._looked, before = mute, self._lease
+            try:
+                self._lease = next(iter(self._place.store.get([before.key])), before)
+            except StoreError as fault:
+                log.warning("lease %s cannot be read: %s", before.key, fault)
+            # A change of owner alone is no sign of life: it may have been claimed from a dead worker and read by nobody
+            # yet. An owner that has written it since has displaced our link by its own: nothing will come any more.
+            same = before.owner is not None and before.owner == self._lease.owner
+            if same and before.version != self._lease.version:
                 raise Trimmed("another worker holds its lease and reads it")
         if mute <= SILENT_SECONDS:
             return
@@ -225,18 +227,6 @@ class Repetition:
         else:
             raise Trimmed(f"nothing comes up to {self._wanted.ends.sequence}, although the source answers")
 
-    def _lives(self) -> bool:
-        """Whether the lease's owner has written it since the last look: one that was killed has not."""
-        before = self._lease
-        try:
-            self._lease = next(iter(self._place.store.get([before.key])), before)
-        except StoreError as fault:
-            log.warning("lease %s cannot be read: %s", before.key, fault)
-        # A change of owner alone is no sign of life: it may have been claimed from a dead worker and read by nobody
-        # yet.
-        same = before.owner is not None and before.owner == self._lease.owner
-        return same and before.version != self._lease.version
-
     def _note(self) -> None:
         """Have the next run know that this range is not in the sink, whatever Spark says of the batch."""
         for _ in range(ATTEMPTS):
@@ -244,6 +234,7 @@ class Repetition:
                 if self._place.taken_since(lease, self._wanted):
                     continue  # No run believes it, and its owner is not disturbed by another's write.
                 if not isinstance(self._place.store.write(AnnotateLease(lease, UNREAD, text_of(self._wanted))), Done):
+                    # Refused: the row has changed since it was read, and is read once more.
                     break
             else:
                 return

@@ -20,7 +20,7 @@ import time
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b, sha256
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
 import numpy as np
@@ -94,6 +94,16 @@ _TAKEN = {
     "large_string": ("string",),
     str(pa.map_(pa.string(), pa.string())): ("map<string,string>",),
 }
+
+
+ROWS_AT_ONCE = 10_000
+
+
+def values_of(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
+    """The values of each row, in the order of its columns."""
+    # A part at a time: as Python's objects a whole section would take several times its bytes.
+    for batch in rows.to_batches(ROWS_AT_ONCE):
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 class RowWriter(Protocol):

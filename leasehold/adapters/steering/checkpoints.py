@@ -234,18 +234,19 @@ def verified(target: Store, moves: Iterable[Move]) -> tuple[Move, ...]:
 
 def planned_resets(leases: Iterable[Lease], position: Position, live: Collection[str]) -> tuple[Move, ...]:
     """The moves that would set these leases to one position; `live` keys are not touched."""
-    return tuple(_resetting(lease, position, live) for lease in sorted(leases, key=lambda lease: lease.key))
-
-
-def _resetting(stored: Lease, position: Position, live: Collection[str]) -> Move:
-    lease = blank(stored, position)
-    forward = position.order > stored.checkpoint.order and position.numbered
-    move = Move("forward" if forward else "back", lease, stored)
-    # A row that names the stream whose records it counts is written also where it stays: that may be a former one.
-    named = stored.note(INCARNATION) not in {None, SETTLED}
-    if stored.checkpoint == position and stored.checkpoint.token == position.token and not named:
-        return Move("same", lease, stored)
-    return move.refused(f"{stored.owner} is working on it") if stored.key in live else move
+    moves = []
+    for stored in sorted(leases, key=lambda lease: lease.key):
+        lease = blank(stored, position)
+        forward = position.order > stored.checkpoint.order and position.numbered
+        move = Move("forward" if forward else "back", lease, stored)
+        # A row that names the stream whose records it counts is written also where it stays: that may be a former one.
+        named = stored.note(INCARNATION) not in {None, SETTLED}
+        if stored.checkpoint == position and stored.checkpoint.token == position.token and not named:
+            move = Move("same", lease, stored)
+        elif stored.key in live:
+            move = move.refused(f"{stored.owner} is working on it")
+        moves.append(move)
+    return tuple(moves)
 
 
 def reset(store: Store, move: Move, *, insist: bool = False) -> Move:

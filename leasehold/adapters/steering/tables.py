@@ -19,7 +19,6 @@ from urllib.parse import quote, urlencode
 from attrs import evolve, field, frozen
 
 from leasehold.stores.protocol import StoreError
-from leasehold.stores.requests import Objects
 from leasehold.stores.urls import Scheme, endpoint_of, open_store, store_address
 
 
@@ -115,7 +114,11 @@ def _objects(scheme: str, client: Callable[[str, Mapping[str, str]], tuple[Any, 
     def find(place: str, options: Mapping[str, str]) -> Iterator[ListedTable]:
         objects, root, above = client(place, options)
         with closing(objects):
-            folders = _folders(objects, above)
+            # Of S3 names alone are listed: a bucket may hold anything.
+            named = getattr(objects, "names", None)
+            names = named(above) if named else (each.name for each in objects.list(above))
+            parts = filter(None, map(_PARTS.fullmatch, names))
+            folders = {each["folder"] or "" for each in parts}
         kept = {name: value for name, value in options.items() if name not in {"prefix", "eventhub", "group"}}
         for folder in folders:
             hub = folder.split("/")
@@ -131,14 +134,6 @@ def _objects(scheme: str, client: Callable[[str, Mapping[str, str]], tuple[Any, 
 
 
 _PARTS = re.compile(r"(?:(?P<folder>.*)/)?(?:ownership|checkpoint)/[^/]+")
-
-
-def _folders(objects: Objects, above: str) -> frozenset[str]:
-    """Folders with the parts of leases. Of S3 names alone are listed: a bucket may hold anything."""
-    named = getattr(objects, "names", None)
-    names = named(above) if named else (each.name for each in objects.list(above))
-    found = (_PARTS.fullmatch(name) for name in names)
-    return frozenset(each["folder"] or "" for each in found if each)
 
 
 def _s3(place: str, options: Mapping[str, str]) -> tuple[Any, str, str]:

@@ -37,13 +37,13 @@ said. If another worker has claimed the lease, the refusal names it, and nothing
 Nothing is skipped: a caller checkpoints only what its handler has finished, every owner starts at the stored
 checkpoint, and no write of a worker moves it back. What was handled after the last checkpoint is handled twice.
 
-The holder of a lease: the worker, whose id outlives restarts, and its process, whose id is never used again.
+`Identity`: the holder of a lease, a worker, whose id outlives restarts, and its process, whose id is never used again;
+with it stand the notes that a holder writes on its rows.
 
-With it stand the notes that a holder writes on its rows.
+`Throughput`: that of one lease, measured as KCL 3.x does, so that Java and Python workers can compare leases.
 
-The throughput of one lease, measured as KCL 3.x does, so that Java and Python workers can compare leases.
-
-How far behind a lease's reading is: its owner writes it beside the throughput, so that one listing knows the fleet.
+`Reach`: how far behind a lease's reading is. Its owner writes it beside the throughput, so that one listing knows the
+fleet.
 
 Rule 1: it is a note of ours, which every other library keeps and none reads; it travels with renewals where notes are
 free, and costs a write of its own only where checkpoints alone renewed a lease for `TELL_SECONDS`. Rule 2: times in it
@@ -680,6 +680,7 @@ class Holding:
     def _attempt(self, make: Callable[[Lease], Write | None]) -> Outcome:
         begun, write = self._clock(), make(self._lease)
         if write is None:
+            # Nothing to write: it is stored already, or the lease is to go, and the hand-over carries the position.
             return Done(self._lease)
         outcome = self._store.write(write)
         if isinstance(outcome, Done):

@@ -9,23 +9,21 @@ The worker's id outlives its process, so a row of ours may belong to another pro
 writes the process on the row. If a row that another process signed is renewed while we look, that process
 lives, and this one must stop (`check_identity`).
 
-Planned moves between living workers, beyond what one write does: open requests, and gifts.
+`Handoffs`: planned moves between living workers, beyond what one write does: open requests, and gifts.
 
 The taker names itself heir and reads that lease alone until it owns it (`Look.keys`). The owner gives the lease
 at the end of its running batch (H3), by `Holding.release`. The heir begins to read only after a claim of its own.
 A gift that its heir has not claimed in time is taken back here, or nobody would read the lease until it expires.
 
-The renewals of held leases, each lease by itself: a request that stalls delays no other lease.
+`Renewing`: the renewals of held leases, each lease by itself: a request that stalls delays no other lease.
 
 Rule 1: at most one renewal of a lease is under way, and the next is begun a second after a failure. Rule 2: a lease
 that no write confirmed for `lease_seconds` is dropped, because others may own it by then; while a renewal
 is under way it is dropped a third later, since nearly all of those end well.
 
-Logs which other workers renew too slowly for our `lease_seconds`: they are set to other seconds than we are.
-
-The leases that this worker leaves to others for a while, because it could not read them.
-
-The part of a worker in bulletins (C4): whether it reads them, and which of its leases carries its own.
+`SlowPeers` logs which other workers renew too slowly for our `lease_seconds`: they are set to other seconds than we
+are. `Bench`: the leases that this worker leaves to others for a while, because it could not read them. `first_watch`,
+`renew_pause` and `news`: its part in bulletins (C4), whether it reads them, and which of its leases carries its own.
 """
 
 import logging
@@ -371,12 +369,14 @@ class Bench:
 
         They must not count as planned: the lease is open to others, and the bulletin of a lookout calls them for it.
         """
-        return tuple(action for action in actions if not self._spares(action, now))
-
-    def _spares(self, action: Action, now: float) -> bool:
-        until, incarnation = self._until.get(action.lease.key, (now, None))
-        same = incarnation in {None, action.lease.note(INCARNATION)}
-        return isinstance(action, Claim | Steal | RequestHandoff) and same and until > now
+        kept = list[Action]()
+        for action in actions:
+            until, incarnation = self._until.get(action.lease.key, (now, None))
+            # A row of another incarnation of the stream is of other records: nobody has failed to read those.
+            same = incarnation in {None, action.lease.note(INCARNATION)}
+            if not (isinstance(action, Claim | Steal | RequestHandoff) and same and until > now):
+                kept.append(action)
+        return tuple(kept)
 
 
 def first_watch(config: Config, promises: Promises) -> Watch:

@@ -49,7 +49,7 @@ from leasehold.balancer.shards.contradictions import (
 )
 from leasehold.stores.execute import execute
 from leasehold.stores.printable import escaped, few
-from leasehold.stores.protocol import Done, Listing, Lost, Outcome, OutcomeUnknown, Store, StoreError
+from leasehold.stores.protocol import Done, Listing, Lost, OutcomeUnknown, Store, StoreError
 
 if TYPE_CHECKING:  # an extra
     from opentelemetry.trace import Tracer
@@ -235,6 +235,7 @@ class Worker:
 
     def close(self) -> None:
         """Take no more leases; the consumer hands over those that are held."""
+        # First: a turn that begins meanwhile must ask for nothing more.
         self._closing = True
         self._handoffs.withdraw()
 
@@ -242,8 +243,13 @@ class Worker:
         try:
             with self.spans.over("look"):
                 self._look_and_act(now, asked, each)
+        except MadeAnew:
+            raise  # no answer to come can be of the stream that this worker is bound to
         except (StoreError, SourceError) as fault:
-            if self._is_final(fault):
+            # A store or a source that never answered is not waited for. A refusal after an earlier answer may pass,
+            # when a role or a token is renewed.
+            answered = self._turns and (isinstance(fault, StoreError) or self.discovery.answered)
+            if not (answered or isinstance(fault, OutcomeUnknown | SourceUnavailable)):
                 raise
             self._absent.clear()  # while the table does not answer, no owner can make its row anew
             wait, held = self._backoff.next(), len(self.holdings)
@@ -254,19 +260,6 @@ class Worker:
             return wait
         self._backoff.reset()
         return self._look.seconds
-
-    def _is_final(self, fault: StoreError | SourceError) -> bool:
-        """Whether store or source never answered at all, or the stream is another than this worker is bound to."""
-        match fault:
-            case OutcomeUnknown() | SourceUnavailable():
-                return False
-            case MadeAnew():
-                return True
-            case StoreError():
-                # A refusal after an earlier answer may pass, when a role or a token is renewed.
-                return not self._turns
-            case _:
-                return not (self._turns and self.discovery.answered)
 
     def _look_and_act(self, now: float, asked: tuple[str, ...] | None, each: ParallelMap) -> None:
         began, found = self.clock(), self._found(asked)
@@ -316,12 +309,14 @@ class Worker:
             )
         )
         if early:
+            # They are planned again from a listing of the shards alone.
             self.discovery.want()
         judged = asked is None and (shards is not None or self.discovery.contradictions)
         if judged and self._recreated.mended(leases, self.holdings):
             self.hurry()  # see what became of it, and list
         self._look = self._sooner(look_again(actions, leases, me, self.config), early)
         if asked is None:
+            # How seldom others renew is known from readings of the whole table alone.
             self._slow_peers.observe(me, self.config)
         self._turns += 1
         told = news(self.holdings, self.me) if self._look.notes and asked is None else []
@@ -406,6 +401,7 @@ class Worker:
             # A take-back or an adoption may have made it ours since the plan.
             case Claim() | Steal():
                 return self._holdings.get(action.lease.key) is None
+            # A listing may be behind: of what it does not show the source itself is asked (L10).
             case Delete():
                 return self.discovery.deletable(action.lease, shards or ())
             case _:
@@ -430,10 +426,7 @@ class Worker:
             )
             if isinstance(action, Claim):  # H4; a theft would be asked for under another condition
                 self._holdings.mark_unconfirmed(action.lease)
-        else:
-            self._learn(action, outcome, begun)
-
-    def _learn(self, action: Action, outcome: Outcome, begun: float) -> None:
+            return
         if isinstance(outcome, Done):
             key, rule = outcome.lease.key, action.rule
             log.info("%s of lease %s done, by %s", type(action).__name__, key, rule, extra=_said(action, "done", key))

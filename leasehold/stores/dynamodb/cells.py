@@ -8,6 +8,7 @@ that it is no lease. Under a prefix the items are one application's part of a ta
 import json
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
@@ -30,7 +31,7 @@ UNIT_BYTES = 1024
 PAGE_LEASES = 400
 """An item has 400 KB at most, and a lease needs less than 1,000 bytes in it."""
 
-_BATCH = 100
+_ATTEMPTS = 8
 _VERSION, _FIELDS, _SMALL = "version", "fields", "small"
 _MOST = 1 << 22
 """Bytes of fields that any row of ours may have; a row that says it has more is no row of ours."""
@@ -86,10 +87,9 @@ class DynamoCells:
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
         """The items of these keys that are there; half the price where `stale_ok`."""
-        unique = tuple(dict.fromkeys(names))
-        items: list[Item] = []
-        for start in range(0, len(unique), _BATCH):
-            items += self._batch(unique[start : start + _BATCH], consistent=not stale_ok)
+        keys = [key_of(name, self._prefix) for name in dict.fromkeys(names)]
+        get = partial(self._ask, self._clients.reads.batch_get_item)
+        items = items_of(get, self._table, keys, consistent=not stale_ok, attempts=_ATTEMPTS)
         return {one.name: one for one in (_stored(self._table, item) for item in items)}
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
@@ -130,28 +130,6 @@ class DynamoCells:
         except ClientError:
             return None
         return version
-
-    def _batch(self, names: Sequence[str], *, consistent: bool) -> Sequence[Item]:
-        pending: list[Any] = [key_of(name, self._prefix) for name in names]
-        items: list[Item] = []
-
-        def read_some() -> bool:
-            asked = {"RequestItems": {self._table: {"Keys": pending.copy(), "ConsistentRead": consistent}}}
-            page = self._ask(self._clients.reads.batch_get_item, asked)
-            items.extend(page["Responses"].get(self._table, ()))
-            unread = page.get("UnprocessedKeys", {}).get(self._table)
-            pending[:] = unread["Keys"] if unread else ()
-            return not pending
-
-        again = Retrying(
-            retry=retry_if_result(lambda whole: not whole),
-            stop=stop_after_attempt(8),
-            wait=wait_random_exponential(multiplier=0.05, max=1),
-            retry_error_callback=lambda _state: False,
-        )
-        if not again(read_some):
-            raise OutcomeUnknown(f"{self._table}: too busy to read {len(pending)} of {len(names)} rows")
-        return items
 
 
 def _is(version: str) -> Mapping[str, Any]:
@@ -203,3 +181,42 @@ def _stored(table: str, item: Item) -> Stored:
     except (KeyError, TypeError, ValueError, zlib.error, AttributeError):
         fields = {}  # the row's own reader says which field is missing
     return Stored(name, item.get(_VERSION, {}).get("S", ""), fields)
+
+
+BATCH = 100
+"""So many keys BatchGetItem takes at the most."""
+
+
+def items_of(
+    get: Callable[[dict[str, Any]], Mapping[str, Any]],
+    table: str,
+    keys: Sequence[Item],
+    *,
+    consistent: bool,
+    attempts: int,
+) -> list[Item]:
+    """The rows of these keys that are there. Raises OutcomeUnknown where the service leaves some out again and again.
+
+    get       asks BatchGetItem, and makes faults of the service ours
+    attempts  for each hundred of keys
+    """
+    items: list[Item] = []
+    for start in range(0, len(keys), BATCH):
+        pending = [*keys[start : start + BATCH]]
+
+        def read_some(pending: list[Any] = pending) -> bool:
+            page = get({"RequestItems": {table: {"Keys": pending.copy(), "ConsistentRead": consistent}}})
+            items.extend(page["Responses"].get(table, ()))
+            unread = page.get("UnprocessedKeys", {}).get(table)
+            pending[:] = unread["Keys"] if unread else ()
+            return not pending
+
+        again = Retrying(
+            retry=retry_if_result(lambda whole: not whole),
+            stop=stop_after_attempt(attempts),
+            wait=wait_random_exponential(multiplier=0.05, max=1),
+            retry_error_callback=lambda _state: False,
+        )
+        if not again(read_some):
+            raise OutcomeUnknown(f"{table}: too busy to read {len(pending)} of {len(keys)} rows")
+    return items

@@ -3,9 +3,8 @@
 What a refused write means is for the caller: the lease as stored comes with the refusal where
 the service sends it, and by a consistent reading where it does not.
 
-The DynamoDB table itself: found, or made as the Kinesis Client Library makes it, waited for, and tried.
-
-The calls to DynamoDB: two clients, and the meaning of each kind of failure.
+`prepare`, `prove` and `probes`: the DynamoDB table itself, found, or made as the Kinesis Client Library makes it,
+waited for, and tried. `connect` and `translated`: two clients, and the meaning of each kind of failure.
 
 Rule 1: a conditional write is sent once. A client that repeats one whose reply was lost meets its
 own first attempt as a conflict, and reports as taken by a stranger what it has just taken itself.
@@ -13,14 +12,18 @@ So a lost reply is an unknown outcome, and the caller's next consistent reading 
 Rule 2: what was refused for want of throughput has certainly not been applied, and is sent again.
 Rule 3: readings may be repeated, and are, by botocore's own standard mode.
 
-The rows of a scan, taken apart by orjson in boto3's place: boto3 spends seven times as long on each.
-
-Whatever else an answer says, and every answer with a binary value, which JSON tells as text, stays boto3's.
+`read_listings_quickly`: the rows of a scan, taken apart by orjson in boto3's place, which spends seven times as long on
+each. Whatever else an answer says, and every answer with a binary value, which JSON tells as text, stays boto3's.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from uuid import uuid4
 
 from attrs import evolve, frozen
 from boto3 import Session
@@ -34,40 +37,49 @@ from botocore.exceptions import (
     PartialCredentialsError,
 )
 from botocore.parsers import ResponseParserError
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
-
-from leasehold.stores.printable import said
-from leasehold.stores.protocol import OutcomeUnknown, Patience, StoreError
-from leasehold.stores.urls import without_credentials
-
-if TYPE_CHECKING:
-    from types_boto3_dynamodb import DynamoDBClient
-from functools import partial
-from operator import attrgetter
-from typing import TYPE_CHECKING, cast
-from uuid import uuid4
-
-from tenacity import RetryError, retry_if_result, stop_after_delay, wait_exponential
+from tenacity import (
+    RetryError,
+    Retrying,
+    retry_if_exception,
+    retry_if_result,
+    stop_after_attempt,
+    stop_after_delay,
+    wait_exponential,
+    wait_random_exponential,
+)
 
 from leasehold.balancer.model import Lease
-from leasehold.stores.dynamodb.cells import CELL, DynamoCells
-from leasehold.stores.dynamodb.rows import APPLICATION, KEY, AttributeValue, key_of, of_application, text, to_item
-
-if TYPE_CHECKING:
-    from types_boto3_dynamodb import DynamoDBClient
-    from types_boto3_dynamodb.type_defs import TableDescriptionTypeDef
-import logging
-import re
-from collections.abc import Iterable, Sequence
-
 from leasehold.stores.aws import session_of
 from leasehold.stores.aws_calls.pages import RowTexts, page_of
-from leasehold.stores.dynamodb.rows import Item, RowDecoder, to_lease, to_reports
+from leasehold.stores.dynamodb.cells import CELL, DynamoCells, items_of
+from leasehold.stores.dynamodb.rows import (
+    APPLICATION,
+    KEY,
+    AttributeValue,
+    Item,
+    RowDecoder,
+    key_of,
+    of_application,
+    text,
+    to_item,
+    to_lease,
+    to_reports,
+)
 from leasehold.stores.dynamodb.writes import Request, request_of
 from leasehold.stores.fields import insist
-from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, Promises
-from leasehold.stores.urls import endpoint_of
+from leasehold.stores.printable import escaped, said
+from leasehold.stores.protocol import (
+    Done,
+    Listing,
+    Lost,
+    Malformed,
+    Outcome,
+    OutcomeUnknown,
+    Patience,
+    Promises,
+    StoreError,
+)
+from leasehold.stores.urls import endpoint_of, without_credentials
 from leasehold.stores.writes import CreateLease, DeleteLease, Write
 
 try:
@@ -79,6 +91,7 @@ except ImportError:  # then boto3 makes all calls, and takes answers apart by it
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
+    from types_boto3_dynamodb.type_defs import TableDescriptionTypeDef
 
 _REFUSED = 300  # and all above
 
@@ -333,9 +346,6 @@ def check_key(table: str, found: "TableDescriptionTypeDef", prefix: str = "") ->
 
 log = escaped(logging.getLogger("leasehold.dynamodb"))
 
-BATCH = 100
-"""Most keys of one BatchGetItem."""
-
 
 class DynamoStore:
     """A table in KCL's layout. leaseCounter is the version and the epoch; may be used by many threads.
@@ -425,38 +435,17 @@ class DynamoStore:
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Read these leases, in the order asked; those not there are left out. Half the price where `stale_ok`."""
-        asked = tuple(keys)
-        unique = tuple(dict.fromkeys(asked))
-        found: dict[str, Lease] = {}
-        for start in range(0, len(unique), BATCH):
-            for item in self._read(unique[start : start + BATCH], consistent=not stale_ok):
-                if (row := to_lease(item)) is not None:
-                    found[row.key] = insist(row)
-        return tuple(found[key] for key in asked if key in found)
+        asked, found = tuple(keys), dict[str, Lease]()
+        unique = [key_of(key, self._prefix) for key in dict.fromkeys(asked)]
 
-    def _read(self, keys: Sequence[str], *, consistent: bool) -> Sequence[Item]:
-        pending: list[Any] = [key_of(key, self._prefix) for key in keys]
-        items: list[Item] = []
-
-        def read_some() -> bool:
+        def ask(question: dict[str, Any]) -> Mapping[str, Any]:
             with translated(self._table):
-                page = self._clients.reads.batch_get_item(
-                    RequestItems={self._table: {"Keys": pending.copy(), "ConsistentRead": consistent}}
-                )
-            items.extend(page["Responses"].get(self._table, ()))
-            unread = page.get("UnprocessedKeys", {}).get(self._table)
-            pending[:] = unread["Keys"] if unread else ()
-            return not pending
+                return cast("Mapping[str, Any]", self._clients.reads.batch_get_item(**question))
 
-        again = Retrying(
-            retry=retry_if_result(lambda whole: not whole),
-            stop=stop_after_attempt(ATTEMPTS),
-            wait=wait_random_exponential(multiplier=0.05, max=1),
-            retry_error_callback=lambda _state: False,
-        )
-        if not again(read_some):
-            raise OutcomeUnknown(f"{self._table}: too busy to read {len(pending)} of {len(keys)} leases")
-        return items
+        for item in items_of(ask, self._table, unique, consistent=not stale_ok, attempts=ATTEMPTS):
+            if (row := to_lease(item)) is not None:
+                found[row.key] = insist(row)
+        return tuple(found[key] for key in asked if key in found)
 
     def write(self, write: Write) -> Outcome:
         """Put, update or delete one item under the write's condition."""

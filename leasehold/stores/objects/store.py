@@ -182,7 +182,13 @@ class EtagStore:
             if not renewed:
                 return None
             if after.owner not in (None, before.owner):
-                return self._taken(key, renewed)
+                # Rule 3. If the lease was deleted meanwhile, the ownership is an orphan and goes too.
+                taken = renewed.having("checkpoint", self._objects.get(layout.name(key, "checkpoint")))
+                if self._lease(key, taken):
+                    return self._done(key, taken)
+                for orphan in taken.existing:
+                    self._objects.delete(orphan.name, orphan.etag)
+                return Lost(key, None)
             settled = self._advance(key, renewed, after) if moved else renewed
             if settled and moved and after.owner is None and not self._still(key, settled):
                 settled = None  # claimed between the two writes of a reset: perhaps at the former checkpoint
@@ -210,15 +216,6 @@ class EtagStore:
             if now is None or now.ended or now.checkpoint.order > after.checkpoint.order:
                 return None
         raise StoreError(f"lease {key!r}: {_ATTEMPTS} writes of its checkpoint in a row were refused")
-
-    def _taken(self, key: str, parts: Parts) -> Outcome:
-        """Rule 3. If the lease was deleted meanwhile, the ownership is an orphan and goes too."""
-        parts = parts.having("checkpoint", self._objects.get(self._layout.name(key, "checkpoint")))
-        if self._lease(key, parts):
-            return self._done(key, parts)
-        for orphan in parts.existing:
-            self._objects.delete(orphan.name, orphan.etag)
-        return Lost(key, None)
 
     def _delete(self, write: DeleteLease) -> Outcome:
         key = write.lease.key

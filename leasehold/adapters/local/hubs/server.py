@@ -260,23 +260,21 @@ def obey(line: bytes, hubs: dict[str, Hub]) -> bytes:
     """Carry a control line out: `{"do": "create" | "put" | "trim" | "add-partitions" | …}`."""
     try:
         asked = json.loads(line)
-        answer = _create(hubs, asked) if asked["do"] == "create" else _done(hubs[asked["hub"].lower()], asked)
+        answer = _done(hubs, asked)
     except (ValueError, KeyError, HubRefusal) as error:
         answer = {"error": f"{type(error).__name__}: {error}"}
     return json.dumps(answer).encode()
 
 
-def _create(hubs: dict[str, Hub], asked: dict[str, Any]) -> dict[str, Any]:
-    hub = Hub.of(asked["hub"], int(asked["count"]), asked.get("groups", ()))
-    former = hubs.get(hub.name.lower())
-    hubs[hub.name.lower()] = hub
-    for partition in former.partitions if former else ():
-        for reading in tuple(partition.readers):
-            reading.end("amqp:not-found", "the hub was deleted, and made anew under its name")
-    return {"partitions": len(hub.partitions)}
-
-
-def _done(hub: Hub, asked: dict[str, Any]) -> dict[str, Any]:
+def _done(hubs: dict[str, Hub], asked: dict[str, Any]) -> dict[str, Any]:
+    name = asked["hub"].lower()
+    if asked["do"] == "create":
+        former, hubs[name] = hubs.get(name), Hub.of(asked["hub"], int(asked["count"]), asked.get("groups", ()))
+        for partition in former.partitions if former else ():
+            for reading in tuple(partition.readers):
+                reading.end("amqp:not-found", "the hub was deleted, and made anew under its name")
+        return {"partitions": len(hubs[name].partitions)}
+    hub = hubs[name]
     match asked["do"]:
         case "add-partitions":
             hub.add(int(asked["count"]))

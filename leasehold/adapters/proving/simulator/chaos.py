@@ -58,8 +58,11 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
     )
     # A zombie takes nothing: not for peers, which wait for it, nor what is released to it (M11).
     zombies = peer is None and not ours.release and rules is None
-    configs = ((name, _rules(draw, rules or ours, None if rules else peer)) for name in names)
-    members = [each for name, config in configs for each in _processes(draw, name, config, zombies=zombies)]
+    members = list[Member]()
+    for name in names:
+        foreign = peer if peer is not None and not rules and _chance(draw, 0.5) else None
+        config = Config(foreign or rules or ours, lease_seconds=LEASE_SECONDS)
+        members += _processes(draw, name, config, zombies=zombies)
     members = _hinted(draw, members)
     leases = draw.randint(1, 9)
     present = tuple(sorted({member.worker for member in members if not member.starts}))
@@ -76,8 +79,13 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
         reading=True,
         full=True,
     )
-    scenario = _unranged(seed, _acknowledging(seed, scenario))
-    scenario = _slowed(seed, _emptied(seed, _poisoned(seed, _misbehaving(seed, _looked_at(draw, scenario)))))
+    # An eighth of the streams are those of tables: their shards have no hash ranges, and roll.
+    tables = random.Random(f"without ranges {seed}")  # noqa: S311  likewise
+    scenario = evolve(_acknowledging(seed, scenario), ranged=not _chance(tables, 1 / 8))
+    # By bulletins; or by everybody, because rows are dated and notes are not free, or once a cycle.
+    looks = (scenario, scenario, evolve(scenario, dated=True), evolve(scenario, scan_per_cycle=True))
+    scenario = _misbehaving(seed, draw.choice(looks))
+    scenario = _slowed(seed, _emptied(seed, _poisoned(seed, scenario)))
     return Trial(scenario, limits_of(scenario))
 
 
@@ -96,11 +104,6 @@ def limits_of(scenario: Scenario) -> Limits:
 
 def _chance(draw: random.Random, probability: float) -> bool:
     return draw.random() < probability
-
-
-def _rules(draw: random.Random, ours: RuleSet, peer: RuleSet | None) -> Config:
-    rules = peer if peer is not None and _chance(draw, 0.5) else ours
-    return Config(rules, lease_seconds=LEASE_SECONDS)
 
 
 def _hinted(draw: random.Random, members: list[Member]) -> list[Member]:
@@ -160,11 +163,6 @@ def _network(draw: random.Random) -> Network:
         stale=perhaps(0.5),
         outages=outages,
     )
-
-
-def _looked_at(draw: random.Random, scenario: Scenario) -> Scenario:
-    """By bulletins; or by everybody, because rows are dated and notes are not free, or once a cycle."""
-    return draw.choice((scenario, scenario, evolve(scenario, dated=True), evolve(scenario, scan_per_cycle=True)))
 
 
 def _misbehaving(seed: int, scenario: Scenario) -> Scenario:
@@ -233,12 +231,6 @@ def _acknowledging(seed: int, scenario: Scenario) -> Scenario:
     if not _chance(draw, 1 / 4):
         return scenario
     return evolve(scenario, acknowledges=draw.choice(("late", "random", "never")))
-
-
-def _unranged(seed: int, scenario: Scenario) -> Scenario:
-    """An eighth of the streams are those of tables: their shards have no hash ranges, and roll."""
-    draw = random.Random(f"without ranges {seed}")  # noqa: S311  likewise
-    return evolve(scenario, ranged=not _chance(draw, 1 / 8))
 
 
 def _reshapes(draw: random.Random) -> tuple[Reshape, ...]:

@@ -1,12 +1,12 @@
 """A question to the simulator as a user asks it, and the answer: one fleet, one seed, one outcome.
 
-The answers to a question under many seeds, computed on this machine's cores or on a Spark cluster's.
-
-A forecast: what a change does to a fleet, told from the run of a scenario.
+`on_this_machine` and `on_spark` answer it under many seeds. `forecast_of` tells from the run of a scenario what a
+change does to a fleet.
 """
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from statistics import median
@@ -14,22 +14,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import Attribute, evolve, field, fields, frozen
 
+from leasehold.adapters.history.rights import OwnerChange, changes, owners_at, settled
 from leasehold.adapters.proving.processes import processes
 from leasehold.adapters.proving.simulator import scenario as fleets
 from leasehold.adapters.proving.simulator.run import FleetOutcome, outcome, run
-from leasehold.adapters.proving.simulator.scenario import FleetScenario, StartPattern
+from leasehold.adapters.proving.simulator.scenario import FleetScenario, Scenario, StartPattern
 from leasehold.balancer.config import RULE_SETS, Config
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.shares import Groups
+from leasehold.stores.fields import kilobytes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-from collections import Counter
-
-from leasehold.adapters.history.rights import OwnerChange, changes, owners_at, settled
-from leasehold.adapters.proving.simulator.scenario import Scenario
-from leasehold.stores.fields import kilobytes
 
 Kind = Literal["cold", "scale-out", "crash", "leave", "rolling", "reshard", "steady", "weights"]
 ScanPace = Literal["cycle", "own"]

@@ -1,8 +1,7 @@
 """Runs a scenario to its end, and answers its history.
 
-The outcome of a run, in the figures by which rule sets are compared.
-
-Makes a failing scenario smaller while it goes on failing in the same way: greedy removal, one thing at a time.
+`outcome` tells of a run the figures by which rule sets are compared. `shrink` makes a failing scenario smaller while it
+goes on failing in the same way: greedy removal, one thing at a time.
 """
 
 import gc

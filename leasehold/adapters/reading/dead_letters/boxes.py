@@ -124,6 +124,7 @@ class FolderBox:
         """Remove the file, and have the disk know."""
         try:
             (self._folder / name).unlink(missing_ok=True)
+            # Else it may be there again after a power failure, and its record be handed over once more.
             self._keep()
         except OSError as fault:
             raise LetterError(f"a letter could not be removed: {fault}") from fault
@@ -162,6 +163,7 @@ def open_url(place: str, _options: Mapping[str, str], *, create: bool) -> Folder
     try:
         if create:
             Path(place).mkdir(parents=True, exist_ok=True)
+        # A name with a mistake in it must not pass for a folder without letters.
         elif not Path(place).is_dir():
             raise LetterError(f"there is no folder {place!r}")
     except OSError as fault:

@@ -96,6 +96,7 @@ class Letter:
             "lease": self.lease,
             "sequence_number": record.sequence_number,
             "sub_sequence_number": record.sub_sequence_number,
+            # Without what a position carries of rows that Spark wrote: that is no part of the record.
             "offset": own_token(record.token),
             "partition_key": record.partition_key,
             "explicit_hash_key": record.explicit_hash_key,
@@ -128,6 +129,7 @@ def letter_for(
         record=delivery.records[0],
         error=type(cause).__name__,
         text=text_of(cause, TEXT_MOST),
+        # Counted apart: a record that failed by itself is at fault, and a batch only has it somewhere.
         attempts=delivery.attempts - delivery.in_parts,
         alone=min(1, delivery.in_parts),
         worker=delivery.worker,

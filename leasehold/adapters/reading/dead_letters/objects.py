@@ -26,6 +26,7 @@ class ObjectBox:
         """The objects right under the prefix."""
         with _said():
             found = (name.removeprefix(self._prefix) for name in self._objects.names(self._prefix))
+            # What lies further below is of another box, whose prefix begins with this one.
             return tuple(name for name in found if name and "/" not in name)
 
     def get(self, name: str) -> bytes | None:

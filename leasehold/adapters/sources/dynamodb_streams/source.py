@@ -128,14 +128,24 @@ class ChangePoller(Poller):
         self._start, self._read, self._done = TRIM_HORIZON, None, None
 
     def _batch(self, answer: Any) -> Batch:  # noqa: ANN401  boto3's stubs for it are no dependency
-        records = tuple(map(record_of, answer["Records"]))
-        kept = self._not_done(records)
+        kept = records = tuple(map(record_of, answer["Records"]))
+        done, since = self._done, self._since
+        # Once there is one behind the start, all that follow are later still.
+        if done is not None:
+            kept = tuple(dropwhile(lambda each: each.position.order <= done, kept))
+        if since is not None:
+            kept = tuple(dropwhile(lambda each: _latest_arrival(each) < since, kept))
         if records:
             self._say_gap(records[0].sequence_number)
         following = answer.get("NextShardIterator") or None
         self._empty = 0 if records else self._empty + 1
         at_tip = following is None or self._empty >= EMPTY_AT_TIP
-        behind = _age(records[-1], answer) if records else 0.0 if at_tip else None
+        behind = 0.0 if at_tip else None
+        if records:
+            # The age of the last record, by the clock of the service that answered.
+            now = date_of(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
+            made = records[-1].arrived
+            behind = None if now is None or made is None else max(0.0, now - made)
         more = behind is not None and behind > BEHIND_SECONDS
         batch = Batch(
             records=kept,
@@ -149,15 +159,6 @@ class ChangePoller(Poller):
         self._iterator = following
         self._read = records[-1].sequence_number if records else self._read
         return batch
-
-    def _not_done(self, records: Sequence[Record]) -> tuple[Record, ...]:
-        """The records behind the start; once there is one, all that follow are later still."""
-        done, since = self._done, self._since
-        if done is not None:
-            records = tuple(dropwhile(lambda each: each.position.order <= done, records))
-        if since is not None:
-            records = tuple(dropwhile(lambda each: _latest_arrival(each) < since, records))
-        return tuple(records)
 
 
 def record_of(row: Mapping[str, Any]) -> Record:
@@ -203,12 +204,6 @@ def _latest_arrival(record: Record) -> float:
     if record.arrived is None:
         return float("inf")
     return record.arrived + (1.0 if record.arrived % 60 else 60.0)
-
-
-def _age(record: Record, answer: Any) -> float | None:  # noqa: ANN401  as above
-    """The seconds since this record was made, by the clock of the service that answered; None if either is unknown."""
-    now = date_of(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
-    return None if now is None or record.arrived is None else max(0.0, now - record.arrived)
 
 
 class TableStream(PolledStream):

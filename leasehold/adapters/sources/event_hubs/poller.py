@@ -376,7 +376,18 @@ class PartitionReader:
         if self._asked is None and now - max(self._heard, self._asked_at) > ASK_SECONDS:
             self._asked, self._asked_at = self._background.start(self._last_enqueued()), now
         if self._asked is not None and (self._asked.done() or now - self._asked_at > ANSWER_SECONDS):
-            self._answered(self._asked, now)
+            # Without an answer the link stays: a slow service may be just about to open it.
+            if self._asked.cancel():
+                error: BaseException | None = TimeoutError(f"no answer within {ANSWER_SECONDS:g} s")
+            else:
+                error = self._asked.exception()
+            if error is not None:
+                self._refused = str(explained(error, self._access, self._partition))
+                log.warning("%s", self._refused)
+            elif self._asked.result() > self._last:
+                self._owed = self._owed or (self._asked.result(), now)
+            else:
+                self._hear(now)
             self._asked = None
         if self._owed is not None and now - self._owed[1] > LATE_SECONDS:
             return self._again(ConnectionError(f"its link brings nothing, and event {self._owed[0]} is there"))
@@ -385,20 +396,6 @@ class PartitionReader:
         if silence > HEARD_SECONDS:
             fault = f"{self._refused or self._where}: nothing was heard of it for {silence:.0f} s"
         return Batch((), None, None if self._behind is None or fault else 0.0, wait, fault=fault)
-
-    def _answered(self, asked: "Future[int]", now: float) -> None:
-        """Take the answer, or that none came. The link stays: a slow service may be just about to open it."""
-        if asked.cancel():
-            error: BaseException | None = TimeoutError(f"no answer within {ANSWER_SECONDS:g} s")
-        else:
-            error = asked.exception()
-        if error is not None:
-            self._refused = str(explained(error, self._access, self._partition))
-            log.warning("%s", self._refused)
-        elif asked.result() > self._last:
-            self._owed = self._owed or (asked.result(), now)
-        else:
-            self._hear(now)
 
     def _hear(self, now: float) -> None:
         self._heard, self._refused, self._owed = now, "", None

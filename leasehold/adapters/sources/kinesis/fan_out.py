@@ -22,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial
 from threading import Event, Lock, Semaphore
 from typing import TYPE_CHECKING, cast
 
@@ -263,36 +264,27 @@ class FanOut(Poller):
         if self._arn is None:
             return super()._ask()
         if self._feed is None:
-            self._feed = self._subscribed(self._arn)
-        if self._feed is None:
-            return None
+            if self._clock() < self._not_before:  # rule 2
+                return None
+            place = self._place()
+            if self._continuation is not None:  # rule 1
+                place = {"Type": "AT_SEQUENCE_NUMBER", "SequenceNumber": self._continuation}
+            subscribe = partial(
+                self._subscribing.call, _SUBSCRIBE, ConsumerARN=self._arn, ShardId=self._shard, StartingPosition=place
+            )
+            self._feed = SubscriptionReceiver(lambda: subscribe()["EventStream"], self._clock)
         over = self._feed.over  # asked before: all that arrived by then is in the inbox
         event = self._feed.take()
         if event is not None:
-            return self._answer(event)
+            self._before, self._continuation = self._continuation, event.get("ContinuationSequenceNumber") or None
+            records, children = event.get("Records"), event.get("ChildShards") or []
+            ended = self._continuation is None or (bool(children) and not records)  # rule 3
+            told = {"Records": records, "MillisBehindLatest": event.get("MillisBehindLatest"), "ChildShards": children}
+            # In the form of an answer of GetRecords.
+            return cast("GetRecordsOutputTypeDef", told | {"NextShardIterator": None if ended else self._continuation})
         if over:
             self._end(self._feed)
         return None
-
-    def _subscribed(self, arn: str) -> SubscriptionReceiver | None:
-        if self._clock() < self._not_before:  # rule 2
-            return None
-        place = self._place()
-        if self._continuation is not None:  # rule 1
-            place = {"Type": "AT_SEQUENCE_NUMBER", "SequenceNumber": self._continuation}
-        subscribing, shard = self._subscribing, self._shard
-        return SubscriptionReceiver(
-            lambda: subscribing.call(_SUBSCRIBE, ConsumerARN=arn, ShardId=shard, StartingPosition=place)["EventStream"],
-            self._clock,
-        )
-
-    def _answer(self, event: "SubscribeToShardEventTypeDef") -> "GetRecordsOutputTypeDef":
-        """The event, in the form of an answer of GetRecords."""
-        self._before, self._continuation = self._continuation, event.get("ContinuationSequenceNumber") or None
-        records, children = event.get("Records"), event.get("ChildShards") or []
-        ended = self._continuation is None or (bool(children) and not records)  # rule 3
-        answer = {"Records": records, "MillisBehindLatest": event.get("MillisBehindLatest"), "ChildShards": children}
-        return cast("GetRecordsOutputTypeDef", answer | {"NextShardIterator": None if ended else self._continuation})
 
     def _ask_again(self) -> None:
         """Subscribe anew, from before the event that could not be read: this subscription goes on behind it."""

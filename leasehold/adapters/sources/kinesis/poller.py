@@ -170,7 +170,12 @@ class Unpacking:
             return
         users = deaggregate(data, rows.keys[at], None, self._hash_range, misplaced=self._misplaced)
         self._dropped.add(number, users)
-        first = self._first(number, users)
+        first = 0
+        if self.done is not None:
+            # The first user record that is not done; once there is one, all that follows is later still.
+            sequence = int(number)
+            first = bisect(users.subs, self.done, key=lambda sub: (1, sequence, sub))
+            self.done = None if first < len(users) else self.done
         self.subs = len(users) + users.dropped
         if users.tags:
             self._take_tagged(number, arrived, users, first)
@@ -211,15 +216,6 @@ class Unpacking:
         if not self._parts or type(last := self._parts[-1]) is not wanted:
             self._parts.append(last := wanted())
         return last
-
-    def _first(self, sequence: str, users: UserRecords) -> int:
-        """The first user record that is not done; once there is one, all that follows is later still."""
-        if self.done is None:
-            return 0
-        number = int(sequence)
-        first = bisect(users.subs, self.done, key=lambda sub: (1, number, sub))
-        self.done = None if first < len(users) else self.done
-        return first
 
 
 def columns_of(rows: "RowViews | RowColumns | list[RecordTypeDef]") -> RowColumns:

@@ -240,9 +240,21 @@ class KinesisRecords(Sequence[Record]):
 
     def __getitem__(self, at: int | slice) -> Record | Self:
         if not isinstance(at, slice):
-            return self._one(range(len(self))[at])
+            at = range(len(self))[at]
+            place = bisect(self._ends, at)
+            part = self._parts[place]
+            at -= self._ends[place] - len(part)
+            return cast("Record", next(iter(part[at : at + 1])))
         begin, end, step = at.indices(len(self))
-        return type(self)(self._within(begin, max(begin, end))) if step == 1 else self.of([*self][at])
+        if step != 1:
+            return self.of([*self][at])
+        end = max(begin, end)
+        touched = slice(bisect(self._ends, begin), bisect_left(self._ends, end) + 1)
+        found = list[RecordsPart]()
+        for part, stop in zip(self._parts[touched], self._ends[touched], strict=True):
+            start = stop - len(part)
+            found.append(part[max(begin - start, 0) : end - start])
+        return type(self)(found)
 
     def __iter__(self) -> Iterator[Record]:
         return cast("Iterator[Record]", chain.from_iterable(self._parts))
@@ -260,19 +272,6 @@ class KinesisRecords(Sequence[Record]):
 
     def __repr__(self) -> str:
         return f"KinesisRecords({list(self)!r})"
-
-    def _one(self, at: int) -> Record:
-        place = bisect(self._ends, at)
-        part = self._parts[place]
-        at -= self._ends[place] - len(part)
-        return cast("Record", next(iter(part[at : at + 1])))
-
-    def _within(self, begin: int, end: int) -> Iterator[RecordsPart]:
-        """The records from one place up to another, in parts."""
-        touched = slice(bisect(self._ends, begin), bisect_left(self._ends, end) + 1)
-        for part, stop in zip(self._parts[touched], self._ends[touched], strict=True):
-            start = stop - len(part)
-            yield part[max(begin - start, 0) : end - start]
 
 
 _MAGIC = b"lh\x00\x01"

@@ -27,11 +27,13 @@ class EventHubsLeased(LeasedSource):
         """Read one hub; a partition has one reader at a time, so that a batch may not be repeatable."""
         asked = event_hubs_options(options)
         spec = SourceSpec(
+            # With an owner level: the link of a process that has lost the lease ends when the next owner opens its own.
             open=lambda: _source(HubPlace.of(asked), asked.secret, asked.prefetch, exclusive=True),
             columns=event_hubs_rows.columns(),
             interval_seconds=INTERVAL_SECONDS,
             shard_rows=ALL_ROWS,
             rereadable=False,
+            # Event Hubs takes its names in any case, and one hub must not look like two.
             stream=f"eventhubs://{asked.namespace}/{asked.hub}".lower(),
         )
         return spec, asked.lease, HubPlace.of(asked), asked.bounds

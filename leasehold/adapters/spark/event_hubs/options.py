@@ -68,8 +68,12 @@ def hub_of(given: Given) -> tuple[str, str, str, str]:
     """Namespace, hub, connection string or "", and the file in which that stands. Raises ValueError."""
     refuse_secrets(given)
     secret, said = secret_in(file := given.text(FILE))
-    parts = _parts(secret, said)
-    namespace = given.text("eventhubs.namespace", parts.get("endpoint", ""))
+    pairs = (part.partition("=") for part in secret.split(";") if part)
+    parts = {name.strip().lower(): value.strip() for name, _, value in pairs}
+    if secret and "endpoint" not in parts:
+        raise ValueError(f"{said}: it is no Event Hubs connection string")
+    endpoint = parts.get("endpoint", "").partition("://")[2].strip("/")
+    namespace = given.text("eventhubs.namespace", endpoint)
     hub = given.text("eventhubs.name", parts.get("entitypath", ""))
     if not namespace:
         raise ValueError(f"option eventhubs.namespace: is missing, and neither is {CONNECTION_STRING} set")
@@ -114,28 +118,17 @@ def secret_of_executor(path: str, *, keyed: bool) -> str:
     return secret
 
 
-def _parts(secret: str, said: str) -> dict[str, str]:
-    pairs = (part.partition("=") for part in secret.split(";") if part)
-    found = {name.strip().lower(): value.strip() for name, _, value in pairs}
-    if secret and "endpoint" not in found:
-        raise ValueError(f"{said}: it is no Event Hubs connection string")
-    return found | {"endpoint": found["endpoint"].partition("://")[2].strip("/")} if secret else found
-
-
 def _position(given: Given, name: str, first: tuple[str, ...]) -> dict[str, Any] | None:
     """A word, or the JSON of the Azure connector: offset "-1" or "@latest", or enqueuedTime."""
     if not (text := given.text(name)):
         return None
-    offset, timestamp = _json(name, text) if text.startswith("{") else (text, "")
+    offset, timestamp = text, ""
+    if text.startswith("{"):
+        try:
+            found = json.loads(text)
+            offset, moment = str(found.get("offset") or ""), found.get("enqueuedTime")
+            timestamp = str(int(datetime.fromisoformat(moment).timestamp() * 1000)) if moment else ""
+        # Whatever the text is, a list or a number included: one sentence that names the option.
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+            raise ValueError(f"option {name}: not the JSON of a position (offset, enqueuedTime)") from None
     return start_of(name, offset, first, ("@LATEST", "LATEST", "END"), timestamp)
-
-
-def _json(name: str, text: str) -> tuple[str, str]:
-    try:
-        found = json.loads(text)
-        offset, moment = str(found.get("offset") or ""), found.get("enqueuedTime")
-        seconds = datetime.fromisoformat(moment).timestamp() if moment else 0.0
-    # Whatever the text is, a list or a number included: one sentence that names the option.
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
-        raise ValueError(f"option {name}: not the JSON of a position (offset, enqueuedTime)") from None
-    return offset, str(int(seconds * 1000)) if moment else ""

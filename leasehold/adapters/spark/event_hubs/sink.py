@@ -6,7 +6,6 @@ partition the service takes a key (W1 in `sources/repeats.py`). Rows of many key
 slow, name the partition.
 """
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
@@ -16,7 +15,7 @@ from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.sources.repeats import Tag
 from leasehold.adapters.spark.event_hubs.options import hub_of, secret_of_executor
 from leasehold.adapters.spark.options import Given
-from leasehold.adapters.spark.sink import RowWriter, SinkColumns
+from leasehold.adapters.spark.sink import RowWriter, SinkColumns, values_of
 from leasehold.stores.printable import said
 
 if TYPE_CHECKING:  # an extra, which the process that plans a query need not have
@@ -33,7 +32,6 @@ COLUMNS = SinkColumns(
     must=frozenset({"body"}),
 )
 RETRIES, RETRY_SECONDS = 8, 1.0
-ROWS_AT_ONCE = 10_000
 
 
 @frozen
@@ -95,9 +93,10 @@ class HubRowWriter:
 
         batch, route = None, None
         try:
-            for number, (body, to, key, properties) in enumerate(_values(rows), tag.row):
+            for number, (body, to, key, properties) in enumerate(values_of(rows), tag.row):
                 event = EventData(body)
                 event.properties = {**dict(properties or ()), TAG: (tag.context + b".%d" % number).decode()}
+                # A batch goes to one partition, or by one key: rows for another begin the next one.
                 if batch is None or route != (to, key):
                     batch = self._next(batch, to, key)
                     route = to, key
@@ -110,6 +109,7 @@ class HubRowWriter:
                     batch.add(event)
             self._send(batch)
         except EventHubError as fault:
+            # A connection that has failed is not used again: the next attempt opens its own.
             for place in [place for place, writer in _writers.items() if writer is self]:
                 place.forget()
             raise SourceError(f"event hub {self._hub!r}: not all rows were written: {said(fault)}") from fault
@@ -123,11 +123,6 @@ class HubRowWriter:
     def _send(self, batch: Any) -> None:  # noqa: ANN401  likewise
         if batch is not None and len(batch):
             self._client.send_batch(batch)
-
-
-def _values(rows: pa.Table) -> Iterator[tuple[bytes, str | None, str | None, list[tuple[str, str]] | None]]:
-    for batch in rows.to_batches(ROWS_AT_ONCE):
-        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 def hub_sink(given: Given) -> HubSinkPlace:

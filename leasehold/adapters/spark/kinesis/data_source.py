@@ -82,6 +82,7 @@ def _source(stream: str, options: Mapping[str, str], reader: "type[Poller] | Non
     from leasehold.adapters.spark.kinesis.poller import ArrowFanOut, ArrowPoller  # noqa: PLC0415
 
     source = open_url(stream, {name: value for name, value in options.items() if value})
+    # With a consumer the service sends events; what is stored, and what is repeated, is polled.
     subscriber = source.consumer and partial(ArrowFanOut, consumer=source.consumer)
     source.reader = reader or subscriber or ArrowPoller
     return source

@@ -82,7 +82,14 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     given.elsewhere(DATABRICKS | {"consumer": "kinesis.consumerName", "kinesis.stsRoleArn": "kinesis.roleArn"})
     stream = given.need("kinesis.streamName", "name the stream to read")
     region, endpoint = given.text("kinesis.region"), given.text("kinesis.endpointUrl")
-    consumer = _consumer(given)
+    kind, consumer = "kinesis.consumerType", given.text("kinesis.consumerName")
+    subscribes = given.choice(kind, "GetRecords", "polling", "SubscribeToShard", "efo") in {"SubscribeToShard", "efo"}
+    if subscribes and not consumer:
+        raise ValueError(f"option {kind}: name the consumer, by kinesis.consumerName: one of this group alone")
+    if consumer and not subscribes:
+        raise ValueError(
+            f"option kinesis.consumerName: without effect; set {kind} to SubscribeToShard, or leave it out"
+        )
     credentials = credentials_of(given, "kinesis")
     wire = given.choice("kinesis.wire", "cbor", "json", "boto3")
     misplaced = given.choice("kinesis.misplaced", "keep", "drop")
@@ -112,18 +119,6 @@ def credentials_of(given: Given, whose: str) -> dict[str, str]:
         raise ValueError(f"option {whose}.externalId: it goes with a role; give {whose}.roleArn, or leave it out")
     told = {"profile": profile, "role_arn": role, "external_id": external}
     return {name: value for name, value in told.items() if value}
-
-
-def _consumer(given: Given) -> str:
-    kind, name = "kinesis.consumerType", given.text("kinesis.consumerName")
-    subscribes = given.choice(kind, "GetRecords", "polling", "SubscribeToShard", "efo") in {"SubscribeToShard", "efo"}
-    if subscribes and not name:
-        raise ValueError(f"option {kind}: name the consumer, by kinesis.consumerName: one of this group alone")
-    if name and not subscribes:
-        raise ValueError(
-            f"option kinesis.consumerName: without effect; set {kind} to SubscribeToShard, or leave it out"
-        )
-    return name
 
 
 def _table(given: Given, region: str) -> str:
@@ -162,7 +157,12 @@ def _by_shard(given: Given) -> tuple[dict[str, Position], Given]:
         # read by.
         if shard in {"default", "metadata"}:
             continue
-        kind, place = (each, "") if isinstance(each, str) else _pair(name, shard, each)
+        if isinstance(each, str):
+            kind, place = each, ""
+        elif isinstance(each, dict) and {"iteratorType"} <= each.keys() <= {"iteratorType", "iteratorPosition"}:
+            kind, place = str(each["iteratorType"]), str(each.get("iteratorPosition", ""))
+        else:
+            raise ValueError(f"option {name}: {printable(shard)} wants iteratorType and iteratorPosition")
         match kind.upper():
             case "TRIM_HORIZON" | "EARLIEST":
                 starts[shard] = TRIM_HORIZON
@@ -179,32 +179,22 @@ def _by_shard(given: Given) -> tuple[dict[str, Position], Given]:
     return starts, Given({name: str(told["default"])} if "default" in told else {})
 
 
-def _pair(name: str, shard: str, told: object) -> tuple[str, str]:
-    if not isinstance(told, dict) or not {"iteratorType"} <= told.keys() <= {"iteratorType", "iteratorPosition"}:
-        raise ValueError(f"option {name}: {printable(shard)} wants iteratorType and iteratorPosition")
-    return str(told["iteratorType"]), str(told.get("iteratorPosition", ""))
-
-
 def _position(given: Given, name: str, first: tuple[str, ...]) -> dict[str, Any] | None:
     """A word, or the JSON that the awslabs connector takes: {"at_timestamp": time}."""
-    text = given.text(name)
-    return start_of(name, text, first, ("LATEST",), _timestamp(name, text)) if text else None
-
-
-def _timestamp(name: str, text: str) -> str:
+    text, timestamp = given.text(name), ""
     word, _, rest = text.partition(" ")
     if word.upper() == "AT_TIMESTAMP":
-        return _milliseconds(name, rest)
-    if not text.startswith("{"):
-        return ""
-    try:
-        (key, value), *more = json.loads(text).items()
-    except (ValueError, AttributeError, RecursionError):
-        raise ValueError(f"option {name}: not the JSON of a position") from None
-    # A second key would be passed over in silence, and might be the one that was meant.
-    if more or key.lower() != "at_timestamp":
-        raise ValueError(f'option {name}: as JSON it is {{"at_timestamp": time}}')
-    return _milliseconds(name, str(value))
+        timestamp = _milliseconds(name, rest)
+    elif text.startswith("{"):
+        try:
+            (key, value), *more = json.loads(text).items()
+        except (ValueError, AttributeError, RecursionError):
+            raise ValueError(f"option {name}: not the JSON of a position") from None
+        # A second key would be passed over in silence, and might be the one that was meant.
+        if more or key.lower() != "at_timestamp":
+            raise ValueError(f'option {name}: as JSON it is {{"at_timestamp": time}}')
+        timestamp = _milliseconds(name, str(value))
+    return start_of(name, text, first, ("LATEST",), timestamp) if text else None
 
 
 def _milliseconds(name: str, text: str) -> str:

@@ -35,6 +35,7 @@ class ArrowPoller(Poller):
         told = cast("RowViews | RowColumns | list[RecordTypeDef]", answer["Records"])
         plain = self._done is None and not self._had
         if plain and not isinstance(told, list | RowColumns) and len(told) and not told.sealed:
+            # Nothing is left out and nothing taken apart: columns are made of the answer as it lies there.
             made = viewed_rows(self._stream, self._shard, told)
             first, last = (made["sequenceNumber"][at].as_py() for at in (0, -1))
             return self._told(answer, made, Position(last), (first, last), made["data"].buffers()[2].size)
@@ -73,17 +74,15 @@ class ArrowPoller(Poller):
             token=self._had.token,
         )
 
-    @staticmethod
-    def _last_of(rows: RowColumns, users: pa.RecordBatch, others: Mapping[int, UserRecords]) -> Position:
-        if (found := others.get(len(rows) - 1)) is None:
-            return Position(rows.numbers[-1], users["sub_sequence_number"][-1].as_py())
-        # Records that were dropped count as seen, or a tail of nothing else could never be checkpointed.
-        return Position(rows.numbers[-1], max(len(found) + found.dropped - 1, 0))
-
     def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position | None, Trail | None]:
         """As columns, and the position of the last one that was read, be it dropped."""
         users, others = rows_and_others(rows.datas, rows.keys, self._hash_range, self._misplaced)
-        end = self._last_of(rows, users, others) if rows.numbers else None
+        end = None
+        if rows.numbers:
+            last = others.get(len(rows) - 1)
+            # Records that were dropped count as seen, or a tail of nothing else could never be checkpointed.
+            sub = users["sub_sequence_number"][-1].as_py() if last is None else max(len(last) + last.dropped - 1, 0)
+            end = Position(rows.numbers[-1], sub)
         for at, found in others.items():
             self._dropped.add(rows.numbers[at], found)
         users, trail = self._undone(rows.numbers, users), None

@@ -34,6 +34,7 @@ def viewed_rows(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
     """Records without aggregates as columns, made without an object for each; Arrow copies them out of the answer."""
     count, body = len(views), pa.py_buffer(views.body)
     arrived = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(views.arrived)])
+    # Answers tell times in seconds or in milliseconds: the size of the number says which.
     in_milliseconds = pc.greater_equal(arrived, MILLISECONDS)
     micros = pc.multiply(arrived, pc.if_else(in_milliseconds, 1000, 1_000_000))
     columns = [
@@ -53,4 +54,5 @@ def _shown(views: bytes, body: pa.Buffer, kind: pa.DataType) -> pa.Array:
     """The values that views show: bytes, or texts that are known to be texts."""
     count = len(views) >> 4
     found = pa.Array.from_buffers(pa.binary_view(), count, [None, pa.py_buffer(views), body]).cast(pa.binary())
+    # Not a cast to text, which would look at every byte once more: that these are texts is known.
     return pa.Array.from_buffers(kind, count, found.buffers())

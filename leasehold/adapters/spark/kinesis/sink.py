@@ -5,7 +5,6 @@ Kinesis for its shards once a task, more often than it answers. After a fault it
 """
 
 import logging
-from collections.abc import Iterator
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import frozen
@@ -14,7 +13,7 @@ from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.sources.repeats import Tag
 from leasehold.adapters.spark.kinesis.options import credentials_of
 from leasehold.adapters.spark.options import Given
-from leasehold.adapters.spark.sink import RowWriter, SinkColumns
+from leasehold.adapters.spark.sink import RowWriter, SinkColumns, values_of
 from leasehold.stores.printable import escaped, said, text_of
 
 log = escaped(logging.getLogger("leasehold.spark"))
@@ -25,7 +24,6 @@ COLUMNS = SinkColumns(
     must=frozenset({"data", "partitionKey"}),
 )
 REQUESTS = 4
-ROWS_AT_ONCE = 10_000
 
 
 @frozen
@@ -80,32 +78,25 @@ class KinesisRowWriter:
         context, put = tag.context, self._producer.put
         try:
             under_way = []
-            for number, (data, key, hash_key) in enumerate(_values(rows), tag.row):
+            for number, (data, key, hash_key) in enumerate(values_of(rows), tag.row):
                 try:
                     under_way.append(put(data, key, hash_key, context=context, row=number))
                 except ValueError as fault:
                     raise ValueError(f"column {text_of(fault)}") from None  # it begins with the column
+            # All are put before one is waited for: a request carries many rows.
             self._producer.flush()
             for each in under_way:
                 each.result()
         except BaseException as fault:
             # Nobody may send the rest of it beside the next attempt's, which has these rows again.
             _writers.pop(self._place, None)
-            self._abandon()
+            try:
+                self._producer.close(0)
+            except Exception as left:  # noqa: BLE001  what ended it is told by whoever writes
+                log.debug("the producer is left: %s", left)
             if isinstance(fault, ValueError | KeyboardInterrupt | SystemExit):
                 raise
             raise SourceError(f"stream {self._place.stream}: not all rows were written: {said(fault)}") from fault
-
-    def _abandon(self) -> None:
-        try:
-            self._producer.close(0)
-        except Exception as fault:  # noqa: BLE001  what ended it is told by whoever writes
-            log.debug("the producer is left: %s", fault)
-
-
-def _values(rows: pa.Table) -> Iterator[tuple[bytes, str, str | None]]:
-    for batch in rows.to_batches(ROWS_AT_ONCE):
-        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 def kinesis_sink(given: Given) -> KinesisSinkPlace:

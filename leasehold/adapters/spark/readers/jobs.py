@@ -314,6 +314,7 @@ class ExecutorReaders:
         """Have so many started, and be told why one has ended. Raises OSError."""
         packed: bytes = cloudpickle.dumps(unpacking(ReaderTask, {"spec": spec}))  # type: ignore[no-untyped-call]
         self._connection.sendall(WISH.pack(number, len(packed)) + packed)
+        # Nothing is told until a reader ends, which may be days from now.
         self._connection.settimeout(None)
         spawn("leasehold-jobs", lambda: self._listen(told), lambda fault: told(f"readers are not heard: {said(fault)}"))
 

@@ -214,6 +214,7 @@ class ShardReader:
         ):
             # The planner may have nothing to say for hours; that it is gone shows by the end of the connection.
             self._connection.settimeout(None)
+            # A report is small, and a batch may be waiting for it: none is kept back to be sent with the next.
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             address = spec.address
             if not address.host:

@@ -4,9 +4,8 @@ Rule 1: a refusal by name is told apart from silence. Rule 2: where the service 
 else is about is not there, nothing more is asked. Rule 3: what has no consequence is found out by `ask`; whatever
 it writes, it removes.
 
-The findings of an examination, as values.
-
-Whether the rows of a table are leases of this stream, purely.
+A `Finding` is what an examination has found. `recognised` tells, purely, whether the rows of a table are leases of this
+stream.
 """
 
 import time

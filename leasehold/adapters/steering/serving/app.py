@@ -267,15 +267,15 @@ def _json(told: object, status: int = 200) -> Response:
 
 
 def _stream(request: Request, watchers: Sequence[TableWatcher], tell: Callable[[], object]) -> Response:
-    return StreamingResponse(_events(request, watchers, tell), media_type="text/event-stream", headers=HEADERS)
-
-
-async def _events(request: Request, watchers: Sequence[TableWatcher], tell: Callable[[], object]) -> AsyncIterator[str]:
     """What is told, at once and after each reading of a table, until the page is closed."""
-    told: list[tuple[float, str]] = []
-    while not await request.is_disconnected():
-        seen = [(watcher.seen.at, watcher.seen.trouble or watcher.seen.refused) for watcher in watchers]
-        if seen != told:
-            told = seen
-            yield f"data: {json.dumps(await asyncio.to_thread(tell), separators=(',', ':'))}\n\n"
-        await asyncio.sleep(LOOK_SECONDS)
+
+    async def events() -> AsyncIterator[str]:
+        told: list[tuple[float, str]] = []
+        while not await request.is_disconnected():
+            seen = [(watcher.seen.at, watcher.seen.trouble or watcher.seen.refused) for watcher in watchers]
+            if seen != told:
+                told = seen
+                yield f"data: {json.dumps(await asyncio.to_thread(tell), separators=(',', ':'))}\n\n"
+            await asyncio.sleep(LOOK_SECONDS)
+
+    return StreamingResponse(events(), media_type="text/event-stream", headers=HEADERS)

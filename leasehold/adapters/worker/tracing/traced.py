@@ -5,8 +5,8 @@ so spans of its own are under that.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 from opentelemetry import context
@@ -62,8 +62,11 @@ class TracedSpans(WorkerSpans):
         present = context.get_current()
 
         def acted(action: Action) -> None:
-            with _within(context.set_value(RULE, action.rule, present)):
+            token = context.attach(context.set_value(RULE, action.rule, present))
+            try:
                 act(action)
+            finally:
+                context.detach(token)
 
         return acted
 
@@ -161,15 +164,6 @@ class TracedReader:
     def close(self) -> None:
         """Close the reader."""
         self._reader.close()
-
-
-@contextmanager
-def _within(present: context.Context) -> Iterator[None]:
-    token = context.attach(present)
-    try:
-        yield
-    finally:
-        context.detach(token)
 
 
 async def _awaited(answer: Any, span: Span) -> object:  # noqa: ANN401  whatever can be awaited

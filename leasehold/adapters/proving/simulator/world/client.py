@@ -3,9 +3,8 @@
 Rule 1: a write is applied at one instant between its sending and its answer, or later if it is late.
 Rule 2: whatever goes wrong, the process is told only that it does not know.
 
-The calls of one process: each is counted, and meets the mishap that is planned for it.
-
-The stream as one process sees it: requests take time, and meet mishaps on the way.
+`Exchange`: the calls of one process, each of which is counted, and meets the mishap that is planned for it.
+`StreamClient`: the stream as one process sees it.
 """
 
 import math

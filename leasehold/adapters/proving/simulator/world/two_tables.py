@@ -13,7 +13,6 @@ from leasehold.adapters.proving.simulator.world.cells import sessions_of
 from leasehold.adapters.proving.simulator.world.client import Client
 from leasehold.adapters.proving.simulator.world.world import Caller, World
 from leasehold.adapters.worker.scheduler import Scheduler
-from leasehold.balancer.model import Lease
 from leasehold.stores.protocol import Done, Outcome, PassingStore, Store
 from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.swap import CONTROL, FROM, LOOK_SECONDS, TO, WISH, SwapStore, parted
@@ -59,11 +58,10 @@ class SwapClient(PassingStore):
             found,
             seen=lease.owner,
         )
-        self._world.history.answers.append(answer if row is None else _with(answer, row))
-
-
-def _with(answer: WriteAnswer, row: Lease) -> WriteAnswer:
-    return evolve(answer, owner=row.owner, version=str(row.version), epoch=row.epoch, checkpoint=row.checkpoint.order)
+        if row is not None:
+            place, version = row.checkpoint.order, str(row.version)
+            answer = evolve(answer, owner=row.owner, version=version, epoch=row.epoch, checkpoint=place)
+        self._world.history.answers.append(answer)
 
 
 def commanded(world: World) -> None:

@@ -1,10 +1,8 @@
 """The world that all processes of a run share: the clock, the table, the stream, and the record of events.
 
-The history of a simulated run, and beside it what the run cost the table.
-
-The one table of a run: the memory store, which also keeps each row as it was before its last change.
-
-A stream held in memory: shards that can be listed, read, split and merged.
+`SimulatedHistory` is the history of a run, and beside it what the run cost the table. `SimulatedTable` is its table:
+the memory store, which also keeps each row as it was before its last change. `ListSource` is a stream held in memory,
+whose shards can be listed, read, split and merged.
 """
 
 import math

@@ -304,10 +304,6 @@ def _varint(body: bytes, at: int) -> tuple[int, int]:
     byte = body[at + 1]
     if byte < _MORE:
         return value - _MORE + (byte << 7), at + 2
-    return _long_varint(body, at)
-
-
-def _long_varint(body: bytes, at: int) -> tuple[int, int]:
     value = 0
     for place in range(_VARINT_BYTES):
         byte = body[at + place]
