@@ -47,8 +47,8 @@ SHARED = {
     "postgres_service": "postgres",
 }
 """What takes seconds of a processor to start or to build, by the group of the tests that use it."""
-LONGEST = ("rolling", "java", "spark", "fleets", "docs")
-"""Groups that take minutes."""
+LONGEST = ("rolling", "java", "spark", "fleets", "runs", "docs")
+"""Groups that take minutes; `runs` are fleets, too, apart so that neither is waited for alone."""
 
 # How fast a busy machine draws examples, or runs one, says nothing about the law under test.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -91,7 +91,7 @@ def test_a_suspect_is_looked_at_when_its_time_is_up() -> None:
     assert look(READER, TABLE, heard(warned=2.0)) == Look(0.5, keys=(BOARD.key,), stale_ok=True)
 
 
-def test_the_dead_ones_leases_are_freed_for_all_but_what_is_taken() -> None:
+def test_the_leases_of_the_dead_are_freed_but_for_those_that_are_taken() -> None:
     """C6: who did not watch a lease may not claim it before lease_seconds more, unless it is free."""
     dead = standing_still(11.0, READER)
     gone = [lease for lease in dead if lease.owner == READER]

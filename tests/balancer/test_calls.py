@@ -114,7 +114,7 @@ def test_a_bulletin_of_an_earlier_version_is_heard_by_its_counts() -> None:
     assert going.history.hearing.call == "8 4 s-0"
 
 
-def test_the_called_one_claims_what_is_free_of_what_it_was_called_to() -> None:
+def test_the_called_worker_claims_the_free_leases_that_it_was_called_to() -> None:
     """C6: it read those rows alone, and what they do not show it may not claim."""
     history = called(f"{digits_of(READER)}=s-x,s-y,s-00")
     claims = {action for action in plan(FREE, None, Me(READER, history=history), CONFIG) if isinstance(action, Claim)}

@@ -23,7 +23,7 @@ def careless(write: Write, stored: Lease | None) -> Lease | None:
     return applied(StealLease(write.lease, write.me) if isinstance(write, TakeBackLease) else write, stored)
 
 
-def test_a_gift_taken_back_from_who_accepted_it_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gift_taken_back_from_the_worker_that_accepted_it_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault: taking back under the owner alone, and not under the version as given."""
     monkeypatch.setattr("leasehold.stores.embedded.memory.applied", careless)
     assert "handed over again" in " ".join(breaches(MoveScenario(STARTS[0])))

@@ -50,53 +50,25 @@ def test_a_file_is_held_until_it_is_let_go(tmp_path: Path) -> None:
         other.execute("CREATE TABLE t (x)")
 
 
-def test_threads_are_refused_and_granted_again() -> None:
-    """Without it the fault would be one in name alone."""
-    if not threads_can_be_refused():
-        pytest.skip("REFUSED THREADS ARE NOT TRIED: this user may make no control group of pids")
-    program = """
+THREADS = """
 import threading
 for _ in iter(input, ""):
     try:
         threading.Thread(target=lambda: None).start()
-        print("started", flush=True)
+        print("had", flush=True)
     except RuntimeError:
         print("refused", flush=True)
 """
-    pids: list[int] = []
-    with talking(program, {}, pids) as asked:
-        answers = [asked()]
-        short = NoMoreThreads(*pids)
-        answers.append(asked())
-        short.end()
-        answers.append(asked())
-    assert answers == ["started", "refused", "started"]
-
-
-def test_descriptors_are_refused_and_granted_again() -> None:
-    """Without it likewise."""
-    program = """
+DESCRIPTORS = """
 import os
 for _ in iter(input, ""):
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
-        print("opened", flush=True)
+        print("had", flush=True)
     except OSError as refused:
         print(os.strerror(refused.errno), flush=True)
 """
-    pids: list[int] = []
-    with talking(program, {}, pids) as asked:
-        answers = [asked()]
-        short = NoMore.descriptors(*pids)
-        answers.append(asked())
-        short.end()
-        answers.append(asked())
-    assert answers == ["opened", "Too many open files", "opened"]
-
-
-def test_a_process_has_no_more_memory_and_gets_some_again() -> None:
-    """Without it the fault would be one in name alone."""
-    program = """
+MEMORY = """
 def had():
     try:
         bytes(8 << 20)
@@ -106,14 +78,30 @@ def had():
 for _ in iter(input, ""):
     print(had(), flush=True)
 """
+
+
+@pytest.mark.parametrize(
+    ("program", "denied", "refusal"),
+    [
+        pytest.param(THREADS, NoMoreThreads, "refused", id="threads"),
+        pytest.param(DESCRIPTORS, NoMore.descriptors, "Too many open files", id="descriptors"),
+        pytest.param(MEMORY, NoMore.memory, "MemoryError", id="memory"),
+    ],
+)
+def test_a_process_is_refused_what_it_wants_and_granted_it_again(
+    program: str, denied: Callable[..., NoMore | NoMoreThreads], refusal: str
+) -> None:
+    """Without it the fault would be one in name alone."""
+    if denied is NoMoreThreads and not threads_can_be_refused():
+        pytest.skip("REFUSED THREADS ARE NOT TRIED: this user may make no control group of pids")
     pids: list[int] = []
     with talking(program, {}, pids) as asked:
         answers = [asked()]
-        short = NoMore.memory(*pids)
+        short = denied(*pids)
         answers.append(asked())
         short.end()
         answers.append(asked())
-    assert answers == ["had", "MemoryError", "had"]
+    assert answers == ["had", refusal, "had"]
 
 
 def test_a_process_is_told_another_time_of_day_and_monotonic_time_goes_on(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from plain_workers import Wanted, run
 
-pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.xdist_group("fleets")]
+pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.xdist_group("runs")]
 
 
 @pytest.mark.more

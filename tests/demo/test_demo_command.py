@@ -12,7 +12,7 @@ from children import child
 
 DEMO = (sys.executable, "-m", "leasehold.adapters.cli.main", "demo")
 
-pytestmark = [pytest.mark.services, pytest.mark.xdist_group("fleets")]
+pytestmark = [pytest.mark.services, pytest.mark.xdist_group("runs")]
 
 
 def test_the_demo_loses_nothing_and_says_so() -> None:

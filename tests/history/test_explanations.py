@@ -102,7 +102,7 @@ def test_a_gap_that_no_fault_of_its_readers_explains_is_found(incidents: tuple[I
     assert said(left_unread(*incidents)) == (GAP.format("20.0", "20.0", "all faults"),)
 
 
-def test_a_nap_reaches_no_further_than_the_lease_of_who_sleeps() -> None:
+def test_a_nap_reaches_no_further_than_the_lease_of_the_sleeping_worker() -> None:
     """Without it nobody would have to take over from a worker for as long as it stands still."""
     found = said(left_unread(Incident(20, "nap", "a#1", 60), until=60.0))
     assert found == (GAP.format("40.0", "30.0", "nap a#1"),)

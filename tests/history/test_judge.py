@@ -288,7 +288,7 @@ def test_a_row_made_anew_begins_its_tokens_again() -> None:
 
 
 @pytest.mark.parametrize(("epoch", "told"), [(0, False), (1_000_001, True)])
-def test_a_row_made_anew_by_who_had_never_seen_it_begins_at_its_first_token(epoch: int, told: bool) -> None:
+def test_a_row_made_anew_by_a_worker_that_had_never_seen_it_begins_at_its_first_token(epoch: int, told: bool) -> None:
     """A run would be blamed for what no process can know; who remembers the row goes on with higher tokens."""
     free, first = Lease("s-0"), Lease("s-0", owner="a", epoch=7)
     made = Lease("s-0", epoch=epoch)

@@ -16,7 +16,7 @@ def verdict_of(kinesis: str, dynamodb: str, count: int, *, rate: int, plain: int
 
 
 @pytest.mark.services
-@pytest.mark.xdist_group("fleets")
+@pytest.mark.xdist_group("runs")
 def test_a_slice_survives_a_crash_a_split_and_a_merge(kinesis_url: str, dynalite_url: str) -> None:
     """Without it the worker, the poller and the table could each be right and lose records between them."""
     verdict_of(kinesis_url, dynalite_url, 8000, rate=2000, plain=1200)

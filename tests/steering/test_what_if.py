@@ -90,7 +90,7 @@ def test_the_command_tells_moves_seconds_and_balance(tmp_path: Path) -> None:
         ((Lease("s-0", owner=None),), "--add: nobody holds a lease; say how many workers come"),
     ],
 )
-def test_a_fleet_of_nothing_or_nobody_is_not_simulated(rows: tuple[Lease, ...], says: str) -> None:
+def test_a_fleet_without_shards_or_workers_is_not_simulated(rows: tuple[Lease, ...], says: str) -> None:
     """A figure would come out that says nothing, and be believed."""
     with pytest.raises(ValueError, match=f"^{says}$"):
         told(FleetChange(), rows)

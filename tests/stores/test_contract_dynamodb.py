@@ -75,7 +75,7 @@ def test_one_winner_between_processes_on_dynamodb_local(dynamodb_local_url: str)
 
 
 @pytest.mark.services
-def test_a_table_that_was_deleted_is_made_anew_by_who_may(dynalite_url: str, session: Session) -> None:
+def test_a_table_that_was_deleted_is_made_anew_by_a_worker_that_may(dynalite_url: str, session: Session) -> None:
     """A fleet would read nothing until somebody starts a worker, who alone makes tables."""
     table = f"leases-{next(_numbers)}"
     worker = DynamoStore(table, endpoint=dynalite_url, session=session)

@@ -228,7 +228,7 @@ def test_a_user_who_may_only_read_is_told_which_rights_are_wanted(
     reader.close()
 
 
-def test_a_table_that_was_dropped_is_made_anew_by_who_may(sql: Sql, url: str, store: PostgresStore) -> None:
+def test_a_table_that_was_dropped_is_made_anew_by_a_worker_that_may(sql: Sql, url: str, store: PostgresStore) -> None:
     """A fleet would read nothing until somebody starts a worker, who alone makes tables."""
     seen = owned(store)
     tool = open_store(url, create=False, write=False)

@@ -341,7 +341,7 @@ def test_a_write_while_the_file_was_replaced_may_not_count(path: str, store: Sql
     assert store.get([seen.key]) == ()
 
 
-def test_a_removed_file_is_not_made_by_who_may_not_make_it(path: str, store: SqliteStore) -> None:
+def test_a_removed_file_is_not_made_by_a_store_that_may_not_make_it(path: str, store: SqliteStore) -> None:
     """A tool that only looks would make a table without leases."""
     reader = SqliteStore(path, create=False)
     store.close()

@@ -144,7 +144,7 @@ def test_an_item_that_is_no_lease_is_skipped(entity: str) -> None:
     assert to_lease({"leaseKey": {"S": "x"}, "entityType": {"S": entity}}) is None
 
 
-def test_reports_are_the_leader_and_who_says_what_it_carries() -> None:
+def test_reports_are_the_leader_and_each_worker_that_says_its_load() -> None:
     """A worker of KCL 3.5 that holds nothing yet would go unseen, or a row of another kind pass for a worker."""
     metrics, leader = {"entityType": {"S": "WORKER_METRIC_STATS"}}, {"entityType": {"S": "LEADER"}}
     rows: list[dict[str, Any]] = [

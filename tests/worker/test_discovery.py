@@ -95,7 +95,7 @@ def test_a_sight_of_the_whole_fleet_is_listed_for_by_a_few_in_turns() -> None:
     assert len(set.union(*safety)) > 20, "others each time"
 
 
-def test_where_bulletins_are_heard_whoever_looks_lists() -> None:
+def test_where_bulletins_are_heard_the_worker_that_looks_lists() -> None:
     """Without it the one worker that reads the table for all would seldom list, and the others never."""
     ((me, discovery, source),) = fleet(1, History(hearing=BulletinState()))
     owned = Listing(tuple(Lease(f"s-{n}", owner=f"w-{n}") for n in range(100)))

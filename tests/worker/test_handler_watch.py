@@ -221,7 +221,7 @@ def test_without_a_limit_a_handler_may_take_for_ever() -> None:
     assert math.isinf(Handling(lambda _batch: None).handler_seconds)
 
 
-def test_a_fault_of_who_is_told_of_slow_handlers_goes_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_of_the_observer_of_slow_handlers_goes_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
     """Nobody would know which of the worker's functions to mend."""
 
     class Refusing(list[tuple[str, float]]):

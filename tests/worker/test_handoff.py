@@ -6,7 +6,7 @@ from virtual_fleet import Driven, FaultyStore, Kept, four_shards, member, togeth
 from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource
-from leasehold.adapters.worker.holding import Identity
+from leasehold.adapters.worker.holding import Holding, Identity
 from leasehold.balancer.actions import Release
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
@@ -172,8 +172,8 @@ def test_an_accepted_gift_is_not_taken_back() -> None:
     assert ("s-0" in one.held, store.row("s-0").owner) == (False, "b-1")
 
 
-def test_a_gift_whose_reply_was_lost_can_still_be_taken_back() -> None:
-    """Without it a lost reply and a dead heir together would leave the lease to expire."""
+def given_without_a_reply() -> tuple[Clock, FaultyStore, Driven, Holding]:
+    """A worker that has given a lease to the other, and was not told so."""
     clock, store = Clock(), FaultyStore()
     one, _two = pair(clock, store)
     holding = one.worker.holdings[0]
@@ -182,6 +182,12 @@ def test_a_gift_whose_reply_was_lost_can_still_be_taken_back() -> None:
     store.lose_replies = 1
     with pytest.raises(OutcomeUnknown):
         holding.release()
+    return clock, store, one, holding
+
+
+def test_a_gift_whose_reply_was_lost_can_still_be_taken_back() -> None:
+    """Without it a lost reply and a dead heir together would leave the lease to expire."""
+    clock, store, one, holding = given_without_a_reply()
     assert holding.release()
     assert holding.why == "now owned by b-1"
     one.turn_due = clock.now
@@ -191,14 +197,7 @@ def test_a_gift_whose_reply_was_lost_can_still_be_taken_back() -> None:
 
 def test_a_gift_whose_reply_was_lost_is_not_taken_back_from_an_heir_that_has_begun() -> None:
     """Without it the giver, which learns of its gift only later, would process the shard beside the heir."""
-    clock, store = Clock(), FaultyStore()
-    one, _two = pair(clock, store)
-    holding = one.worker.holdings[0]
-    asked_for(store, holding.key)
-    assert holding.renew()
-    store.lose_replies = 1
-    with pytest.raises(OutcomeUnknown):
-        holding.release()
+    clock, store, one, holding = given_without_a_reply()
     given = store.row(holding.key)
     store.write(ClaimLease(given, "b-1", Identity("b-1", "p-2").notes_on(given)))
     assert holding.release()

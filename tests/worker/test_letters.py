@@ -373,7 +373,7 @@ def lying(box: FolderBox | ObjectBox, letters: list[Letter]) -> list[Letter]:
 
 @pytest.mark.parametrize("found", [lying_in_a_folder, lying_in_a_folder_without_links, lying_in_a_bucket])
 @given(letters=st.lists(ALIKE, max_size=12))
-def test_every_distinct_letter_is_there_once_whoever_buries_into_the_box(
+def test_every_distinct_letter_is_there_once_however_many_workers_lay_it_into_the_box(
     found: Callable[[list[Letter]], list[Letter]], letters: list[Letter]
 ) -> None:
     """A group's letter would replace another's: the record would be nowhere, behind its checkpoint."""

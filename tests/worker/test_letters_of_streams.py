@@ -124,7 +124,7 @@ def test_letters_of_a_stream_are_counted_by_what_became_of_them(monkeypatch: pyt
     assert stream.seconds == [0.5]
 
 
-def test_a_letter_whose_lease_is_lost_is_counted_by_whoever_has_it_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_letter_whose_lease_is_lost_is_counted_by_the_present_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two replays side by side would count it twice, and hand over what follows twice."""
 
     def runs(stream: Stream) -> bool:

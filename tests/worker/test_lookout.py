@@ -131,7 +131,7 @@ def first_of(*names: str) -> str:
     return lookout_ranks(leases, CONFIG).ranks[0]
 
 
-def test_an_own_lease_that_stands_still_is_renewed_by_who_lists_it() -> None:
+def test_an_own_lease_that_stands_still_is_renewed_by_the_worker_that_lists_it() -> None:
     """C9: the lookout judges all others; a lease whose renewals it forgets would stay unread for ever."""
     clock = Clock()
     store = FaultyStore()

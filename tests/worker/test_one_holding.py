@@ -290,7 +290,7 @@ def test_a_row_that_another_made_anew_is_taken_over_unless_it_is_further() -> No
 
 
 @pytest.mark.parametrize("owner", [None, "bob"])
-def test_a_row_taken_over_is_moved_forward_signed_and_taken_from_whoever_has_it(owner: str | None) -> None:
+def test_a_row_taken_over_is_moved_forward_signed_and_taken_from_its_present_owner(owner: str | None) -> None:
     """A crash before the next checkpoint would read all again, and a restart would not know the lease for its own."""
     one = Held()
     for number in range(40, 50):

@@ -126,7 +126,7 @@ def test_a_task_hurried_while_it_runs_is_called_again_and_only_once(calendar: Ca
     assert calendar.calls == [(0.0, "a"), (4.0, "a"), (95.0, "a")]
 
 
-def test_to_hurry_who_is_not_there_does_nothing(calendar: Calendar) -> None:
+def test_hurrying_a_key_that_is_not_there_does_nothing(calendar: Calendar) -> None:
     """A handler that ends after its lease was left would call whatever comes under that key next."""
     calendar.kept.wake("a")
     calendar.tasks.run(1.0)

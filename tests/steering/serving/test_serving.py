@@ -436,7 +436,7 @@ def test_a_second_request_that_is_half_there_is_not_waited_for_either(
         assert told_until_closed(connection).startswith(b"HTTP/1.1 200")
 
 
-def test_there_is_a_most_of_connections_and_who_asks_then_is_served(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_are_limited_and_a_later_request_is_served(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All descriptors of the process would be taken, and its tables be read no more."""
     monkeypatch.setattr("leasehold.adapters.steering.serving.app.CONNECTIONS_MOST", 5)
     with ExitStack() as stack:
