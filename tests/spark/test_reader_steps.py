@@ -1,18 +1,24 @@
 """When a reader has the steps of its shards run, and what it does and says once it is over."""
 
+import io
 import logging
 import math
+import os
+import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import ClassVar
 
 import pytest
 from attrs import evolve
 from fake_stream import Stream
+from pyspark import cloudpickle
 from test_readers import HELLO, HOST, PATIENCE, a_pool, a_spec, connected, opened
 
-from leasehold.adapters.spark.readers import reader
+from leasehold.adapters.spark.readers import process, reader
 from leasehold.adapters.spark.readers.messages import Alive, BatchKept, Close, Keep, Open, line_of
 from leasehold.adapters.spark.readers.reader import ShardReader
 from leasehold.balancer.model import TRIM_HORIZON, Lease
@@ -105,3 +111,29 @@ def test_what_a_planner_says_leaves_at_once() -> None:
         opened(pool)
         (one,) = pool.connected
         assert one._connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1  # noqa: SLF001
+
+
+@pytest.mark.parametrize("fault", [None, OSError("the planner cannot be reached")])
+def test_a_reader_process_ends_at_once_however_its_reading_ended(
+    fault: OSError | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a thread that waits for an answer of the service would keep a process for a query that is gone."""
+    told = list[object]()
+
+    class Reading:
+        def __init__(self, spec: object) -> None:
+            told.append(spec)
+
+        def run(self) -> None:
+            if fault is not None:
+                raise fault
+
+    monkeypatch.setattr(process, "ShardReader", Reading)
+    monkeypatch.setattr(process, "speak", lambda: None)
+    monkeypatch.setattr(signal, "signal", lambda *given: told.append(given))
+    monkeypatch.setattr(os, "_exit", told.append)
+    given = io.TextIOWrapper(io.BytesIO(cloudpickle.dumps("what to read")))  # type: ignore[no-untyped-call]  # Spark's
+    monkeypatch.setattr(sys, "stdin", given)
+    with nullcontext() if fault is None else pytest.raises(OSError, match="cannot be reached"):
+        process.main()
+    assert told == [(signal.SIGINT, signal.SIG_IGN), "what to read", 0]

@@ -57,6 +57,20 @@ def test_a_silent_connection_is_given_up_soon(monkeypatch: pytest.MonkeyPatch, o
     assert (config.connect_timeout, config.read_timeout) == (5, 5.0)
 
 
+def test_a_source_that_is_closed_closes_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it each source of a long program would leave its connections open."""
+    closed = list[str]()
+
+    def made(*given: str | None, read_seconds: float, **_session: object) -> "KinesisClient":
+        client = reading_client(given[0], given[1], read_seconds=read_seconds)
+        monkeypatch.setattr(client, "close", lambda: closed.append("closed"))
+        return client
+
+    monkeypatch.setattr(source, "reading_client", made)
+    source.open_url("orders", {"region": "eu-west-1"}).close()
+    assert closed == ["closed"]
+
+
 def test_a_moments_failure_is_repeated_once_by_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it each moment's failure would cost a wait of the poller; with more, a thread would wait inside boto3."""
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.0)

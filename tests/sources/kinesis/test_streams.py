@@ -226,6 +226,15 @@ def test_a_listing_is_of_the_streams_that_answer_and_fails_where_none_does(caplo
         streams.shards()
 
 
+def test_a_stream_that_was_slow_to_say_its_name_is_read_once_it_has() -> None:
+    """Without it a stream that was throttled at the first listing would stay unread, without a word after that."""
+    slow = Told("b", SourceUnavailable("b is slow"))
+    streams = several(Told("a"), slow)
+    assert [shard.id for shard in streams.shards()] == ["1:a:7:s-0"]
+    slow.fault = None
+    assert [shard.id for shard in streams.shards()] == ["1:a:7:s-0", "1:b:7:s-0"]
+
+
 def test_a_wrong_name_beside_a_right_one_is_said() -> None:
     """Without it a misspelt stream would be left unread, with a line in the log for all that is told."""
     streams = several(Told("a"), Told("c", SourceUnavailable("c is slow")), Told("b", SourceError("no stream b")))
