@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from attrs import evolve, frozen
+from session_requests import bills, requested
 
 from leasehold.adapters.proving.processes import processes
 from leasehold.adapters.proving.simulator.question import SimulationQuestion, fleet_of
@@ -52,6 +53,11 @@ def measured(shards: int, workers: int, checkpoints: float, seconds: float) -> T
     return TableCost(writes / seconds, reads / seconds)
 
 
+def of_sessions(shards: int, workers: int, seconds: float) -> TableCost:
+    """The same in layout `sessions`, once a second."""
+    return TableCost(*bills(shards, workers, requested(shards, workers, CHECKPOINT_SECONDS, seconds))[0])
+
+
 def of_kcl(shards: int, workers: int) -> TableCost:
     """Of KCL 2.x by its defaults, computed: it renews, checkpoints every batch, and every worker scans the table."""
     config = Config(Kcl())
@@ -78,8 +84,12 @@ def main(
         asked = {
             (size, name): pool.submit(measured, *size, pace, seconds) for size in SIZES for name, pace in paces.items()
         }
+        grouped = {size: pool.submit(of_sessions, *size, seconds) for size in SIZES}
         for size in SIZES:
-            found = {name: asked[size, name].result() for name in paces} | {"KCL 2.x, computed": of_kcl(*size)}
+            found = {name: asked[size, name].result() for name in paces} | {
+                "once a second, layout `sessions`": grouped[size].result(),
+                "KCL 2.x, computed": of_kcl(*size),
+            }
             for name, cost in found.items():
                 figures = f"{cost.writes:.1f} | {cost.writes / size[0]:.2f} | {cost.reads:.1f}"
                 print(f"| {size[0]}, {size[1]} | {name} | {figures} | {cost.bill(write_price, read_price):,.0f} |")

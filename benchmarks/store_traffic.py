@@ -19,7 +19,8 @@ Size = tuple[int, int, float | None]
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SIZES: tuple[Size, ...] = ((100, 1, None), (100, 5, None), (1000, 60, None), (1000, 60, 5.0), (500, 200, None))
-RULES = ("kcl", "minimal")
+FLEETS = {"kcl": ("kcl", False), "minimal": ("minimal", False), "minimal, layout sessions": ("minimal", True)}
+"""Rules, and whether the table is in layout `sessions`."""
 FIGURES = ("requests", "rows", "read_units", "write_units")
 HEADS = (
     "leases x workers",
@@ -43,16 +44,17 @@ requests 0.2 % stall for 1 to 3 s, and 0.2 % of the answers are lost. All figure
 write one. Nobody comes, goes or dies, so that every change of owner is a false takeover. Short runs do not show the
 listing that each worker of `minimal` makes every 20 s x workers (C11): 180 rows and 8 read units more at any size.
 Where leases are checkpointed, a checkpoint is a renewal; KCL 2.x writes some 350 more than its model here, for it
-renews every 3.3 s whatever was checkpointed.
+renews every 3.3 s whatever was checkpointed. In layout `sessions` a row of a session is taken for one write unit, which
+it is up to twenty leases a worker.
 
 """
 
 
-def measured(size: Size, rules: str, cycles: float) -> dict[str, float]:
+def measured(size: Size, fleet: str, cycles: float) -> dict[str, float]:
     """Figures by lease and hour: of a run, less those of its beginning, when everybody lists to find the others."""
-    leases, workers, checkpoints = size
+    (leases, workers, checkpoints), (rules, sessions) = size, FLEETS[fleet]
     question = SimulationQuestion(
-        leases, (workers,), rules, kind="steady", pace="own", pauses=PAUSES, checkpoints=checkpoints
+        leases, (workers,), rules, kind="steady", pace="own", pauses=PAUSES, checkpoints=checkpoints, sessions=sessions
     )
     warm, rest = (_figures(evolve(question, cycles=length)) for length in (WARM_CYCLES, WARM_CYCLES + cycles))
     hours = cycles * config_of(question).cycle_seconds / 3600
@@ -74,12 +76,12 @@ def _figures(question: SimulationQuestion) -> dict[str, float]:
 def cells(size: Size, found: dict[str, dict[str, float]]) -> list[tuple[str, ...]]:
     """The lines of one size."""
     lines = []
-    for rules, told in found.items():
+    for fleet, told in found.items():
         shares = [told[figure] / found["kcl"][figure] for figure in ("rows", "read_units", "write_units")]
         name = f"{size[0]} x {size[1]}" + (f", a checkpoint every {size[2]:g} s" if size[2] else "")
         figures = [f"{told[figure]:.0f}" for figure in FIGURES]
         ends = f"{told['hours']:.0f}", f"{told['changes']:g}"
-        lines.append((name, rules, *figures, *(f"{share:.0%}" for share in shares), *ends))
+        lines.append((name, fleet, *figures, *(f"{share:.0%}" for share in shares), *ends))
     return lines
 
 
@@ -94,10 +96,10 @@ def main(
     sizes = [size for size in SIZES if only in {"", f"{size[0]}x{size[1]}"}]
     lines = [HEADS, ("---",) * len(HEADS)]
     with processes(jobs) as pool:
-        asked = {(size, rules): pool.submit(measured, size, rules, cycles) for size in sizes for rules in RULES}
+        asked = {(size, fleet): pool.submit(measured, size, fleet, cycles) for size in sizes for fleet in FLEETS}
         for size in sizes:
-            lines += cells(size, {rules: asked[size, rules].result() for rules in RULES})
-            print(*(" | ".join(line) for line in lines[-len(RULES) :]), sep="\n", flush=True)
+            lines += cells(size, {fleet: asked[size, fleet].result() for fleet in FLEETS})
+            print(*(" | ".join(line) for line in lines[-len(FLEETS) :]), sep="\n", flush=True)
     if write:
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         command = " ".join(["python benchmarks/store_traffic.py", *sys.argv[1:]])

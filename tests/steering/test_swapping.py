@@ -1,5 +1,6 @@
 """What an operator asks of a swap: who does not know TO, the way, how far it is, back, and the end."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from leasehold.adapters.cli.common.columns import plain
 from leasehold.adapters.cli.lease_tables import below, cells
 from leasehold.adapters.cli.steer.explain import app as explain
+from leasehold.adapters.cli.steer.what_if import app as what_if
 from leasehold.adapters.report.watching import TableWatch, picture
 from leasehold.adapters.steering.serving.app import exposition
 from leasehold.adapters.steering.serving.watcher import FleetRecord, TableWatcher, ViewWanted
@@ -208,6 +210,17 @@ def test_explain_says_of_one_table_that_a_swap_is_under_way(half_way: tuple[str,
     both = CliRunner().invoke(explain, [half_way[FROM], "--to", half_way[TO], "--for", "0"])
     assert (both.exit_code, both.stdout.count("moved:")) == (0, 0)
     assert "swap: 3 leases: 1 in FROM, 1 on their way, 1 in TO; bound for TO" in both.stdout
+
+
+def test_what_if_simulates_the_fleet_of_both_tables(half_way: tuple[str, str]) -> None:
+    """A forecast would count the leases of one table alone, and the marks in it as workers of their own."""
+    asked = ["--to", half_way[TO], "--for", "0", "--add", "1", "--cycles", "3", "--json"]
+    found = json.loads(CliRunner().invoke(what_if, [half_way[FROM], *asked]).stdout)
+    assert {each["worker"]: each["leases"] for each in found["workers"]} == {"added-1": 1, "ann": 2}
+    assert found["swap"] == ["swap: 3 leases: 1 in FROM, 1 on their way, 1 in TO; bound for TO"]
+    shown = CliRunner().invoke(what_if, [half_way[FROM], *asked[:-1]]).stdout.splitlines()
+    assert shown[:2] == [*found["swap"], ""]
+    assert shown[2].startswith("1 moves of least possible 1, 0 claims, over after ")
 
 
 def test_tables_between_which_no_swap_is_under_way_are_not_shown_as_one(

@@ -221,7 +221,8 @@ class Page:
         begins, until, hurried = self._complete(), latest, False
         while (ticket := self._tickets.get(until)) is not None:
             found.append(ticket)
-            if ticket.patient:
+            # Where nobody waits nothing is kept in mind: the checker would tell states apart by it.
+            if ticket.patient and self._gather:
                 if begins or ticket.key in self._round - patient:
                     self._before, self._round = self._round - patient, patient.copy()
                     begins = self._in_vain = False

@@ -17,12 +17,14 @@ from leasehold.adapters.cli.steer.asking import (
     RuleSetName,
     Setting,
     StoreUrl,
+    SwapGoal,
     fleet_config,
     table_of,
 )
 from leasehold.adapters.report.watching import alive
 from leasehold.adapters.steering.swapping import opened
 from leasehold.adapters.steering.what_if import FleetChange, forecast, names_of
+from leasehold.stores.printable import printable
 from leasehold.stores.protocol import StoreError
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -35,6 +37,7 @@ memory that begins as this one is, live through the change. Nothing is written t
     leasehold what-if sqlite:///srv/orders.db --add 2                    # two more workers
     leasehold what-if sqlite:///srv/orders.db --remove w-3 --crash       # one dies without a word
     leasehold what-if sqlite:///srv/orders.db --rules kcl                # the same fleet under other rules
+    leasehold what-if sqlite:///srv/orders.db --to postgres://db/orders --add 2   # while a swap is under way
 
 Of the answer: `seconds` until the last lease changed hands after the change, `moves` leases that left a living worker
 and how few would have done, `longest unowned` the longest time a lease had no living owner. Moves that would come
@@ -50,6 +53,7 @@ def command(  # noqa: PLR0917  one for each option
     add: Annotated[list[str] | None, typer.Option(help="So many workers more, or one of this name.")] = None,
     remove: Annotated[list[str] | None, typer.Option(help="A worker that goes; may be repeated.")] = None,
     crash: Annotated[bool, typer.Option("--crash", help="Those that go die, in place of leaving in order.")] = False,
+    to: SwapGoal = None,
     rules: RuleSetName = "minimal",
     lease_seconds: FleetLeaseSeconds = None,
     set_: Setting = None,
@@ -62,7 +66,7 @@ def command(  # noqa: PLR0917  one for each option
     """Watch, simulate, tell."""
     with ending("what-if", StoreError):
         config = fleet_config(rules, lease_seconds, set_)
-        with closing(opened(store)) as table_store:
+        with closing(opened(store, to)) as table_store:
             dated = not table_store.promises.free_notes
             table = table_of(table_store, config, span)
         present = [row.owner for row in alive(table.unended, config) if row.owner is not None]
@@ -77,8 +81,10 @@ def command(  # noqa: PLR0917  one for each option
         finally:
             log.setLevel(level)
     if as_json:
-        print(json.dumps(told.as_json()))
+        print(json.dumps(told.as_json() | ({"swap": list(table.swapping)} if table.swapping else {})))
         return
+    if table.swapping:
+        print(*map(printable, table.swapping), "", sep="\n")
     figures = told.figures
     moves = f"{figures.moves} moves of least possible {figures.moves_minimum}, {figures.claims} claims"
     print(f"{moves}, over after {figures.seconds:.1f} s; {len(told.before)} would come without the change.")

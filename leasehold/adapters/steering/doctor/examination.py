@@ -35,7 +35,7 @@ WRITE_BYTES = 1024
 """What one write unit writes."""
 SESSION_BYTES, TOLD_BYTES = (250, 38), (330, 48)
 """Of a session's row and of what it tells, compressed: with no lease, and for each. Printed by `row_bytes` of
-benchmarks/sessions_price.py, for names, sequence numbers and notes of Kinesis."""
+benchmarks/session_requests.py, for names, sequence numbers and notes of Kinesis."""
 ROW_SECONDS = 1.5
 """Between two readings of the lookout's row by each of the others, as measured, for `lease_seconds` 10."""
 

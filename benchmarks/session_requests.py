@@ -1,0 +1,114 @@
+"""What a fleet in layout `sessions` asks of its table, counted in the simulator, and how services bill that."""
+
+import random
+from math import ceil
+
+from attrs import evolve, frozen
+
+from leasehold.adapters.proving.simulator.question import SimulationQuestion, fleet_of
+from leasehold.adapters.proving.simulator.run import run
+from leasehold.adapters.proving.simulator.scenario import Network
+from leasehold.adapters.proving.simulator.world.world import SimulatedHistory
+from leasehold.adapters.steering.doctor.examination import ROW_BYTES, UNIT_BYTES, WRITE_BYTES
+from leasehold.adapters.worker.holding import Reach
+from leasehold.balancer.model import Position
+from leasehold.stores.dynamodb.cells import written_bytes
+from leasehold.stores.sessions.rows import Remark, Session, SessionEntry, session_fields, told_fields
+
+WARM_SECONDS = 20.0
+DIGITS = 56
+"""Of a sequence number of Kinesis."""
+
+
+@frozen
+class Rows:
+    """Bytes of the rows of a session with so many leases, as DynamoDB counts them."""
+
+    session: int
+    told: int
+
+
+def row_bytes(leases: int) -> Rows:
+    """With names, sequence numbers and notes as long as real ones; digits are drawn, for they do not get smaller."""
+    draw = random.Random(leases)  # noqa: S311  a seed is the point
+    worker = "ip-10-0-1-23.eu-west-1.compute.internal-12345"
+    keys = [f"shardId-{draw.randrange(10**6):012}" for _ in range(leases)]
+    entries = {
+        key: SessionEntry(draw.randrange(1000), Position("49" + "".join(draw.choices("0123456789", k=DIGITS - 2))))
+        for key in keys
+    }
+    now = 1_764_064_762.0
+
+    def ago() -> float:
+        return round(now - 60 * draw.random(), 3)
+
+    told = {
+        key: Remark(
+            draw.randrange(1000),
+            {
+                "reach": (
+                    Reach(
+                        now,
+                        worker,
+                        worker,
+                        3,
+                        draw.random(),
+                        arrived=ago(),
+                        read=ago(),
+                        done=ago(),
+                        tried=ago(),
+                        lease=10.0,
+                    ).note,
+                    draw.randrange(10**5),
+                )
+            },
+            draw.randrange(10**6),
+        )
+        for key in keys
+    }
+    return Rows(
+        written_bytes("session/" + "0" * 32, session_fields(Session(worker, 10**6, entries=entries))),
+        written_bytes("told/" + "0" * 32, told_fields(told)),
+    )
+
+
+@frozen
+class Requested:
+    """Of a fleet at rest that reads, in a second; `changed` are rows that a listing shows changed."""
+
+    sessions: float
+    told: float
+    leases: float
+    lists: float
+    read: float
+    changed: float
+
+
+def requested(shards: int, workers: int, checkpoints: float, seconds: float) -> Requested:
+    """Of `seconds`, less those of the beginning, when everybody looks for the others."""
+    question = SimulationQuestion(
+        shards, (workers,), kind="steady", pace="own", cycles=0, checkpoints=checkpoints, sessions=True
+    )
+    scenario = evolve(fleet_of(question).scenario, network=Network(stall=0.0, unanswered=0.0), read_seconds=0.2)
+    warm, whole = (
+        _figures(run(evolve(scenario, seconds=length, calm=length)))
+        for length in (WARM_SECONDS, WARM_SECONDS + seconds)
+    )
+    return Requested(*((whole[place] - warm[place]) / seconds for place in range(len(whole))))
+
+
+def _figures(history: SimulatedHistory) -> tuple[float, ...]:
+    asked = history.requests
+    read = history.fetched - history.glimpsed / 2
+    return asked["session"], asked["told"], asked["lease"], asked["list"], read, history.refetched
+
+
+def bills(shards: int, workers: int, found: Requested) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Writes and reads in a second, as DynamoDB and S3 bill them; listings of objects are priced as writes."""
+    rows = row_bytes(ceil(shards / workers))
+    units = ceil(rows.session / WRITE_BYTES) * found.sessions + ceil(rows.told / WRITE_BYTES) * found.told
+    table = shards * ROW_BYTES + workers * (rows.session + rows.told)
+    listed = found.lists * table / UNIT_BYTES / 2
+    pages = 2 * ceil(workers / 1000) + ceil(shards / 1000)
+    objects = found.sessions + found.told + found.leases + found.lists * pages
+    return (units + found.leases, listed + found.read), (objects, found.changed + found.read)

@@ -1,0 +1,92 @@
+"""What a worker at rest asks of a table in layout `sessions` in a second, by the size of its fleet.
+
+`python benchmarks/sessions_at_rest.py` prints a table. Small fleets are run in the simulator, records on every shard
+and a checkpoint a second; figures are the mean of all workers, the lookout's requests included. Of large ones the
+planner of a reader is asked, by the whole table, for its actions and its next reading: none, and one row.
+"""
+
+from typing import Annotated
+
+import typer
+from attrs import frozen
+from session_requests import requested
+
+from leasehold.adapters.worker.holding import TELL_SECONDS
+from leasehold.balancer.config import Config
+from leasehold.balancer.lookout import bulletin_row, lookout_ranks, note_of
+from leasehold.balancer.model import Bulletin, BulletinState, History, Lease, Me
+from leasehold.balancer.plan import look_again, plan
+
+RUN = ((10, 2), (20, 4), (40, 8))
+"""Leases and workers."""
+ASKED = ((1_000, 50), (10_000, 500), (100_000, 5_000))
+CONFIG = Config()
+
+
+@frozen
+class Asked:
+    """Of one worker in a second.
+
+    writes  group writes, and those of what is told beside them
+    reads   readings, and listings of the table
+    rows    leases that a reading asks for; each is three rows: the lease's, its session's, and what that told
+    """
+
+    writes: float
+    reads: float
+    rows: float
+
+
+def run_by(leases: int, workers: int, checkpoints: float, seconds: float) -> tuple[float, float]:
+    """Writes of rows of sessions and of what they told, and read units without listings, a worker and second."""
+    found = requested(leases, workers, checkpoints, seconds)
+    return (found.sessions + found.told) / workers, found.read / workers
+
+
+def asked_of(leases: int, workers: int, checkpoints: float) -> Asked:
+    """By the planner of a reader that has read the bulletin a moment ago, where nothing is new."""
+    names = [f"w-{number:04}" for number in range(workers)]
+    said = note_of(Bulletin(7, 2))
+    table = tuple(
+        Lease(
+            f"s-{number:06}", owner=(name := names[number % workers]), idle=1.0, notes=(("process", f"p/{name}"), *said)
+        )
+        for number in range(leases)
+    )
+    ranks = lookout_ranks(table, CONFIG).ranks
+    row = bulletin_row(table, ranks[0])
+    assert row is not None
+    call = f"7 0 {row.key}"
+    heard = BulletinState(latest=Bulletin(7, 2), acts_read=2, call=call)
+    me = Me(ranks[-1], history=History(owners_still=90.0, fleet_still=90.0, full_still=5.0, hearing=heard))
+    assert plan(table, None, me, CONFIG) == ()  # at rest
+    look = look_again((), table, me, CONFIG)
+    assert look.keys is not None, "a reader at rest lists nothing"
+    # Beside its checkpoints a worker says now and then how far behind it is: one row, and one group write.
+    return Asked(1 / checkpoints + 2 / TELL_SECONDS, 1 / look.seconds, len(look.keys))
+
+
+def main(
+    *,
+    checkpoint_seconds: Annotated[float, typer.Option(min=0.2)] = 1.0,
+    seconds: Annotated[
+        float, typer.Option(min=10, help="How long the small fleets are watched, in virtual time.")
+    ] = 30.0,
+) -> None:
+    """Count, ask and print."""
+    print("| leases, workers | how | writes | read units | readings | leases a reading |")
+    print("|---|---|---|---|---|---|")
+    for leases, workers in RUN:
+        writes, units = run_by(leases, workers, checkpoint_seconds, seconds)
+        print(
+            f"| {leases:,}, {workers:,} | run, the lookout with the others | {writes:.2f} | {units:.2f} | | |",
+            flush=True,
+        )
+    for leases, workers in ASKED:
+        found = asked_of(leases, workers, checkpoint_seconds)
+        figures = f"{found.writes:.2f} | {1.5 * found.rows * found.reads:.2f} | {found.reads:.2f} | {found.rows:g}"
+        print(f"| {leases:,}, {workers:,} | asked of a reader's planner | {figures} |", flush=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)
