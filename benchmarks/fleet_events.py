@@ -2,7 +2,8 @@
 
     python benchmarks/fleet_events.py [--workers 10,20,40,80] [--each 20] [--only PATTERN] [--json]
 
-Twenty leases a worker if nothing else is given, in the simulator, our workers; virtual time, so that the figures are the same on each machine.
+Twenty leases a worker, unless --each says more or fewer, in the simulator, our workers; virtual time, so that the
+figures are the same on each machine.
 All but who joins were there before the run began, and know the table (`Member.present`).
 *above rest*: the listings of the minute after the event, less those of the same minute of the same fleet without it.
 The rolling replacement stands beside KCL 2.x, whose workers list once per 20 s each.
