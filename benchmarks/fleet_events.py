@@ -1,8 +1,9 @@
 """What one event costs a fleet: listings of the whole table above rest, and seconds until all is owned and even.
 
-    python benchmarks/fleet_events.py [--workers 10,20,40,80,1000] [--only PATTERN] [--json]
+    python benchmarks/fleet_events.py [--workers 10,20,40,80] [--each 20] [--only PATTERN] [--json]
 
-Twenty leases a worker, in the simulator, our workers; virtual time, so that the figures are the same on each machine.
+Twenty leases a worker, unless --each says more or fewer, in the simulator, our workers; virtual time, so that the
+figures are the same on each machine.
 All but who joins were there before the run began, and know the table (`Member.present`).
 *above rest*: the listings of the minute after the event, less those of the same minute of the same fleet without it.
 The rolling replacement stands beside KCL 2.x, whose workers list once per 20 s each.
@@ -85,16 +86,14 @@ EVENTS: dict[str, Change] = {
 }
 
 
-def told(
-    event: Change, workers: int, seed: int, *, capacity: Capacity | None = None, leases: int = 0, after: float = AFTER
-) -> Told:
+def told(event: Change, workers: int, seed: int, *, capacity: Capacity | None = None, leases: int = 0) -> Told:
     """The figures of one run."""
     logging.disable(logging.CRITICAL)
     names, draw = group_of(0, workers), random.Random(seed)  # noqa: S311  a seed is the point
     ranks = lookout_ranks([Lease(name, owner=name, notes=(("process", f"p/{name}"),)) for name in names], OURS).ranks
     members = event([Member(name, OURS, draw.uniform(0.0, 1.0), present=True) for name in names], ranks)
     owners = balanced(leases or EACH * workers, names, draw)
-    ends = AT + after
+    ends = AT + AFTER
     scenario = Scenario(
         seed, owners, tuple(members), ends, calm=ends, network=Network(), capacity=capacity or Capacity()
     )
@@ -138,6 +137,7 @@ def main() -> None:
     """Measure and print."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--workers", default="10,20,40", help="sizes of the fleet, with commas between them")
+    options.add_argument("--each", type=int, default=EACH, help="leases of a worker")
     options.add_argument("--only", default="", help="events whose name matches this expression")
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--json", action="store_true", help="print one JSON object a line")
@@ -152,10 +152,10 @@ def main() -> None:
                     flush=True,
                 )
     for size in map(int, given.workers.split(",")):
-        rest = told(EVENTS["at rest"], size, given.seed)
+        rest = told(EVENTS["at rest"], size, given.seed, leases=given.each * size)
         for name, event in EVENTS.items():
             if re.search(given.only, name):
-                found = rest if name == "at rest" else told(event, size, given.seed)
+                found = rest if name == "at rest" else told(event, size, given.seed, leases=given.each * size)
                 _say(name, size, found, as_json=given.json, above=found.listings - rest.listings)
         if re.search(given.only, "rolling"):
             ours, kcl = (replaced(size, rules, given.seed) for rules in (OURS, KCL))

@@ -9,7 +9,7 @@ from attrs import evolve, fields
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.balancer.census import Census
+from leasehold.balancer.census import Census, indexed
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import take_census
 from leasehold.balancer.lineage import holes_after
@@ -410,6 +410,15 @@ def test_counts_folded_from_a_few_rows_are_those_of_all_leases(
         assert {lease.key: lease for lease in everything} == {
             key: watch.sightings[key].lease for key in watch.sightings
         }
+        weights = [(lease.owner, lease.weight) for lease in everything]
+        known = [weight for _, weight in weights if weight is not None]
+        sums = {owner: sum(weight or 0 for name, weight in weights if name == owner) for owner, _ in weights}
+        blanks = {owner: weights.count((owner, None)) for owner in sums}
+        folded = indexed(leases)
+        assert folded.measured() == (len(known), sum(known))
+        # An owner whose last lease is gone stays with nothing.
+        loads = {owner: load for owner, load in folded.loads(7).items() if load}
+        assert loads == {owner: total for owner in sums if (total := sums[owner] + 7 * blanks[owner])}
         for worker in ("a", "b", "d"):
             me = Me(worker, turn, watch.history)
             assert ordered_census(leases, me, config) == ordered_census(everything, me, config)
