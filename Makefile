@@ -37,8 +37,10 @@ quick: $(READY) ## the inner loop: format, lint, types and the tests that need n
 	$(BIN)/mypy
 	$(BIN)/pytest -q --quick -n 3 --hypothesis-profile quick
 
-test: $(READY) ## run every test that needs no opt-in
-	$(BIN)/pytest -m 'not more' -n 5 --dist loadgroup --no-loadscope-reorder --hypothesis-profile repeatable --max-worker-restart 0
+# What `make check` runs is not run again.
+test: $(READY) ## run every test that needs no opt-in, but for those of `make check`
+	$(BIN)/pytest -m 'not more' --ignore tests/test_house.py --ignore tests/docs/test_site.py -n 5 \
+		--dist loadgroup --no-loadscope-reorder --hypothesis-profile repeatable --max-worker-restart 0
 
 test-more: $(READY) ## run the opt-in tests, and say what could not be had
 	$(BIN)/pytest -m more -n 3 --dist loadgroup --no-loadscope-reorder --hypothesis-profile repeatable --max-worker-restart 0

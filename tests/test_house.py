@@ -427,10 +427,3 @@ def _helper() -> int:
     assert private(sample) == [("_used", 1, False), ("_helper", 1, False)]
     assert private(sample.replace("_helper() == _helper()", "_helper()"))[1] == ("_helper", 1, True)
     assert (comments(sample), within_tests(sample)) == ((2, 10), 5)
-
-
-@pytest.mark.xdist_group("house")
-def test_tests_of_one_group_share_a_process(request: pytest.FixtureRequest) -> None:
-    """Each process would start a Spark and a set of services of its own: pytest-xdist lost its groups unsaid before."""
-    if request.config.getoption("loadgroup", default=False):  # as processes of `make test` have it
-        assert request.node.nodeid.endswith("@house")
