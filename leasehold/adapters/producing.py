@@ -9,6 +9,7 @@ from leasehold.adapters.inputs import seconds_of
 from leasehold.adapters.sources.kinesis.clients import WireForm
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, clients_of
+from leasehold.adapters.sources.kinesis.records import EPOCHS
 from leasehold.stores.aws import session_of
 from leasehold.stores.printable import did_you_mean
 from leasehold.stores.urls import AWS, Scheme, endpoint_of, read_url
@@ -70,6 +71,8 @@ def open_producer(
     for name in ("linger_ms", "epoch"):
         if not isinstance(number := given.get(name, 0), int) or number < 0:
             raise ValueError(f"{named(name)}: {number!r} is no whole number from 0")
+    if (epoch := given.get("epoch", 0)) >= EPOCHS:
+        raise ValueError(f"{named('epoch')}: {epoch} does not fit into a mark; give a number below 2**64")
     settings = Settings(
         linger_seconds=given.get("linger_ms", 100) / 1000,
         share=share,

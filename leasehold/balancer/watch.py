@@ -332,7 +332,9 @@ class Watch:
             # Not the gap before a new owner's first renewal: it says nothing of how often that owner renews.
             now_stood = watched if version_at > owner_at else 0.0
             gap = min(now_stood, stood) if kept else 0.0
-            pace = _pace(before, lease, began) if kept else 0.0
+            renewals = lease.epoch - old.epoch if kept else 0
+            # An owner that renewed any faster between two readings would have moved its counter once more.
+            pace = max(0.0, began - version_at) / (renewals + 1) if renewals > 0 else 0.0
             stood, version_at = now_stood, ended
         if not kept:
             owner_at = ended
@@ -402,12 +404,6 @@ def _fleet(sightings: Mapping[str, Sighting]) -> frozenset[str | None]:
     """Everybody named in the table: a worker that asked for its first lease has joined."""
     leases = [sighting.lease for sighting in sightings.values()]
     return frozenset([lease.owner for lease in leases] + [lease.heir for lease in leases]) - {None}
-
-
-def _pace(before: Sighting, lease: Lease, began: float) -> float:
-    """An owner that renewed any faster between two readings would have moved its counter once more."""
-    renewals = lease.epoch - before.lease.epoch
-    return max(0.0, began - before.version_at) / (renewals + 1) if renewals > 0 else 0.0
 
 
 def _longest(sightings: Iterable[Sighting]) -> tuple[tuple[tuple[str, float], ...], tuple[tuple[str, float], ...]]:

@@ -148,6 +148,7 @@ def test_a_producers_bad_usage_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"on_late": "drop"}, "on_late: 'drop' is neither block nor fail"),
         ({"share": 0}, "share and time_to_live: want numbers above 0"),
         ({"epoch": -1}, "epoch: -1 is no whole number from 0"),
+        ({"epoch": 2**64}, "epoch: 18446744073709551616 does not fit into a mark; give a number below 2**64"),
         ({"time_to_live": "long"}, "time_to_live: 'long' is not a duration"),
     ]
     for options, says in wrong:
