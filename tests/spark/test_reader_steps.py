@@ -19,6 +19,7 @@ from pyspark import cloudpickle
 from test_readers import HELLO, HOST, PATIENCE, a_pool, a_spec, connected, opened
 
 from leasehold.adapters.spark.readers import process, reader
+from leasehold.adapters.spark.readers.jobs import KeptReaders
 from leasehold.adapters.spark.readers.messages import Alive, BatchKept, Close, Keep, Open, line_of
 from leasehold.adapters.spark.readers.reader import ShardReader
 from leasehold.balancer.model import TRIM_HORIZON, Lease
@@ -137,3 +138,18 @@ def test_a_reader_process_ends_at_once_however_its_reading_ended(
     with nullcontext() if fault is None else pytest.raises(OSError, match="cannot be reached"):
         process.main()
     assert told == [(signal.SIGINT, signal.SIG_IGN), "what to read", 0]
+
+
+def test_readers_that_are_ended_are_not_started_again() -> None:
+    """Without it one that ends at this moment would be started once more, for a query that is closed."""
+    over = list[bool]()
+
+    class Noting(KeptReaders):
+        def _live(self, place: int) -> str:
+            return str(place)
+
+        def _end(self) -> None:
+            over.append(self._over.is_set())
+
+    Noting(0).close()
+    assert over == [True]

@@ -301,6 +301,18 @@ def test_a_reader_that_cannot_be_closed_leaves_what_it_brought_where_it_is() -> 
     assert (cursor.delivered, cursor.read, cursor.reader_open) == (TRIM_HORIZON, at(3), False)
 
 
+def test_a_reader_that_cannot_be_opened_is_not_open() -> None:
+    """Without it the order of events would be to read, with no reader, where one is to be opened."""
+
+    def refuses(_start: Position) -> StreamReader:
+        raise SourceUnavailable("the service asks to slow down")
+
+    cursor = Cursor(TRIM_HORIZON)
+    with pytest.raises(SourceUnavailable):
+        ShardPull(cursor, refuses).open()
+    assert not cursor.reader_open
+
+
 def test_no_event_moves_a_mark_back() -> None:
     """Without it an older word of a source, a consumer or a lease could have records read and written again."""
     cursor = _done()
