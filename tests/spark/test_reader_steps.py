@@ -153,3 +153,13 @@ def test_readers_that_are_ended_are_not_started_again() -> None:
 
     Noting(0).close()
     assert over == [True]
+
+
+def test_a_batch_is_said_to_be_kept_once_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it tasks would come for rows that are not there yet, and have the planner read them again."""
+    told = list[object]()
+    one = ShardReader(a_spec(Stream({})))
+    monkeypatch.setattr(one, "_keep", told.append)
+    monkeypatch.setattr(one, "_say", told.append)
+    one._obey(Keep(9, ()))  # noqa: SLF001
+    assert told == [Keep(9, ()), BatchKept(9)]
