@@ -21,7 +21,7 @@ from test_readers import HELLO, HOST, PATIENCE, a_pool, a_spec, connected, opene
 from leasehold.adapters.spark.readers import process, reader
 from leasehold.adapters.spark.readers.jobs import KeptReaders
 from leasehold.adapters.spark.readers.messages import Alive, BatchKept, Close, Keep, Open, line_of
-from leasehold.adapters.spark.readers.reader import ShardReader
+from leasehold.adapters.spark.readers.reader import ShardReadAhead, ShardReader
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 
 
@@ -163,3 +163,13 @@ def test_a_batch_is_said_to_be_kept_once_it_is(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(one, "_say", told.append)
     one._obey(Keep(9, ()))  # noqa: SLF001
     assert told == [Keep(9, ()), BatchKept(9)]
+
+
+def test_a_shard_that_is_taken_away_leaves_no_rows_behind() -> None:
+    """Without it a reader would keep rows of shards that others read, until a step that may be long under way ends."""
+    stream = Stream({"a": ["x"]})
+    ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), lambda _told: None, lambda: 1)
+    ahead.step(0.0)
+    held = len(ahead._pieces)  # noqa: SLF001
+    ahead.close()
+    assert (held, len(ahead._pieces)) == (1, 0)  # noqa: SLF001
