@@ -73,6 +73,7 @@ def test_the_memory_of_a_fetch_is_bounded(tmp_path: Path) -> None:
     server.keep(2, 0, [part])
     assert server.in_memory == part.nbytes
     server.close()
+    assert server.in_memory == 0
 
 
 def test_without_the_token_nobody_gets_a_row(server: RowServer) -> None:

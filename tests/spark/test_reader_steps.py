@@ -19,8 +19,9 @@ from pyspark import cloudpickle
 from test_readers import HELLO, HOST, PATIENCE, a_pool, a_spec, connected, opened
 
 from leasehold.adapters.spark.readers import process, reader
+from leasehold.adapters.spark.readers.jobs import KeptReaders
 from leasehold.adapters.spark.readers.messages import Alive, BatchKept, Close, Keep, Open, line_of
-from leasehold.adapters.spark.readers.reader import ShardReader
+from leasehold.adapters.spark.readers.reader import ShardReadAhead, ShardReader
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 
 
@@ -137,3 +138,38 @@ def test_a_reader_process_ends_at_once_however_its_reading_ended(
     with nullcontext() if fault is None else pytest.raises(OSError, match="cannot be reached"):
         process.main()
     assert told == [(signal.SIGINT, signal.SIG_IGN), "what to read", 0]
+
+
+def test_readers_that_are_ended_are_not_started_again() -> None:
+    """Without it one that ends at this moment would be started once more, for a query that is closed."""
+    over = list[bool]()
+
+    class Noting(KeptReaders):
+        def _live(self, place: int) -> str:
+            return str(place)
+
+        def _end(self) -> None:
+            over.append(self._over.is_set())
+
+    Noting(0).close()
+    assert over == [True]
+
+
+def test_a_batch_is_said_to_be_kept_once_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it tasks would come for rows that are not there yet, and have the planner read them again."""
+    told = list[object]()
+    one = ShardReader(a_spec(Stream({})))
+    monkeypatch.setattr(one, "_keep", told.append)
+    monkeypatch.setattr(one, "_say", told.append)
+    one._obey(Keep(9, ()))  # noqa: SLF001
+    assert told == [Keep(9, ()), BatchKept(9)]
+
+
+def test_a_shard_that_is_taken_away_leaves_no_rows_behind() -> None:
+    """Without it a reader would keep rows of shards that others read, until a step that may be long under way ends."""
+    stream = Stream({"a": ["x"]})
+    ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), lambda _told: None, lambda: 1)
+    ahead.step(0.0)
+    held = len(ahead._pieces)  # noqa: SLF001
+    ahead.close()
+    assert (held, len(ahead._pieces)) == (1, 0)  # noqa: SLF001

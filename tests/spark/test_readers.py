@@ -368,7 +368,8 @@ def test_a_reader_that_dies_within_a_report_loses_its_shards_to_others(caplog: p
 
 def test_once_its_query_ends_a_pool_takes_nobody_in_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it the end of a query would wait a minute for a reader, or a late one read on for nobody."""
-    monkeypatch.setattr(pool_module, "FIRST_SECONDS", 100 * PATIENCE)
+    for name in ("FIRST_SECONDS", "SILENT_SECONDS"):
+        monkeypatch.setattr(pool_module, name, 100 * PATIENCE)  # no door closes by itself
     with a_pool() as (pool, _):
         pool.stop()
         with pytest.raises(SourceUnavailable):

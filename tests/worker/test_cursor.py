@@ -286,6 +286,33 @@ def test_more_than_is_acknowledged_cannot_be_stored() -> None:
         _out().checkpoint_stored(at(4))
 
 
+def test_a_reader_that_cannot_be_closed_leaves_what_it_brought_where_it_is() -> None:
+    """Without it rows would count as dropped that are in memory still, and be read and handed over again."""
+
+    class Unclosed(StreamReader):
+        def close(self) -> None:
+            raise SourceUnavailable("it cannot be closed")
+
+    cursor = Cursor(TRIM_HORIZON)
+    pull = ShardPull(cursor, lambda start: Unclosed(Stream(), number(start)))
+    pull.read(lambda batch: cursor.batch_read(batch.end))
+    with pytest.raises(SourceUnavailable):
+        pull.drop()
+    assert (cursor.delivered, cursor.read, cursor.reader_open) == (TRIM_HORIZON, at(3), False)
+
+
+def test_a_reader_that_cannot_be_opened_is_not_open() -> None:
+    """Without it the order of events would be to read, with no reader, where one is to be opened."""
+
+    def refuses(_start: Position) -> StreamReader:
+        raise SourceUnavailable("the service asks to slow down")
+
+    cursor = Cursor(TRIM_HORIZON)
+    with pytest.raises(SourceUnavailable):
+        ShardPull(cursor, refuses).open()
+    assert not cursor.reader_open
+
+
 def test_no_event_moves_a_mark_back() -> None:
     """Without it an older word of a source, a consumer or a lease could have records read and written again."""
     cursor = _done()
