@@ -17,7 +17,7 @@ from leasehold.balancer.lookout import bulletin_row, lookout_ranks, note_of
 from leasehold.balancer.model import Bulletin, BulletinState, History, Lease, Me
 from leasehold.balancer.plan import look_again, plan
 
-RUN = ((10, 2), (20, 4), (40, 8))
+RUN = ((10, 2), (20, 4))
 """Leases and workers."""
 ASKED = ((1_000, 50), (10_000, 500), (100_000, 5_000))
 CONFIG = Config()

@@ -131,3 +131,11 @@ def test_what_peers_wait_for_takes_along_what_waits(script: Script, page: Page) 
         written(script, page, second(number, *AT))
     comes = {3.0: ticket("0"), 3.05: ticket("1", patient=False), 3.06: ticket("2")}
     assert written(script, page, comes)[0] == (3.05, {"0", "1"})
+
+
+def test_a_lease_that_is_new_is_written_with_the_others(script: Script, page: Page) -> None:
+    """It would be taken for the last of the round before, written alone, and be waited for by the others in vain."""
+    for number in (1, 2):
+        written(script, page, second(number, 0.05, 0.1))
+    comes = {4.0: ticket("new"), **{3.0 + each: one for each, one in second(1, 0.05, 0.1).items()}}
+    assert written(script, page, comes) == [(4.1, {"new", "0", "1"})]

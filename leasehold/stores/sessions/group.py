@@ -218,29 +218,35 @@ class Page:
         latest = self._pace.clock() + self._gather
         found: list[Ticket] = []
         patient: set[str] = set()
-        begins, until, hurried = self._complete(), latest, False
+        missing, until, hurried = self._missing(), latest, False
+        begins = missing is not None and not missing
         while (ticket := self._tickets.get(until)) is not None:
             found.append(ticket)
+            key = ticket.key
             # Where nobody waits nothing is kept in mind: the checker would tell states apart by it.
             if ticket.patient and self._gather:
-                if begins or ticket.key in self._round - patient:
+                if begins or (key in self._round and key not in patient):
                     self._before, self._round = self._round - patient, patient.copy()
                     begins = self._in_vain = False
-                patient.add(ticket.key)
-                self._round.add(ticket.key)
+                    missing = self._missing()
+                patient.add(key)
+                self._round.add(key)
+                if missing is not None:
+                    missing.discard(key)
             # What is not patient takes along what waits, and waits for nothing.
             hurried = hurried or not ticket.patient
-            if hurried or self._complete():
+            if hurried or (missing is not None and not missing):
                 until = -math.inf
             elif self._in_vain:
                 until = min(latest, self._pace.clock() + QUIET_SECONDS)
         self._in_vain = self._in_vain or until == latest
         return found
 
-    def _complete(self) -> bool:
-        """Whether everybody has come that came in the round before; not while there was none."""
-        here = self.session.entries.keys() - self.parted.keys()
-        return self._before is not None and not (self._before & here) - self._round
+    def _missing(self) -> set[str] | None:
+        """Of the leases here, those that came in the round before and not yet in this one; None in the first round."""
+        if self._before is None:
+            return None
+        return {key for key in self._before - self._round - self.parted.keys() if key in self.session.entries}
 
     def _group(self, tickets: list[Ticket]) -> None:
         try:
