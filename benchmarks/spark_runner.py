@@ -3,7 +3,8 @@
     python benchmarks/spark_runner.py
 
 A server in another process answers GetRecords at once with as much as one request may bring; the reader is
-called as Spark calls it, for eight shards, without the pause between requests that the service asks for. What
+called as Spark calls it, for eight shards, without the pause between requests that the service asks for; where it
+subscribes (enhanced fan-out), the server sends events as large as those answers, one after the other. What
 counts is processor time per row: of how many rows a second it is enough for depends on the processor alone, and
 not on what else runs here. The peer is a bare loop of the same client's GetRecords in the same run. The codec is
 compiled, as in a wheel. It ends with 1 where a row of 1 KB costs more than 5 us, less than 200 MB/s for a processor.
@@ -18,7 +19,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +30,7 @@ from attrs import evolve, frozen
 from compiled import as_installed
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadMaxRows
-from wire_server import CBOR, forms_of
+from wire_server import CBOR, forms_of, frame
 
 from leasehold.adapters.demo.child import ENVIRONMENT
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
@@ -42,6 +45,11 @@ T = TypeVar("T")
 SHARDS, SECONDS, BATCH_ROWS = 8, 5.0, 40_000
 PLACE = b"@@@@@@@@@@"
 BAR_MICROS = 5.0
+POLLING: Mapping[str, str] = {}
+FAN_OUT = {
+    "kinesis.consumerType": "SubscribeToShard",
+    "kinesis.consumerName": "arn:aws:kinesis:eu-west-1:000000000000:stream/s/consumer/c:1",
+}
 
 
 @frozen
@@ -57,11 +65,12 @@ class Load:
     in_one: int = 1
 
     def answers(self) -> dict[str, bytes]:
-        """The body in both forms, with the place of the sequence number's variable part marked."""
+        """The body of an answer or an event in both forms, with the place of the number's variable part marked."""
         record = {"Data": self._record(), "PartitionKey": "k", "ApproximateArrivalTimestamp": 1_795_363_072_573}
         place = PLACE.decode()
         records = [record | {"SequenceNumber": f"1{place}{number:04}"} for number in range(self.rows // self.in_one)]
-        return forms_of({"Records": records, "MillisBehindLatest": 60_000, "NextShardIterator": f"shard {place}"})
+        next_ones = {"NextShardIterator": f"shard {place}", "ContinuationSequenceNumber": f"1{place}9999"}
+        return forms_of({"Records": records, "MillisBehindLatest": 60_000, **next_ones})
 
     def _record(self) -> bytes:
         if self.in_one == 1:
@@ -99,7 +108,23 @@ def serve(load: Load, ports: Any) -> None:  # noqa: ANN401  a queue
             body, form = self.rfile.read(int(self.headers["Content-Length"])), self.headers["Content-Type"]
             asked = cbor2.loads(body) if form == CBOR else json.loads(body)
             wanted = self.headers["X-Amz-Target"].rpartition(".")[2]
-            self._say(form, self._answer(wanted, asked, form))
+            if wanted == "SubscribeToShard":
+                self._send("application/cbor" if form == CBOR else "application/json", bodies[form])
+            else:
+                self._say(form, self._answer(wanted, asked, form))
+
+        def _send(self, form: str, body: bytes) -> None:
+            """Events until the reader goes; of a reader that takes none, as many as its connection holds."""
+            self.send_response(200)
+            self.send_header("Content-Type", "application/vnd.amazon.eventstream")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            message = frame("initial-response", form, b"\xa0" if "cbor" in form else b"{}")
+            with suppress(OSError):
+                for number in count(1):
+                    self.wfile.write(b"%x\r\n%b\r\n" % (len(message), message))
+                    message = frame("SubscribeToShardEvent", form, body.replace(PLACE, b"%010d" % number))
+            self.close_connection = True
 
         def _answer(self, wanted: str, asked: Mapping[str, Any], form: str) -> bytes:
             if wanted == "GetRecords":
@@ -162,7 +187,13 @@ def bare(endpoint: str, load: Load) -> Spent:
 
 
 def carried(
-    endpoint: str, folder: Path, transport: str, measure: Callable[[Callable[[], int]], T], readers: int = 0
+    endpoint: str,
+    folder: Path,
+    transport: str,
+    measure: Callable[[Callable[[], int]], T],
+    readers: int = 0,
+    *,
+    more: Mapping[str, str] = POLLING,
 ) -> T:
     """A reader as Spark calls it: plan, make tasks, have another process fetch their rows, commit."""
     options = {
@@ -170,10 +201,11 @@ def carried(
         "kinesis.region": "eu-west-1",
         "kinesis.endpointUrl": endpoint,
         "kinesis.startingPosition": "TRIM_HORIZON",
-        "lease.store": f"sqlite:///{folder}/{transport}-{readers}.db",
+        "lease.store": f"sqlite:///{folder}/{transport}-{readers}-{len(more)}.db",
         "lease.readers": str(readers),
         "lease.transport": transport,
         "lease.fetchHost": "127.0.0.1",
+        **more,
     }
     reader = KinesisLeased(options).streamReader(from_arrow_schema(SCHEMA))
     assert isinstance(reader, LeasedReader)
@@ -242,6 +274,7 @@ def measured_here() -> int:
             fetched = carried(endpoint, Path(folder), "fetch", measured)
             say(load, "fetched", fetched)
             good = good and (load.size < 1000 or fetched.micros <= BAR_MICROS)
+            say(load, "fetched, by fan-out", carried(endpoint, Path(folder), "fetch", measured, more=FAN_OUT))
             say(load, "within tasks", carried(endpoint, Path(folder), "embedded", measured))
         server.terminate()
         server.join()

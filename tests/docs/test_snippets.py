@@ -60,7 +60,10 @@ ELSEWHERE: Mapping[str, tuple[str, Callable[[str], None]]] = {
     r"\bpytest .*tests/": ("tests that have their own place", _tested),
     r"^aws ": ("it needs an account of Amazon's", _understood),
     r"^leasehold pipeline": ("applications of Spark are tried in tests/spark", _understood),
-    r"^(python3 -m venv env|env/bin/|PYSPARK_PYTHON=)": ("clusters are tried in tests/spark", _understood),
+    r"^(python3 -m (venv|pip) |mv leasehold-|env/bin/|PYSPARK_PYTHON=|spark-submit)": (
+        "clusters are tried in tests/spark",
+        _understood,
+    ),
     r"^leasehold simulate": ("minutes of every core; tests/proving simulates", _understood),
     r"dynamodb-streams://": ("what `dev` starts has no streams of tables", _understood),
     r"[?&]consumer=": ("no stand-in has fan-out that boto3 understands", _understood),

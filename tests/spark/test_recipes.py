@@ -3,9 +3,10 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyspark
 import pytest
 from markdown_it import MarkdownIt
 from pipeline_process import SPARK
@@ -24,6 +25,8 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 STREAM = "orders"
 """As the page calls it."""
+Recipe = Callable[..., "subprocess.CompletedProcess[str]"]
+"""Runs the text of a recipe, with more of an environment."""
 
 
 def block(kind: str, sign: str) -> str:
@@ -56,40 +59,77 @@ def wheel(folder: Path) -> Path:
     return found
 
 
-def test_an_environment_that_is_shipped_runs_the_query_of_the_page(
-    orders: Path, environment: dict[str, str], kinesis_url: str, dynalite_url: str
-) -> None:
-    """Without this the first thing that a user of a cluster copies could end in the traceback of a task."""
-    recipe = block("sh", "--archives").replace("'leasehold[aws]'", f"'{wheel(orders / 'dist')}[aws]'")
+@pytest.fixture
+def cluster(orders: Path, environment: dict[str, str], kinesis_url: str, dynalite_url: str) -> Iterator[Recipe]:
+    """Runs a recipe of the page in the folder of its program, on a master and two workers, by this environment."""
     python = environment.pop("PYSPARK_PYTHON")  # the recipe says which
     with spark_cluster({**environment, "PATH": os.environ["PATH"]}, cores=2) as master:
-        recipe = recipe.replace("spark://master:7077", master)
-        small = {
-            name: ON_CLUSTER[name] for name in ("spark.executor.memory", "spark.executor.cores", "spark.cores.max")
-        }
-        folder = orders / "conf"
-        folder.mkdir()
-        lines = [f"{name} {value}" for name, value in {**small, "spark.driver.host": "127.0.0.1"}.items()]
-        (folder / "spark-defaults.conf").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        wanted = ("spark.executor.memory", "spark.executor.cores", "spark.cores.max")
+        small = {name: ON_CLUSTER[name] for name in wanted} | {"spark.driver.host": "127.0.0.1"}
+        (orders / "conf").mkdir()
+        lines = "".join(f"{name} {value}\n" for name, value in small.items())
+        (orders / "conf" / "spark-defaults.conf").write_text(lines, encoding="utf-8")
         own = {
             "PATH": f"{SPARK / 'bin'}:{Path(python).parent}:{os.environ['PATH']}",
-            "SPARK_CONF_DIR": str(folder),
+            "SPARK_CONF_DIR": str(orders / "conf"),
             "AWS_ENDPOINT_URL_KINESIS": kinesis_url,
             "AWS_ENDPOINT_URL_DYNAMODB": dynalite_url,
         }
-        done = _run(recipe, orders, {**environment, **own})
+
+        def run(recipe: str, **more: str) -> "subprocess.CompletedProcess[str]":
+            return subprocess.run(
+                ["bash", "-e", "-c", recipe.replace("spark://master:7077", master)],
+                cwd=orders,
+                env={**os.environ, **environment, **own, **more},
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=900,
+            )
+
+        yield run
+
+
+def without_anything(folder: Path) -> str:
+    """A Python of this kind in which nothing is installed."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    return str(folder / "bin/python")
+
+
+def test_an_environment_that_is_shipped_runs_the_query_of_the_page(orders: Path, cluster: Recipe) -> None:
+    """Without this the first thing that a user of a cluster copies could end in the traceback of a task."""
+    done = cluster(block("sh", "--archives").replace("'leasehold[aws]'", f"'{wheel(orders / 'dist')}[aws]'"))
     assert done.returncode == 0, done.stderr[-4000:]
     assert [f"book-{number}" in done.stdout for number in range(5)] == [True] * 5, done.stdout
     assert (orders / "env.tar.gz").stat().st_size > 10_000_000
 
 
-def _run(text: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", "-e", "-c", text],
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
-    )
+@pytest.fixture
+def beside(orders: Path) -> str:
+    """A Python that has what this project needs, and not the project."""
+    python = without_anything(orders / "beside")
+    (site,) = (orders / "beside").glob("lib/python*/site-packages")
+    installed = Path(pyspark.__file__).parents[1]  # a folder that is named so has its own .pth files passed over
+    (site / "installed.pth").write_text(f"{installed}\n", encoding="utf-8")
+    asked = [python, "-c", "import attrs, pyarrow, boto3; import leasehold"]
+    told = subprocess.run(asked, cwd=orders, capture_output=True, text=True, check=False).stderr
+    assert told.splitlines()[-1] == "ModuleNotFoundError: No module named 'leasehold'"
+    return python
+
+
+def test_a_package_that_is_shipped_alone_runs_where_the_rest_is_and_says_elsewhere_what_it_lacks(
+    orders: Path, cluster: Recipe, beside: str
+) -> None:
+    """Without this a query would end in the process of its source, or in the name of a module that nobody asked for."""
+    source, recipe = wheel(orders / "dist"), block("sh", "--py-files")
+    asked = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(source.parent)}
+    page = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8").replace("\n", " ")
+    assert 'ends, and says so: "leasehold is here without what it needs"' in page
+    done = cluster(recipe, PYSPARK_PYTHON=without_anything(orders / "none"), **asked)
+    assert done.returncode != 0
+    (*_, last) = filter(None, done.stdout.splitlines())  # spark-submit hands on what the program says there
+    assert "leasehold is here without what it needs" in last
+    assert last.endswith("(venv-pack and --archives, see docs/spark.md), or install it everywhere")
+    done = cluster(recipe, PYSPARK_PYTHON=beside, **asked)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert [f"book-{number}" in done.stdout for number in range(5)] == [True] * 5, done.stdout

@@ -19,6 +19,8 @@ log = escaped(logging.getLogger("leasehold.spark"))
 WAIT_SECONDS = 5.0, 300.0
 SILENT_SECONDS = 600.0
 LOOK_SECONDS = 1
+TEXT_MOST = 100_000
+"""How much of a fault's text is looked at: of a failed task it has all tracebacks, and the fault itself behind them."""
 
 PLANNER = "the process of its source ended, killed perhaps for its memory (see the system's log for the OOM killer)"
 CAUSES = {
@@ -41,7 +43,7 @@ CAUSES = {
 
 def passing(fault: BaseException) -> str | None:
     """Why a query may be started again after this; None where that would end as this did."""
-    told = text_of(fault)
+    told = text_of(fault, TEXT_MOST)
     # By text, since Spark tells of a fault in Python, or of a lost executor, by nothing else.
     return next((cause for sign, cause in CAUSES.items() if sign in told), None)
 
