@@ -222,7 +222,7 @@ class ShardQueue:
             if not aggregate.add(entry.data, entry.partition_key, entry.explicit, entry.context, entry.row):
                 break
             entries.append(self.queue.popleft())
-        self.queued -= sum(entry.size for entry in entries)
+        self.queued -= sum([len(entry.data) + len(entry.partition_key) for entry in entries])  # likewise
         return Unit(self.shard, tuple(entries), aggregate.sealed(), aggregate.partition_key, entries[0].hash_key)
 
 
