@@ -349,16 +349,8 @@ def next_look(
     census = take_census(leases, me, config)
     mine = tuple(leases.owned_by(me.worker)) if isinstance(leases, Known) else leases
     notes = _notes(actions, leases, census, me, config) if duty else _abdication(mine, leases, me, hearing, ours)
-    held = {lease.key for lease in mine if lease.owner == me.worker}
-    # C10: of a claim that these leases show done nothing more is to be learnt; but who has just come fills up.
-    open_still = [
-        action
-        for action in actions
-        if action.rule == "M5" or not isinstance(action, Claim) or action.lease.key not in held
-    ]
-    settle = settle_seconds(open_still, config) if not partial or ours.row is None else None
-    lacks = len(census.mine) < len(census.leases) // len(_present(census))
-    if settle is None and lacks and awaits_joiners(census.mine, me, config):
+    settle = settle_seconds(actions, config) if not partial or ours.row is None else None
+    if settle is None and awaits_joiners(census.mine, me, config):
         settle = until_gathered(me.history, config)
     if settle is not None:
         return Look(settle, notes=notes)

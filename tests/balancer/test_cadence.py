@@ -184,25 +184,6 @@ def test_after_taking_one_looks_soon() -> None:
     assert look(READER, TABLE, FULL, Claim(TABLE[0], "M5")) == Look(0.7)
 
 
-def test_after_a_claim_that_was_answered_nobody_lists() -> None:
-    """C10: in a fleet of ten that is replaced in turn, every third listing showed what its reader knew."""
-    mine = (*TABLE[:-1], evolve(TABLE[-1], owner=READER, held=0.0))
-    claimed = Claim(evolve(TABLE[-1], owner=None), "M6")
-    assert look(READER, TABLE, FULL, claimed) == Look(0.7)  # refused, or not answered
-    assert look(READER, mine, FULL, claimed) == look(READER, mine, FULL)
-    assert look(READER, mine, FULL, evolve(claimed, rule="M5")) == Look(0.7)  # it has yet to take its share
-    assert look(READER, mine, FULL, claimed, Steal(TABLE[0], "w-0", "M6")) == Look(5.0)
-
-
-def test_a_newcomer_that_has_its_share_waits_for_nobody() -> None:
-    """C10: the lookout calls it if it should take more, and the listing at the end of the wait would show nothing."""
-    joining = evolve(FULL, owners_still=2.0, fleet_still=2.0)
-    assert BOARD is not None
-    theirs = [lease.key for lease in TABLE if lease.owner not in {READER, LOOKOUT}]
-    new = tuple(evolve(each, owner="new", held=2.0) if each.key in theirs[:2] else each for each in TABLE)
-    assert look("new", new, joining) == Look(2.5, keys=(BOARD.key,), stale_ok=True)
-
-
 def test_workers_that_start_together_do_not_look_together() -> None:
     """C15: forty that draw their first lease of a hundred at one moment are refused six times."""
     waits = [start_seconds(f"w-{number}", CONFIG) for number in range(40)]
