@@ -356,3 +356,10 @@ def test_a_line_of_standard_error_without_an_end_is_shown_while_its_child_lives(
 
     with caplog.at_level(logging.INFO, "leasehold.child"):
         _run(children, story)
+
+
+def test_children_that_ended_before_they_named_their_group_keep_no_processor() -> None:
+    """Each of them doubled the text that the keeper holds: after twenty it never came to the end of its pipe."""
+    ended = "".join(f"- {number}\n" for number in range(1, 200))
+    keeper = ["/bin/sh", "-c", module._KEEPER]  # noqa: SLF001  no other process can be asked
+    assert subprocess.run(keeper, input=ended, text=True, timeout=20, check=False).returncode in {0, 1}

@@ -69,12 +69,13 @@ _LEVEL_WITHIN = 80  # a level stands at the head of a line, behind a time and a 
 
 # Reads the group of each child that starts, and of each that has ended. When the daemon is gone, however that came, its
 # end of the pipe is closed, and what is left is killed: children that hang, and what they have started themselves.
+# A child that is killed before it has named its group ends unnamed.
 _KEEPER = """
 groups=' '
 while read -r what group; do
   case $what in
     +) groups="$groups$group " ;;
-    -) groups="${groups%% $group *} ${groups#* $group }" ;;
+    -) case $groups in *" $group "*) groups="${groups%% $group *} ${groups#* $group }" ;; esac ;;
   esac
 done
 for group in $groups; do kill -s KILL -- "-$group" 2>/dev/null; done
