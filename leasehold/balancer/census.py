@@ -231,7 +231,7 @@ class Known(Sequence[Lease]):
                     number, load = number + sign, load + sign * row.weight
         return number, load
 
-    def loads(self, unknown: int) -> dict[str | None, int]:
+    def load_of_each(self, unknown: int) -> dict[str | None, int]:
         """The sum of the weights of each owner's leases; this is the weight of one that has none."""
         loads = {owner: load + unknown * blank for owner, (load, blank) in self.whole.loads.items()}
         for key, lease in self.since.items():

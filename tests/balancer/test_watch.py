@@ -417,7 +417,7 @@ def test_counts_folded_from_a_few_rows_are_those_of_all_leases(
         folded = indexed(leases)
         assert folded.measured() == (len(known), sum(known))
         # An owner whose last lease is gone stays with nothing.
-        loads = {owner: load for owner, load in folded.loads(7).items() if load}
+        loads = {owner: load for owner, load in folded.load_of_each(7).items() if load}
         assert loads == {owner: total for owner in sums if (total := sums[owner] + 7 * blanks[owner])}
         for worker in ("a", "b", "d"):
             me = Me(worker, turn, watch.history)

@@ -79,7 +79,7 @@ def of(*queries: Query) -> Callable[[], StreamingQuery]:
         ),
         ("availableNow: nothing was read for 300 s of shard-1", "nothing of a shard could be read for minutes"),
     ],
-    ids=["started late", "planner killed", "planner gone, behind tracebacks", "not read"],
+    ids=["started late", "made anew", "planner killed", "planner gone, behind tracebacks", "not read"],
 )
 def test_what_passes_is_said_and_the_query_started_again(
     caplog: pytest.LogCaptureFixture, text: str, said: str

@@ -163,7 +163,7 @@ def relief(
 
 def _overloaded(leases: Known, workers: int, unknown: int) -> bool:
     """Whether anybody is above the band: asked every turn, before it is worked out what to do about it."""
-    loads = leases.loads(unknown)
+    loads = leases.load_of_each(unknown)
     return max(loads.values(), default=0) * workers > (1 + BAND) * sum(loads.values())
 
 
