@@ -67,8 +67,6 @@ os.environ.update(
     AWS_CONFIG_FILE=os.devnull,
     AWS_SHARED_CREDENTIALS_FILE=os.devnull,
 )
-# Every driver, master and worker of Spark that a test starts, in whatever process.
-os.environ.update(SPARK_SUBMIT_OPTS=SOON, SPARK_DAEMON_JAVA_OPTS=SOON)
 for variable in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_REGION"):
     os.environ.pop(variable, None)
 
@@ -277,7 +275,7 @@ def dynamodb_local_client(dynamodb_local_url: str) -> DynamoDBClient:
 def spark() -> Iterator["SparkSession"]:
     """The one Spark session of this process, for tests marked `spark` in the xdist group of that name."""
     try:
-        with spark_session() as session:
+        with spark_session(java=SOON) as session:
             yield session
     except ServiceError as missing:
         pytest.skip(f"SPARK IS NOT TESTED: {missing}")

@@ -86,7 +86,7 @@ class Sink:
 
 def victim(folder: Path, source: str, words: Sequence[str], how: str, master: str) -> int:
     """One application: killed in a new batch, or living until everything is read."""
-    on_cluster = ON_CLUSTER | {f"spark.executorEnv.{MARK}": str(folder)}
+    on_cluster = ON_CLUSTER | {f"spark.executorEnv.{MARK}": str(folder), "spark.executor.extraJavaOptions": SOON}
     with spark_session(1, SOON if master else "", master=master, settings=on_cluster if master else {}) as spark:
         gateway: Any = spark.sparkContext._gateway  # noqa: SLF001  nobody else knows which process it is
         killer = Killer(folder, gateway.proc.pid, how.removeprefix("dies"), ON_EXECUTORS if master else HERE)

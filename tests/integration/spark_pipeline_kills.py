@@ -59,7 +59,7 @@ MARK = "LEASEHOLD_PIPELINE_KILLS"
 def application(folder: Path, source: dict[str, str], sink: dict[str, str], master: str) -> int:
     """Read and write until killed, or told to end by a file; says each batch that is done."""
     settings = {"spark.task.maxFailures": "40", "spark.python.worker.reuse": "true"}
-    on_cluster = ON_CLUSTER | {f"spark.executorEnv.{MARK}": str(folder)}
+    on_cluster = ON_CLUSTER | {f"spark.executorEnv.{MARK}": str(folder), "spark.executor.extraJavaOptions": SOON}
     given = settings | (on_cluster if master else {})
     with spark_session(2, SOON, master=master or "local[2,40]", settings=given) as spark:
 

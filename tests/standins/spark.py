@@ -19,7 +19,6 @@ START_SECONDS = 240
 SOON = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Java that starts soon rather than runs fast: what tests run once is mostly compiling."""
 ON_CLUSTER = {
-    "spark.executor.extraJavaOptions": SOON,
     "spark.executor.memory": "512m",
     "spark.executor.cores": "2",
     "spark.cores.max": "4",  # of which all are waited for
