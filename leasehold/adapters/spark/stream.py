@@ -192,7 +192,8 @@ class Run:
         if now and not was:
             was = self._noted(offset) or now  # what notes nothing is taken for the present stream's
         if now in {"", was}:
-            return evolve(offset, incarnation=was)
+            # As it is where it can be: its ranges, perhaps thousands, would be put in order again for each batch.
+            return offset if offset.incarnation == was else evolve(offset, incarnation=was)
         if not made_later(now, was):
             raise SourceError(f"offset: the checkpointLocation is of {was}, and the query reads {now}; give it its own")
         if (start := self._options.if_recreated) is None:
