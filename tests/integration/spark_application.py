@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from standins.spark import LATE, SOON
+
 from leasehold.adapters.demo.child import Child
 from leasehold.adapters.demo.stage import Tail
 
 END_SECONDS = 30.0
 LOOK_SECONDS = 0.05
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Java that starts soon rather than runs fast."""
-LATE = "Python worker failed to connect back"
-"""Java gives a Python process ten seconds to start, which a machine that is all too busy may not keep."""
 
 
 class Application(Child):
@@ -27,7 +25,7 @@ class Application(Child):
 
     def __init__(self, name: str, arguments: Sequence[str], folder: Path, *, cores: int = 1) -> None:
         # Read by the process that starts Java, which is this one's child.
-        submit = f"--master local[{cores}] --driver-java-options '{QUICK}' pyspark-shell"
+        submit = f"--master local[{cores}] --driver-java-options '{SOON}' pyspark-shell"
         with patch.dict(os.environ, {"PYSPARK_SUBMIT_ARGS": submit}):
             super().__init__(name, ("-m", "leasehold.adapters.cli.main", "pipeline", *arguments), folder)
         self._told = Tail(self.out, json.loads)

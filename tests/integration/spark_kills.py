@@ -33,11 +33,10 @@ from flights import Row, to_stderr
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
-from spark_application import LATE
 from spark_flights import rows
 from spark_ground import Ground, a_ground, options
 from spark_killer import HERE, MARK, ON_EXECUTORS, Killer, cluster, killed, left, note_left, told_lines
-from standins.spark import ON_CLUSTER, SOON, spark_session
+from standins.spark import LATE, ON_CLUSTER, SOON, spark_session
 
 from leasehold.adapters.demo.child import Child
 from leasehold.adapters.spark.pipeline import begun

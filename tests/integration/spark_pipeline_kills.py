@@ -29,11 +29,11 @@ from attrs import asdict, define, field, frozen
 from flights import Row, flights, to_stderr
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
-from spark_application import LATE, descendants
+from spark_application import descendants
 from spark_killer import cluster, note_left
 from spark_kills import Victim
 from standins import executors
-from standins.spark import ON_CLUSTER, SOON, spark_session
+from standins.spark import LATE, ON_CLUSTER, SOON, spark_session
 
 sys.path += [str(Path(__file__).parents[1] / each) for each in ("fleet", "sources/kinesis")]
 import kcl_jar

@@ -10,7 +10,7 @@ import pyspark
 import pytest
 from markdown_it import MarkdownIt
 from pipeline_process import SPARK
-from standins.spark import ON_CLUSTER, spark_cluster
+from standins.spark import LATE, ON_CLUSTER, spark_cluster
 from types_boto3_kinesis import KinesisClient
 from waiters import AT_ONCE
 
@@ -77,17 +77,26 @@ def cluster(orders: Path, environment: dict[str, str], kinesis_url: str, dynalit
         }
 
         def run(recipe: str, **more: str) -> "subprocess.CompletedProcess[str]":
-            return subprocess.run(
-                ["bash", "-e", "-c", recipe.replace("spark://master:7077", master)],
-                cwd=orders,
-                env={**os.environ, **environment, **own, **more},
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=900,
-            )
+            for _ in range(3):
+                done = subprocess.run(
+                    ["bash", "-e", "-c", recipe.replace("spark://master:7077", master)],
+                    cwd=orders,
+                    env={**os.environ, **environment, **own, **more},
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                    timeout=900,
+                )
+                if LATE not in done.stderr:  # a machine that is too busy is no fault of the recipe
+                    break
+            return done
 
         yield run
+
+
+def reasons(log: str) -> str:
+    """What a log of Spark says that went wrong, without the places in Java and without what went well."""
+    return "\n".join(line for line in log.splitlines() if not line.lstrip().startswith("at ") and " INFO " not in line)
 
 
 def without_anything(folder: Path) -> str:
@@ -99,7 +108,7 @@ def without_anything(folder: Path) -> str:
 def test_an_environment_that_is_shipped_runs_the_query_of_the_page(orders: Path, cluster: Recipe) -> None:
     """Without this the first thing that a user of a cluster copies could end in the traceback of a task."""
     done = cluster(block("sh", "--archives").replace("'leasehold[aws]'", f"'{wheel(orders / 'dist')}[aws]'"))
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, reasons(done.stderr)
     assert [f"book-{number}" in done.stdout for number in range(5)] == [True] * 5, done.stdout
     assert (orders / "env.tar.gz").stat().st_size > 10_000_000
 
@@ -131,5 +140,5 @@ def test_a_package_that_is_shipped_alone_runs_where_the_rest_is_and_says_elsewhe
     assert "leasehold is here without what it needs" in last
     assert last.endswith("(venv-pack and --archives, see docs/spark.md), or install it everywhere")
     done = cluster(recipe, PYSPARK_PYTHON=beside, **asked)
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, reasons(done.stderr)
     assert [f"book-{number}" in done.stdout for number in range(5)] == [True] * 5, done.stdout

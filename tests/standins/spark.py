@@ -1,6 +1,7 @@
 """Spark on this machine alone: a session, or a cluster, with no network but loopback."""
 
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 START_SECONDS = 240
 SOON = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Java that starts soon rather than runs fast: what tests run once is mostly compiling."""
+LATE = "Python worker failed to connect back"
+"""Java gives a Python process ten seconds to start, which a machine that is all too busy may not keep."""
 ON_CLUSTER = {
     "spark.executor.memory": "512m",
     "spark.executor.cores": "2",
@@ -34,6 +37,8 @@ def spark_session(
 ) -> Iterator["SparkSession"]:
     """The session, stopped when the block ends; a process can have only one at a time. `java` is for its Java.
 
+    SIGINT stays as it was: Spark's own handler would outlive the session.
+
     `master` is the address of a cluster, if it is not to run on so many cores of this process alone.
 
     Raises ServiceError if there is no Java, ImportError if there is no pyspark.
@@ -47,7 +52,9 @@ def spark_session(
     # By default Spark's workers run the first python3 on the PATH, where this package is not installed.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master(master or f"local[{cores}]").config(map={**SETTINGS, **(settings or {})})
+    interrupted = signal.getsignal(signal.SIGINT)
     session = builder.config("spark.driver.extraJavaOptions", java).getOrCreate()
+    signal.signal(signal.SIGINT, interrupted)
     register(session)
     try:
         yield session
