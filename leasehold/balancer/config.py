@@ -24,8 +24,8 @@ _A_RULE_SET: Validator = instance_of(RuleSet)
 _ABOVE_ZERO = number(0, above=True)
 
 
-# Validators run after all defaults, and what these are made from may be wrong. They are factories, and no methods
-# under `@lease_seconds.default`: of such a default a type checker without a plugin for attrs knows nothing.
+# Validators run after all defaults, and what these are made from may be wrong. The defaults are factories, and no
+# methods under `@lease_seconds.default`: of such a default a type checker without a plugin for attrs knows nothing.
 
 
 def _rules(config: "Config") -> RuleSet:
@@ -36,18 +36,6 @@ def _rules(config: "Config") -> RuleSet:
 def _seconds(config: "Config") -> float:
     _ABOVE_ZERO(config, fields(Config).lease_seconds, config.lease_seconds)
     return config.lease_seconds
-
-
-def _lease_seconds(config: "Config") -> float:
-    return _rules(config).lease_seconds
-
-
-def _cycle_seconds(config: "Config") -> float:
-    return _rules(config).cycle_seconds(_seconds(config))
-
-
-def _renew_seconds(config: "Config") -> float:
-    return _rules(config).renew_seconds(_seconds(config))
 
 
 @frozen
@@ -68,7 +56,15 @@ class Config:
     """
 
     rules: RuleSet = field(factory=Minimal, validator=_A_RULE_SET)
-    lease_seconds: float = field(default=Factory(_lease_seconds, takes_self=True), validator=_ABOVE_ZERO)
-    cycle_seconds: float = field(default=Factory(_cycle_seconds, takes_self=True), validator=_ABOVE_ZERO)
-    renew_seconds: float = field(default=Factory(_renew_seconds, takes_self=True), validator=_ABOVE_ZERO)
+    lease_seconds: float = field(
+        default=Factory(lambda config: _rules(config).lease_seconds, takes_self=True), validator=_ABOVE_ZERO
+    )
+    cycle_seconds: float = field(
+        default=Factory(lambda config: _rules(config).cycle_seconds(_seconds(config)), takes_self=True),
+        validator=_ABOVE_ZERO,
+    )
+    renew_seconds: float = field(
+        default=Factory(lambda config: _rules(config).renew_seconds(_seconds(config)), takes_self=True),
+        validator=_ABOVE_ZERO,
+    )
     initial_position: Position = field(default=LATEST, validator=_a_start)

@@ -277,12 +277,19 @@ class Watch:
 
     def _history(self, sightings: Mapping[str, Sighting], leases: Iterable[Lease], *, stood: bool) -> History:
         """The history, with what only a reading of the whole table tells."""
-        before = self.history.holes
-        again = (evolve(hole, times=hole.times + 1) for hole in before)
-        gaps, paces = _longest(sightings.values())
-        return evolve(
-            self.history, holes=tuple(again) if stood else holes_after(leases, before), gaps=gaps, paces=paces
-        )
+        holes = self.history.holes
+        again = (evolve(hole, times=hole.times + 1) for hole in holes)
+        holes = tuple(again) if stood else holes_after(leases, holes)
+        gaps, paces = dict[str, float](), dict[str, float]()  # the longest of each owner
+        for each in sightings.values():
+            gap, pace, owner = each.gap, each.pace, each.lease.owner
+            if owner is None:
+                continue
+            if gap > gaps.get(owner, 0.0):
+                gaps[owner] = gap
+            if pace > paces.get(owner, 0.0):
+                paces[owner] = pace
+        return evolve(self.history, holes=holes, gaps=tuple(sorted(gaps.items())), paces=tuple(sorted(paces.items())))
 
     def last_seen(self, key: str) -> Lease | None:
         """The lease as the last reading that showed it did, also where it has no row any more."""
@@ -404,17 +411,3 @@ def _fleet(sightings: Mapping[str, Sighting]) -> frozenset[str | None]:
     """Everybody named in the table: a worker that asked for its first lease has joined."""
     leases = [sighting.lease for sighting in sightings.values()]
     return frozenset([lease.owner for lease in leases] + [lease.heir for lease in leases]) - {None}
-
-
-def _longest(sightings: Iterable[Sighting]) -> tuple[tuple[tuple[str, float], ...], tuple[tuple[str, float], ...]]:
-    """The longest gap and the longest pace of each owner that has any, by name."""
-    gaps, paces = dict[str, float](), dict[str, float]()
-    for each in sightings:
-        gap, pace, owner = each.gap, each.pace, each.lease.owner
-        if owner is None:
-            continue
-        if gap > gaps.get(owner, 0.0):
-            gaps[owner] = gap
-        if pace > paces.get(owner, 0.0):
-            paces[owner] = pace
-    return tuple(sorted(gaps.items())), tuple(sorted(paces.items()))

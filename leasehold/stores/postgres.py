@@ -318,7 +318,7 @@ class PostgresStore:
 
     def layouts(self, *, asked: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs next to nothing
         """Whether there are rows of layout `sessions`, and of this one."""
-        beside = CellStatements.of(self._place.table)
+        beside = cell_statements(self._place.table)
         (there,) = self.rows(b"SELECT to_regclass(%(table)s) IS NOT NULL AS said", {"table": beside.table})
         return bool(there["said"] and self.rows(beside.any)), bool(self.rows(self._sql.any))
 
@@ -424,40 +424,26 @@ CREATE TABLE IF NOT EXISTS {table} (
 """
 
 
-@frozen
-class CellStatements:
+def cell_statements(named: tuple[str, ...]) -> Statements:
     """The statements for the table of layout `sessions`: that of the lease table, with `_cells` behind its name."""
+    table = Identifier(*named[:-1], f"{named[-1]}_cells")
 
-    table: str
-    schema: bytes
-    every: bytes
-    some: bytes
-    any: bytes
-    insert: bytes
-    update: bytes
-    delete: bytes
+    def said(text: LiteralString) -> bytes:
+        return SQL(text).format(table=table).as_bytes(None)
 
-    @classmethod
-    def of(cls, named: tuple[str, ...]) -> "CellStatements":
-        """Beside the lease table of this name."""
-        table = Identifier(*named[:-1], f"{named[-1]}_cells")
-
-        def said(text: LiteralString) -> bytes:
-            return SQL(text).format(table=table).as_bytes(None)
-
-        return cls(
-            table.as_string(None),
-            said(CELLS_SCHEMA),
-            said("SELECT name, version, fields FROM {table}"),
-            said("SELECT name, version, fields FROM {table} WHERE name = ANY(%(names)s)"),
-            said("SELECT name FROM {table} LIMIT 1"),
-            said("INSERT INTO {table} VALUES (%(name)s, %(fresh)s, %(fields)s) ON CONFLICT (name) DO NOTHING"),
-            said(
-                "UPDATE {table} SET version = %(fresh)s, fields = %(fields)s "
-                "WHERE name = %(name)s AND version = %(version)s"
-            ),
-            said("DELETE FROM {table} WHERE name = %(name)s AND version = %(version)s"),
-        )
+    return Statements(
+        table.as_string(None),
+        said(CELLS_SCHEMA),
+        said("SELECT name, version, fields FROM {table}"),
+        said("SELECT name, version, fields FROM {table} WHERE name = ANY(%(names)s)"),
+        said("SELECT name FROM {table} LIMIT 1"),
+        said("INSERT INTO {table} VALUES (%(name)s, %(fresh)s, %(fields)s) ON CONFLICT (name) DO NOTHING"),
+        said(
+            "UPDATE {table} SET version = %(fresh)s, fields = %(fields)s "
+            "WHERE name = %(name)s AND version = %(version)s"
+        ),
+        said("DELETE FROM {table} WHERE name = %(name)s AND version = %(version)s"),
+    )
 
 
 class PostgresCells:
@@ -466,7 +452,7 @@ class PostgresCells:
     page_leases = PAGE_LEASES
 
     def __init__(self, store: PostgresStore, named: tuple[str, ...], *, create: bool) -> None:
-        self._store, self._sql = store, CellStatements.of(named)
+        self._store, self._sql = store, cell_statements(named)
         if create:
             # Of two that make it at the same moment, PostgreSQL refuses one, which is as good.
             with store.connection() as connection, suppress(errors.UniqueViolation, errors.DuplicateTable):

@@ -415,7 +415,7 @@ class Handovers:
         # The key is free before the reading is called again, or its next batch would be refused.
         del self._at_work[key]
         # The call and the work hold the batch, and each other: it would stay until the next collection of garbage.
-        handover.call = handover.work = _nothing
+        handover.call = handover.work = lambda: None
         handover.found = found
         if handover.given_up:
             log.warning("shard %s: the handler that was given up has ended: %s", key, fault or "it returned")
@@ -490,7 +490,3 @@ class Handovers:
         """End the event loop and idle threads; nothing is waited for that hangs."""
         self._executor.close()
         self._loop.close()
-
-
-def _nothing() -> None:
-    """The call that is over."""

@@ -32,10 +32,6 @@ def count(number: float) -> str:
     return f"{number:,.0f}" if math.isclose(number, round(number)) else f"{number:,.2f}"
 
 
-def _clock(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
 def _seen(value: object) -> object:
     """Names as the eye sees them; charts have been drawn of such."""
     return value if isinstance(value, Markup) or not isinstance(value, str) else printable(value)
@@ -46,7 +42,12 @@ TEMPLATES = Environment(
 )
 """All pages have one look, that of `serve` included: `page.css`."""
 
-TEMPLATES.filters |= {"name": group_name, "count": count, "seconds": "{:,.1f} s".format, "clock": _clock}
+TEMPLATES.filters |= {
+    "name": group_name,
+    "count": count,
+    "seconds": "{:,.1f} s".format,
+    "clock": lambda at: f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S UTC}",
+}
 
 
 INK, FAINT, BAD = "var(--ink)", "var(--faint)", "var(--bad)"

@@ -231,34 +231,27 @@ def written(place: WritablePlace, names: WriteNames, batches: Iterator[pa.Record
     return TaskWritten(rows, size)
 
 
-class SinkWriter(DataSourceArrowWriter):
+class _Writer:
+    """What the writers of one job and of one query share."""
+
+    def __init__(self, place: WritablePlace, names: WriteNames) -> None:
+        self._place, self._names = place, names
+
+    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
+        return unpacking(type(self), self.__dict__), ()
+
+    @told_plainly()
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write the rows of one task, on an executor."""
+        return written(self._place, self._names, iterator)
+
+
+class SinkWriter(_Writer, DataSourceArrowWriter):
     """The writer of one job, by Spark's interface."""
 
-    def __init__(self, place: WritablePlace, names: WriteNames) -> None:
-        self._place, self._names = place, names
 
-    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        return unpacking(type(self), self.__dict__), ()
-
-    @told_plainly()
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write the rows of one task, on an executor."""
-        return written(self._place, self._names, iterator)
-
-
-class StreamSinkWriter(DataSourceStreamArrowWriter):
+class StreamSinkWriter(_Writer, DataSourceStreamArrowWriter):
     """The writer of one query, by Spark's interface."""
-
-    def __init__(self, place: WritablePlace, names: WriteNames) -> None:
-        self._place, self._names = place, names
-
-    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        return unpacking(type(self), self.__dict__), ()
-
-    @told_plainly()
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write the rows of one task, on an executor."""
-        return written(self._place, self._names, iterator)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
         """Leave the batch; a part may be in the stream, and our readers leave out what they had when it is repeated."""

@@ -87,10 +87,6 @@ def _file(scheme: str, layout: str) -> Callable[[str, Mapping[str, str]], Iterat
     return find
 
 
-def _memory(place: str, options: Mapping[str, str]) -> Iterator[ListedTable]:
-    yield ListedTable(_url("memory", place, options), "memory of this process")
-
-
 def _dynamodb(place: str, options: Mapping[str, str]) -> Iterator[ListedTable]:
     tables = Scheme("leasehold.stores.dynamodb.tables", extra="aws").load("store", StoreError)
     where = {name: value for name, value in options.items() if name not in {"prefix", "protect"}}
@@ -161,7 +157,7 @@ def _azblob(place: str, options: Mapping[str, str]) -> tuple[Any, str, str]:
 
 
 _FINDERS: Mapping[str, Callable[[str, Mapping[str, str]], Iterator[ListedTable]]] = {
-    "memory": _memory,
+    "memory": lambda place, options: iter([ListedTable(_url("memory", place, options), "memory of this process")]),
     "file": _file("file", "lines of JSON"),
     "sqlite": _file("sqlite", "columns"),
     "dynamodb": _dynamodb,

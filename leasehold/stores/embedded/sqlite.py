@@ -259,14 +259,6 @@ def _text(raw: bytes) -> str | bytes:
         return raw
 
 
-def _hint(place: str) -> str:
-    """Where an absolute path may have been meant as one of this folder, which is how SQLAlchemy reads three slashes."""
-    path = Path(place)
-    if not path.is_absolute() or (len(path.parts) > 2 and path.parent.is_dir()):  # noqa: PLR2004  the root and a file
-        return ""
-    return f"; after sqlite:/// a path is absolute: the file of this folder is sqlite://{place.lstrip('/')}"
-
-
 class SqliteCells:
     """Rows of layout `sessions`, in a table of their own beside the leases of the usual layout."""
 
@@ -357,4 +349,9 @@ def open_url(
     try:
         return SqliteStore(place, create=create, busy_seconds=busy)
     except StoreError as error:
-        raise StoreError(f"{error}{_hint(place)}") from error
+        path = Path(place)
+        if not path.is_absolute() or (len(path.parts) > 2 and path.parent.is_dir()):  # noqa: PLR2004  the root and a file
+            raise
+        # It may have been meant as one of this folder, which is how SQLAlchemy reads three slashes.
+        hint = f"after sqlite:/// a path is absolute: the file of this folder is sqlite://{place.lstrip('/')}"
+        raise StoreError(f"{error}; {hint}") from error

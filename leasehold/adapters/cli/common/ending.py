@@ -45,16 +45,22 @@ def unwinding() -> Iterator[None]:
 
     An ignored signal stays ignored: SIGHUP under nohup.
     """
-    mine = [each for each in ENDING if signal.getsignal(each) != signal.SIG_IGN]
+    before = {each: handler for each in ENDING if (handler := signal.getsignal(each)) != signal.SIG_IGN}
 
     def end(number: int, _frame: object) -> None:
-        for each in mine:
+        for each in before:
             signal.signal(each, signal.SIG_IGN)
         raise Ended(number)
 
-    before = {each: signal.signal(each, end) for each in mine}
     try:
-        yield
+        try:
+            for each in before:
+                signal.signal(each, end)
+            yield
+        finally:
+            # One that comes while handlers are put back would end this half-way, and leave the rest ignored for good.
+            for each in before:
+                signal.signal(each, signal.SIG_IGN)
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)

@@ -1,7 +1,5 @@
 """The columns of `eventhubs-leased`: those of the Azure connector."""
 
-import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
-
 from leasehold.adapters.sources.event_hubs.arrow_rows import SCHEMA, rows_of
 from leasehold.adapters.spark.feed import Columns
 from leasehold.balancer.model import Position
@@ -15,8 +13,9 @@ DDL = (
 
 def columns() -> Columns:
     """The columns of a hub's events."""
-    return Columns(SCHEMA, "body", lambda lease, records: rows_of(lease.shard, records), _position)
-
-
-def _position(rows: pa.RecordBatch, row: int) -> Position:
-    return Position(str(rows["sequenceNumber"][row].as_py()), token=rows["offset"][row].as_py() or "")
+    return Columns(
+        SCHEMA,
+        "body",
+        lambda lease, records: rows_of(lease.shard, records),
+        lambda rows, row: Position(str(rows["sequenceNumber"][row].as_py()), token=rows["offset"][row].as_py() or ""),
+    )
