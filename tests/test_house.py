@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from house_figures import comments, private, within_tests
+from house_figures import answering, comments, private, within_tests
 
 ROOT = Path(__file__).parents[1]
 LINKS = ("balancer", "stores", "adapters")
@@ -427,3 +427,12 @@ def _helper() -> int:
     assert private(sample) == [("_used", 1, False), ("_helper", 1, False)]
     assert private(sample.replace("_helper() == _helper()", "_helper()"))[1] == ("_helper", 1, True)
     assert (comments(sample), within_tests(sample)) == ((2, 10), 5)
+
+
+def test_the_files_that_answer_ten_questions_are_those_beside_them(tmp_path: Path) -> None:
+    """Without it the figure would count what the rest of the page names, too."""
+    page = tmp_path / "page.md"
+    rows = "| question | read |\n|---|---|\n| Who? | `balancer/plan.py`, `specs/minimal.md` |\n"
+    beside = f"`balancer/model.py`\n\n## Ten questions\n\n`tests/house_figures.py`\n\n{rows}\n## More\n\n`x.py`\n"
+    page.write_text(beside)
+    assert answering(page) == {page, ROOT / "leasehold/balancer/plan.py", ROOT / "specs/minimal.md"}
