@@ -26,7 +26,7 @@ from types_boto3_kinesis import KinesisClient
 from leasehold.adapters.demo import pytest_plugin
 from leasehold.adapters.local.node import Service, ServiceError, filled, install
 from leasehold.adapters.local.postgres import postgres
-from leasehold.adapters.local.services import AZURITE_ACCOUNT, azurite_connection_string, moto
+from leasehold.adapters.local.services import azurite_connection_string, moto
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -213,12 +213,6 @@ def gcs_url() -> Iterator[str]:
 def azurite_service(leasehold_azurite: Service) -> Service:
     """Blob containers."""
     return leasehold_azurite
-
-
-@pytest.fixture(scope="session")
-def azurite_url(azurite_service: Service) -> str:
-    """The address of the blob service's one account."""
-    return f"{azurite_service.url}/{AZURITE_ACCOUNT}"
 
 
 @pytest.fixture(scope="session")

@@ -23,9 +23,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from ipaddress import IPv4Address
-from random import randrange
+from contextlib import contextmanager
 from typing import Any
 
 from attrs import frozen
@@ -35,8 +33,6 @@ from leasehold.adapters.local.node import HOST, Command, Service, ServiceError, 
 KEY_NAME = "local"
 SECONDS = 10.0
 AMQP_PORT = 5672
-LOOPBACK_FIRST, LOOPBACK_LAST = int(IPv4Address("127.1.0.1")), int(IPv4Address("127.255.0.1"))
-ADDRESSES_TRIED = 3
 
 
 @frozen
@@ -103,22 +99,12 @@ def has_engine() -> bool:
     return importlib.util.find_spec("cproton_ffi") is not None
 
 
-def free_address() -> str:
-    """A loopback address whose AMQP port is free; raises ServiceError if this system has only 127.0.0.1."""
-    for _ in range(ADDRESSES_TRIED):
-        address = str(IPv4Address(randrange(LOOPBACK_FIRST, LOOPBACK_LAST)))  # noqa: S311  nobody is to be fooled
-        with suppress(OSError), socket.socket() as probe:
-            probe.bind((address, AMQP_PORT))
-            return address
-    raise ServiceError(f"no loopback address with a free port {AMQP_PORT} (127.0.0.2 and on want Linux)")
-
-
 @contextmanager
 def event_hubs(hubs: Mapping[str, int], *, key: str = "local-key", address: str = "") -> Iterator[LocalHubs]:
     """Hubs of these names with so many partitions each, until the block ends; any consumer group will do.
 
-    address is one of `free_address`, for SDKs that are to agree on the hubs' name. Raises ServiceError if
-    python-qpid-proton is missing or the process does not start.
+    address is a loopback address whose AMQP port is free, for SDKs that are to agree on the hubs' name. Raises
+    ServiceError if python-qpid-proton is missing or the process does not start.
     """
     if not has_engine():
         raise ServiceError("local event hubs need pip install cffi python-qpid-proton, where a C compiler is to be had")
