@@ -20,7 +20,7 @@ from leasehold.adapters.reading.cursor import (
     StoreCheckpoint,
 )
 from leasehold.adapters.sources.protocol import Batch, Record, SourceUnavailable
-from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Position, Shard
+from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Position, Shard, at_timestamp
 
 RECORDS = 12
 
@@ -32,8 +32,10 @@ def at(number: int) -> Position:
     return SHARD_END if number > RECORDS else Position(str(number))
 
 
-def number(position: Position) -> int:
-    """The place of a position among the records."""
+def place(position: Position) -> int:
+    """The place of a position among the records; of a time, how many came before it."""
+    if position.sequence == "AT_TIMESTAMP":
+        return position.sub
     return RECORDS + 1 if position.ended else int(position.sequence) if position.numbered else 0
 
 
@@ -46,8 +48,9 @@ class Stream:
 
     def open(self, start: Position) -> "StreamReader":
         """Open one more reader."""
+        assert start != LATEST  # that is the tip of now: what came since it was pinned would be skipped
         self.readers += 1
-        return StreamReader(self, number(start))
+        return StreamReader(self, place(start))
 
 
 @define
@@ -77,24 +80,34 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
     rows      what is read and not delivered
     given     what the consumer of now was handed, and has not acknowledged
     finished  how far some consumer has finished; what the lease must never pass
-    stored    what the lease says
+    stored    what the lease says; where it says LATEST, what that was pinned to
+    pinned    that, as the source tells it: a time or a number; None where the lease has begun otherwise
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.stream, self.rows, self.given = Stream(), list[int](), list[int]()
         self.finished = self.stored = 0
+        self.pinned: Position | None = None
         self.cursor, self.pull = self._begun()
 
     def _begun(self) -> tuple[Cursor, ShardPull]:
-        cursor = Cursor(at(self.stored))
+        latest = self.pinned is not None and self.stored == place(self.pinned)
+        cursor = Cursor(LATEST if latest else at(self.stored))
+        if latest and self.pinned is not None:
+            cursor.pinned_at(self.pinned)
         return cursor, ShardPull(cursor, self.stream.open)
 
-    @initialize(stored=st.integers(0, RECORDS))
-    def begin(self, stored: int) -> None:
-        """The lease says where it was read before."""
+    @initialize(stored=st.integers(0, RECORDS), latest=st.sampled_from(["", "", "a time", "a number"]))
+    def begin(self, stored: int, latest: str) -> None:
+        """The lease says where it was read before, or that it begins at the tip of when it was made."""
         self.finished = self.stored = stored
+        if latest and stored:
+            self.pinned = at(stored) if latest == "a number" else at_timestamp(stored)
         self.cursor, self.pull = self._begun()
+
+    def _number(self, mark: Position) -> int:
+        return self.stored if mark == LATEST else place(mark)
 
     def _keep(self, batch: Batch) -> None:
         if self.stream.broken == "keeping":
@@ -123,7 +136,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
         """Hand over some of the rows: they follow what was handed over before without a gap."""
         if self.cursor.order(write=False) != DeliverRows():
             return
-        last = number(self.cursor.delivered)
+        last = self._number(self.cursor.delivered)
         taken, self.rows = self.rows[:most], self.rows[most:]
         assert taken == list(range(last + 1, last + 1 + len(taken)))
         self.given += taken
@@ -133,7 +146,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
     @rule(share=st.floats(0, 1))
     def acknowledge(self, share: float) -> None:
         """The consumer has finished with a part, perhaps with none, of what it was given."""
-        least, most = number(self.cursor.acknowledged), number(self.cursor.delivered)
+        least, most = self._number(self.cursor.acknowledged), self._number(self.cursor.delivered)
         done = least + round(share * (most - least))
         self.finished = max(self.finished, done)
         self.given = [each for each in self.given if each > done]
@@ -144,8 +157,8 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
         """Write a checkpoint where one is due."""
         match self.cursor.order():
             case StoreCheckpoint(to):
-                assert self.stored < number(to) <= self.finished
-                self.stored = number(to)
+                assert self.stored < place(to) <= self.finished
+                self.stored = place(to)
                 self.cursor.checkpoint_stored(to)
             case EndShard(_):
                 assert self.finished == RECORDS + 1
@@ -163,7 +176,8 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
         self.given.clear()
         self.cursor.consumer_gone()
         self.pull.drop()
-        assert self.cursor.read == self.cursor.acknowledged
+        assert not self.cursor.out
+        assert self._number(self.cursor.read) == self._number(self.cursor.acknowledged)
 
     @rule(crash=st.booleans())
     def change_owner(self, crash: bool) -> None:
@@ -174,8 +188,8 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
             return
         if not crash:
             assert isinstance(order, ReleaseAt)
-            assert self.stored <= number(order.at) <= self.finished
-            self.stored = number(order.at)
+            assert self.stored <= self._number(order.at) <= self.finished
+            self.stored = self._number(order.at)
         self.pull.close()
         self.rows.clear()
         self.given.clear()
@@ -185,7 +199,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
     def marks_are_in_order(self) -> None:
         """Held rows are those between two marks, and one reader at most is open."""
         marks = [
-            number(each)
+            self._number(each)
             for each in (self.cursor.committed, self.cursor.acknowledged, self.cursor.delivered, self.cursor.read)
         ]
         assert marks == sorted(marks)
@@ -294,7 +308,7 @@ def test_a_reader_that_cannot_be_closed_leaves_what_it_brought_where_it_is() -> 
             raise SourceUnavailable("it cannot be closed")
 
     cursor = Cursor(TRIM_HORIZON)
-    pull = ShardPull(cursor, lambda start: Unclosed(Stream(), number(start)))
+    pull = ShardPull(cursor, lambda start: Unclosed(Stream(), place(start)))
     pull.read(lambda batch: cursor.batch_read(batch.end))
     with pytest.raises(SourceUnavailable):
         pull.drop()

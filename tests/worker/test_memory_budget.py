@@ -10,13 +10,13 @@ from test_reading import Bench, data
 from virtual_fleet import FaultyStore, Kept
 from waiters import Clock
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
 from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.reading import LEAST_BYTES, MemoryBudget, MemoryShare, ShardReading
 from leasehold.adapters.sources.protocol import Batch, Reader, Record
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
-from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
+from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position
 
 MOST = 5 * LEAST_BYTES
 
@@ -223,6 +223,28 @@ def test_a_batch_that_was_forgotten_and_read_again_has_the_attempts_that_were_le
         bench.worker.renew(bench.clock.now)
     assert bench.handed == [data(5)] * 3
     assert len(bench.source.opened) == 3
+
+
+def test_a_batch_that_was_forgotten_before_the_first_checkpoint_is_read_again_from_where_latest_was() -> None:
+    """The word on the row means the tip of now, and all that was read of the shard would be skipped."""
+    calls = 0
+
+    def fails_once(_delivery: Delivery) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise OSError("not now")
+
+    bench = Bench(ShardRecords(records(2)), lease=Lease("s-0", checkpoint=LATEST), does=fails_once)
+    budget = MemoryBudget(1)
+    reading, other = bench.reading(budget), budget.share("other")
+    bench.steps(reading, 1)
+    bench.shard_log.records += records(3, 2)
+    bench.steps(reading, 1)
+    assert other.ask(), "the batch that failed is forgotten"
+    other.clear()
+    bench.steps(reading, 4)
+    assert bench.handed == [data(3, 2), data(3, 2)]
 
 
 def test_many_failing_shards_hold_no_more_than_the_bound_and_starve_nobody() -> None:

@@ -3,11 +3,15 @@
 from collections.abc import Callable
 
 import pytest
+from attrs import evolve
 from test_reading import Bench, data
+from virtual_fleet import ManualExecutor
 
-from leasehold.adapters.proving.simulator.world.world import ShardRecords, records, shard
+from leasehold.adapters.proving.simulator.world.world import FIRST_MS, ShardRecords, records, shard
 from leasehold.adapters.reading.handling import Delivery, FinalCheckpoint, Handling
-from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Position
+from leasehold.adapters.reading.handovers import Handovers
+from leasehold.adapters.worker.holding import latest_notes
+from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
 
 
 def _heard(
@@ -78,6 +82,27 @@ def test_after_a_fault_it_begins_again_at_its_checkpoint() -> None:
     assert bench.store.row("s-0").checkpoint == Position("102")
 
 
+@pytest.mark.parametrize("numbered", [False, True])
+def test_after_a_fault_before_its_first_checkpoint_it_begins_again_where_latest_was(numbered: bool) -> None:
+    """The word on the row means the tip of now: what the child before was given would be skipped, and then lost."""
+    calls = 0
+
+    def does(_delivery: Delivery) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise OSError("the child has ended")
+
+    notes = latest_notes(Position("101", 0, "101") if numbered else at_timestamp(FIRST_MS + 2))
+    lease = Lease("s-0", checkpoint=LATEST, notes=notes)
+    bench = Bench(ShardRecords(records(2), size=2), lease=lease, does=does)
+    reading = bench.reading(final_checkpoint=_heard([]))
+    bench.steps(reading, 1)
+    bench.shard_log.records += records(4, 2)
+    bench.steps(reading, 6)
+    assert bench.handed == [data(2, 2), data(2, 4), data(2, 2), data(2, 4)]
+
+
 def test_a_batch_that_always_fails_stops_its_shard() -> None:
     """Batches before it come again and pass: each of them would begin the count anew, for ever."""
 
@@ -92,6 +117,65 @@ def test_a_batch_that_always_fails_stops_its_shard() -> None:
     assert bench.handed == [data(2), data(2, 2), data(2, 4)] * 3
     row = bench.store.row("s-0")
     assert (row.owner, row.checkpoint) == (None, TRIM_HORIZON)
+
+
+def test_after_a_fault_in_its_last_word_a_lease_that_stays_is_read_from_its_checkpoint() -> None:
+    """The heir takes its request back, and a new child goes on behind what the one before it had not finished with."""
+
+    def fail(_final_checkpoint: FinalCheckpoint) -> None:
+        raise OSError("the child has ended")
+
+    words: list[str] = []
+    bench = Bench(ShardRecords(records(6), size=2))
+    reading = bench.reading(final_checkpoint=_heard(words, fail))
+    bench.steps(reading, 3)
+    bench.holding.asked(evolve(bench.holding.lease, heir="b-1"))
+    bench.steps(reading, 6)  # the row names nobody, as the gift finds
+    assert (words, bench.happened, bench.store.row("s-0").owner) == (["leaving"], ["initialize"], "a-1")
+    assert bench.handed == [data(2), data(2, 2), data(2), data(2, 2), data(2, 4)]
+
+
+def test_what_its_last_word_has_checkpointed_before_it_failed_is_not_handed_over_again() -> None:
+    """A child that is started at the row's checkpoint would be given records from before it."""
+
+    def fail(final_checkpoint: FinalCheckpoint) -> None:
+        if len(words) == 1:
+            assert final_checkpoint.checkpoint(Position("102"))
+            raise OSError("the child has ended")
+        assert final_checkpoint.end()
+
+    words: list[str] = []
+    bench = Bench(ShardRecords(records(4), size=2, ended=True))
+    bench.until_over(bench.reading(final_checkpoint=_heard(words, fail)))
+    assert (words, bench.happened[-1]) == (["ended"] * 2, "shard-ended")
+    assert bench.handed == [data(2), data(2, 2), data(1, 3)]
+
+
+def test_a_lease_goes_without_a_last_word_where_no_thread_can_hear_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Asked in vain again and again, without a pause, it would be held by a worker that cannot read it."""
+    bench, executor, words = Bench(ShardRecords(records(2))), ManualExecutor(), list[str]()
+    reading = bench.reading(handovers=Handovers(executor), final_checkpoint=_heard(words))
+    bench.steps(reading, 2)
+    executor.stuck = True
+    bench.until_over(reading)
+    assert (words, bench.happened[-1], bench.store.row("s-0").owner) == ([], "stopped", None)
+    assert caplog.text.count("stops here") == 1
+
+
+def test_a_lease_goes_without_a_last_word_of_a_handler_that_was_given_up_and_hangs() -> None:
+    """Likewise; and its thread, which nobody can stop, may be at work for ever."""
+    bench, executor, words = Bench(ShardRecords(records(2))), ManualExecutor(), list[str]()
+
+    def hang(_delivery: Delivery) -> None:
+        bench.clock.now += 5.0
+        bench.until_over(reading)
+        words.append("returned")
+
+    bench.does = hang
+    reading = bench.reading(handovers=Handovers(executor), final_checkpoint=_heard(words), handler_seconds=5.0)
+    bench.steps(reading, 2)
+    executor.waiting.pop()()
+    assert (words, bench.happened[-1], bench.store.row("s-0").owner) == (["returned"], "stopped", None)
 
 
 @pytest.mark.parametrize("silent", [0, 2])

@@ -24,7 +24,7 @@ from leasehold.adapters.reading.lifecycle import ReadingStart
 from leasehold.adapters.reading.reading import MemoryBudget, ShardReading
 from leasehold.adapters.sources.protocol import Batch, Record, SourceError, SourceUnavailable
 from leasehold.adapters.sources.repeats import Had, Tag, inherited
-from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.holding import Holding, latest_notes
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
@@ -179,6 +179,18 @@ def test_latest_is_pinned_before_the_first_read_and_stays() -> None:
     bench.shard_log.records += records(3, 2)
     bench.steps(bench.reading(), 2)
     assert bench.source.opened == [("s-0", pinned), ("s-0", pinned)]
+    assert bench.handed == [data(3, 2)]
+
+
+@pytest.mark.parametrize("noted", [False, True])
+def test_reading_begins_behind_the_number_that_latest_is_pinned_to(noted: bool) -> None:
+    """A partition that has events already would be held and never read."""
+    source, latest = FaultySource(), Position("101", 0, "101")
+    source.present = latest
+    notes = latest_notes(latest) if noted else ()
+    bench = Bench(ShardRecords(records(5)), lease=Lease("s-0", checkpoint=LATEST, notes=notes), source=source)
+    bench.steps(bench.reading(), 2)
+    assert bench.source.opened == [("s-0", latest)]
     assert bench.handed == [data(3, 2)]
 
 

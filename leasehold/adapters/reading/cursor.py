@@ -20,6 +20,7 @@ Events, and which marks they move. The name of a method is the name of its row.
 
     event                       committed       acknowledged    delivered       read            the reader
     begun_at(start)             <= start        <= start        start           start
+    pinned_at(start)                            start           start           start
     batch_read(to)                                                              to              stays open
     reading_failed                                                                              is closed
     rows_dropped                                                                delivered       is closed
@@ -148,9 +149,14 @@ class Cursor:
         if self.acknowledged.order > start.order:
             # The consumer knows of less than the lease says (a query begun from an older state): it wants all since.
             self.acknowledged = self.committed = self.storable = start
-        # A start beyond what is acknowledged (LATEST, a time) acknowledges nothing: the row says so until a record is
-        # done, so that a crash before that begins at the same place.
+        # What lies between was handed over in an earlier life of the consumer, which is still to acknowledge it.
         self.delivered = self.read = start
+
+    def pinned_at(self, start: Position) -> None:
+        """What the lease says by a word (LATEST, a time) means this place, and nothing before it is to be delivered."""
+        # It is not stored: the lease says the word until a record is done, so that a crash before that begins at the
+        # same place. But whoever resumes does so here: LATEST itself would be the tip of that moment.
+        self.acknowledged = self.delivered = self.read = start
 
     def reader_opened(self) -> None:
         """A reader was opened at `read`."""

@@ -371,7 +371,7 @@ class ShardReading:
         if start is None:
             return self._leave("lease-lost")
         # A row that says LATEST goes on saying so until a record is done; `start` is what that means (L5).
-        self._cursor.begun_at(start)
+        self._cursor.pinned_at(start)
         # Opened before the observer hears of it: a shard that cannot be opened has not begun.
         self._pull.open()
         self._begun = True
@@ -435,6 +435,7 @@ class ShardReading:
         last = isinstance(called, FinalCheckpointCalled)
         handover = Handover(self.holding, self._handling, self._worker.clock, call, last)
         if (refused := self._handovers.begin(handover)) is not None:
+            self._asked = True  # it would be refused again
             return self._stop(now, refused.why)
         self._call = handover, called
         return self._look_after(handover, called, now)
@@ -453,6 +454,7 @@ class ShardReading:
             case LeaseLost():
                 return self._leave("lease-lost")
             case GivenUp(why):
+                self._asked = True  # what does not answer is not asked once more before the lease goes
                 return self._stop(now, why)
             case _ as never:
                 assert_never(never)
@@ -584,6 +586,11 @@ class ShardReading:
         if holding.lease.checkpoint.ended:
             self._worker.hurry()
             return self._leave("shard-ended")
+        self._acknowledge_checkpoint()
+        if ended or fault is not None:
+            # Also where the lease is to go: its heir may take its request back, and who is handed records then begins
+            # at the checkpoint.
+            self._begin_again()
         if not ended or isinstance(fault, Ending | Withdrawn):
             self._asked = not ended
             return now if holding.releasing else self._release(now)
@@ -595,7 +602,6 @@ class ShardReading:
             wait,
             why,
         )
-        self._begin_again()
         self._rests_until = now + wait
         return self._rests_until
 
