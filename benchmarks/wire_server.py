@@ -19,6 +19,8 @@ from leasehold.balancer.model import HASH_KEYS
 
 CBOR, JSON = "application/x-amz-cbor-1.1", "application/x-amz-json-1.1"
 ARN = "arn:aws:kinesis:eu-west-1:000000000000:stream/canned"
+FIRST = 49680464258228814498658494596102438859221974134693
+"""The first digits of each sequence number of an answer."""
 NEXT = "n" * 200  # about as long as a real iterator
 
 
@@ -55,7 +57,7 @@ def rows_of(load: Load) -> list[dict[str, Any]]:
             "Data": data or os.urandom(load.size),
             "EncryptionType": "NONE",
             "PartitionKey": f"key-{number % 1000}",
-            "SequenceNumber": f"{49680464258228814498658494596102438859221974134693 * 10**6 + number}",
+            "SequenceNumber": f"{FIRST * 10**6 + number}",
         }
         for number in range(load.records)
     ]
@@ -102,12 +104,15 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         wanted = self.headers["X-Amz-Target"].rpartition(".")[2]
         if wanted == "GetRecords":
-            self._say(form, self.answers[form])
+            self._say(form, self._records(form))
         elif wanted == "SubscribeToShard":
             self._send(form)
         else:
             told = self._told(wanted, (cbor2.loads if form == CBOR else json.loads)(body))
             self._say(form, cbor2.dumps(told) if form == CBOR else json.dumps(told).encode())
+
+    def _records(self, form: str) -> bytes:
+        return self.answers[form]
 
     def _told(self, wanted: str, asked: dict[str, Any]) -> dict[str, Any]:
         first, last = map(str, HASH_KEYS)
