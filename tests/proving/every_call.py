@@ -148,8 +148,8 @@ STORIES = (
     ),
     CallStory(
         "children at the end of a shard",
-        9.5,
-        14.0,
+        8.0,
+        10.75,
         evolve(PLAIN, acknowledges="late", reshapes=(Reshape(10.0, "split"),)),
     ),
     CallStory("burying", 8.5, 13.0, evolve(PLAIN, misdeeds=(Misdeed(HERO, "handler", "poison", 8.5, 4.5),))),
