@@ -132,6 +132,26 @@ STORIES = (
         4.0,
         evolve(PLAIN, owners=(None, None), start=LATEST, members=_members(LATE_STARTER, peer=5.0)),
     ),
+    CallStory(
+        "starting children at the latest",
+        0.0,
+        4.0,
+        evolve(PLAIN, owners=(None, None), start=LATEST, acknowledges="late", members=_members(LATE_STARTER, peer=5.0)),
+    ),
+    CallStory(
+        "children that leave",
+        10.0,
+        14.0,
+        evolve(
+            PLAIN, acknowledges="late", members=(Member(HERO, CONFIG, ends=11.2, ending="leave"), Member(PEER, CONFIG))
+        ),
+    ),
+    CallStory(
+        "children at the end of a shard",
+        8.0,
+        10.75,
+        evolve(PLAIN, acknowledges="late", reshapes=(Reshape(10.0, "split"),)),
+    ),
     CallStory("burying", 8.5, 13.0, evolve(PLAIN, misdeeds=(Misdeed(HERO, "handler", "poison", 8.5, 4.5),))),
 )
 
@@ -191,7 +211,12 @@ def told(story: CallStory, *befalling: Mishap) -> SimulatedHistory:
 def breaches(story: CallStory, *befalling: Mishap) -> tuple[str, ...]:
     """Every breach of a law where this befalls the story: by the judge, and by what is read late or by nobody."""
     history = told(story, *befalling)
-    limits = Limits(dict.fromkeys((HERO, PEER), CONFIG.lease_seconds), misdeeds=True, notice_seconds=0.0)
+    limits = Limits(
+        dict.fromkeys((HERO, PEER), CONFIG.lease_seconds),
+        misdeeds=True,
+        notice_seconds=0.0,
+        acknowledged=story.scenario.acknowledges != "return",
+    )
     brief = not any(step in mishap.fault for mishap in befalling for step in LONG)
     free = unowned(history, history.end, history.end - AT_REST)
     return (

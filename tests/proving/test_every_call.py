@@ -30,6 +30,6 @@ def test_the_stories_make_every_call_there_is() -> None:
     """Without it a fault of a call that no story makes would be tried by nobody."""
     called = {call.what for story in STORIES for call in told(story).calls}
     assert called >= {f"source.{name}" for name in ("shards", "latest", "open")} | {"reader.read", "reader.close"}
-    assert called >= {"handler", "dead letter", "observer", "measure"}
+    assert called >= {"handler", "dead letter", "final checkpoint", "observer", "measure"}
     verbs = ("list", "get", "create", "claim", "renew", "checkpoint", "release", "request", "give", "annotate")
     assert called >= {f"store.{verb}" for verb in verbs}

@@ -82,6 +82,23 @@ def test_after_a_fault_it_begins_again_at_its_checkpoint() -> None:
     assert bench.store.row("s-0").checkpoint == Position("102")
 
 
+def test_a_batch_for_which_a_thread_was_free_only_after_its_lease_had_expired_is_handed_over_later() -> None:
+    """It would count as handed over, and the next batch be read in its place."""
+    bench, executor = Bench(ShardRecords(records(4), size=2)), ManualExecutor()
+    reading = bench.reading(handovers=Handovers(executor), final_checkpoint=_heard([]))
+    bench.steps(reading, 2)
+    bench.clock.now += 11.0
+    executor.waiting.pop()()
+    bench.steps(reading, 1)
+    assert bench.holding.renew()
+    for _ in range(6):
+        bench.dues[reading] = min(bench.dues[reading], bench.clock.now + 1.0)  # a call's end wakes its reading
+        bench.steps(reading, 1)
+        while executor.waiting:
+            executor.waiting.pop()()
+    assert bench.handed == [data(2), data(2, 2)]
+
+
 @pytest.mark.parametrize("numbered", [False, True])
 def test_after_a_fault_before_its_first_checkpoint_it_begins_again_where_latest_was(numbered: bool) -> None:
     """The word on the row means the tip of now: what the child before was given would be skipped, and then lost."""

@@ -304,10 +304,12 @@ class ShardPull:
         return batch
 
     def drop(self) -> None:
-        """Read again what is behind `delivered`: its rows are not in memory any more."""
-        # Closed first: a reader that cannot be closed raises, and then `read` still says what it had brought.
-        self.close()
-        self.cursor.rows_dropped()
+        """Read again what is behind `delivered`: its rows are not in memory any more. Raises what closing raises."""
+        try:
+            self.close()
+        finally:
+            # Whether it can be closed or not: nobody has the rows, and nobody reads on with that reader.
+            self.cursor.rows_dropped()
 
     def close(self) -> None:
         """Close the reader, if one is open; another is opened by the next reading."""

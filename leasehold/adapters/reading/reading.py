@@ -426,9 +426,14 @@ class ShardReading:
         else:
             read_to = batch.read_to or batch.records[-1].position
             piece = Delivery(batch.records, read_to, batch.behind_seconds, holding, batch.in_columns)
-        # Delivered before the call, not behind it: a handler may checkpoint while it is at work.
-        self._cursor.rows_delivered(piece.read_to)
-        return self._hand_over(partial(self._handling.handler, piece), BatchCalled(piece, batch), now)
+
+        def call() -> object:
+            # As the handler begins: it may checkpoint while it is at work. A call that never begins has delivered
+            # nothing, and its batch is the next one.
+            self._cursor.rows_delivered(piece.read_to)
+            return self._handling.handler(piece)
+
+        return self._hand_over(call, BatchCalled(piece, batch), now)
 
     def _hand_over(self, call: Callable[[], object], called: Called, now: float) -> float:
         self.holding.reach.working(now)

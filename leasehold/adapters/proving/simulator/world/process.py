@@ -5,6 +5,8 @@ A worker that scans the table once a cycle at most, whatever the plan asks, as w
 
 import math
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -234,7 +236,8 @@ class Process:
                 answer = self._scenario.handler(delivery)
             return answer
 
-        answer = self._exchange.told("handler", handled)
+        with self._forgetting(delivery.shard):
+            answer = self._exchange.told("handler", handled)
         if answer is not None:
             return answer
         if self._scenario.acknowledges == "return":
@@ -247,19 +250,33 @@ class Process:
         self._acknowledge(delivery.shard, self._ready(len(waiting)))
         return None
 
-    def _final_checkpoint(self, final_checkpoint: FinalCheckpoint) -> None:
+    @contextmanager
+    def _forgetting(self, shard: str) -> Iterator[None]:
+        """A consumer that fails is a child that ends: the next one of its shard knows nothing of what it was given."""
+        try:
+            yield
+        except BaseException:
+            self._unacknowledged.pop(shard, None)
+            raise
+
+    def _final_checkpoint(self, final_checkpoint: FinalCheckpoint) -> Any:  # noqa: ANN401  likewise
         shard = final_checkpoint.lease
-        waiting = len(self._unacknowledged.get(shard, ()))
-        if not final_checkpoint.ended:
-            self._acknowledge(shard, waiting if self._scenario.acknowledges == "late" else self._ready(waiting))
-        elif (
-            self._scenario.acknowledges != "random"
-            or self._tasks.now > self._scenario.calm
-            or self._draw.random() < ENDS
-        ):
-            for delivery in self._unacknowledged.pop(shard, ()):
-                self._tell_records("acknowledged", delivery)
-            final_checkpoint.end()
+
+        def given() -> None:
+            waiting = len(self._unacknowledged.get(shard, ()))
+            if not final_checkpoint.ended:
+                self._acknowledge(shard, waiting if self._scenario.acknowledges == "late" else self._ready(waiting))
+            elif (
+                self._scenario.acknowledges != "random"
+                or self._tasks.now > self._scenario.calm
+                or self._draw.random() < ENDS
+            ):
+                for delivery in self._unacknowledged.pop(shard, ()):
+                    self._tell_records("acknowledged", delivery)
+                final_checkpoint.end()
+
+        with self._forgetting(shard):
+            return self._exchange.told("final checkpoint", given)
 
     def _ready(self, waiting: int) -> int:
         """How many of the records that wait are done with now."""
