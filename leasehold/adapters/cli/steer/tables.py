@@ -25,7 +25,8 @@ the price of a look. A table of DynamoDB that many applications share is read wh
 
 What a service does not tell is `-` (`null` with `--json`): DynamoDB does not say when a table was last written, objects
 do not say when a table was made. `protected` and `recoverable` are DynamoDB's deletion protection and point-in-time
-recovery. A lease table of the layout of Azure's SDKs is one per hub and group.
+recovery. A lease table of the layout of Azure's SDKs is one per hub and group. A table that takes, or took, part in a
+swap says so.
 
 Exit status: 0, 1 if a place or a table could not be read (the others are told), 2 on bad usage.
 """
@@ -55,7 +56,7 @@ def command(
                     _day(each.written),
                     _said(each.protected),
                     _said(each.recoverable),
-                    each.why,
+                    each.why or "; ".join(each.swap),
                 )
                 for each in found
             )
@@ -74,7 +75,7 @@ _COLUMNS = (
     Column("written", spare=2),
     Column("protected", spare=7),
     Column("recoverable", spare=7),
-    Column("why", words=True),
+    Column("remark", words=True),
 )
 
 
