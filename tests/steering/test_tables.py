@@ -101,6 +101,16 @@ def test_a_backup_and_a_restore_keep_every_checkpoint(tmp_path: Path) -> None:
     assert (one["layout"], one["leases"]) == ("lines of JSON", 2)
 
 
+def test_rows_that_cannot_be_read_are_said(tmp_path: Path) -> None:
+    """A backup that was cut off would look whole, with fewer leases."""
+    fleet, backup = made(f"sqlite://{tmp_path}/leases.db"), tmp_path / "backup.jsonl"
+    assert CliRunner().invoke(copy_leases.app, [fleet, f"file://{backup}"]).exit_code == 0
+    backup.write_text(backup.read_text(encoding="utf-8")[:-20], encoding="utf-8")
+    (one,) = told(f"file://{backup}")
+    assert (one["leases"], one["malformed"]) == (1, 1)
+    assert "1 rows cannot be read" in CliRunner().invoke(tables.app, [f"file://{backup}", "--wide"]).stdout
+
+
 def test_a_backup_of_a_living_fleet_needs_no_leave(tmp_path: Path) -> None:
     """Nobody makes a backup for which the fleet has to be stopped; the one before is moved forward."""
     url = made(f"sqlite://{tmp_path}/leases.db")

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -10,7 +11,7 @@ from attrs import asdict
 from leasehold.adapters.cli.common.columns import Cells, Column, show
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.steer.asking import AsJson
-from leasehold.adapters.steering.tables import tables_at
+from leasehold.adapters.steering.tables import ListedTable, tables_at
 from leasehold.stores.protocol import StoreError
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -56,7 +57,7 @@ def command(
                     _day(each.written),
                     _said(each.protected),
                     _said(each.recoverable),
-                    each.why or "; ".join(each.swap),
+                    "; ".join(_remarks(each)),
                 )
                 for each in found
             )
@@ -77,6 +78,14 @@ _COLUMNS = (
     Column("recoverable", spare=7),
     Column("remark", words=True),
 )
+
+
+def _remarks(table: ListedTable) -> Iterator[str]:
+    if table.why:
+        yield table.why
+    if table.malformed:
+        yield f"{table.malformed} rows cannot be read (leasehold leases says which)"
+    yield from table.swap
 
 
 def _said(fact: int | bool | None) -> str:
