@@ -68,6 +68,7 @@ OF_CHILDREN = tuple(FaultKind(f"child {deed}") for deed in (*DEEDS, "fork", "slo
 TIMEOUT_SECONDS = 4
 CHILD_SECONDS = TIMEOUT_SECONDS + 2 * END_SECONDS
 """How long after the order a child may be at its deed: until it is killed."""
+UNOPENED = "the store does not answer yet"
 ORPHAN_SECONDS = 10.0
 
 
@@ -227,7 +228,8 @@ class Fleet(Stage):
         self.until(lambda: not self.leaving, 2 * DRAIN_SECONDS)
         self.operator.may_finish = True
         if not self.until(lambda: self.operator is not None and self.operator.over, within_seconds):
-            self.history.faults.append(f"the swap did not end; the command said at last: {self.operator.said[-300:]}")
+            said = f"it had come to {self.operator.told}; the command said at last: {self.operator.said[-300:]}"
+            self.history.faults.append(f"the swap did not end: {said}")
             return
         place = self.places["store"]
         with patch.dict(os.environ, place.environment(WATCHER)), closing(watched(place.url(WATCHER))) as left:
@@ -241,8 +243,12 @@ class Fleet(Stage):
         super().abandon()
 
     def _had_begun(self, process: str) -> bool:
-        """Whether it had said anything: before, a signal ends it as it ends any program that is being loaded."""
-        return (self.folder / f"{process}.log").stat().st_size > 0
+        """Whether it had said anything: before, a signal ends it as it ends any program that is being loaded.
+
+        So it does while a store does not answer to its opening: nothing is held then.
+        """
+        said = (self.folder / f"{process}.log").read_text(encoding="utf-8", errors="replace")
+        return bool(said) and (UNOPENED not in said or (self.folder / f"{process}.writes").stat().st_size > 0)
 
     @property
     def touched(self) -> int:

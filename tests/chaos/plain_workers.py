@@ -249,10 +249,15 @@ def kinds_of(fleet: Fleet, told: Callable[[str], None]) -> list[FaultKind]:
     return [*whole, *(OF_LIBC if libc else ()), *no_threads]
 
 
+def notice_seconds() -> float:
+    """What this machine adds to the time in which a lease passes on, by its load of the last minutes."""
+    least, most = NOTICE_SECONDS
+    return min(max(least, least * os.getloadavg()[1] / (os.cpu_count() or 1)), most)
+
+
 def limits_now(workers: Sequence[str], promises: Promises) -> Limits:
     """The limits of these workers and this layout, by the machine's load of the last minutes."""
-    least, most = NOTICE_SECONDS
-    notice = min(max(least, least * os.getloadavg()[1] / (os.cpu_count() or 1)), most)
+    notice = notice_seconds()
     return Limits(
         lease_seconds=dict.fromkeys(workers, CONFIG.lease_seconds),
         notice_seconds=notice,
@@ -292,7 +297,8 @@ class Play:
             # What takes its time (a restart, a split) puts the rest off, or all of that would come at once.
             self._began += time.monotonic() - begun
         self._go_on(self.wanted.seconds)
-        fleet.swap_ended(ARRIVE_SECONDS)
+        # A swap is many requests one after the other, each late by what the machine's load adds.
+        fleet.swap_ended(ARRIVE_SECONDS * notice_seconds() / NOTICE_SECONDS[0])
         self.feed.end()
         fleet.until(
             lambda: not fleet.leaving and len(fleet.distinct) >= len(self.feed.due(fleet.distinct)), ARRIVE_SECONDS

@@ -59,6 +59,12 @@ class SwapOperator:
         """Its process group, 0 while there is none."""
         return self._child.pid if self._child else 0
 
+    @property
+    def told(self) -> str:
+        """How far the swap was when one of its processes looked last."""
+        looks = [file.read_text() for file in sorted(self.folder.glob(f"{COMMAND}#*.jsonl"), key=os.path.getmtime)]
+        return "".join(looks).strip().rpartition("\n")[2] or "no look"
+
     def tick(self) -> None:
         """Start it where there is none, kill it when its time has come, and take note of its end."""
         now = time.monotonic()

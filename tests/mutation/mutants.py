@@ -282,7 +282,8 @@ def page(found: list[Tally], before: str = "") -> str:
     alive = _by_module(lower, "- `") | {
         each.module: [_line(each, mutant) for mutant in each.survivors] for each in found
     }
-    modules = [module for each in groups() for module in each.modules if module in rows]
+    # A module may be in two groups, whose tests are to kill different mutants of it.
+    modules = [module for module in dict.fromkeys(x for each in groups() for x in each.modules) if module in rows]
     lines = [f"- `{each.module}`, `{each.function}`: {each.why}" for module in modules for each in excuses(module)]
     return PAGE.format(
         table="\n".join([HEAD, *(row for module in modules for row in rows[module])]),

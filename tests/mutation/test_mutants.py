@@ -1,5 +1,7 @@
 """The list of modules and the counting of their mutants, on which `make mutants` stands."""
 
+from collections import Counter
+
 import pytest
 from attrs import evolve
 from mutants import ROOT, Excuse, Group, Mutant, Tally, excuses, groups, page, planted_again
@@ -49,6 +51,16 @@ def test_a_part_of_the_page_can_be_written_anew() -> None:
     renewed = evolve(both[1], planted=20, survivors=())
     assert page([renewed], whole) == page([both[0], renewed])
     assert page([renewed], whole) != whole
+
+
+def test_a_module_of_two_groups_stands_on_the_page_once() -> None:
+    """Each time that a part is written anew its rows, excuses and survivors would double."""
+    (module, _), *_ = Counter(module for each in groups() for module in each.modules).most_common(1)
+    lines = page([Tally(module, "", 10, (Mutant("x", "f", "a", "b"),), 0, 0, ())]).splitlines()
+    assert [len([line for line in lines if line.startswith(f"{mark} `{module}`")]) for mark in ("|", "-")] == [
+        1,
+        1 + len({(each.function, each.why) for each in excuses(module)}),
+    ]
 
 
 def test_of_a_part_the_survivors_alone_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,15 +17,19 @@ from leasehold.adapters.cli.steer import tables
 from leasehold.adapters.local.node import Service
 from leasehold.adapters.local.postgres import DATABASE, USER, store_url
 from leasehold.balancer.model import SHARD_END, Lease, Position
-from leasehold.stores.contract.actors import placed
+from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.objects.blob import CONNECTION_STRING
+from leasehold.stores.swap import CONTROL, WISH, open_both
 from leasehold.stores.urls import open_store
+from leasehold.stores.writes import AnnotateLease, RenewLease
 
 LEASES = (
     Lease("a:s-0", stream="a", shard="s-0", checkpoint=SHARD_END),
     Lease("a:s-1", stream="a", shard="s-1", checkpoint=Position("41"), owner="ann"),
 )
-COUNTED = {"leases": 2, "ended": 1, "malformed": 0, "owners": ["ann"], "streams": ["a"], "why": ""}
+COUNTED = {"leases": 2, "ended": 1, "malformed": 0, "owners": ["ann"], "streams": ["a"], "swap": [], "why": ""}
+NOBODYS = {**COUNTED, "owners": []}
+"""Likewise in layout `sessions`, where the leases of a session that was closed are nobody's."""
 
 
 def made(url: str, leases: tuple[Lease, ...] = LEASES) -> str:
@@ -56,6 +61,29 @@ def test_a_file_is_one_table_and_a_missing_one_is_said(tmp_path: Path) -> None:
     assert not (tmp_path / "none.db").exists()
 
 
+def test_a_table_in_layout_sessions_says_so(tmp_path: Path) -> None:
+    """Whoever looks for tables that the KCL can share would take this one for such a table."""
+    url = made(f"sqlite://{tmp_path}/leases.db?layout=sessions")
+    for place in (url, url.partition("?")[0]):
+        (one,) = told(place)
+        assert {name: one[name] for name in (*COUNTED, "layout")} == {**NOBODYS, "layout": "sessions"}
+
+
+def test_both_tables_of_a_swap_say_so(tmp_path: Path) -> None:
+    """The control row would count as a lease, and the mark of a lease that has gone as one of its workers."""
+    urls = tuple(f"sqlite://{tmp_path}/{name}.db" for name in ("from", "to"))
+    made(urls[0], (LEASES[1],))
+    with closing(open_both(*urls)) as both, closing(open_store(urls[1])) as target:
+        (control,), (lease,) = target.get([CONTROL]), both.list().leases
+        done(target.write(AnnotateLease(control, WISH, "to")))
+        done(both.write(RenewLease(lease)))
+    source, goal = told(*urls)
+    assert [(each["leases"], each["ended"], each["owners"]) for each in (source, goal)] == [(1, 0, []), (1, 0, ["ann"])]
+    assert [len(each["swap"]) for each in (source, goal)] == [1, 1]
+    shown = CliRunner().invoke(tables.app, [*urls, "--wide"]).stdout
+    assert all(each["swap"][0] in shown for each in (source, goal))
+
+
 def test_a_backup_and_a_restore_keep_every_checkpoint(tmp_path: Path) -> None:
     """What is restored after a mishap would begin elsewhere, or under numbers that handlers have seen."""
     fleet = made(f"sqlite://{tmp_path}/leases.db")
@@ -71,6 +99,16 @@ def test_a_backup_and_a_restore_keep_every_checkpoint(tmp_path: Path) -> None:
     assert all(new.epoch >= old.epoch for new, old in zip(after, before, strict=True))
     (one,) = told(backup)
     assert (one["layout"], one["leases"]) == ("lines of JSON", 2)
+
+
+def test_rows_that_cannot_be_read_are_said(tmp_path: Path) -> None:
+    """A backup that was cut off would look whole, with fewer leases."""
+    fleet, backup = made(f"sqlite://{tmp_path}/leases.db"), tmp_path / "backup.jsonl"
+    assert CliRunner().invoke(copy_leases.app, [fleet, f"file://{backup}"]).exit_code == 0
+    backup.write_text(backup.read_text(encoding="utf-8")[:-20], encoding="utf-8")
+    (one,) = told(f"file://{backup}")
+    assert (one["leases"], one["malformed"]) == (1, 1)
+    assert "1 rows cannot be read" in CliRunner().invoke(tables.app, [f"file://{backup}", "--wide"]).stdout
 
 
 def test_a_backup_of_a_living_fleet_needs_no_leave(tmp_path: Path) -> None:
@@ -149,9 +187,13 @@ def test_tables_of_a_bucket_and_a_container_are_found_by_their_names(
     client = boto3.client("s3", endpoint_url=moto_url)
     client.put_object(Bucket=bucket, Key="data/2026/part-0.parquet", Body=b"x")
     client.close()
-    (one,) = told(f"s3://{bucket}?{at}")
-    assert {key: one[key] for key in COUNTED} == COUNTED
-    assert (one["url"], one["layout"], one["created"]) == (url, "objects", None)
+    apart = made(f"s3://{bucket}/fleet/two?{at}&layout=sessions").removesuffix("&layout=sessions")
+    found = told(f"s3://{bucket}?{at}")
+    assert [{key: one[key] for key in COUNTED} for one in found] == [COUNTED, NOBODYS]
+    assert [(one["url"], one["layout"], one["created"]) for one in found] == [
+        (url, "objects", None),
+        (apart, "sessions", None),
+    ]
     monkeypatch.setenv(CONNECTION_STRING, azurite_connection)
     with ContainerClient.from_connection_string(azurite_connection, f"found-{uuid4().hex}") as blobs:
         blobs.create_container()

@@ -71,6 +71,7 @@ PAIRS: dict[str, tuple[Opening, Opening]] = {
     "counters": (memory, memory),
     "to sessions": (memory, by_session(memory)),
     "from sessions": (by_session(memory), memory),
+    "between sessions": (by_session(memory), by_session(memory)),
     "dynamodb to postgres": (dynamodb, postgres),
     "the KCL's layout to sessions": (dynamodb, by_session(dynamodb)),
     "aws to azure": (dynamodb, blob),

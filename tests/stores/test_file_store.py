@@ -106,7 +106,11 @@ def test_a_file_that_cannot_be_used_is_said(path: Path) -> None:
     path.write_bytes(b"\xff")
     with pytest.raises(StoreError, match="cannot be read as a backup"):
         open_store(f"file://{path}")
-    store = FileStore(str(path.parent / "no" / "leases.jsonl"))
+    with pytest.raises(StoreError, match=r"there is no folder .*no; make it first"):
+        open_store(f"file://{path.parent}/no/leases.jsonl")
+    (path.parent / "gone").mkdir()
+    store = FileStore(str(path.parent / "gone" / "leases.jsonl"))
+    (path.parent / "gone").rmdir()
     owned(store)
     with pytest.raises(StoreError, match="cannot be written"):
         store.close()

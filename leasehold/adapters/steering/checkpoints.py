@@ -21,6 +21,7 @@ from leasehold.adapters.worker.holding import LATEST_MS, LATEST_POSITION, UNPINN
 from leasehold.balancer.model import Lease, Position
 from leasehold.balancer.shards.contradictions import CONTRADICTION, INCARNATION, SETTLED
 from leasehold.stores.protocol import Done, Lost, Outcome, OutcomeUnknown, Store, StoreError
+from leasehold.stores.swap import CONTROL, marked
 from leasehold.stores.writes import CheckpointLate, CreateLease, ReleaseLease, ResetLease
 
 STILL_SECONDS = 40.0
@@ -68,10 +69,20 @@ def blank(lease: Lease, position: Position) -> Lease:
 
 
 def readable(store: Store, which: str) -> tuple[Lease, ...]:
-    """Every lease. Raises StoreError if one cannot be read: then nothing may be decided."""
+    """Every lease.
+
+    Raises StoreError if one cannot be read: then nothing may be decided; and where the table is one of the two of a
+    swap: a row that were set anew there would speak for a lease which somebody reads by the other table (W1).
+    """
     listing = store.list()
     for bad in listing.malformed:
         raise StoreError(f"{which}: lease {bad.key}: {bad.field}: {bad.why}; correct the row, or delete it")
+    if any(lease.key == CONTROL for lease in listing.leases):
+        raise StoreError(f"{which}: a swap into this table is not over; wait for it (leasehold swap FROM TO --status)")
+    if moved := sum(map(marked, listing.leases)):
+        raise StoreError(
+            f"{which}: leasehold swap moved {moved} of these leases to another table; name that, once it ends"
+        )
     return listing.leases
 
 

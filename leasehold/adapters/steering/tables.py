@@ -19,6 +19,7 @@ from urllib.parse import quote, urlencode
 from attrs import evolve, field, frozen
 
 from leasehold.stores.protocol import StoreError
+from leasehold.stores.swap import CONTROL, marked, signs_of_swap
 from leasehold.stores.urls import Scheme, endpoint_of, open_store, store_address
 
 
@@ -27,9 +28,10 @@ class ListedTable:
     """A lease table, as far as it can be told.
 
     url        opens it
-    layout     how a lease is written there
+    layout     how a lease is written there; "sessions" in whatever store it is
     created, written  seconds since 1970, by the service's clock
     protected  whether the service refuses to delete it; recoverable: whether an earlier moment of it can be had back
+    swap       signs that leases go, or went, to or from another table
     why        what keeps it from being read; "" where nothing does
     """
 
@@ -44,6 +46,7 @@ class ListedTable:
     written: float | None = field(default=None, kw_only=True)
     protected: bool | None = field(default=None, kw_only=True)
     recoverable: bool | None = field(default=None, kw_only=True)
+    swap: tuple[str, ...] = field(default=(), kw_only=True)
     why: str = field(default="", kw_only=True)
 
 
@@ -54,17 +57,23 @@ def tables_at(url: str) -> Iterator[ListedTable]:
         try:
             with closing(open_store(found.url, create=False, write=False)) as store:
                 listing = store.list()
+                leases = [lease for lease in listing.leases if lease.key != CONTROL]
                 # A store that keeps the age of each row says by it when one was written.
-                ages = [lease.idle for lease in listing.leases if lease.owner and lease.idle > 0]
+                ages = [lease.idle for lease in leases if lease.owner and lease.idle > 0]
                 written = time.time() - min(ages) if ages and found.written is None else found.written
                 yield evolve(
                     found,
-                    leases=len(listing.leases),
-                    ended=sum(lease.ended for lease in listing.leases),
+                    layout="sessions" if store.promises.groups_writes else found.layout,
+                    leases=len(leases),
+                    ended=sum(lease.ended for lease in leases),
                     malformed=len(listing.malformed),
-                    owners=tuple(sorted({lease.owner for lease in listing.leases if lease.owner and not lease.ended})),
-                    streams=tuple(sorted({lease.stream for lease in listing.leases if lease.stream})),
+                    # A marked row's owner goes on by the other table.
+                    owners=tuple(
+                        sorted({each.owner for each in leases if each.owner and not (each.ended or marked(each))})
+                    ),
+                    streams=tuple(sorted({lease.stream for lease in leases if lease.stream})),
                     written=written,
+                    swap=signs_of_swap(listing.leases),
                 )
         except (StoreError, ValueError) as fault:
             yield evolve(found, why=str(fault))
@@ -129,7 +138,8 @@ def _objects(scheme: str, client: Callable[[str, Mapping[str, str]], tuple[Any, 
     return find
 
 
-_PARTS = re.compile(r"(?:(?P<folder>.*)/)?(?:ownership|checkpoint)/[^/]+")
+_PARTS = re.compile(r"(?:(?P<folder>.*)/)?(?:ownership|checkpoint|lease)/[^/]+")
+"""Objects that every table has: a checkpoint in the usual layout, a lease in layout `sessions`."""
 
 
 def _s3(place: str, options: Mapping[str, str]) -> tuple[Any, str, str]:

@@ -33,6 +33,8 @@ class FileStore(PassingStore):
         except FileNotFoundError:
             if not create:
                 raise StoreError(f"there is no file {path}; name a backup that is there") from None
+            if not self._path.parent.is_dir():  # told before anybody is told what was written
+                raise StoreError(f"there is no folder {self._path.parent}; make it first") from None
             return
         except (OSError, UnicodeDecodeError) as error:
             raise StoreError(f"{path} cannot be read as a backup: {said(error)}") from error

@@ -1,6 +1,7 @@
 """`copy-leases` and `reset` from the command line, across stores and clouds."""
 
 import json
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from leasehold.stores.contract.actors import done, facts, placed
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.objects.blob import CONNECTION_STRING
 from leasehold.stores.protocol import Store
+from leasehold.stores.swap import CONTROL, WISH, open_both, place_of
 from leasehold.stores.urls import open_store
-from leasehold.stores.writes import CheckpointLate, CreateLease, RenewLease
+from leasehold.stores.writes import AnnotateLease, CheckpointLate, ClaimLease, CreateLease, RenewLease
 
 AT_9, AT_10 = Position("9", 0, "4520"), Position("10", 0, "4530")
 SOON = ("--still-seconds", "0.1")
@@ -322,6 +324,30 @@ def test_a_finished_copy_waits_for_nobody(here: tuple[str, MemoryStore], monkeyp
     filled(url, (Lease("0", owner="bob", checkpoint=AT_9),))
     monkeypatch.delattr("leasehold.adapters.steering.checkpoints.sleep")
     assert copied(f"memory://{name}", url) == (0, [("0", "same")])
+
+
+def test_no_table_of_a_swap_is_copied_or_reset_by_itself(tmp_path: Path) -> None:
+    """A row set anew in FROM would speak again while TO's owner reads; a backup would have half of the leases."""
+    tables = tuple(f"sqlite://{tmp_path}/{name}.db" for name in ("from", "to"))
+    filled(tables[0], SHARDS[1:]).close()
+    with closing(open_both(*tables)) as both:
+        moved, _ = (done(both.write(ClaimLease(lease, "ann"))) for lease in both.list().leases)
+        with closing(open_store(tables[1])) as target:
+            (control,) = target.get([CONTROL])
+            done(target.write(AnnotateLease(control, WISH, "to")))
+        assert place_of(done(both.write(RenewLease(moved)))) == "TO"
+        before = both.list()
+        for url, why in zip(tables, ("moved 1 of these leases", "a swap into this table is not over"), strict=True):
+            for app, words in (
+                (reset.app, (url, "--to", "TRIM_HORIZON", "--even-if-owned")),
+                (copy_leases.app, (url, f"file://{tmp_path}/backup.jsonl")),
+                (copy_leases.app, (f"sqlite://{tmp_path}/elsewhere.db", url)),
+            ):
+                filled(f"sqlite://{tmp_path}/elsewhere.db", ()).close()
+                status, output = ran(app, *words)
+                assert (status, why in " ".join(output.split())) == (1, True), output
+        assert not (tmp_path / "backup.jsonl").exists()
+        assert both.list() == before
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -10,7 +11,7 @@ from attrs import asdict
 from leasehold.adapters.cli.common.columns import Cells, Column, show
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.steer.asking import AsJson
-from leasehold.adapters.steering.tables import tables_at
+from leasehold.adapters.steering.tables import ListedTable, tables_at
 from leasehold.stores.protocol import StoreError
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -25,7 +26,8 @@ the price of a look. A table of DynamoDB that many applications share is read wh
 
 What a service does not tell is `-` (`null` with `--json`): DynamoDB does not say when a table was last written, objects
 do not say when a table was made. `protected` and `recoverable` are DynamoDB's deletion protection and point-in-time
-recovery. A lease table of the layout of Azure's SDKs is one per hub and group.
+recovery. A lease table of the layout of Azure's SDKs is one per hub and group. A table that takes, or took, part in a
+swap says so.
 
 Exit status: 0, 1 if a place or a table could not be read (the others are told), 2 on bad usage.
 """
@@ -55,7 +57,7 @@ def command(
                     _day(each.written),
                     _said(each.protected),
                     _said(each.recoverable),
-                    each.why,
+                    "; ".join(_remarks(each)),
                 )
                 for each in found
             )
@@ -74,8 +76,16 @@ _COLUMNS = (
     Column("written", spare=2),
     Column("protected", spare=7),
     Column("recoverable", spare=7),
-    Column("why", words=True),
+    Column("remark", words=True),
 )
+
+
+def _remarks(table: ListedTable) -> Iterator[str]:
+    if table.why:
+        yield table.why
+    if table.malformed:
+        yield f"{table.malformed} rows cannot be read (leasehold leases says which)"
+    yield from table.swap
 
 
 def _said(fact: int | bool | None) -> str:

@@ -1,0 +1,153 @@
+"""When a lease of two joined tables moves, and when it stays: each on tables of this process."""
+
+from collections.abc import Callable, Iterable
+
+import pytest
+from attrs import define, field
+
+from leasehold.balancer.model import Lease
+from leasehold.stores import swap
+from leasehold.stores.contract.actors import asked, done, lost, owned, stored
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.protocol import Outcome, OutcomeUnknown, PassingStore, Store
+from leasehold.stores.sessions.store import SessionStore
+from leasehold.stores.swap import CONTROL, LOOK_SECONDS, TO, WISH, SwapStore, announced
+from leasehold.stores.writes import AnnotateLease, CreateLease, ReleaseLease, RenewLease, Write
+
+NAMES = ("memory://from", "memory://to")
+
+
+@define
+class Goal:
+    """A table to which leases go; it counts how often the control row is asked for.
+
+    silent  it does not answer that question
+    meets   called when a copy is to be written; it may raise
+    """
+
+    table: Store = field(factory=MemoryStore)
+    looks: int = 0
+    silent: bool = False
+    meets: Callable[[], object] = lambda: None
+
+    def opened(self) -> Store:
+        """The table, with what befalls it."""
+        goal = self
+
+        class Met(PassingStore):
+            def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
+                names = list(keys)
+                goal.looks += CONTROL in names
+                if goal.silent and CONTROL in names:
+                    raise OutcomeUnknown("no answer")
+                return super().get(names, stale_ok=stale_ok)
+
+            def write(self, write: Write) -> Outcome:
+                if isinstance(write, CreateLease):
+                    goal.meets()
+                return super().write(write)
+
+        return Met(self.table)
+
+
+def joined(goal: Goal, now: list[float] | None = None) -> SwapStore:
+    """The store of a worker whose leases stay where they are so far."""
+    tables = (MemoryStore(), goal.table)
+    announced(tables, NAMES)
+    clock = now if now is not None else [0.0]
+    look = LOOK_SECONDS if now is not None else 0.0
+    return SwapStore((tables[0], goal.opened()), NAMES[TO], clock=lambda: clock[0], look_seconds=look)
+
+
+def send(goal: Goal) -> None:
+    """Say that the leases are to go to TO."""
+    (control,) = goal.table.get([CONTROL])
+    done(goal.table.write(AnnotateLease(control, WISH, "to")))
+
+
+def test_a_lease_that_was_asked_for_is_handed_over_where_it_is() -> None:
+    """The mark would drop the request, and who asked would wait and steal."""
+    store = joined(goal := Goal())
+    seen = asked(store)
+    send(goal)
+    now = done(store.write(RenewLease(seen)))
+    assert (now.version[:5], now.heir) == ("from:", "bob")
+
+
+def test_leases_stay_while_nobody_knows_the_way() -> None:
+    """A goal that does not answer would cost the fleet its renewals; the way may be another one by now."""
+    store = joined(goal := Goal())
+    first, seen = (owned(store, key=key) for key in ("s-0", "s-1"))
+    send(goal)
+    assert done(store.write(RenewLease(first))).version.startswith("to:")
+    goal.silent = True
+    seen = done(store.write(RenewLease(seen)))
+    assert seen.version.startswith("from:")
+    goal.silent = False
+    assert done(store.write(RenewLease(seen))).version.startswith("to:")
+
+
+def test_the_way_is_asked_for_once_in_two_seconds() -> None:
+    """Each renewal would cost a reading of TO; or a fleet that is sent back would go on for long."""
+    now = [100.0]
+    store = joined(goal := Goal(), now)
+    seen, looks = owned(store), []
+    goal.looks = 0
+    for moment in (100.0, 101.9, 102.0, 103.9, 104.0):
+        now[0] = moment
+        seen = done(store.write(RenewLease(seen)))
+        looks.append(goal.looks)
+    assert looks == [1, 1, 2, 2, 3]
+
+
+def test_a_worker_moves_so_many_leases_at_once_and_renews_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renewals would wait for moves, and leases expire."""
+    monkeypatch.setattr(swap, "MOVES_AT_ONCE", 1)
+    met: list[Lease] = []
+    store = joined(goal := Goal(meets=lambda: met.append(done(store.write(RenewLease(other))))))
+    seen, other = (owned(store, key=key) for key in ("s-0", "s-1"))
+    send(goal)
+    assert done(store.write(RenewLease(seen))).version.startswith("to:")
+    (renewed,) = met
+    assert renewed.version.startswith("from:")
+    goal.meets = lambda: None
+    assert done(store.write(RenewLease(renewed))).version.startswith("to:")
+
+
+def test_a_move_that_failed_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After eight of them no lease of this worker would move any more."""
+    monkeypatch.setattr(swap, "MOVES_AT_ONCE", 1)
+
+    def fail() -> None:
+        raise OutcomeUnknown("no answer")
+
+    store = joined(goal := Goal(meets=fail))
+    seen, other = (owned(store, key=key) for key in ("s-0", "s-1"))
+    send(goal)
+    with pytest.raises(OutcomeUnknown):
+        store.write(RenewLease(seen))
+    goal.meets = lambda: None
+    assert done(store.write(RenewLease(other))).version.startswith("to:")
+    assert done(store.write(RenewLease(stored(store, "s-0")))).version.startswith("to:")
+
+
+def test_what_is_written_under_an_owner_follows_the_lease_and_no_other_release_does() -> None:
+    """A note would be lost with each move; or a lease be taken from an owner who has renewed since."""
+    store = joined(goal := Goal())
+    seen = owned(store)
+    send(goal)
+    moved = done(store.write(RenewLease(seen)))
+    noted = done(store.write(AnnotateLease(seen, "told", "x")))
+    assert (noted.version[:3], noted.note("told"), noted.owner) == ("to:", "x", "ann")
+    assert lost(store.write(ReleaseLease(seen, "bob"))) == stored(store)
+    assert done(store.write(ReleaseLease(moved, "ann"))).owner is None
+
+
+def test_two_tables_promise_what_both_do() -> None:
+    """A worker would count on late checkpoints that one of them refuses, or renew each lease by itself."""
+    one, grouped = (MemoryStore(), SessionStore(MemoryStore().cells()))
+    for tables in ((one, grouped), (grouped, one)):
+        promises = SwapStore(tables, NAMES[TO]).promises
+        assert (promises.late_checkpoints, promises.groups_writes) == (False, True)
+    alike = SwapStore((one, MemoryStore()), NAMES[TO]).promises
+    assert (alike.late_checkpoints, alike.groups_writes) == (True, False)
