@@ -170,6 +170,8 @@ def test_nothing_listens_until_rows_are_to_be_fetched(monkeypatch: pytest.Monkey
     monkeypatch.setattr(RowServer, "__init__", noted)
     embedded, fetched = Transport(None), Transport(ADDRESS, PLENTY)
     assert embedded.partitions(1, [[rows(1)]]) == embedded.partitions(1, [[rows(1)]])
+    with pytest.raises(ValueError, match="cannot be promised"):
+        embedded.promised(1, 0)
     assert fetched.partitions(1, []) == []
     assert opened == []
     (part,) = fetched.partitions(2, [[rows(7)]])
