@@ -3,7 +3,7 @@
     python tests/mutation/statements.py                 all rooms of statements.toml
     python tests/mutation/statements.py worker          one room, or one module by the end of its path
     python tests/mutation/statements.py --anew          also what was tried before
-    python tests/mutation/statements.py --seconds 150   and no more after so long; the next run goes on there
+    python tests/mutation/statements.py --seconds 150   so long for each module; the next run goes on there
 
 Two statements change places; a guard goes on where it would return; a reset is left out; a `finally` does nothing.
 A module and its tests are imported once. Each fault is planted into a fork of that process, in place of the function's
@@ -45,7 +45,7 @@ from attrs import frozen
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "statements"
-AT_ONCE = 4
+AT_ONCE = 8
 """Tests with a fault mostly wait, for what does not come."""
 TEST_SECONDS = 60.0
 """The limit of one test, which is 300 in `make test`: a fault by which a test hangs is seen only if this ends it."""
@@ -306,7 +306,7 @@ class Verdicts:
     """What earlier runs found, in a file to which each verdict is added at once: whoever is stopped goes on there."""
 
     def __init__(self, seconds: float, *, anew: bool) -> None:
-        self.until = time.monotonic() + seconds
+        self.seconds = seconds
         self._file = BUILD / "verdicts.txt"
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._file.touch()
@@ -368,21 +368,21 @@ def planted(name: str, modules: dict[str, list[str]], verdicts: Verdicts) -> flo
                 alive[fault.kind] += 1
                 print(f"  {module}:{fault.line}: {fault.kind}: {found[fault]}", flush=True)
     told = ", ".join(f"{kind} {kinds[kind] - alive[kind]} of {kinds[kind]}" for kind in sorted(kinds))
-    share = 1 - alive.total() / max(1, kinds.total())
+    share = 1 - alive.total() / kinds.total() if kinds.total() else math.nan
     print(f"{name}: {share:.0%} of {kinds.total()} seen ({told}); {excused} excused, {left} not tried", flush=True)
     return share
 
 
 def _plant(module: str, tests: list[str], new: list[Fault], verdicts: Verdicts) -> Iterator[tuple[Fault, bool]]:
     """These faults, as long as there is time, and whether a test sees them."""
-    if not new or time.monotonic() > verdicts.until:
+    if not new:
         return
     with redirect_stdout(StringIO()):  # it imports them
         pytest.main([*ARGUMENTS, "--collect-only", *{each.removeprefix(THOROUGH) for each in tests}])
     lines, took = lines_of(module, tests)
-    waiting, running = [*reversed(new)], dict[Fault, Asked]()
-    while running or (waiting and time.monotonic() < verdicts.until):
-        if waiting and len(running) < AT_ONCE and time.monotonic() < verdicts.until:
+    waiting, running, until = [*reversed(new)], dict[Fault, Asked](), time.monotonic() + verdicts.seconds
+    while running or (waiting and time.monotonic() < until):
+        if waiting and len(running) < AT_ONCE and time.monotonic() < until:
             fault = waiting.pop()
             run = partial(asked, module, fault, tests, lines.get(fault.line, []))
             running[fault] = Asked(run, max(SECONDS, SLOWER * took))
@@ -416,7 +416,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("where", nargs="?", default="", help="a room, or the end of a module's path")
     parser.add_argument("--anew", action="store_true", help="try again what was tried before")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="try nothing more after so long")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="plant nothing more after so long")
     asked = parser.parse_args()
     chosen = {
         name: {module: tests for module, tests in room.items() if asked.where == name or module.endswith(asked.where)}
