@@ -1,22 +1,26 @@
 """Plants the faults that mutmut has no operator for, one at a time, and says which of them no test sees, by room.
 
     python tests/mutation/statements.py                 all rooms of statements.toml
-    python tests/mutation/statements.py worker --each 4 every fourth fault of one room
+    python tests/mutation/statements.py worker          one room, or one module by the end of its path
+    python tests/mutation/statements.py --anew          also what was tried before
+    python tests/mutation/statements.py --seconds 150   so long for each module; the next run goes on there
 
 Two statements change places; a guard goes on where it would return; a reset is left out; a `finally` does nothing.
-The tests run in a fork of this process, in a copy under build/statements, first those that run the line, and stop at
-the first that fails. What nobody can tell from the original stands in unseen.toml with its reason, and counts for
-nothing.
+A module and its tests are imported once. Each fault is planted into a fork of that process, in place of the function's
+code: no file changes, and a child process of a test runs the code without it. The tests that run the line are asked, to
+the first that fails. What was found is kept under build/statements: the next run tries what is new, in the function or,
+of what no test saw, in the tests. What nobody can tell from the original stands in unseen.toml with its reason, and
+counts for nothing.
 """
 
 # ruff: noqa: T201  a script says what it found
 
 import argparse
 import ast
-import importlib
+import gc
 import json
+import math
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -24,10 +28,15 @@ import time
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from itertools import pairwise
+from contextlib import redirect_stdout
+from functools import cache, partial
+from hashlib import sha256
+from inspect import CO_OPTIMIZED
+from io import StringIO
+from itertools import chain, pairwise
+from operator import attrgetter
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import pytest
@@ -35,9 +44,14 @@ from attrs import frozen
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-SECONDS = 120.0
+BUILD = ROOT / "build" / "statements"
+AT_ONCE = 8
+"""Tests with a fault mostly wait, for what does not come."""
+TEST_SECONDS = 60.0
+"""The limit of one test, which is 300 in `make test`: a fault by which a test hangs is seen only if this ends it."""
+SECONDS = 240.0
 SLOWER = 5.0
-"""A fault under which the tests take longer than both, and so many times as long as without it, has been seen."""
+"""Tests that take longer than both, and SLOWER times as long as without a fault, are stopped: they saw nothing."""
 
 RESETS = frozenset({"clear", "discard", "remove", "pop", "popleft", "cancel", "set", "close", "rest"})
 """Methods that put something back."""
@@ -45,6 +59,7 @@ RESETS = frozenset({"clear", "discard", "remove", "pop", "popleft", "cancel", "s
 ARGUMENTS = (
     *("-x", "-q", "--noconftest", "-p", "no:leasehold", "--hypothesis-profile", "ci", "-p", "no:cacheprovider"),
     *("-p", "no:unraisableexception", "-p", "no:threadexception", "-o", "pythonpath=tests", "-o", "addopts="),
+    *("-o", f"timeout={TEST_SECONDS}"),
 )
 FAST, SLOW = "not (more or services or spark or slow)", "not (more or services or spark)"
 THOROUGH = "slow:"
@@ -161,7 +176,10 @@ def _resets(statement: ast.stmt) -> bool:
 
 def _dropped(source: str, kind: str, first: ast.stmt, last: ast.stmt) -> Fault:
     lines = source.splitlines(keepends=True)
-    lines[first.lineno - 1 : last.end_lineno] = [f"{' ' * first.col_offset}pass\n"]
+    if first is last and not hasattr(first, "body"):  # what a function closes over stays
+        lines[first.lineno - 1] = f"{' ' * first.col_offset}if 0: {lines[first.lineno - 1].lstrip()}"
+    else:
+        lines[first.lineno - 1 : last.end_lineno] = [f"{' ' * first.col_offset}pass\n"]
     return Fault(kind, first.lineno, "".join(lines))
 
 
@@ -197,100 +215,184 @@ class RunLines:
         return status
 
     def told(self) -> str:
-        """The tests by line, the quickest first, as JSON."""
-        return json.dumps(
-            {line: sorted(tests - {""}, key=self.seconds.__getitem__) for line, tests in self.tests.items()}
-        )
+        """The tests by line, the quickest first, and how long all took, as JSON."""
+        found = {line: sorted(tests - {""}, key=self.seconds.__getitem__) for line, tests in self.tests.items()}
+        return json.dumps((found, sum(self.seconds.values())))
 
 
-def lines_of(place: Path, module: str, tests: list[str]) -> tuple[dict[int, list[str]], float]:
+def lines_of(module: str, tests: list[str]) -> tuple[dict[int, list[str]], float]:
     """Which of the fast tests run which lines of this module, the quickest first, and how long all take.
 
     Ends the run if one fails.
     """
-    told, lines = place / "lines.json", RunLines(place / module)
-    told.unlink(missing_ok=True)
+    known = sha256("\n".join([(ROOT / module).read_text(encoding="utf-8"), *map(_text, tests)]).encode()).hexdigest()
+    told, lines = BUILD / f"{known}.json", RunLines(ROOT / module)
 
     def run(arguments: list[str]) -> int:
         status = lines.run(arguments)
-        told.write_text(lines.told(), encoding="utf-8")
+        if not status:
+            told.write_text(lines.told(), encoding="utf-8")
         return status
 
-    began, fast = time.monotonic(), [each for each in tests if not each.startswith(THOROUGH)]
-    slow = [each for each in tests if each not in fast]
-    if _fails(place, ["-m", FAST, *fast], SLOWER * SECONDS, run) or seen(place, slow, [], SLOWER * SECONDS):
-        sys.exit(f"{module}: its tests fail, or take too long, without any fault")
-    found = {int(line): names for line, names in json.loads(told.read_text(encoding="utf-8")).items()}
-    return found, time.monotonic() - began
-
-
-def seen(place: Path, tests: list[str], first: list[str], limit: float) -> bool:
-    """Whether these tests fail, or take longer, in the copy as it is: `first` of all, then the fast, then the slow."""
     fast = [each for each in tests if not each.startswith(THOROUGH)]
-    slow = [each.removeprefix(THOROUGH) for each in tests if each.startswith(THOROUGH)]
-    others = [*(f"--deselect={each}" for each in first), *fast]
-    return (
-        (bool(first) and _fails(place, first, limit))
-        or (bool(fast) and _fails(place, ["-m", FAST, *others], limit))
-        or (bool(slow) and _fails(place, ["-m", SLOW, *slow], limit))
-    )
+    if not told.exists():
+        one = Asked(partial(run, [*ARGUMENTS, "-m", FAST, *fast]), SLOWER * SECONDS)
+        while (failed := one.answer()) is None:
+            time.sleep(0.05)
+        if failed:
+            sys.exit(f"{module}: its tests fail, or take too long, without any fault")
+    found, took = json.loads(told.read_text(encoding="utf-8"))
+    return {int(line): names for line, names in found.items()}, took
 
 
-def _fails(place: Path, arguments: list[str], limit: float, run: Callable[[list[str]], int] = pytest.main) -> bool:
-    child = os.fork()
-    if not child:
-        os.setpgid(0, 0)
-        os.chdir(place)
-        sys.path[:0] = [str(place)]
-        silent = os.open(os.devnull, os.O_WRONLY)
-        for stream in (1, 2):
-            os.dup2(silent, stream)
-        os._exit(int(run([*ARGUMENTS, *arguments]) not in FINE))
-    until = time.monotonic() + limit
-    while time.monotonic() < until:
-        ended, status = os.waitpid(child, os.WNOHANG)
+class Asked:
+    """A fork of this process that runs something, from its making until `answer` has one."""
+
+    def __init__(self, run: Callable[[], int], limit: float) -> None:
+        self._until = time.monotonic() + limit
+        self._child = os.fork()
+        if not self._child:
+            os.setpgid(0, 0)
+            silent = os.open(os.devnull, os.O_WRONLY)
+            for stream in (1, 2):
+                os.dup2(silent, stream)
+            os._exit(int(run() not in FINE))
+
+    def answer(self) -> bool | None:
+        """Whether a test failed; None as long as they run. Those that had to be stopped have seen nothing."""
+        ended, status = os.waitpid(self._child, os.WNOHANG)
         if ended:
             return status != 0
-        time.sleep(0.02)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return True
+        if time.monotonic() < self._until:
+            return None
+        os.killpg(self._child, signal.SIGKILL)
+        os.waitpid(self._child, 0)
+        return False
 
 
-def planted(name: str, modules: dict[str, list[str]], each: int) -> float:
-    """Plant every so-manieth fault into each of these modules, tell the survivors, and answer the share seen."""
-    place = ROOT / "build" / "statements" / name
-    shutil.rmtree(place, ignore_errors=True)
-    for folder in ("leasehold", "tests", "specs"):
-        shutil.copytree(ROOT / folder, place / folder, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    shutil.copy(ROOT / "pyproject.toml", place)
-    kinds, alive, excused, number = Counter[str](), Counter[str](), 0, 0
+def asked(module: str, fault: Fault, tests: list[str], first: list[str]) -> int:
+    """The status of pytest with this fault: of the fast tests those that run the line; then the slow ones."""
+    plant(module, fault)
+    slow = [each.removeprefix(THOROUGH) for each in tests if each.startswith(THOROUGH)]
+    status = int(pytest.main([*ARGUMENTS, "-m", FAST, *first])) if first else 0
+    return int(pytest.main([*ARGUMENTS, "-m", SLOW, *slow])) if status in FINE and slow else status
+
+
+def plant(module: str, fault: Fault) -> None:
+    """Give the function that the fault is in its code with the fault, wherever it is by now."""
+    path, before = str(ROOT / module), (ROOT / module).read_text(encoding="utf-8")
+    was, now = (_code(compile(source, path, "exec"), fault.line) for source in (before, fault.source))
+    live = [
+        each
+        for each in gc.get_objects()
+        if isinstance(each, FunctionType)
+        and each.__code__.co_filename == path
+        and (each.__code__.co_qualname, each.__code__.co_firstlineno) == (was.co_qualname, was.co_firstlineno)
+    ]
+    if not live:
+        raise LookupError(f"{module}:{fault.line}: nobody has imported {was.co_qualname}")
+    for each in live:
+        each.__code__ = now
+
+
+def _code(within: CodeType, line: int) -> CodeType:
+    """The outermost function around this line."""
+    around = [each for each in within.co_consts if isinstance(each, CodeType) and each.co_firstlineno <= line]
+    found = max(around, key=attrgetter("co_firstlineno"))
+    return found if found.co_flags & CO_OPTIMIZED else _code(found, line)
+
+
+class Verdicts:
+    """What earlier runs found, in a file to which each verdict is added at once: whoever is stopped goes on there."""
+
+    def __init__(self, seconds: float, *, anew: bool) -> None:
+        self.seconds = seconds
+        self._file = BUILD / "verdicts.txt"
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.touch()
+        told = "" if anew else self._file.read_text(encoding="utf-8")
+        self._told = dict(line.split() for line in told.splitlines())
+
+    def get(self, module: str, fault: Fault, tests: list[str]) -> bool | None:
+        """Whether it was seen; None where it was never tried, or missed by tests that have changed since."""
+        if _digest(module, fault) in self._told:
+            return True
+        return False if _digest(module, fault, *map(_text, tests)) in self._told else None
+
+    def add(self, module: str, fault: Fault, tests: list[str], *, seen: bool) -> None:
+        """Keep one: what was seen as long as its function stands as it is, what was missed with the tests as well."""
+        key = _digest(module, fault) if seen else _digest(module, fault, *map(_text, tests))
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(f"{key} {'seen' if seen else 'missed'}\n")
+
+
+def _digest(module: str, fault: Fault, *tests: str) -> str:
+    text = "\n".join((module, fault.kind, _function(fault), *tests))
+    return sha256(text.encode()).hexdigest()
+
+
+def _function(fault: Fault) -> str:
+    """The innermost function around the fault, as it reads with it."""
+    around = [
+        node
+        for node in ast.walk(ast.parse(fault.source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.lineno <= fault.line <= (node.end_lineno or 0)
+    ]
+    return ast.unparse(around[-1]) if around else fault.source
+
+
+@cache
+def _text(test: str) -> str:
+    return (ROOT / test.removeprefix(THOROUGH)).read_text(encoding="utf-8")
+
+
+def planted(name: str, modules: dict[str, list[str]], verdicts: Verdicts) -> float:
+    """Plant each fault that is new into each of these modules, tell the survivors, and answer the share seen."""
+    kinds, alive, excused, left = Counter[str](), Counter[str](), 0, 0
     excuses = {(each["module"], each["kind"], each["line"]) for each in unseen()}
     for module, tests in modules.items():
-        path, before = place / module, (ROOT / module).read_text(encoding="utf-8")
-        lines, took = lines_of(place, module, tests)
-        sys.dont_write_bytecode = True  # what was compiled for the run without a fault serves all others
-        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
-            compiled.unlink()
-        for fault in faults(before):
-            number += 1
-            if number % each:
-                continue
-            text = before.splitlines()[fault.line - 1].strip()
-            if (module, fault.kind, text) in excuses:
-                excused += 1
-                continue
-            path.write_text(fault.source, encoding="utf-8")
-            kinds[fault.kind] += 1
-            if not seen(place, tests, lines.get(fault.line, []), max(SECONDS, SLOWER * took)):
+        before = (ROOT / module).read_text(encoding="utf-8")
+        found = {fault: before.splitlines()[fault.line - 1].strip() for fault in faults(before)}
+        counted = [fault for fault, text in found.items() if (module, fault.kind, text) not in excuses]
+        excused += len(found) - len(counted)
+        new = [fault for fault in counted if verdicts.get(module, fault, tests) is None]
+        left += len(new)
+        missed = [fault for fault in counted if verdicts.get(module, fault, tests) is False]
+        kinds.update(fault.kind for fault in counted)
+        kinds.subtract(fault.kind for fault in new)
+        for fault, caught in chain(((fault, False) for fault in missed), _plant(module, tests, new, verdicts)):
+            left -= fault in new
+            kinds[fault.kind] += fault in new
+            if not caught:
                 alive[fault.kind] += 1
-                print(f"  {module}:{fault.line}: {fault.kind}: {text}", flush=True)
-        path.write_text(before, encoding="utf-8")
-        sys.dont_write_bytecode = False
+                print(f"  {module}:{fault.line}: {fault.kind}: {found[fault]}", flush=True)
     told = ", ".join(f"{kind} {kinds[kind] - alive[kind]} of {kinds[kind]}" for kind in sorted(kinds))
-    share = 1 - alive.total() / max(1, kinds.total())
-    print(f"{name}: {share:.0%} of {kinds.total()} seen ({told}); {excused} excused", flush=True)
+    share = 1 - alive.total() / kinds.total() if kinds.total() else math.nan
+    print(f"{name}: {share:.0%} of {kinds.total()} seen ({told}); {excused} excused, {left} not tried", flush=True)
     return share
+
+
+def _plant(module: str, tests: list[str], new: list[Fault], verdicts: Verdicts) -> Iterator[tuple[Fault, bool]]:
+    """These faults, as long as there is time, and whether a test sees them."""
+    if not new:
+        return
+    with redirect_stdout(StringIO()):  # it imports them
+        pytest.main([*ARGUMENTS, "--collect-only", *{each.removeprefix(THOROUGH) for each in tests}])
+    lines, took = lines_of(module, tests)
+    waiting, running, until = [*reversed(new)], dict[Fault, Asked](), time.monotonic() + verdicts.seconds
+    while running or (waiting and time.monotonic() < until):
+        if waiting and len(running) < AT_ONCE and time.monotonic() < until:
+            fault = waiting.pop()
+            run = partial(asked, module, fault, tests, lines.get(fault.line, []))
+            running[fault] = Asked(run, max(SECONDS, SLOWER * took))
+            continue
+        for fault, one in [*running.items()]:
+            if (caught := one.answer()) is not None:
+                del running[fault]
+                verdicts.add(module, fault, tests, seen=caught)
+                yield fault, caught
+        time.sleep(0.05)
 
 
 def rooms() -> dict[str, dict[str, list[str]]]:
@@ -312,14 +414,19 @@ def unseen() -> list[dict[str, str]]:
 def main() -> int:
     """Plant and tell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("room", nargs="?", choices=[*rooms()])
-    parser.add_argument("--each", type=int, default=1, help="every so-manieth fault")
+    parser.add_argument("where", nargs="?", default="", help="a room, or the end of a module's path")
+    parser.add_argument("--anew", action="store_true", help="try again what was tried before")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="plant nothing more after so long")
     asked = parser.parse_args()
+    chosen = {
+        name: {module: tests for module, tests in room.items() if asked.where == name or module.endswith(asked.where)}
+        for name, room in rooms().items()
+    }
+    if not any(chosen.values()):
+        parser.error(f"where: no room and no module of statements.toml is named {asked.where}")
     os.environ.update(AWS_ACCESS_KEY_ID="testing", AWS_SECRET_ACCESS_KEY="testing", AWS_DEFAULT_REGION="eu-west-1")  # noqa: S106  stand-ins take any
-    for shared in ("aiohttp", "boto3", "pyarrow", "pyspark.sql", "rich", "typer"):
-        with suppress(ImportError):
-            importlib.import_module(shared)  # once, and shared with every fork
-    shares = [planted(name, room, asked.each) for name, room in rooms().items() if asked.room in {None, name}]
+    verdicts = Verdicts(asked.seconds, anew=asked.anew)
+    shares = [planted(name, modules, verdicts) for name, modules in chosen.items() if modules]
     return int(min(shares) < 0.9)
 
 

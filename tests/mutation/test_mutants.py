@@ -1,11 +1,13 @@
 """The list of modules and the counting of their mutants, on which `make mutants` stands."""
 
+import importlib
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from attrs import evolve
 from mutants import ROOT, Excuse, Group, Mutant, Tally, excuses, groups, page, planted_again
-from statements import THOROUGH, faults, rooms, unseen
+from statements import THOROUGH, Fault, Verdicts, faults, plant, rooms, unseen
 
 
 def test_every_listed_module_and_test_exists() -> None:
@@ -95,8 +97,8 @@ def test_each_kind_of_fault_is_planted_where_it_can_be() -> None:
     """A kind that is never planted would count as seen."""
     found = {(each.kind, each.line): each.source for each in faults(PLAIN)}
     assert set(found) == {("guard", 4), ("reset", 5), ("swap", 5), ("finally", 11), ("reset", 11), ("swap", 11)}
-    assert found["guard", 4] == PLAIN.replace("return None", "pass")
-    assert found["reset", 5] == PLAIN.replace("self.told = True", "pass")
+    assert found["guard", 4] == PLAIN.replace("return None", "if 0: return None")
+    assert found["reset", 5] == PLAIN.replace("self.told = True", "if 0: self.told = True")
     assert found["swap", 5] == PLAIN.replace(
         "    self.told = True\n    self.tell(1)\n", "    self.tell(1)\n    self.told = True\n"
     )
@@ -116,3 +118,61 @@ def test_every_module_and_test_of_a_room_exists() -> None:
     paths = [path.removeprefix(THOROUGH) for path in named] + [each["module"] for each in unseen()]
     assert paths
     assert [path for path in paths if not (ROOT / path.removeprefix("slow:")).exists()] == []
+
+
+PLANTED = """
+class Base:
+    def close(self):
+        self.open = False
+
+class Some(Base):
+    @property
+    def name(self):
+        if self.open:
+            return "open"
+        return "closed"
+
+    def close(self):
+        super().close()
+"""
+
+
+def test_a_fault_is_planted_into_functions_that_are_there_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a fault would change nothing, and no test see it."""
+    (tmp_path / "planted.py").write_text(PLANTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("planted")
+    one = module.Some()
+    one.open = True
+    found = {each.kind: each for each in faults(PLANTED)}  # of the two resets the later one
+    plant(str(tmp_path / "planted.py"), found["reset"])
+    one.close()
+    assert (one.open, one.name) == (True, "open")
+    plant(str(tmp_path / "planted.py"), found["guard"])
+    assert one.name == "closed"
+
+
+def test_what_was_tried_is_not_tried_again_until_its_function_or_its_tests_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a run that was stopped would begin anew, or a test that was written for a fault never be asked."""
+    monkeypatch.setattr("statements.BUILD", tmp_path)
+    texts = {"a": "as it was"}
+    monkeypatch.setattr("statements._text", texts.__getitem__)
+    (guard,) = faults("def f(self):\n    if self.over:\n        return\n    g()\n")
+    (moved,) = faults("x = 1\ndef f(self):\n    if self.over:\n        return\n    g()\n")
+    (other,) = faults("def f(self):\n    if self.over:\n        return\n    h()\n")
+
+    def told(*asked: Fault) -> list[bool | None]:
+        return [Verdicts(0.0, anew=False).get("m", each, ["a"]) for each in asked]
+
+    Verdicts(0.0, anew=False).add("m", guard, ["a"], seen=False)
+    assert told(guard, moved, other) == [False, False, None]
+    texts["a"] = "with another test"
+    assert told(guard) == [None]
+    Verdicts(0.0, anew=False).add("m", guard, ["a"], seen=True)
+    texts["a"] = "with one more"
+    assert told(guard, moved, other) == [True, True, None]
+    assert Verdicts(0.0, anew=True).get("m", guard, ["a"]) is None

@@ -170,6 +170,8 @@ def test_nothing_listens_until_rows_are_to_be_fetched(monkeypatch: pytest.Monkey
     monkeypatch.setattr(RowServer, "__init__", noted)
     embedded, fetched = Transport(None), Transport(ADDRESS, PLENTY)
     assert embedded.partitions(1, [[rows(1)]]) == embedded.partitions(1, [[rows(1)]])
+    with pytest.raises(ValueError, match="cannot be promised"):
+        embedded.promised(1, 0)
     assert fetched.partitions(1, []) == []
     assert opened == []
     (part,) = fetched.partitions(2, [[rows(7)]])
@@ -195,6 +197,14 @@ def test_a_planner_that_does_not_answer_is_waited_for_a_while(monkeypatch: pytes
         again = FetchedRows("127.0.0.1", mute.getsockname()[1], bytes(32), 1, 0)
         with pytest.raises(RuntimeError, match="timed out"):
             list(read(ReaderRows((), 1, again)))
+
+
+@pytest.mark.parametrize("more", [2, 4])
+def test_a_task_that_has_another_number_of_rows_than_was_planned_fails(server: RowServer, more: int) -> None:
+    """Without it Spark would commit a batch some of whose rows nobody has, or has some twice."""
+    part, again = server.keep(1, 0, [rows(1, 2)]), server.keep(1, 1, [rows(*range(1, more + 1))])
+    with pytest.raises(RuntimeError, match=f"{more} rows came of 3 that were planned"):
+        list(read(ReaderRows((part,), 3, again)))
 
 
 def test_the_room_in_memory_is_given_back_with_each_batch() -> None:

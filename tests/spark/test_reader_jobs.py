@@ -1,11 +1,13 @@
 """Readers on executors, without a cluster: how they are asked for, kept alive and ended, and who may ask."""
 
+import atexit
 import logging
 import os
 import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -13,7 +15,7 @@ from pathlib import Path
 from queue import Queue
 from threading import Event, Thread
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pytest
 from attrs import Factory, define, evolve, field
@@ -47,6 +49,7 @@ from leasehold.adapters.spark.readers.messages import Hello, line_of
 from leasehold.adapters.spark.readers.reader import ReaderSpec
 from leasehold.adapters.spark.registration import register
 from leasehold.adapters.spark.replay import Place
+from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.stores.embedded.memory import MemoryStore
 
@@ -271,6 +274,16 @@ def test_a_program_that_forks_listens_on() -> None:
     assert told == "True\n"
 
 
+def test_a_program_that_ends_leaves_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it each program that starts readers would leave a folder behind, in which nobody listens."""
+    leaving = list[Callable[[], None]]()
+    monkeypatch.setattr(atexit, "register", leaving.append)
+    made = jobs.listener.__wrapped__()
+    (leave,) = leaving
+    leave()
+    assert not Path(made.place).parent.exists()
+
+
 FORKS = """
 import os, sys
 from leasehold.adapters.spark.readers.jobs import listener
@@ -301,6 +314,27 @@ def test_a_reader_that_does_not_end_is_waited_for_a_while(monkeypatch: pytest.Mo
     over.set()
 
 
+def test_that_a_reader_has_ended_is_told_before_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a query would learn why it has no reader half a minute late."""
+    monkeypatch.setattr(keeping, "AGAIN_SECONDS", (10 * PATIENCE, 10 * PATIENCE))
+    told = Queue[str]()
+
+    class Ending(KeptReaders):
+        def _live(self, place: int) -> str:
+            return f"status {place}"
+
+        def _end(self) -> None:
+            """It has ended."""
+
+        def _tell(self, text: str) -> None:
+            told.put(text)
+
+    readers = Ending(1)
+    readers.begin()
+    assert told.get(timeout=PATIENCE).startswith("reader 0 ended with status 0")
+    readers.close()
+
+
 def test_a_query_that_is_killed_ends_its_readers_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
     """Without it its readers would hold their slots, or each end of a query be told as a fault."""
     session = Session()
@@ -315,12 +349,47 @@ def test_a_query_that_is_killed_ends_its_readers_without_a_word(caplog: pytest.L
     assert caplog.messages == []
 
 
-def test_a_query_whose_program_is_gone_says_so() -> None:
-    """Without it a query would wait for readers that nobody starts."""
+def test_a_query_whose_program_is_gone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a query would wait for readers that nobody starts; each that is tried again kept a descriptor."""
     with listening(Session()) as listener:
         place = listener.place
+    made = list[socket.socket]()
+
+    class Noted(socket.socket):
+        def __init__(self, family: int) -> None:
+            super().__init__(family)
+            made.append(self)
+
+    monkeypatch.setattr(socket, "socket", Noted)
     with pytest.raises(ValueError, match=r"^option lease\.readers: the program that called register\(spark\)"):
         ExecutorReaders(place)
+    assert [each.fileno() for each in made] == [-1]
+
+
+def test_a_query_waits_for_its_program_as_it_asks_and_for_news_of_readers_without_an_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without it a program that takes nothing would hang its query, or readers that live for days be told as gone."""
+    waited = list[tuple[str, float | None]]()
+
+    class Waiting(socket.socket):
+        def sendall(self, data: Any, /, *_flags: object) -> None:  # noqa: ANN401  as typeshed has it
+            if len(data) > CAPACITY.size:
+                waited.append(("asks", self.gettimeout()))
+            super().sendall(data)
+
+    def begun(name: str, *rest: Callable[..., object]) -> Thread:
+        if name == "leasehold-jobs":
+            waited.append(("listens", readers._connection.gettimeout()))  # noqa: SLF001
+        return spawn(name, *rest)
+
+    with listening(Session()) as listener:
+        monkeypatch.setattr(socket, "socket", Waiting)
+        readers = ExecutorReaders(listener.place)
+        monkeypatch.setattr(jobs, "spawn", begun)
+        readers.begin(1, a_spec(), lambda _text: None)
+        readers.close()
+    assert waited == [("asks", jobs.CONNECT_SECONDS), ("listens", None)]
 
 
 @pytest.mark.parametrize("first", ["program", "query"])
@@ -352,7 +421,10 @@ def test_a_query_is_told_that_its_program_has_gone(first: str, tmp_path: Path) -
         readers.close()
         assert ended.wait(PATIENCE)
         thread.join()
-    assert told.empty()
+    for listens in threading.enumerate():
+        if listens.name == "leasehold-jobs":
+            listens.join(PATIENCE)
+    assert (told.empty(), readers._connection.fileno()) == (True, -1)  # noqa: SLF001
 
 
 def test_a_session_that_is_stopped_starts_nothing_more() -> None:

@@ -18,9 +18,10 @@ from fake_stream import Stream
 from pyspark import cloudpickle
 from test_readers import HELLO, HOST, PATIENCE, a_pool, a_spec, connected, opened
 
+from leasehold.adapters.json_form import BadJsonField
 from leasehold.adapters.spark.readers import process, reader
 from leasehold.adapters.spark.readers.jobs import KeptReaders
-from leasehold.adapters.spark.readers.messages import Alive, BatchKept, Close, Keep, Open, line_of
+from leasehold.adapters.spark.readers.messages import LINE_BYTES, Alive, BatchKept, Close, Keep, Open, line_of, lines
 from leasehold.adapters.spark.readers.reader import ShardReadAhead, ShardReader
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 
@@ -173,3 +174,12 @@ def test_a_shard_that_is_taken_away_leaves_no_rows_behind() -> None:
     held = len(ahead._pieces)  # noqa: SLF001
     ahead.close()
     assert (held, len(ahead._pieces)) == (1, 0)  # noqa: SLF001
+
+
+@pytest.mark.parametrize("cut", [line_of(BatchKept(12))[:-1], b"x" * (LINE_BYTES + 1)], ids=["cut off", "too long"])
+def test_a_line_without_an_end_is_no_message(cut: bytes) -> None:
+    """Without it what was cut off would be believed where it is JSON of another meaning."""
+    heard = lines(io.BytesIO(line_of(Alive()) + cut))
+    assert next(heard) == line_of(Alive())
+    with pytest.raises(BadJsonField, match="has no end"):
+        next(heard)

@@ -351,3 +351,25 @@ def test_leases_that_are_not_released_in_time_are_said_to_be_left(
     (left,) = (each for each in said if each.startswith("not released within 0.1 s, left to expire: "))
     why = {holding.why for holding in held if holding.key in left.rpartition(": ")[2].split(", ")}
     assert why == {"left to expire"}
+
+
+def test_whoever_is_woken_as_a_run_ends_finds_that_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a turn, the renewals or the dispatcher could look too soon, and wait on until they are given up."""
+    runner = Runner(joined(FaultyStore(), stream()), lambda _delivery: None)
+    readings, found = runner._readings, dict[str, bool]()  # noqa: SLF001
+
+    def note(name: str, whom: object, method: str, over: Callable[[], bool]) -> None:
+        wake = getattr(whom, method)
+
+        def woken(*told: object) -> None:
+            found[name] = over()
+            wake(*told)
+
+        monkeypatch.setattr(whom, method, woken)
+
+    note("turn", runner._turn_sooner, "set", lambda: not readings.taking)  # noqa: SLF001
+    note("renew", runner._renew_sooner, "set", lambda: not runner._renewing)  # noqa: SLF001
+    note("dispatch", readings.schedule._messages, "put", lambda: readings.schedule._closed)  # noqa: SLF001
+    runner.stop()
+    runner.run()
+    assert found == {"turn": True, "renew": True, "dispatch": True}

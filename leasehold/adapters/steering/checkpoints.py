@@ -72,7 +72,7 @@ def readable(store: Store, which: str) -> tuple[Lease, ...]:
     """Every lease.
 
     Raises StoreError if one cannot be read: then nothing may be decided; and where the table is one of the two of a
-    swap: a row that were set anew there would speak for a lease which somebody reads by the other table (W1).
+    swap: a row set anew there would speak for a lease that somebody reads by the other table (W1).
     """
     listing = store.list()
     for bad in listing.malformed:

@@ -142,5 +142,6 @@ def test_a_shard_that_cannot_be_asked_about_is_not_gone() -> None:
     kinesis = reading_client("eu-west-1", None)
     with Stubber(kinesis) as stub:
         stub.add_client_error("get_shard_iterator", "LimitExceededException")
+        stub.add_response("list_shards", {"Shards": [], "ResponseMetadata": {"HTTPHeaders": {}}})  # nor listed
         with pytest.raises(SourceUnavailable):
             KinesisSource(kinesis, "orders").gone("shardId-000000000000")

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, Never, cast
 import boto3
 import pytest
 from aggregates import keys, record, sealed
+from attrs import evolve
 from botocore.exceptions import ClientError, ConnectionClosedError, NoCredentialsError, ReadTimeoutError
 from botocore.stub import Stubber
 
 from leasehold.adapters.sources.call_patience import Backoff
+from leasehold.adapters.sources.kinesis.aggregation.decode import Reason, UserRecords
 from leasehold.adapters.sources.kinesis.faults import PollPace, said_plainly
-from leasehold.adapters.sources.kinesis.poller import Poller
+from leasehold.adapters.sources.kinesis.poller import Dropped, Poller
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.protocol import Record, Settled, SourceError, SourceUnavailable
 from leasehold.adapters.sources.urls import open_source
@@ -535,3 +537,21 @@ def test_a_start_that_no_calendar_has_is_said(stub: Stubber) -> None:
     """A time of somebody else's making in a row would be asked for, and fail, for ever."""
     with pytest.raises(SourceError, match="leasehold reset"):
         poller(stub, at_timestamp(10**18 - 1)).read()
+
+
+def test_what_was_left_out_is_said_at_the_first_and_once_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    """Without it a record that lost nothing would be warned of, or each end tell all former losses again."""
+    whole = UserRecords((), (), (), (), Reason.AGGREGATED)
+    cut, more = (evolve(whole, reason=Reason.OUT_OF_RANGE, dropped=count) for count in (2, 3))
+    dropped, lost = Dropped("s-0"), "out-of-range, their aggregate came to another shard than theirs"
+    with caplog.at_level("INFO"):
+        for number, users in enumerate((whole, cut, more)):
+            dropped.add(str(number), users)
+        dropped.repeated(4)
+        dropped.close()
+        dropped.close()
+    assert caplog.messages == [
+        f"shard s-0: 2 user records of 1 dropped: {lost}; more are counted until its reading ends",
+        "shard s-0: 4 records that a Spark sink had sent again were left out",
+        "shard s-0: 3 more user records dropped: out-of-range",
+    ]

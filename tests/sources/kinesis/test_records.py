@@ -16,7 +16,7 @@ from test_aggregation import KEYS, packed
 from leasehold.adapters.sources.kinesis.aggregation import decode
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate, kept_whole
 from leasehold.adapters.sources.kinesis.poller import Dropped, Unpacking, columns_of
-from leasehold.adapters.sources.kinesis.records import MARK_BYTES, KinesisRecords, Mark, marked, unmarked
+from leasehold.adapters.sources.kinesis.records import MARK_BYTES, KinesisRecords, Mark, Seen, marked, unmarked
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import HASH_KEYS, HashRange
 
@@ -218,3 +218,9 @@ def test_a_record_without_a_mark_is_given_as_it_is(data: bytes) -> None:
     """The first bytes of another producer's records would be cut off, or a short one end its shard."""
     assert unmarked(data) == (None, data)
     assert unmarked(marked(data, Mark(7, 9))) == (Mark(7, 9), data)
+
+
+def test_a_mark_is_known_again_as_long_as_it_is_remembered() -> None:
+    """Without it a copy of a record would be read twice, or a reader of a long stream keep every mark of it."""
+    seen, marks = Seen(2), [Mark(1, counter) for counter in range(3)]
+    assert [seen.again(marks[at]) for at in (0, 0, 1, 0, 2, 1, 0)] == [False, True, False, True, False, True, False]

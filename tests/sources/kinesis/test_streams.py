@@ -1,5 +1,6 @@
 """Several streams in one worker and one table: KCL's keys, and streams that come and go."""
 
+from contextlib import closing
 from datetime import UTC, datetime
 from threading import Lock
 from typing import Any, cast
@@ -249,6 +250,10 @@ def test_a_url_may_name_several_streams() -> None:
     several.close()
     with pytest.raises(ValueError, match="different names with commas in between"):
         open_source("kinesis://orders,orders?region=eu-west-1")
+    with pytest.raises(ValueError, match="an ARN is one stream's alone"):
+        open_source("kinesis://orders,returns?region=eu-west-1&consumer=arn:aws:kinesis:eu-west-1:1:consumer/c")
+    with closing(open_source("kinesis://orders?region=eu-west-1")) as one:
+        assert (type(one), one.stream) == (KinesisSource, "")  # its leases carry no stream's name
 
 
 def test_a_stream_that_left_is_read_no_more_and_each_is_closed() -> None:
@@ -267,5 +272,7 @@ def test_a_stream_that_left_is_read_no_more_and_each_is_closed() -> None:
         streams.remove("orders")
         with pytest.raises(SourceError, match="stream '1:orders:7' is no longer read here"):
             reader.read()
+        with pytest.raises(SourceError, match="stream '1:orders:7' is not read here"):
+            streams.open(Lease("1:orders:7:s-0", stream="1:orders:7"), TRIM_HORIZON)
         streams.close()
     assert "carts" in closed
