@@ -349,8 +349,8 @@ def next_look(
     census = take_census(leases, me, config)
     mine = tuple(leases.owned_by(me.worker)) if isinstance(leases, Known) else leases
     notes = _notes(actions, leases, census, me, config) if duty else _abdication(mine, leases, me, hearing, ours)
-    settle = settle_seconds(actions, config) if not partial or ours.row is None else None
-    if settle is None and awaits_joiners(census.mine, me, config):
+    settle = _settle(actions, census, me, config) if not partial or ours.row is None else None
+    if settle is None and awaits_joiners(census.mine, me, config) and takes_more(census, me, config):
         settle = until_gathered(me.history, config)
     if settle is not None:
         return Look(settle, notes=notes)
@@ -427,6 +427,22 @@ def _wanted(census: Census, me: Me, config: Config) -> tuple[str, ...]:
 def _present(census: Census) -> frozenset[str]:
     """A worker is present if it holds a lease, or has asked for its first."""
     return frozenset(census.counts) | {lease.heir for lease in census.moving if lease.heir is not None}
+
+
+def _settle(actions: Sequence[Action], census: Census, me: Me, config: Config) -> float | None:
+    """C10: as `settle_seconds`, but what became of a claim that was answered these leases show already.
+
+    Of such claims another look tells nothing, unless there is more to take: M5 takes one lease at first, M9 one a turn.
+    """
+    mine = {lease.key for lease in census.mine}
+    answered = {action for action in actions if isinstance(action, Claim) and action.lease.key in mine}
+    more = bool(answered) and takes_more(census, me, config)
+    return settle_seconds([action for action in actions if action not in answered or more], config)
+
+
+def takes_more(census: Census, me: Me, config: Config) -> bool:
+    """C10: whether this worker would take something, were its wait for joiners over; if not, a listing helps nobody."""
+    return bool(config.rules.take(census, evolve(me, history=evolve(me.history, fleet_still=math.inf)), config))
 
 
 def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
