@@ -491,13 +491,6 @@ def _overdue(idle: float, config: Config) -> bool:
     return idle > config.renew_seconds + scaled(LATE_SECONDS, config)
 
 
-def stalled_keys(leases: Iterable[Lease], me: Me, config: Config) -> tuple[str, ...]:
-    """C9: the keys of my own leases that are overdue in my own reading: the lookout also checks its own leases."""
-    return tuple(
-        lease.key for lease in leases if lease.owner == me.worker and not lease.ended and _overdue(lease.idle, config)
-    )
-
-
 def _notes(actions: Iterable[Action], leases: Sequence[Lease], census: Census, me: Me, config: Config) -> Notes:
     """The bulletin after one more look, and whom it calls.
 
@@ -538,12 +531,15 @@ def _notes(actions: Iterable[Action], leases: Sequence[Lease], census: Census, m
 
 
 def _uneven(census: Census, me: Me, config: Config) -> bool:
-    """Whether counts (M9) or loads (M13) stood uneven for a cycle, so that the worker that should act has to look."""
+    """Whether counts (M9), groups (M6) or loads (M13) stood uneven for a cycle, so that who should act has to look."""
     if me.history.owners_still <= config.cycle_seconds:
         return False
     counts = census.counts
     floor = len(census.leases) // len(counts)
     if max(counts.values()) - min(counts.values()) >= 2 + 2 * slack(census.leases, floor):
+        return True
+    # Groups may be uneven where counts differ by one. Whoever should take from the living is called to the whole table.
+    if not all(config.rules.calls(census, me, config).values()):
         return True
     moving = live_moves(census, config)
     return bool(takers(census, counts, floor, moving, config.rules.most_leases, settling=config.cycle_seconds))

@@ -41,7 +41,7 @@ from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Rele
 from leasehold.balancer.calls import going_on
 from leasehold.balancer.config import Config
 from leasehold.balancer.lineage import NOT_STARTED
-from leasehold.balancer.lookout import LOOK_SECONDS, scaled, stalled_keys
+from leasehold.balancer.lookout import LOOK_SECONDS, scaled
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Me, Position, Shard
 from leasehold.balancer.plan import look_again, plan
 from leasehold.balancer.shards.contradictions import (
@@ -280,7 +280,7 @@ class Worker:
         there = {lease.key for lease in listing.leases} | {row.key for row in listing.malformed}
         asked_of = [held.key for held in self.holdings] if asked is None else filter(self._holdings.get, asked)
         missing = tuple(key for key in asked_of if key not in there)  # a renewal makes the row anew
-        doubted = self._holdings.doubted(listing.leases, (*stalled_keys(fresh, me, self.config), *missing))
+        doubted = self._holdings.doubted(listing.leases, missing)
         list(each(self._holdings.reconfirm, doubted))
         if asked is None and not first:
             shards = self.discovery.shards(now, listing, me, leases)
