@@ -5,7 +5,8 @@
 Leases and workers double together from step to step, ten leases a worker; where a row says so, workers stay as they
 are. An exponent of 1 means that twice the fleet costs twice as much, one of 2 that it costs four times as much. Calls
 are counted by the interpreter, so they are the same in each run and on each machine; what a built-in function does
-inside is seen by the processor time only, which is the least of three. --check is the small form that `make check`
+inside is seen by the processor time only, which is the least of three. The last rows stand beside azure-eventhub's
+`_balance_ownership`, the function itself, called with the same table. --check is the small form that `make check`
 runs: it counts calls alone, of smaller fleets, and ends with 1 where an exponent is above 1.1.
 """
 
@@ -16,9 +17,12 @@ import sys
 import time
 from collections.abc import Callable
 from itertools import count, cycle
+from unittest.mock import Mock
 
 import orjson
 from attrs import evolve, field, frozen
+from azure.eventhub import LoadBalancingStrategy
+from azure.eventhub._eventprocessor.ownership_manager import OwnershipManager
 from rich.console import Console
 from rich.table import Table
 
@@ -76,7 +80,7 @@ def main() -> None:
     given = options.parse_args()
     found: dict[str, Growth] = {}
     for size in CHECK_SIZES if given.check else SIZES:
-        for what, work in works(size).items():
+        for what, work in (works(size) if given.check else works(size) | beside(size)).items():
             growth = found.setdefault(what, Growth(what))
             growth.calls[size] = _calls(work)
             if not given.check:
@@ -160,6 +164,36 @@ def works(workers: int) -> dict[str, Work]:
         "explain, all of them": lambda: plans(WatchedTable(leases), CONFIG),
         "explain, all of them, loads measured": lambda: plans(WatchedTable(measured), CONFIG),
         "serve, all that a page can show": lambda: picture(shown, CONFIG),
+    }
+
+
+def beside(workers: int) -> dict[str, Work]:
+    """The same decision as azure-eventhub makes it, its own function called, and ours beside it."""
+    leases = tuple(_lease(place, workers) for place in range(LEASES_EACH * workers))
+    gone = {f"w-{number}" for number in range(1, workers, 10)}
+    dead = tuple(evolve(each, idle=60.0) if each.owner in gone else each for each in leases)
+    manager = OwnershipManager(Mock(), "$Default", "w-new", None, 1e6, LoadBalancingStrategy.BALANCED, None)
+    now, ids = time.time(), [each.key for each in leases]
+
+    def theirs(rows: tuple[Lease, ...]) -> Work:
+        # It writes its choice into what it is given: one row in each call, of ten thousand.
+        owned = [
+            {
+                "partition_id": each.key,
+                "owner_id": each.owner,
+                "etag": each.key,
+                "last_modified_time": 0.0 if each.owner in gone and rows is dead else now,
+            }
+            for each in rows
+        ]
+        return lambda: manager._balance_ownership(owned, ids)  # noqa: SLF001  the peer's decision, by itself
+
+    new = Me("w-new", turn=1)
+    return {
+        "one more, ours": lambda: plan(leases, None, new, CONFIG),
+        "one more, azure-eventhub": theirs(leases),
+        "a tenth is dead, one more, ours": lambda: plan(dead, None, new, CONFIG),
+        "a tenth is dead, one more, azure-eventhub": theirs(dead),
     }
 
 

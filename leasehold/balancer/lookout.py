@@ -349,8 +349,8 @@ def next_look(
     census = take_census(leases, me, config)
     mine = tuple(leases.owned_by(me.worker)) if isinstance(leases, Known) else leases
     notes = _notes(actions, leases, census, me, config) if duty else _abdication(mine, leases, me, hearing, ours)
-    settle = settle_seconds(actions, config) if not partial or ours.row is None else None
-    if settle is None and awaits_joiners(census.mine, me, config):
+    settle = _settle(actions, census, me, config) if not partial or ours.row is None else None
+    if settle is None and awaits_joiners(census.mine, me, config) and takes_more(census, me, config):
         settle = until_gathered(me.history, config)
     if settle is not None:
         return Look(settle, notes=notes)
@@ -429,6 +429,22 @@ def _present(census: Census) -> frozenset[str]:
     return frozenset(census.counts) | {lease.heir for lease in census.moving if lease.heir is not None}
 
 
+def _settle(actions: Sequence[Action], census: Census, me: Me, config: Config) -> float | None:
+    """C10: as `settle_seconds`, but what became of a claim that was answered these leases show already.
+
+    Of such claims another look tells nothing, unless there is more to take: M5 takes one lease at first, M9 one a turn.
+    """
+    mine = {lease.key for lease in census.mine}
+    answered = {action for action in actions if isinstance(action, Claim) and action.lease.key in mine}
+    more = bool(answered) and takes_more(census, me, config)
+    return settle_seconds([action for action in actions if action not in answered or more], config)
+
+
+def takes_more(census: Census, me: Me, config: Config) -> bool:
+    """C10: whether this worker would take something, were its wait for joiners over; if not, a listing helps nobody."""
+    return bool(config.rules.take(census, evolve(me, history=evolve(me.history, fleet_still=math.inf)), config))
+
+
 def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
     """C10: a worker looks this soon after these actions; None if others need see none of them first.
 
@@ -475,13 +491,6 @@ def _overdue(idle: float, config: Config) -> bool:
     return idle > config.renew_seconds + scaled(LATE_SECONDS, config)
 
 
-def stalled_keys(leases: Iterable[Lease], me: Me, config: Config) -> tuple[str, ...]:
-    """C9: the keys of my own leases that are overdue in my own reading: the lookout also checks its own leases."""
-    return tuple(
-        lease.key for lease in leases if lease.owner == me.worker and not lease.ended and _overdue(lease.idle, config)
-    )
-
-
 def _notes(actions: Iterable[Action], leases: Sequence[Lease], census: Census, me: Me, config: Config) -> Notes:
     """The bulletin after one more look, and whom it calls.
 
@@ -522,12 +531,15 @@ def _notes(actions: Iterable[Action], leases: Sequence[Lease], census: Census, m
 
 
 def _uneven(census: Census, me: Me, config: Config) -> bool:
-    """Whether counts (M9) or loads (M13) stood uneven for a cycle, so that the worker that should act has to look."""
+    """Whether counts (M9), groups (M6) or loads (M13) stood uneven for a cycle, so that who should act has to look."""
     if me.history.owners_still <= config.cycle_seconds:
         return False
     counts = census.counts
     floor = len(census.leases) // len(counts)
     if max(counts.values()) - min(counts.values()) >= 2 + 2 * slack(census.leases, floor):
+        return True
+    # Groups may be uneven where counts differ by one. Whoever should take from the living is called to the whole table.
+    if not all(config.rules.calls(census, me, config).values()):
         return True
     moving = live_moves(census, config)
     return bool(takers(census, counts, floor, moving, config.rules.most_leases, settling=config.cycle_seconds))

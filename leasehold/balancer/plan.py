@@ -14,7 +14,14 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above, take_census
 from leasehold.balancer.handoff import handoffs
 from leasehold.balancer.lineage import creations, deletions, families, faults, garbage
-from leasehold.balancer.lookout import called_for, free_expired, next_look, settle_seconds, until_late_judged
+from leasehold.balancer.lookout import (
+    called_for,
+    free_expired,
+    next_look,
+    settle_seconds,
+    takes_more,
+    until_late_judged,
+)
 from leasehold.balancer.model import Lease, Me, Shard
 from leasehold.balancer.rules.shares import awaits_joiners, until_gathered
 
@@ -97,8 +104,10 @@ def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, confi
     asked |= _keys([action for action in did if isinstance(action, RequestHandoff)])
     if asked:
         # C10: a newcomer waits for its first lease and for other joiners at the same time.
-        most = config.cycle_seconds if history.hearing is None else until_gathered(history, config)
-        whole = history.full_still >= most
+        gathered = history.hearing is not None and history.full_still >= until_gathered(history, config)
+        whole = history.full_still >= config.cycle_seconds or (
+            gathered and takes_more(take_census(reading, me, config), me, config)
+        )
         return Look(HANDOFF_POLL_SECONDS, keys=None if whole else tuple(sorted(asked)), stale_ok=not whole)
     if history.hearing is not None and rules.keeps_lookout:
         return next_look(did, reading, me, config, history.hearing)

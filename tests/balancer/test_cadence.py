@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 from attrs import evolve
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from looking_fleet import (
     BOARD,
     CONFIG,
@@ -25,6 +27,7 @@ from looking_fleet import (
     told,
 )
 
+from leasehold.adapters.proving.properties.strategies import WORKERS, configs, hearings, rule_sets, workers
 from leasehold.balancer.actions import Claim, Look, Release, Renew, RequestHandoff, Steal
 from leasehold.balancer.chance import order_under
 from leasehold.balancer.config import Config
@@ -36,11 +39,10 @@ from leasehold.balancer.lookout import (
     lookout_ranks,
     note_of,
     settle_seconds,
-    stalled_keys,
     start_seconds,
 )
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Bulletin, BulletinState, History, Lease, Me
-from leasehold.balancer.plan import look_again, plan
+from leasehold.balancer.plan import HANDOFF_POLL_SECONDS, look_again, plan
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.balancer.rules.shares import until_gathered
@@ -181,7 +183,68 @@ def test_after_taking_one_looks_soon() -> None:
     assert settle_seconds((), CONFIG) is None
     assert settle_seconds((Claim(TABLE[0], "M5"),), CONFIG) == 0.7
     assert settle_seconds((Steal(TABLE[0], "w-0", "M5"),), CONFIG) == 5.0
-    assert look(READER, TABLE, FULL, Claim(TABLE[0], "M5")) == Look(0.7)
+    assert look(READER, TABLE, FULL, Claim(TABLE[1], "M5")) == Look(0.7)
+
+
+def test_after_a_claim_that_was_answered_nobody_lists() -> None:
+    """C10: in a fleet of ten that is replaced in turn, every third listing showed what its reader knew."""
+    mine = (*TABLE[:-1], evolve(TABLE[-1], owner=READER, held=0.0))
+    claimed = Claim(evolve(TABLE[-1], owner=None), "M6")
+    assert look(READER, TABLE, FULL, claimed) == Look(0.7)  # refused, or not answered
+    assert look(READER, mine, FULL, claimed) == look(READER, mine, FULL)
+    assert look(READER, (*mine, row("s-18", None)), FULL, claimed) == look(READER, (*mine, row("s-18", None)), FULL)
+    assert look(LAST, (*mine, row("s-18", None)), FULL, claimed) == Look(0.7)
+    assert look(READER, mine, FULL, claimed, Steal(TABLE[0], "w-0", "M6")) == Look(5.0)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from((None, None, *WORKERS)), st.sampled_from((3.0, 12.0, 90.0))), min_size=2),
+    workers(),
+    configs(rule_sets(Minimal)),
+    hearings(),
+)
+@settings(max_examples=300)
+def test_who_could_take_more_after_its_claims_looks_again_soon(
+    rows: list[tuple[str | None, float]], me: Me, config: Config, hearing: BulletinState
+) -> None:
+    """C10: M9 takes one lease a turn, and two that a small worker may not hold were left to nobody for minutes.
+
+    Whoever would take more of what its claims have left, were the wait for joiners over, reads the table again within
+    the wait after a theft, or polls what it has asked for.
+    """
+    table = tuple(row(f"s-{place}", owner, idle) for place, (owner, idle) in enumerate(rows))
+    history = evolve(me.history, full_still=0.0, hearing=hearing)
+    actions = plan(table, None, evolve(me, history=history), config)
+    claimed = {action.lease.key for action in actions if isinstance(action, Claim)}
+    left = tuple(
+        evolve(lease, owner=me.worker, idle=0.0, held=0.0, heir=None) if lease.key in claimed else lease
+        for lease in table
+    )
+    later = evolve(me, history=evolve(history, fleet_still=math.inf))
+    more = [action for action in plan(left, None, later, config) if isinstance(action, Claim | Steal | RequestHandoff)]
+    assume(claimed)
+    looked = look_again(actions, left, evolve(me, history=history), config)
+    assert not more or looked.seconds <= 5.0
+    assert not more or looked.keys is None or looked.seconds == HANDOFF_POLL_SECONDS
+
+
+def test_who_has_asked_lists_again_only_for_more() -> None:
+    """C10: a newcomer that has asked for its share listed the table each second until it was handed over."""
+    asked = [evolve(lease, heir="new", heir_idle=2.0, yields=True) for lease in TABLE[:3]]
+    joining = evolve(FULL, owners_still=2.0, fleet_still=2.0, full_still=3.0)
+    keys = tuple(lease.key for lease in asked)
+    assert look("new", (*asked, *TABLE[3:]), joining) == Look(0.125, keys=keys, stale_ok=True)
+    assert look("new", (*asked[:1], *TABLE[1:]), joining) == Look(0.125)  # it lacks two more
+    assert look("new", (*asked, *TABLE[3:]), evolve(joining, full_still=20.1)) == Look(0.125)
+
+
+def test_a_newcomer_that_has_its_share_waits_for_nobody() -> None:
+    """C10: the lookout calls it if it should take more, and the listing at the end of the wait would show nothing."""
+    joining = evolve(FULL, owners_still=2.0, fleet_still=2.0)
+    assert BOARD is not None
+    theirs = [lease.key for lease in TABLE if lease.owner not in {READER, LOOKOUT}]
+    new = tuple(evolve(each, owner="new", held=2.0) if each.key in theirs[:2] else each for each in TABLE)
+    assert look("new", new, joining) == Look(2.5, keys=(BOARD.key,), stale_ok=True)
 
 
 def test_workers_that_start_together_do_not_look_together() -> None:
@@ -265,13 +328,6 @@ def test_the_bulletins_row_is_renewed_more_often_than_others() -> None:
     assert heartbeat([evolve(lease, idle=1.4) for lease in mine], Me(LOOKOUT), CONFIG) == ()
 
 
-def test_a_lookout_judges_itself_too() -> None:
-    """C9: a lease of the lookout that it believes to renew and does not would stay unread for ever."""
-    mine = tuple(lease.key for lease in TABLE if lease.owner == LOOKOUT)
-    assert stalled_keys(standing_still(6.9), Me(LOOKOUT), CONFIG) == mine
-    assert stalled_keys(standing_still(6.7), Me(LOOKOUT), CONFIG) == ()
-
-
 def test_an_uneven_fleet_is_called_to_the_table_once_a_cycle() -> None:
     """M9: who must do another's part by patience would not read the table for N cycles (C11)."""
     uneven = tuple(evolve(lease, owner=LAST) if lease.owner == READER else lease for lease in TABLE)
@@ -282,6 +338,23 @@ def test_an_uneven_fleet_is_called_to_the_table_once_a_cycle() -> None:
         for seconds in (19.0, 21.0)
     ]
     assert calls == [told(8, 2, 1), told(8, 3, 1, "*")]
+
+
+def test_uneven_groups_call_the_fleet_to_the_table_once_a_cycle() -> None:
+    """C6: counts that differ by one looked even, and the worker that lacked a lease read the table after N cycles."""
+    config = Config(rules=Minimal(groups="prefix"))
+    owners = ("a-1", "a-1", "a-2", "a-2", "b-1", "b-2")
+    table = tuple(row(f"s-{place}", owner) for place, owner in enumerate(owners))
+    lookout = lookout_ranks(table, config).ranks[0]
+    lacks = [name for name in owners[4:] if plan(table, None, Me(name, history=FULL), config)]
+    assert lacks != []
+    calls = [
+        look_again(
+            (), table, Me(lookout, history=evolve(FULL, hearing=evolve(HEARING, acts_still=seconds))), config
+        ).notes[1][1]
+        for seconds in (19.0, 21.0)
+    ]
+    assert [text.endswith("*") for text in calls] == [False, True]
 
 
 def test_uneven_loads_call_the_fleet_to_the_table_once_a_cycle() -> None:

@@ -27,7 +27,7 @@ from looking_fleet import (
 
 from leasehold.balancer.actions import Claim, Look
 from leasehold.balancer.config import Config
-from leasehold.balancer.lookout import heartbeat, lookout_ranks, note_of, stalled_keys
+from leasehold.balancer.lookout import heartbeat, lookout_ranks, note_of
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Bulletin, History, Lease, Me
 from leasehold.balancer.plan import look_again
 from leasehold.balancer.rules.minimal import Minimal
@@ -133,10 +133,12 @@ def test_an_owner_at_its_limit_is_read_once_more() -> None:
 
 
 def test_an_owner_that_is_just_due_is_no_suspect_and_not_dead() -> None:
-    """C3, C9: warnings about the living make everybody hurry, and a rank given away too soon sends all to the table."""
+    """C3, C5: warnings about the living make everybody hurry, and a rank given away too soon sends all to the table."""
     config = Config(rules=Minimal(), renew_seconds=5.0)
-    mine = tuple(lease.key for lease in TABLE if lease.owner == LOOKOUT)
-    assert [stalled_keys(standing_still(idle), Me(LOOKOUT), config) for idle in (6.5, 6.75)] == [(), mine]
+    warns = [
+        look_again((), standing_still(idle, READER), Me(LOOKOUT, history=FULL), config).notes for idle in (6.5, 6.75)
+    ]
+    assert warns == [told(8, 2, 1), told(8, 2, 2)]
     assert [lookout_ranks(standing_still(idle), CONFIG).ranks[0] for idle in (10.5, 10.75)] == [LOOKOUT, NEXT]
 
 

@@ -176,9 +176,9 @@ def test_renewals_are_asked_for_alone_in_order_of_key() -> None:
 )
 def test_an_heir_reads_the_whole_table_from_time_to_time(history: History, whole: bool) -> None:
     """Who waits for a gift would see no other change; and a newcomer among bulletins not those who come with it."""
-    asked = Lease("s-1", owner="b", heir="a")
+    asked, lacked = Lease("s-1", owner="b", heir="a"), [Lease(f"b-{place}", owner="b") for place in range(3)]
     config = Config(rules=Minimal(), lease_seconds=10.0, cycle_seconds=20.0)
-    found = look_again([], [asked, S0], Me("a", history=history), config)
+    found = look_again([], [asked, *lacked], Me("a", history=history), config)
     assert found == (Look(0.125) if whole else Look(0.125, keys=("s-1",), stale_ok=True))
 
 

@@ -1,10 +1,12 @@
-"""How often the workers of a simulated fleet list the whole table, where they were there before the run began."""
+"""How often the workers of a simulated fleet list the whole table, at rest and while all are replaced in turn."""
 
 from attrs import evolve
 
 from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import Member, Network, Scenario, group_of
+from leasehold.adapters.proving.simulator.scenario import Member, Network, Scenario, group_of, rolling
 from leasehold.balancer.config import Config
+from leasehold.balancer.lookout import LOOK_SECONDS
+from leasehold.balancer.rules.kcl import Kcl
 
 
 def test_who_was_there_before_the_run_lists_nothing_at_its_start() -> None:
@@ -18,3 +20,12 @@ def test_who_was_there_before_the_run_lists_nothing_at_its_start() -> None:
     owners = {write.after.owner for write in history.writes if write.after is not None and write.t > 20.0}
     assert None in owners  # the dead worker's leases are let go
     assert names[0] not in owners  # and are taken by others
+
+
+def test_a_fleet_that_is_replaced_in_turn_lists_no_more_than_one_of_kcl() -> None:
+    """Ten workers read one and a half times the rows, most of them to see what their own claims had told them."""
+    fleet = rolling(200, group_of(0, 10), Config(), gap=10.0, seed=1, cycles=3.0)
+    listings = [began for began, _, _ in run(fleet.scenario).listings if began >= fleet.since]
+    seconds = fleet.scenario.seconds - fleet.since
+    assert len(listings) <= 10 * seconds / Config(Kcl()).cycle_seconds
+    assert len(listings) > seconds / LOOK_SECONDS - 1

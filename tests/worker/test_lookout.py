@@ -131,20 +131,6 @@ def first_of(*names: str) -> str:
     return lookout_ranks(leases, CONFIG).ranks[0]
 
 
-def test_an_own_lease_that_stands_still_is_renewed_by_the_worker_that_lists_it() -> None:
-    """C9: the lookout judges all others; a lease whose renewals it forgets would stay unread for ever."""
-    clock = Clock()
-    store = FaultyStore()
-    lookout, reader = fleet(store, clock, "a-1", "b-1")
-    forgotten = next(h for h in lookout.worker.holdings if h.key != board(store, lookout).key)
-    version = store.row(forgotten.key).version
-    for _ in range(7):
-        forgotten.confirmed = forgotten.renewed = clock.now  # as if it had been renewed
-        together([lookout, reader], 2.0)
-    assert store.row(forgotten.key).version != version
-    assert not forgotten.lost.is_set()
-
-
 def test_a_thief_that_asked_nobody_is_noticed_by_the_next_listing() -> None:
     """C9: until its next renewal, up to 5.3 s, a robbed worker would handle records beside the thief."""
     clock = Clock()

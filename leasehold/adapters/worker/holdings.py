@@ -169,11 +169,11 @@ class Holdings:
         with self._lock:
             self._unconfirmed[lease.key] = lease
 
-    def doubted(self, read: Iterable[Lease], still: Iterable[str] = ()) -> tuple[Holding, ...]:
-        """The holdings that a new reading shows with another owner, without a row, or not renewed for too long (C9)."""
+    def doubted(self, read: Iterable[Lease], missing: Iterable[str] = ()) -> tuple[Holding, ...]:
+        """The holdings that a new reading shows with another owner, or without a row (C9)."""
         foreign = [lease.key for lease in read if lease.owner != self._identity.worker]
         with self._lock:
-            return tuple(self._held[key] for key in (*foreign, *still) if key in self._held)
+            return tuple(self._held[key] for key in (*foreign, *missing) if key in self._held)
 
     def reconfirm(self, doubted: Holding) -> None:
         """Renew a doubted lease now: the answer tells who owns it, before the next renewal is due."""

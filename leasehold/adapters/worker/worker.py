@@ -10,7 +10,7 @@ import math
 import random
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from threading import Event
 from typing import TYPE_CHECKING, Literal
 
@@ -41,7 +41,7 @@ from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Rele
 from leasehold.balancer.calls import going_on
 from leasehold.balancer.config import Config
 from leasehold.balancer.lineage import NOT_STARTED
-from leasehold.balancer.lookout import LOOK_SECONDS, scaled, stalled_keys
+from leasehold.balancer.lookout import LOOK_SECONDS, scaled
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Me, Position, Shard
 from leasehold.balancer.plan import look_again, plan
 from leasehold.balancer.shards.contradictions import (
@@ -144,6 +144,7 @@ class Worker:
         self.rows_remade, self._gone_rows = 0, deque[str]()
         self._absent: dict[str, float] = {}
         self._latest: dict[str, Position] = {}
+        self._won: list[Lease] = []
         self._bench = Bench()
         # C17: after an outage everybody has read the table before anybody's lease is judged by the first who did.
         self._backoff = Backoff(RETRY_SECONDS, min(self.config.cycle_seconds, self.config.lease_seconds / 2), uniform)
@@ -279,7 +280,7 @@ class Worker:
         there = {lease.key for lease in listing.leases} | {row.key for row in listing.malformed}
         asked_of = [held.key for held in self.holdings] if asked is None else filter(self._holdings.get, asked)
         missing = tuple(key for key in asked_of if key not in there)  # a renewal makes the row anew
-        doubted = self._holdings.doubted(listing.leases, (*stalled_keys(fresh, me, self.config), *missing))
+        doubted = self._holdings.doubted(listing.leases, missing)
         list(each(self._holdings.reconfirm, doubted))
         if asked is None and not first:
             shards = self.discovery.shards(now, listing, me, leases)
@@ -302,25 +303,33 @@ class Worker:
                 holding.ask_release()
                 self._release(holding)
         early = self._early(actions, (*leases, *history.gone), now, each) if shards is not None else {}
-        list(
-            each(
-                self.spans.acting(self._act),
-                [self._pinned(action) for action in actions if action not in early and self._may(action, shards)],
-            )
-        )
+        due = [self._pinned(action) for action in actions if action not in early and self._may(action, shards)]
+        known = self._carry_out(due, leases, each)
         if early:
             # They are planned again from a listing of the shards alone.
             self.discovery.want()
         judged = asked is None and (shards is not None or self.discovery.contradictions)
         if judged and self._recreated.mended(leases, self.holdings):
             self.hurry()  # see what became of it, and list
-        self._look = self._sooner(look_again(actions, leases, me, self.config), early)
+        self._look = self._sooner(look_again(actions, known, me, self.config), early)
         if asked is None:
             # How seldom others renew is known from readings of the whole table alone.
             self._slow_peers.observe(me, self.config)
         self._turns += 1
         told = news(self.holdings, self.me) if self._look.notes and asked is None else []
         list(each(lambda row: self._renewing.renew(*row, self._look, patient=False), told))
+
+    def _carry_out(self, actions: Iterable[Action], leases: Sequence[Lease], each: ParallelMap) -> Sequence[Lease]:
+        """Carry these out, and answer the leases as they are once those that were taken are this worker's.
+
+        The answer of a write is a reading of its row, so no row is read again to see what became of it (C10).
+        """
+        began, self._won = self.clock(), []
+        list(each(self.spans.acting(self._act), actions))
+        if not self._won or self.watch.bulletins is None:
+            return leases
+        self.watch, known = self.watch.look(self._won, began, self.clock(), [lease.key for lease in self._won])
+        return known
 
     def _sooner(self, look: Look, early: Mapping[Action, float]) -> Look:
         """The next look: soon, and at all rows, where leases wait to be made, or the stream begins anew."""
@@ -432,6 +441,7 @@ class Worker:
             log.info("%s of lease %s done, by %s", type(action).__name__, key, rule, extra=_said(action, "done", key))
         match action, outcome:
             case ((Claim() | Steal()), Done(lease)):
+                self._won.append(lease)
                 self._holdings.hold(lease, begun)
             case Delete(lease), Done() if (held := self._holdings.get(lease.key)) is not None:
                 held.drop("its shard is gone")  # or its next write would make the row anew
