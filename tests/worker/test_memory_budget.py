@@ -168,16 +168,18 @@ class Crowd:
         source = ListSource(even_shards(names), {name: ShardRecords(list(pages), size=1) for name in names})
         config, kept = Config(lease_seconds=600.0, initial_position=TRIM_HORIZON), Kept()
         worker = Worker(store=FaultyStore(), source=source, me="a", config=config, consumer=kept, clock=self.clock)
+        due = self.clock.now
         while len(worker.holdings) < self.shards:
-            self.clock.now = worker.turn(self.clock.now)
+            self.clock.now = due
+            due = worker.turn(due)
         handling = Handling(self.handle, attempts=1000, **policy)  # type: ignore[arg-type]  # seconds, all of them
         readings = [ShardReading(worker, holding, handling, self.budget) for holding in kept.begun]
-        due = [(self.clock.now, number) for number in range(len(readings))]
+        steps = [(self.clock.now, number) for number in range(len(readings))]
         end = self.clock.now + seconds
-        while due[0][0] <= end:
-            at, number = heapq.heappop(due)
+        while steps[0][0] <= end:
+            at, number = heapq.heappop(steps)
             self.clock.now = max(self.clock.now, at)
-            heapq.heappush(due, (readings[number].step(self.clock.now), number))
+            heapq.heappush(steps, (readings[number].step(self.clock.now), number))
         return worker
 
 

@@ -22,6 +22,7 @@ from leasehold.adapters.worker.holdings import BackgroundMap, ParallelMap, Worke
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Position, Shard
+from leasehold.balancer.rules.kcl import Kcl
 from leasehold.stores.protocol import Done
 from leasehold.stores.writes import StealLease
 
@@ -177,7 +178,7 @@ def test_a_loss_is_told_at_once_while_a_shard_waits_to_be_read_on() -> None:
     """Without it a handler learns 10 s late that a peer took its partition, and its link with it."""
     store, waiting, lost = FaultyStore(), Event(), Event()
     # What is lost stays lost for an hour: a lease won again would wake the reading, too.
-    config = Config(lease_seconds=3600.0, renew_seconds=0.1, initial_position=Position("TRIM_HORIZON"))
+    config = Config(rules=Kcl(), lease_seconds=3600.0, renew_seconds=0.1, initial_position=Position("TRIM_HORIZON"))
     source = ListSource([Shard("s-0")], {"s-0": ShardRecords(wait_seconds=1e6)})
     worker = Worker(store=store, source=source, me="a-1", config=config)
 
