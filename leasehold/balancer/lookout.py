@@ -14,7 +14,7 @@ freed, and a fleet that stays uneven for a cycle raise *acts*.
 
 When the lookout dies, its row stands still. Its readers read it every 0.5 s then. Once it stood still for 2.5 s the
 second in rank is on duty, the third a second later, and so on along the ranks, until the row moves or is another's.
-After 4 s every reader lists the table once, so that its clocks for all leases start early (C8). Where only *looks*
+After 4 s the next eight list the table once, so that their clocks for all leases start early (C8). Where only *looks*
 stands still, renewals go on and planning does not: then the second in rank is on duty after 7.5 s.
 
 A wrong belief costs readings or delay, never ownership, for every write carries a condition that the store checks:
@@ -85,8 +85,12 @@ WARNED_SECONDS = 10.0
 REQUESTS_SECONDS = 15.0
 """Requests may come for so long after the last worker came or went (C7)."""
 
-EARLY_SECONDS = 4.0
-"""If the row stands still for so long, each reader lists the table once (C8)."""
+EARLY_SECONDS, EARLY_PLACES = 4.0, 8
+"""If the row stands still for so long, so many that stand in next list the table once (C8).
+
+The second in rank reads the row as seldom as others, and may hear of the silence later than some of them. Those would
+list the table in vain, and the more of them the larger the fleet.
+"""
 
 LAST_RESORT_SECONDS = 20.0
 """Each worker lists the table after so many seconds for each worker, whatever it heard (C11)."""
@@ -149,9 +153,12 @@ class LookoutRanks:
         )
         if silent <= 0:
             return False
+        return silent > self.behind(me) * scaled(STAND_IN_SECONDS, config)
+
+    def behind(self, me: Me) -> int:
+        """After how many others this worker stands in."""
         rank = self.ranks.index(me.worker) if me.worker in self.ranks else len(self.ranks)
-        place = rank - 1 if self.place is None else self.place
-        return silent > place * scaled(STAND_IN_SECONDS, config)
+        return rank - 1 if self.place is None else self.place
 
 
 def _listing(me: Me, hearing: BulletinState, config: Config) -> float:
@@ -402,7 +409,7 @@ def _news(leases: Sequence[Lease], me: Me, config: Config, ours: LookoutRanks, c
     call = call_of(hearing.call)
     # C8: one listing starts this worker's clocks, or a second lease_seconds would be lost.
     early = scaled(EARLY_SECONDS, config) + (0.0 if call is None else 2 * call.seconds)
-    unheard = full_still > ours.silent > early
+    unheard = full_still > ours.silent > early and ours.behind(me) < EARLY_PLACES
     # Whoever is not called reads nothing. A worker without a lease cannot be seen, and so not be called.
     cheaper = call is not None and len(call.keys(me.worker)) > len(_called(leases, me, call))
     concerns = call is None or call.lists(me.worker) or cheaper or not census.mine
