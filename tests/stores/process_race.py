@@ -1,6 +1,7 @@
 """Several processes claim the same leases, each at the same moment as the others."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from multiprocessing import get_context
@@ -13,12 +14,18 @@ from leasehold.stores.writes import ClaimLease, CreateLease
 
 PROCESSES = 4
 KEYS = tuple(f"shard-{number:02}" for number in range(20))
+STORES = ("dynamodb.store", "embedded.sqlite", "postgres", "objects.blob")
+CLEAN = get_context("forkserver")
+"""Children of a process that has spoken with no service: of the tests' own they would share the connections."""
+# Imported there once, and not by each child of each race, which took a second of a processor.
+CLEAN.set_forkserver_preload(["__main__", *(f"leasehold.stores.{name}" for name in STORES)])
 
 _gates: list[Barrier] = []
 
 
-def _remember(gate: Barrier) -> None:
+def _prepare(gate: Barrier, environment: Mapping[str, str]) -> None:
     _gates.append(gate)
+    os.environ.update(environment)  # theirs is of the moment when the first race began
 
 
 def _claims(url: str, me: str) -> tuple[str, ...]:
@@ -33,9 +40,8 @@ def wins(url: str) -> Iterator[tuple[str, str]]:
     with closing(open_store(url)) as store:
         for key in KEYS:
             store.write(CreateLease(Lease(key)))
-    context = get_context("spawn")  # a forked child would share the parent's connections
-    gate = context.Barrier(PROCESSES)
-    with ProcessPoolExecutor(PROCESSES, context, _remember, (gate,)) as pool:
+    gate = CLEAN.Barrier(PROCESSES)
+    with ProcessPoolExecutor(PROCESSES, CLEAN, _prepare, (gate, dict(os.environ))) as pool:
         workers = tuple(f"w-{number}" for number in range(PROCESSES))
         for me, keys in zip(workers, pool.map(_claims, [url] * PROCESSES, workers), strict=True):
             yield from ((key, me) for key in keys)
