@@ -224,10 +224,30 @@ def test_many_checkpoints_are_one_write() -> None:
 
 
 def test_an_owner_hears_of_a_request_by_its_next_renewal() -> None:
-    """A planned move would wait until it is given up, and the lease be stolen."""
-    ann, bob, lease = scene(ObjectMemory())
+    """A planned move would wait until it is given up, and the lease be stolen; or each renewal cost a reading."""
+    objects = ObjectMemory()
+    ann, bob, lease = scene(objects)
     done(bob.write(RequestLease(stored(bob, KEY), "bob")))
+    lease = done(ann.write(RenewLease(lease)))
+    assert lease.heir == "bob"
+    objects.log.clear()
     assert done(ann.write(RenewLease(lease))).heir == "bob"
+    assert [line.partition("/")[0] for line in objects.log] == ["over session"], "it has heard, and reads no more"
+
+
+def test_a_lease_that_went_leaves_its_session_and_one_that_came_again_stays() -> None:
+    """A session would grow with all leases that it ever had, until it has no room; or forget one that it has."""
+    ann, bob, lease = scene(ObjectMemory())
+    other = owned(ann, key="s-2")
+    taken = done(bob.write(StealLease(lease, "bob")))
+    lost(ann.write(RenewLease(lease)))
+    other = done(ann.write(RenewLease(other)))
+    (page,) = ann._pages.values()  # noqa: SLF001  what it holds is what is stored
+    assert set(page.session.entries) == {"s-2"}
+    back = done(ann.write(StealLease(taken, "ann")))
+    done(ann.write(RenewLease(other)))
+    assert set(page.session.entries) == {KEY, "s-2"}
+    assert done(ann.write(CheckpointLease(back, Position("43")))).checkpoint == Position("43")
 
 
 def test_the_leases_of_a_session_that_ended_are_free_at_once() -> None:
@@ -281,11 +301,13 @@ def test_a_session_that_nobody_names_and_that_stands_still_is_over(monkeypatch: 
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     done(ann.write(ReleaseLease(lease, "ann")))
-    bob.list()
+    for _ in range(5):
+        bob.list()
+    assert len(sessions(objects)) == 2, "it may be about to take one"
     monkeypatch.setattr("leasehold.stores.sessions.store.IDLE_SECONDS", -1.0)
     for _ in range(3):
         bob.list()
-    assert len(sessions(objects)) == 1
+    assert len(sessions(objects)) == 1, "bob's, which a lease names, stays"
     lost(ann.write(ClaimLease(stored(ann, KEY), "ann")))  # this tells ann that her session is over
     assert done(ann.write(ClaimLease(stored(ann, KEY), "ann"))).owner == "ann"
 
