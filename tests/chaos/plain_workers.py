@@ -287,7 +287,8 @@ class Play:
         fleet = self.fleet
         for worker in workers:
             fleet.join(worker)
-        fleet.until(fleet.settled, ARRIVE_SECONDS)
+        if not fleet.until(fleet.settled, ARRIVE_SECONDS):
+            self.told(f"NOT EVERY SHARD IS READ {ARRIVE_SECONDS:g} s AFTER ALL HAVE JOINED: the machine is too busy")
         self.feed.begin()
         self._began = time.monotonic()
         for at, over, fault in sorted(_acts(faults), key=lambda act: act[:2]):
