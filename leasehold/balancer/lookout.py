@@ -14,8 +14,9 @@ freed, and a fleet that stays uneven for a cycle raise *acts*.
 
 When the lookout dies, its row stands still. Its readers read it every 0.5 s then. Once it stood still for 2.5 s the
 second in rank is on duty, the third a second later, and so on along the ranks, until the row moves or is another's.
-After 4 s the next eight list the table once, so that their clocks for all leases start early (C8). Where only *looks*
-stands still, renewals go on and planning does not: then the second in rank is on duty after 7.5 s.
+After 4 s the next twelve list the table once, so that their clocks for all leases start early, and the others after
+8 s (C8). Where only *looks* stands still, renewals go on and planning does not: then the second in rank is on duty
+after 7.5 s.
 
 A wrong belief costs readings or delay, never ownership, for every write carries a condition that the store checks:
     two lookouts            both list the table and both try to free a lease; the store refuses one of them
@@ -85,8 +86,8 @@ WARNED_SECONDS = 10.0
 REQUESTS_SECONDS = 15.0
 """Requests may come for so long after the last worker came or went (C7)."""
 
-EARLY_SECONDS, EARLY_PLACES = 4.0, 8
-"""If the row stands still for so long, so many that stand in next list the table once (C8).
+EARLY_SECONDS, EARLY_PLACES = 4.0, 12
+"""If the row stands still for so long, so many next in rank list the table once, the others after twice that (C8).
 
 The second in rank reads the row as seldom as others, and may hear of the silence later than some of them. Those would
 list the table in vain, and the more of them the larger the fleet.
@@ -408,8 +409,8 @@ def _news(leases: Sequence[Lease], me: Me, config: Config, ours: LookoutRanks, c
     hearing, full_still = me.history.hearing or BulletinState(), me.history.full_still
     call = call_of(hearing.call)
     # C8: one listing starts this worker's clocks, or a second lease_seconds would be lost.
-    early = scaled(EARLY_SECONDS, config) + (0.0 if call is None else 2 * call.seconds)
-    unheard = full_still > ours.silent > early and ours.behind(me) < EARLY_PLACES
+    early = scaled(EARLY_SECONDS, config) * (1 if ours.behind(me) < EARLY_PLACES else 2)
+    unheard = full_still > ours.silent > early + (0.0 if call is None else 2 * call.seconds)
     # Whoever is not called reads nothing. A worker without a lease cannot be seen, and so not be called.
     cheaper = call is not None and len(call.keys(me.worker)) > len(_called(leases, me, call))
     concerns = call is None or call.lists(me.worker) or cheaper or not census.mine
