@@ -41,6 +41,7 @@ from typing import Any
 
 import pytest
 from attrs import frozen
+from hypothesis import Phase, settings
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -57,9 +58,9 @@ RESETS = frozenset({"clear", "discard", "remove", "pop", "popleft", "cancel", "s
 """Methods that put something back."""
 
 ARGUMENTS = (
-    *("-x", "-q", "--noconftest", "-p", "no:leasehold", "--hypothesis-profile", "ci", "-p", "no:cacheprovider"),
+    *("-x", "-q", "--noconftest", "-p", "no:leasehold", "--hypothesis-profile", "faults", "-p", "no:cacheprovider"),
     *("-p", "no:unraisableexception", "-p", "no:threadexception", "-o", "pythonpath=tests", "-o", "addopts="),
-    *("-o", f"timeout={TEST_SECONDS}"),
+    *("-o", f"timeout={TEST_SECONDS}", "-W", "ignore::pytest.PytestAssertRewriteWarning"),  # all is imported by then
 )
 FAST, SLOW = "not (more or services or spark or slow)", "not (more or services or spark)"
 THOROUGH = "slow:"
@@ -236,10 +237,12 @@ def lines_of(module: str, tests: list[str]) -> tuple[dict[int, list[str]], float
 
     fast = [each for each in tests if not each.startswith(THOROUGH)]
     if not told.exists():
-        one = Asked(partial(run, [*ARGUMENTS, "-m", FAST, *fast]), SLOWER * SECONDS)
-        while (failed := one.answer()) is None:
+        one = Asked(
+            partial(run, [*ARGUMENTS, "-o", f"timeout={SLOWER * SECONDS}", "-m", FAST, *fast]), SLOWER * SECONDS
+        )
+        while one.answer() is None:
             time.sleep(0.05)
-        if failed:
+        if not told.exists():
             sys.exit(f"{module}: its tests fail, or take too long, without any fault")
     found, took = json.loads(told.read_text(encoding="utf-8"))
     return {int(line): names for line, names in found.items()}, took
@@ -256,13 +259,16 @@ class Asked:
             silent = os.open(os.devnull, os.O_WRONLY)
             for stream in (1, 2):
                 os.dup2(silent, stream)
-            os._exit(int(run() not in FINE))
+            try:
+                os._exit(run())
+            finally:
+                os._exit(pytest.ExitCode.INTERNAL_ERROR)
 
     def answer(self) -> bool | None:
         """Whether a test failed; None as long as they run. Those that had to be stopped have seen nothing."""
         ended, status = os.waitpid(self._child, os.WNOHANG)
         if ended:
-            return status != 0
+            return os.waitstatus_to_exitcode(status) == pytest.ExitCode.TESTS_FAILED  # whatever else says nothing
         if time.monotonic() < self._until:
             return None
         os.killpg(self._child, signal.SIGKILL)
@@ -425,6 +431,8 @@ def main() -> int:
     if not any(chosen.values()):
         parser.error(f"where: no room and no module of statements.toml is named {asked.where}")
     os.environ.update(AWS_ACCESS_KEY_ID="testing", AWS_SECRET_ACCESS_KEY="testing", AWS_DEFAULT_REGION="eu-west-1")  # noqa: S106  stand-ins take any
+    # That it fails is enough: a smaller example of it would be looked for up to the limit.
+    settings.register_profile("faults", settings.get_profile("ci"), phases=(Phase.explicit, Phase.generate))
     verdicts = Verdicts(asked.seconds, anew=asked.anew)
     shares = [planted(name, modules, verdicts) for name, modules in chosen.items() if modules]
     return int(min(shares) < 0.9)

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from threading import Semaphore
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import boto3
@@ -458,6 +459,26 @@ def test_a_consumer_that_another_worker_registers_meanwhile_is_used(staged: Call
         consumer.arn()
     stage.clock.now += 1
     assert consumer.arn() == ARN
+
+
+@pytest.mark.parametrize("asked", ["DescribeStreamConsumer", "RegisterStreamConsumer"])
+def test_a_right_that_a_consumer_lacks_is_named(staged: Callable[..., Stage], asked: str) -> None:
+    """Without it a consumer that may not be looked for is registered, or shards are polled for want of a right."""
+    operations = Registry([""]).operations() | {asked: lambda _: Refusal("AccessDeniedException")}
+    consumer = staged(**operations).consumer("app")
+    for _ in range(4):
+        with pytest.raises(SourceError, match=f"for want of kinesis:{asked}"):
+            consumer.arn()
+        consumer._next_look = 0.0  # noqa: SLF001  the next look is due
+
+
+def test_what_ends_a_subscription_otherwise_is_raised_as_it_is(staged: Callable[..., Stage]) -> None:
+    """Without it a fault of our own would be told as one of its own handling, or the subscription go on silently."""
+    reader = staged([Held()]).reader()
+    fault = SourceUnavailable("the thread could not go on")
+    reader._arn = ARN  # noqa: SLF001
+    with pytest.raises(SourceUnavailable, match="the thread could not go on"):
+        reader._end(cast("SubscriptionReceiver", SimpleNamespace(began=None, fault=fault)))  # noqa: SLF001
 
 
 def test_where_there_is_no_room_for_a_consumer_shards_are_polled_with_one_warning(

@@ -324,8 +324,7 @@ class FanOut(Poller):
                         raise fault
                     if code_of(fault) == "ResourceNotFoundException":
                         self._consumer.forget(self._arn or "")  # the shard is gone, or the consumer was deregistered
-                        raise fault
-                    self._rewind_from(fault)
+                    self._rewind_from(fault)  # it raises what says of no start that it was trimmed
 
     def _wait(self, *, idle: bool, behind: bool = False) -> float:
         if self._arn is None:
