@@ -52,6 +52,11 @@ def test_the_stream_and_the_lease_table_have_credentials_of_their_own() -> None:
     asked = kinesis_options({**KINESIS, **named})
     assert {name: asked.place[name] for name in ("role_arn", "external_id")} == {"role_arn": arn, "external_id": "x-17"}
     assert asked.lease.store == "dynamodb://orders?profile=leases"
+    asked = kinesis_options({**KINESIS, "lease.roleArn": arn, "lease.externalId": "x-17"})
+    assert (
+        asked.lease.store
+        == "dynamodb://orders?role_arn=arn%3Aaws%3Aiam%3A%3A123456789012%3Arole%2Freader&external_id=x-17"
+    )
     elsewhere = {"kinesis.streamname": "s", "lease.store": "s3://leases/orders", "lease.profile": "leases"}
     with pytest.raises(ValueError, match=r"the URL of lease\.store has role_arn="):
         kinesis_options(elsewhere)

@@ -1,0 +1,193 @@
+"""The tables of options that end docs/spark.md: what stands there is known and does what is said, and no other is."""
+
+import re
+import socket
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leasehold.adapters.spark.dynamodb_streams.data_source import DynamoLeased
+from leasehold.adapters.spark.event_hubs.options import event_hubs_options
+from leasehold.adapters.spark.kinesis.options import WITHOUT_EFFECT, kinesis_options
+from leasehold.adapters.spark.options import MIB, Address
+from leasehold.balancer.model import LATEST, TRIM_HORIZON, Position, at_timestamp
+from leasehold.balancer.rules.kcl import Kcl
+from leasehold.balancer.rules.minimal import Minimal
+
+PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
+ALL, KINESIS, DYNAMO, HUBS = "all sources", "kinesis-leased", "dynamodb-leased", "eventhubs-leased"
+ARN = "arn:aws:iam::123456789012:role/reader"
+Options = Mapping[str, str]
+
+
+def dynamo(options: Options) -> dict[str, Any]:
+    """What the source over a table's stream makes of options."""
+    spec, lease, _, bounds = DynamoLeased(dict(options)).asked(options)
+    opens: Any = getattr(spec.open, "args", None)
+    return {"lease": lease, "bounds": bounds, "spec": spec, "table": opens[0], "place": opens[1]}
+
+
+READS: dict[str, tuple[Callable[[Options], Any], Options]] = {
+    KINESIS: (kinesis_options, {"kinesis.streamName": "s"}),
+    DYNAMO: (dynamo, {"dynamodb.tableName": "t"}),
+    HUBS: (event_hubs_options, {"eventhubs.namespace": "n", "eventhubs.name": "h"}),
+}
+"""How each source reads its options, and what it cannot do without."""
+
+UNTOLD = {
+    KINESIS: {*WITHOUT_EFFECT},
+    DYNAMO: set[str](),
+    HUBS: {
+        *("eventhubs.connectionString", "eventhubs.startingPositions"),  # refused
+        *("eventhubs.receiverTimeout", "eventhubs.operationTimeout", "eventhubs.useExclusiveReceiver"),
+    },
+}
+"""Options of other connectors, which the page tells of where it speaks of these."""
+
+INNER = {"lease.readerJobs"}
+"""Told by `register` alone."""
+
+
+def tables() -> dict[str, set[str]]:
+    """The options in each table of the page's last part."""
+    found, names = dict[str, set[str]](), set[str]()
+    for line in PAGE.read_text(encoding="utf-8").partition("\n## Options\n")[2].splitlines():
+        first, _, rest = line.strip("|").partition("|")
+        if rest.strip() == "default |":
+            names = found.setdefault(first.strip(" `"), set())
+        elif line.startswith("| `"):
+            names |= set(re.findall(r"`([^`]+)`", first))
+    return found
+
+
+def known(source: str) -> set[str]:
+    """What a source says one can choose among."""
+    read, need = READS[source]
+    with pytest.raises(ValueError, match=r"^option nonsense: unknown; choose among ") as caught:
+        read({**need, "nonsense": "x"})
+    return set(str(caught.value).partition("choose among ")[2].split(", "))
+
+
+@pytest.mark.parametrize("source", READS)
+def test_the_page_has_every_option_and_no_other(source: str) -> None:
+    """Without this an option would be found by nobody, or a user set one that ends his query."""
+    told = tables()
+    assert known(source) - INNER - UNTOLD[source] == told[ALL] | told[source]
+
+
+def lease(name: str) -> Callable[[Any], Any]:
+    """Read a field of the lease's options, whichever source has them."""
+
+    def read(asked: Any) -> Any:  # noqa: ANN401  each source has a class of its own
+        return attrgetter(name)(asked["lease"] if isinstance(asked, dict) else asked.lease)
+
+    return read
+
+
+def place(name: str) -> Callable[[Any], Any]:
+    """Read what is said of the stream's place."""
+    return lambda asked: (asked["place"] if isinstance(asked, dict) else asked.place).get(name)
+
+
+Tried = tuple[str, str, Callable[[Any], Any], object, object]
+IN_ALL: tuple[Tried, ...] = (
+    ("lease.store", "sqlite://x", lease("store"), "", "sqlite://x"),
+    ("lease.workerId", "w-1", lease("worker"), socket.gethostname(), "w-1"),
+    ("lease.rules", "kcl", lease("config.rules"), Minimal(), Kcl()),
+    ("lease.maxLeases", "7", lease("config.rules"), Minimal(), Minimal(max_leases=7)),
+    ("lease.maxLeasesToSteal", "3", lease("config.rules"), Minimal(), Minimal(max_steals=3)),
+    ("lease.maxLeasesPerCore", "2", lease("config.rules.max_leases"), Minimal().max_leases, 10),
+    ("lease.cores", "7", lease("cores"), 5, 7),
+    ("lease.flushOnIdle", "false", lease("flush"), True, False),
+    ("lease.createTable", "false", lease("create"), True, False),
+    ("lease.ifRecreated", "latest", lease("if_recreated"), None, "LATEST"),
+    ("lease.transport", "embedded", lease("fetch"), Address("driver", "driver"), None),
+    ("lease.fetchHost", "other", lease("fetch.host"), "driver", "other"),
+    ("lease.fetchBindHost", "192.0.2.1", lease("fetch.bind"), "driver", "192.0.2.1"),
+    ("lease.fetchPort", "4711", lease("fetch.port"), 0, 4711),
+    ("lease.spoolFolder", "/spool", lease("spool_folder"), "", "/spool"),
+    ("lease.bufferRows", "7", lease("buffer_rows"), 500_000, 7),
+    ("lease.bufferBytes", f"{MIB}", lease("buffer_bytes"), 256 * MIB, MIB),
+    ("maxBytesPerTrigger", "700", lease("trigger_bytes"), 256 * MIB, 700),
+    ("shardsPerTask", "3", lambda asked: lease("tasks")(asked)(6), 3, 2),
+)
+OWN: dict[str, tuple[Tried, ...]] = {
+    KINESIS: (
+        ("lease.durationMs", "17000", lease("config.lease_seconds"), 10.0, 17.0),
+        ("lease.readers", "auto", lease("readers"), 0, None),
+        ("minPartitions", "9", attrgetter("bounds.tasks"), 0, 9),
+        ("kinesis.streamName", "other", attrgetter("stream"), "s", "other"),
+        ("kinesis.region", "eu-north-1", place("region"), "", "eu-north-1"),
+        ("kinesis.endpointUrl", "http://e", place("endpoint"), "", "http://e"),
+        ("kinesis.startingPosition", "EARLIEST", lease("config.initial_position"), LATEST, TRIM_HORIZON),
+        ("kinesis.endingPosition", "AT_TIMESTAMP 17", attrgetter("bounds.until"), None, at_timestamp(17)),
+        ("lease.applicationName", "app", lease("store"), "", "dynamodb://app"),
+        ("kinesis.dynamodb.tableName", "table", lease("store"), "", "dynamodb://table"),
+        ("kinesis.profile", "p", place("profile"), None, "p"),
+        ("kinesis.roleArn", ARN, place("role_arn"), None, ARN),
+        ("kinesis.wire", "json", place("wire"), "cbor", "json"),
+        ("kinesis.misplaced", "drop", place("misplaced"), "keep", "drop"),
+        ("kinesis.getRecords.fetchIntervalMs", "500", attrgetter("interval_seconds"), 0.25, 0.5),
+        ("kinesis.maxFetchRecordsPerShard", "7", attrgetter("shard_rows"), 100_000, 7),
+        ("maxRowsPerTrigger", "7", lease("trigger_rows"), 2**53, 7),
+    ),
+    DYNAMO: (
+        ("lease.durationMs", "17000", lease("config.lease_seconds"), 10.0, 17.0),
+        ("dynamodb.tableName", "other", lambda asked: asked["table"], "t", "other"),
+        ("dynamodb.region", "eu-north-1", place("region"), None, "eu-north-1"),
+        ("dynamodb.endpointUrl", "http://e", place("endpoint"), None, "http://e"),
+        ("dynamodb.startingPosition", "17", lease("config.initial_position"), LATEST, at_timestamp(17)),
+        ("dynamodb.getRecords.fetchIntervalMs", "500", lambda asked: asked["spec"].interval_seconds, 0.25, 0.5),
+        ("dynamodb.maxFetchRecordsPerShard", "7", lambda asked: asked["spec"].shard_rows, 100_000, 7),
+        ("maxRowsPerTrigger", "7", lease("trigger_rows"), 2**53, 7),
+    ),
+    HUBS: (
+        ("lease.durationMs", "17000", lease("config.lease_seconds"), 120.0, 17.0),
+        ("minPartitions", "9", attrgetter("bounds.tasks"), 0, 9),
+        ("eventhubs.namespace", "other", attrgetter("namespace"), "n", "other"),
+        ("eventhubs.name", "other", attrgetter("hub"), "h", "other"),
+        ("eventhubs.consumerGroup", "g", attrgetter("group"), "$Default", "g"),
+        ("eventhubs.startingPosition", "-1", lease("config.initial_position"), LATEST, TRIM_HORIZON),
+        ("eventhubs.endingPosition", "@latest", attrgetter("bounds.until"), None, Position("LATEST")),
+        ("eventhubs.prefetchCount", "7", attrgetter("prefetch"), 1000, 7),
+        ("maxEventsPerTrigger", "7", lease("trigger_rows"), 2**53, 7),
+    ),
+}
+"""Name, value, where that is to be seen, by default and with the value."""
+
+ELSEWHERE = {
+    "test_spark_roles.py": {"kinesis.dynamodb.endpointUrl"},
+    "test_options.py": {
+        *("kinesis.externalId", "lease.roleArn", "lease.externalId", "lease.profile", "eventhubs.connectionStringFile")
+    },
+    "test_reader_jobs.py": {"lease.to"},
+    "test_subscribed_queries.py": {"kinesis.consumerType", "kinesis.consumerName"},
+}
+"""What goes with another option, with a file or a service, by the file of tests that tries it."""
+
+
+def test_every_option_is_tried() -> None:
+    """Without this an option that is added could do nothing, and no test would be missed."""
+    tried = {each[0] for table in (IN_ALL, *OWN.values()) for each in table}
+    assert set.union(*tables().values()) == tried | set.union(*ELSEWHERE.values())
+    for file, names in ELSEWHERE.items():
+        (found,) = PAGE.parents[1].glob(f"tests/*/{file}")
+        assert [name for name in names if name not in found.read_text(encoding="utf-8")] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "tried"),
+    [(source, tried) for source in READS for tried in (*IN_ALL, *OWN[source])],
+    ids=lambda part: part if isinstance(part, str) else part[0],
+)
+def test_an_option_does_what_the_page_says_of_it(source: str, tried: Tried) -> None:
+    """Without this an option could be read and thrown away, and a query be another than was meant."""
+    read, need = READS[source]
+    name, value, look, default, expected = tried
+    given = {"lease.cores": "5", "lease.fetchHost": "driver", **need}
+    by_default, found = look(read(given)), look(read({**given, name: value}))
+    assert (by_default, found) == (default, expected)
+    assert by_default != found
