@@ -74,12 +74,23 @@ def of(*queries: Query) -> Callable[[], StreamingQuery]:
         ("leasehold.adapters.worker.discovery.MadeAnew: stream 1:orders:1", "its stream was deleted and made anew"),
         ("perform latestOffset: java.io.EOFException", "the process of its source ended"),
         (
+            "EOFException occurred while reading the port number from pyspark.daemon's stdout and terminated with code",
+            "was killed as it started",
+        ),
+        (
             f"Job aborted{' at a line of a traceback' * 200}: the process that had them is gone",
             "the process of its source ended",
         ),
         ("availableNow: nothing was read for 300 s of shard-1", "nothing of a shard could be read for minutes"),
     ],
-    ids=["started late", "made anew", "planner killed", "planner gone, behind tracebacks", "not read"],
+    ids=[
+        "started late",
+        "made anew",
+        "planner killed",
+        "killed as it started",
+        "planner gone, behind tracebacks",
+        "not read",
+    ],
 )
 def test_what_passes_is_said_and_the_query_started_again(
     caplog: pytest.LogCaptureFixture, text: str, said: str

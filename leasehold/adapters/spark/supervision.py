@@ -25,7 +25,8 @@ TEXT_MOST = 100_000
 PLANNER = "the process of its source ended, killed perhaps for its memory (see the system's log for the OOM killer)"
 CAUSES = {
     "failed to connect back": "a Python process of Spark's did not start within ten seconds: the machine is too busy",
-    "Python worker exited unexpectedly": "a task's Python process was killed, perhaps for its memory",
+    "Python worker exited unexpectedly": "a Python process of a task or of the sink was killed, perhaps for its memory",
+    "reading the port number from": "a Python process of Spark's was killed as it started, perhaps for its memory",
     "the process that had them is gone": PLANNER,
     "EOFException": PLANNER,
     "EOFError": PLANNER,
