@@ -18,7 +18,7 @@ from typing import Any
 from attrs import define
 from spark_application import descendants
 from standins import executors
-from standins.spark import spark_cluster
+from standins.spark import SOON, spark_cluster
 
 from leasehold.adapters.demo.child import ENVIRONMENT
 from leasehold.adapters.local.node import java_home
@@ -119,6 +119,7 @@ def note_left(folder: Path) -> None:
 @contextmanager
 def cluster() -> Iterator[str]:
     """A master and two workers that find what an application's tasks need; its address."""
-    java = {"JAVA_HOME": str(java_home()), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    with spark_cluster({**ENVIRONMENT, **java}, cores=2) as master:
+    java = {"JAVA_HOME": str(java_home()), "JAVA_TOOL_OPTIONS": SOON}
+    own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    with spark_cluster({**ENVIRONMENT, **java, **own}, cores=2) as master:
         yield master

@@ -2,15 +2,23 @@
 
     python tests/integration/spark_pipeline_kills.py --help
 
-One application reads a stream and writes another by our sink. Its tasks, the process that plans its batches, and the
-application itself are killed, drawn from a seed, while the line to the stream that it writes to throttles, breaks
-after a request was carried out, and answers late; on the way both streams are split and merged. What dies is started
-again, until all rows are through. Then a plain worker of ours and a query of ours must have each row once, and the rows
-of each key in order; the Java KCL, where it can be had, each row at least once.
+One application reads a stream and writes another by our sink, kept running by `leasehold.adapters.spark.run`. While the
+line to the stream that it writes to throttles, breaks after a request was carried out, and answers late, and both
+streams are split and merged, its processes are killed, drawn from a seed:
+
+task         a process of Python that writes, once a write is under way
+committer    where Spark has the sink commit a batch: all of it is in the stream, and Spark does not know it yet
+source       where the source plans and reads: the query ends, and `run` starts it again in the same application
+executor     on a cluster, with the tasks that it has
+application  the driver and all that it started; it is started again
+
+Nothing else may end the application. Once all rows are through, a plain worker of ours and a query of ours must have
+each row once, and the rows of each key in order; the Java KCL, where it can be had, each row at least once.
 """
 
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -18,22 +26,21 @@ import time
 from argparse import ArgumentParser
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
-from itertools import islice
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
 from unittest.mock import patch
 
 from attrs import asdict, define, field, frozen
-from flights import Row, flights, to_stderr
+from flights import to_stderr
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 from spark_application import descendants
 from spark_killer import cluster, note_left
 from spark_kills import Victim
 from standins import executors
-from standins.spark import LATE, ON_CLUSTER, SOON, spark_session
+from standins.spark import ON_CLUSTER, SOON, spark_session
 
 sys.path += [str(Path(__file__).parents[1] / each) for each in ("fleet", "sources/kinesis")]
 import kcl_jar
@@ -41,27 +48,40 @@ from faulty_line import Line, Refused, Reset, line
 
 from leasehold.adapters.demo.child import Child, isolate
 from leasehold.adapters.demo.stage import Stream, client, put, services
+from leasehold.adapters.spark import run
 from leasehold.adapters.spark.pipeline import begun
 from leasehold.balancer.model import HASH_KEYS
 
 ROUND = 150
 """Rows that are sent between two kills."""
+KEYS = 16
+"""So few that each has rows in every batch, whose order can be judged."""
 TRIGGER_ROWS = 50
 LEASE_SECONDS = 6.0
 WAIT_SECONDS = 420.0
 THROTTLED = Refused("ProvisionedThroughputExceededException")
 FAULTS = (THROTTLED, THROTTLED, Reset(late=True), Reset(), Refused("InternalFailure", 500))
-AMONG = ("task", "task", "task", "task", "task", "planner", "application")
-ON_EXECUTORS = ("task", "task", "task", "executor", "executor", "planner", "application")
+AMONG = ("task", "task", "task", "committer", "source", "application")
+ON_EXECUTORS = (*AMONG, "executor", "executor")
+"""Among whom is drawn."""
+PROCESSES = {
+    "committer": "pyspark.sql.worker.python_streaming_sink_runner",
+    "source": "pyspark.sql.streaming.python_streaming_source_runner",
+    "executor": "CoarseGrainedExecutorBackend",
+}
+"""What stands in their command lines."""
+AGAIN = re.compile(r"starting it again in .*?: (.*)")
 MARK = "LEASEHOLD_PIPELINE_KILLS"
+Row = tuple[str, bytes]
+"""Its key, and its number among all that are sent."""
 
 
 def application(folder: Path, source: dict[str, str], sink: dict[str, str], master: str) -> int:
-    """Read and write until killed, or told to end by a file; says each batch that is done."""
-    settings = {"spark.task.maxFailures": "40", "spark.python.worker.reuse": "true"}
+    """Read and write until killed, or told to end by a file; says when a query begins, and each batch that is done."""
     on_cluster = ON_CLUSTER | {f"spark.executorEnv.{MARK}": str(folder), "spark.executor.extraJavaOptions": SOON}
-    given = settings | (on_cluster if master else {})
-    with spark_session(2, SOON, master=master or "local[2,40]", settings=given) as spark:
+    said: object = None
+    # Four attempts for a task, as on a cluster: a `local` master has but one.
+    with spark_session(2, SOON, master=master or "local[2,4]", settings=on_cluster if master else {}) as spark:
 
         def start() -> StreamingQuery:
             rows = spark.readStream.format("kinesis-leased").options(**source).load()
@@ -69,16 +89,18 @@ def application(folder: Path, source: dict[str, str], sink: dict[str, str], mast
             writer = writer.option("checkpointLocation", str(folder / "progress")).queryName("pipeline")
             return (writer.trigger(availableNow=True) if (folder / "last").exists() else writer).start()
 
-        query, said = begun(start), -1
-        sys.stdout.write(json.dumps({"begun": os.getpid()}) + "\n")
-        while query.isActive:
-            if (told := query.lastProgress) and told["batchId"] != said:
-                said = told["batchId"]
-                sys.stdout.write(json.dumps({"batch": said, "rows": told["numInputRows"]}) + "\n")
-                sys.stdout.flush()
-            time.sleep(0.1)
-        if (fault := query.exception()) is not None:
-            raise fault
+        def ending() -> bool:
+            nonlocal said
+            for query in spark.streams.active:
+                told = query.lastProgress
+                now = {"run": query.runId, "batch": told and told["batchId"]}
+                if now != said:
+                    said = now
+                    sys.stdout.write(json.dumps(now) + "\n")
+                    sys.stdout.flush()
+            return False
+
+        run(start, ending=ending)
     return 0
 
 
@@ -96,15 +118,15 @@ class Given:
     order: int
 
 
-def judged(sent: Sequence[Row], given: Sequence[tuple[str, bytes]]) -> Given:
+def judged(sent: Sequence[Row], given: Sequence[Row]) -> Given:
     """Rows by key, in the order in which a reader had them."""
     times = Counter(data for _, data in given)
     numbers = defaultdict[str, list[int]](list)
     for key, data in given:
-        numbers[key].append(int(json.loads(data)[0]))
+        numbers[key].append(int(data))
     return Given(
         len(given),
-        sum(not times[row.data] for row in sent),
+        sum(not times[data] for _, data in sent),
         sum(count - 1 for count in times.values()),
         sum(found != sorted(found) for found in numbers.values()),
     )
@@ -116,6 +138,7 @@ class Pipeline:
 
     until  when the last life is to begin, at the latest
     kills  who was killed, in order
+    again  why queries were started again
     """
 
     folder: Path
@@ -125,35 +148,36 @@ class Pipeline:
     master: str
     until: float
     kills: list[str] = field(factory=list)
+    again: Counter[str] = field(factory=Counter)
     lives: int = 0
 
     def run(self, count: int, told: Callable[[str], None]) -> tuple[list[Row], Stream]:
         """Kill so often, and let the last life end by itself; what was sent, and the stream it should be in."""
-        chance, sent, rows = Random(self.seed), list[Row](), flights()  # noqa: S311  it is to be drawn again
+        chance, sent = Random(self.seed), list[Row]()  # noqa: S311  it is to be drawn again
         read, wrote = Stream(self.kinesis, "pipeline-in", 3), Stream(self.kinesis, "pipeline-out", 2)
         with line(self.kinesis) as faulty, closing(client(self.kinesis)) as to:
             while self._goes_on(count):
                 app = self._begun(faulty)
                 try:
                     while app.running and self._goes_on(count):
-                        more = list(islice(rows, ROUND))
-                        put(to, read.name, [(row.sent.key, row.data) for row in more])
+                        more = [(f"{n % KEYS}", f"{n}".encode()) for n in range(len(sent), len(sent) + ROUND)]
+                        put(to, read.name, more)
                         sent += more
                         self._reshaped(count, read, wrote)
                         faulty.fail("PutRecords", *chance.choices(FAULTS, k=chance.randrange(4)))
-                        self._kill(app, chance)
+                        self._kill(app, faulty, chance)
                         told(f"{len(self.kills)} kills in {self.lives} lives: {dict(Counter(self.kills))}")
+                    assert app.running or self.kills[-1:] == ["application"], app.said
                 finally:
                     self._ended(app)
             (self.folder / "last").touch()
-            while True:
-                app = self._begun(faulty)
-                _over(app, 2 * WAIT_SECONDS)
-                status = app.wait()
+            app = self._begun(faulty)
+            try:
+                _until(lambda: not app.running, app, 2 * WAIT_SECONDS)
+                assert app.wait() == 0, app.said
+            finally:
                 self._ended(app)
-                if not status:
-                    return sent, wrote
-                assert LATE in app.said, app.said
+            return sent, wrote
 
     def _goes_on(self, count: int) -> bool:
         return len(self.kills) < count and time.monotonic() < self.until
@@ -179,6 +203,7 @@ class Pipeline:
         if self.master:
             note_left(self.folder)
         app.leave()
+        self.again.update(AGAIN.findall((self.folder / f"life-{self.lives}.log").read_text(errors="replace")))
 
     def _reshaped(self, count: int, read: Stream, wrote: Stream) -> None:
         done = len(self.kills)
@@ -189,44 +214,48 @@ class Pipeline:
         if done == count // 2:
             wrote.merge()
 
-    def _kill(self, app: Victim, chance: Random) -> None:
-        """Once it has done a batch since: a task, the planner, an executor or all of it."""
-        before, deadline = len(app.out.read_bytes().splitlines()), time.monotonic() + WAIT_SECONDS
-        while app.running and len(app.out.read_bytes().splitlines()) <= before:
-            assert time.monotonic() < deadline, app.said
-            time.sleep(0.1)
-        time.sleep(chance.random())
+    def _kill(self, app: Victim, faulty: Line, chance: Random) -> None:
+        """Whoever is drawn: what writes or commits once a write is under way, and others once something was done."""
         who = chance.choice(ON_EXECUTORS if self.master else AMONG)
-        if found := self._found(app, who, chance):
-            for pid in found:
+        written, lines = faulty.asked["PutRecords"], _lines(app)
+        writes = who in {"task", "committer"}
+        _until(
+            lambda: not app.running or (faulty.asked["PutRecords"] > written if writes else _lines(app) > lines), app
+        )
+        time.sleep(chance.random() * (0.3 if writes else 1.0))
+        found = self._found(app, who, int(faulty.url.rpartition(":")[2]))
+        if not found:  # nothing of this kind has begun yet
+            return
+        struck = 0
+        for pid in found if who == "application" else [chance.choice(found)]:
+            with suppress(ProcessLookupError):  # it has just ended
                 os.kill(pid, signal.SIGKILL)
-            self.kills.append(who)
-            if who in {"planner", "application"}:
-                _over(app, WAIT_SECONDS)
+                struck += 1
+        self.kills += [who] * bool(struck)
+        if who == "application":
+            _until(lambda: not app.running, app)
 
-    def _found(self, app: Victim, who: str, chance: Random) -> list[int]:
-        below = descendants(app.pid)
+    def _found(self, app: Victim, who: str, port: int) -> list[int]:
+        below = executors.marked(f"{MARK}={self.folder}") if who == "executor" else descendants(app.pid)
         if who == "application":
             return [*below]
-        if who == "planner":
-            return [pid for pid, words in below.items() if "python_streaming_source_runner" in words][:1]
-        if self.master:
-            below = executors.marked(f"{MARK}={self.folder}")
-        if who == "executor":
-            return [pid for pid, words in below.items() if "CoarseGrainedExecutorBackend" in words][:1]
-        daemons = [pid for pid, words in below.items() if "pyspark.daemon" in words]
-        return [chance.choice(daemons)] if daemons else []
+        if who == "task":
+            return sorted(executors.connected_to(port))
+        return [pid for pid, words in below.items() if PROCESSES[who] in words]
 
 
-def _over(app: Victim, seconds: float) -> None:
-    """Wait until it has ended."""
+def _lines(app: Child) -> int:
+    return len(app.out.read_bytes().splitlines())
+
+
+def _until(seen: Callable[[], bool], app: Victim, seconds: float = WAIT_SECONDS) -> None:
     deadline = time.monotonic() + seconds
-    while app.running:
+    while not seen():
         assert time.monotonic() < deadline, app.said
-        time.sleep(0.2)
+        time.sleep(0.1)
 
 
-def plain(folder: Path, stream: Stream, count: int) -> list[tuple[str, bytes]]:
+def plain(folder: Path, stream: Stream, count: int) -> list[Row]:
     """What a plain worker is given, until nothing more comes."""
     handler = folder / "given.py"
     handler.write_text(
@@ -241,7 +270,7 @@ def plain(folder: Path, stream: Stream, count: int) -> list[tuple[str, bytes]]:
     with patch.dict(os.environ, {"PYTHONPATH": str(folder)}):
         worker = Child("plain", ("-m", "leasehold.adapters.cli.main", *words), folder)
     try:
-        found = _lines(worker, count)
+        found = _all(worker, count)
     finally:
         worker.kill()
     return [(key, data.encode()) for key, data in map(json.loads, found)]
@@ -262,11 +291,11 @@ def kcl(kinesis: str, stream: Stream) -> set[bytes]:
     return {data for kept in kcl_jar.verdicts(asked) for _, _, data, _, _ in kept}
 
 
-def _lines(worker: Child, count: int) -> list[bytes]:
+def _all(worker: Child, count: int) -> list[bytes]:
     """What it has said once there are so many lines and no more have come for a while."""
     deadline, seen, since = time.monotonic() + WAIT_SECONDS, -1, 0.0
     while time.monotonic() < deadline and worker.running:
-        now = len(worker.out.read_bytes().splitlines())
+        now = _lines(worker)
         if now != seen:
             seen, since = now, time.monotonic()
         elif now >= count and time.monotonic() - since > 15:
@@ -275,7 +304,7 @@ def _lines(worker: Child, count: int) -> list[bytes]:
     return worker.out.read_bytes().splitlines()
 
 
-def by_spark(folder: Path, kinesis: str, stream: Stream) -> list[tuple[str, bytes]]:
+def by_spark(folder: Path, kinesis: str, stream: Stream) -> list[Row]:
     """What a query of ours is given, in the order of the stream."""
     options = {
         "kinesis.streamName": stream.name,
@@ -303,12 +332,14 @@ def by_spark(folder: Path, kinesis: str, stream: Stream) -> list[tuple[str, byte
 class Outcome:
     """What became of a pipeline.
 
+    again  how often a query was started again, by the reason that was said
     given  what each reader at the end was given, by name
     kcl    rows that the Java KCL did not find; None if it was not asked
     """
 
     kills: dict[str, int]
     lives: int
+    again: dict[str, int]
     sent: int
     given: dict[str, Given]
     kcl: int | None
@@ -329,8 +360,8 @@ def tried(pipeline: Pipeline, kills: int, *, java: bool = False, told: Callable[
     missed = None
     if java:
         seen = kcl(pipeline.kinesis, stream)
-        missed = sum(row.data not in seen for row in sent)
-    return Outcome(dict(Counter(pipeline.kills)), pipeline.lives, len(sent), given, missed)
+        missed = sum(data not in seen for _, data in sent)
+    return Outcome(dict(Counter(pipeline.kills)), pipeline.lives, dict(pipeline.again), len(sent), given, missed)
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 """A query's readers on the executors of a cluster, as they are seen from outside: by their sockets."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,15 +21,29 @@ def readers(log: Path) -> set[int]:
 
 def sockets(ports: Collection[int] | None, state: str) -> dict[int, int]:
     """Processes that have sockets over IPv4 in this state, by the port that is theirs; of these ports, or of all."""
-    fields = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    found = {row[9]: int(row[1].split(":")[1], 16) for row in fields if row[3] == state}
-    wanted = {f"socket:[{inode}]": port for inode, port in found.items() if ports is None or port in ports}
-    holders = {}
+    found = {inode: own for inode, own, _, now in _tcp() if now == state and (ports is None or own in ports)}
+    return {found[inode]: pid for inode, pid in _holders() if inode in found}
+
+
+def connected_to(port: int) -> set[int]:
+    """The processes that have a connection over IPv4 to this port of this machine."""
+    found = {inode for inode, _, other, now in _tcp() if now == CONNECTED and other == port}
+    return {pid for inode, pid in _holders() if inode in found}
+
+
+def _tcp() -> Iterator[tuple[str, int, int, str]]:
+    """Of each socket: how it stands in a folder of descriptors, its own port, the other end's, its state."""
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        row = line.split()
+        own, other = (int(row[end].split(":")[1], 16) for end in (1, 2))
+        yield f"socket:[{row[9]}]", own, other, row[3]
+
+
+def _holders() -> Iterator[tuple[str, int]]:
+    """What each process has open, and its number."""
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):
-            if (port := wanted.get(str(link.readlink()))) is not None:
-                holders[port] = int(link.parts[2])
-    return holders
+            yield str(link.readlink()), int(link.parts[2])
 
 
 def executor_of(pid: int) -> int:
