@@ -1,5 +1,6 @@
 """What pipelines in processes of their own are given: Java and Python, and a stream."""
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from pipeline_process import SECRET, SHARDS, SPARK
+from standins.spark import SOON, spark_cluster
 from types_boto3_kinesis import KinesisClient
 from waiters import AT_ONCE
 
@@ -17,20 +19,33 @@ from leasehold.adapters.spark.processes import HIDING
 _names = count()
 
 
-@pytest.fixture
-def environment() -> dict[str, str]:
-    """Java, and one Python for driver and executors."""
+@pytest.fixture(scope="session")
+def java_environment() -> dict[str, str]:
+    """Java, as each process of Spark's is to find it."""
     try:
         home = java_home()
     except ServiceError as missing:
         pytest.skip(f"SPARK IS NOT TESTED: {missing}")
     return {
         "JAVA_HOME": str(home),
+        "JAVA_TOOL_OPTIONS": SOON,  # whoever starts it: options of Spark's own are split where they have two words
         "SPARK_HOME": str(SPARK),
-        "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "AWS_SECRET_ACCESS_KEY": SECRET,
     }
+
+
+@pytest.fixture
+def environment(java_environment: dict[str, str]) -> dict[str, str]:
+    """Java, and one Python for driver and executors."""
+    return java_environment | {"PYSPARK_PYTHON": sys.executable}
+
+
+@pytest.fixture(scope="session")
+def master(java_environment: dict[str, str]) -> Iterator[str]:
+    """The address of a cluster of two workers with two cores each; which Python runs tasks each application says."""
+    with spark_cluster({**java_environment, "PATH": os.environ["PATH"]}, cores=2) as found:
+        yield found
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from pipeline_process import SECRET, SPARK, WAIT, freed, started
-from standins.spark import spark_class, spark_cluster
+from standins.spark import spark_class
 from types_boto3_kinesis import KinesisClient
 
 from leasehold.adapters.cli import pipeline
@@ -44,10 +44,10 @@ def test_ctrl_c_ends_a_pipeline_and_releases_its_leases(
 
 
 def test_tasks_of_a_cluster_fetch_rows_from_the_driver_and_no_secret_is_shown(
-    place: tuple[KinesisClient, str, Path], environment: dict[str, str], kinesis_url: str
+    place: tuple[KinesisClient, str, Path], environment: dict[str, str], kinesis_url: str, master: str
 ) -> None:
     """Without it tasks on other machines would look for files of the driver's, or a web page show who reads."""
-    with spark_cluster(environment) as master, tempfile.TemporaryDirectory() as own:
+    with tempfile.TemporaryDirectory() as own:
         port = free_port()
         settings = {
             "spark.driver.host": "127.0.0.1",

@@ -24,8 +24,6 @@ pytestmark = [
 ]
 
 WAIT = 500
-QUICK = "--master local[2] --driver-java-options '-XX:TieredStopAtLevel=1 -XX:+UseSerialGC' pyspark-shell"
-"""Java that starts soon rather than runs fast: Delta's first batch is all compiling."""
 COMMAND = [sys.executable, "-m", "leasehold.adapters.cli.main", "pipeline"]
 LAST = {"at": "2026-01-02T00:00:00Z", "delay": 0}
 """So late that every window before it is complete."""
@@ -68,7 +66,7 @@ def test_a_killed_pipeline_has_each_row_once_in_its_delta_tables(
     if find_spec("delta") is None:
         reason = "delta-spark is not installed; its 4.4.1 takes PySpark up to 4.2.0"
         pytest.skip(f"DELTA IS NOT TESTED: {reason}, and here is {pyspark.__version__} (see docs/reports.md)")
-    out, environment = place[2] / "out", environment | {"PYSPARK_SUBMIT_ARGS": QUICK}
+    out, environment = place[2] / "out", environment | {"PYSPARK_SUBMIT_ARGS": "--master local[2] pyspark-shell"}
     with started(place, COMMAND, environment, kinesis_url, "--tables", "delta") as application:
         application.put(range(20))
         skip_without_jars(application)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from attrs import define
 from standins.executors import LISTENS, executor_of, readers, sockets
-from standins.spark import ON_CLUSTER, spark_cluster
+from standins.spark import ON_CLUSTER
 from types_boto3_kinesis import KinesisClient
 from waiters import until
 
@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.services,
     pytest.mark.more,
     pytest.mark.xdist_group("spark"),
-    pytest.mark.timeout(1800),  # it starts six processes of Java, on a machine that may have much else to do
+    pytest.mark.timeout(1800),  # its cluster starts six processes of Java, on a machine that may have much else to do
 ]
 
 PATIENCE = 400.0
@@ -100,10 +100,10 @@ def running(
 
 
 def test_readers_on_executors_bring_every_record_once_though_they_are_killed(
-    place: tuple[KinesisClient, str, Path], environment: dict[str, str], kinesis_url: str
+    place: tuple[KinesisClient, str, Path], environment: dict[str, str], kinesis_url: str, master: str
 ) -> None:
     """Without it a query could not grow with its cluster, or would lose what a lost executor had read."""
-    with spark_cluster(environment, cores=2) as master, running(place, master, kinesis_url, environment) as program:
+    with running(place, master, kinesis_url, environment) as program:
         program.put(40)
         rows = program.rows(40)
         first = program.readers(2)

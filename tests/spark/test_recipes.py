@@ -10,7 +10,7 @@ import pyspark
 import pytest
 from markdown_it import MarkdownIt
 from pipeline_process import SPARK
-from standins.spark import LATE, ON_CLUSTER, spark_cluster
+from standins.spark import LATE, ON_CLUSTER
 from types_boto3_kinesis import KinesisClient
 from waiters import AT_ONCE
 
@@ -60,38 +60,37 @@ def wheel(folder: Path) -> Path:
 
 
 @pytest.fixture
-def cluster(orders: Path, environment: dict[str, str], kinesis_url: str, dynalite_url: str) -> Iterator[Recipe]:
+def cluster(orders: Path, environment: dict[str, str], kinesis_url: str, dynalite_url: str, master: str) -> Recipe:
     """Runs a recipe of the page in the folder of its program, on a master and two workers, by this environment."""
     python = environment.pop("PYSPARK_PYTHON")  # the recipe says which
-    with spark_cluster({**environment, "PATH": os.environ["PATH"]}, cores=2) as master:
-        wanted = ("spark.executor.memory", "spark.executor.cores", "spark.cores.max")
-        small = {name: ON_CLUSTER[name] for name in wanted} | {"spark.driver.host": "127.0.0.1"}
-        (orders / "conf").mkdir()
-        lines = "".join(f"{name} {value}\n" for name, value in small.items())
-        (orders / "conf" / "spark-defaults.conf").write_text(lines, encoding="utf-8")
-        own = {
-            "PATH": f"{SPARK / 'bin'}:{Path(python).parent}:{os.environ['PATH']}",
-            "SPARK_CONF_DIR": str(orders / "conf"),
-            "AWS_ENDPOINT_URL_KINESIS": kinesis_url,
-            "AWS_ENDPOINT_URL_DYNAMODB": dynalite_url,
-        }
+    wanted = ("spark.executor.memory", "spark.executor.cores", "spark.cores.max")
+    small = {name: ON_CLUSTER[name] for name in wanted} | {"spark.driver.host": "127.0.0.1"}
+    (orders / "conf").mkdir()
+    lines = "".join(f"{name} {value}\n" for name, value in small.items())
+    (orders / "conf" / "spark-defaults.conf").write_text(lines, encoding="utf-8")
+    own = {
+        "PATH": f"{SPARK / 'bin'}:{Path(python).parent}:{os.environ['PATH']}",
+        "SPARK_CONF_DIR": str(orders / "conf"),
+        "AWS_ENDPOINT_URL_KINESIS": kinesis_url,
+        "AWS_ENDPOINT_URL_DYNAMODB": dynalite_url,
+    }
 
-        def run(recipe: str, **more: str) -> "subprocess.CompletedProcess[str]":
-            for _ in range(3):
-                done = subprocess.run(
-                    ["bash", "-e", "-c", recipe.replace("spark://master:7077", master)],
-                    cwd=orders,
-                    env={**os.environ, **environment, **own, **more},
-                    capture_output=True,
-                    text=True,
-                    check=False,
-                    timeout=900,
-                )
-                if LATE not in done.stderr:  # a machine that is too busy is no fault of the recipe
-                    break
-            return done
+    def run(recipe: str, **more: str) -> "subprocess.CompletedProcess[str]":
+        for _ in range(3):
+            done = subprocess.run(
+                ["bash", "-e", "-c", recipe.replace("spark://master:7077", master)],
+                cwd=orders,
+                env={**os.environ, **environment, **own, **more},
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=900,
+            )
+            if LATE not in done.stderr:  # a machine that is too busy is no fault of the recipe
+                break
+        return done
 
-        yield run
+    return run
 
 
 def reasons(log: str) -> str:
