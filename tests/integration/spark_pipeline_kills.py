@@ -215,23 +215,23 @@ class Pipeline:
             wrote.merge()
 
     def _kill(self, app: Victim, faulty: Line, chance: Random) -> None:
-        """Whoever is drawn: what writes or commits once a write is under way, and others once something was done."""
+        """Whoever is drawn: what writes while it writes, what commits as it begins, others once something was done."""
         who = chance.choice(ON_EXECUTORS if self.master else AMONG)
+        port = int(faulty.url.rpartition(":")[2])
+        if who == "committer":  # Spark keeps one for the next batch: the one that comes then has a batch to commit
+            _struck(self._found(app, who, port))
         written, lines = faulty.asked["PutRecords"], _lines(app)
-        writes = who in {"task", "committer"}
-        _until(
-            lambda: not app.running or (faulty.asked["PutRecords"] > written if writes else _lines(app) > lines), app
-        )
-        time.sleep(chance.random() * (0.3 if writes else 1.0))
-        found = self._found(app, who, int(faulty.url.rpartition(":")[2]))
+        moments: dict[str, Callable[[], object]] = {
+            "task": lambda: faulty.asked["PutRecords"] > written,
+            "committer": lambda: self._found(app, who, port),
+        }
+        came = moments.get(who, lambda: _lines(app) > lines)
+        _until(lambda: not app.running or came(), app)
+        time.sleep(chance.random() * {"task": 0.3, "committer": 0.0}.get(who, 1.0))
+        found = self._found(app, who, port)
         if not found:  # nothing of this kind has begun yet
             return
-        struck = 0
-        for pid in found if who == "application" else [chance.choice(found)]:
-            with suppress(ProcessLookupError):  # it has just ended
-                os.kill(pid, signal.SIGKILL)
-                struck += 1
-        self.kills += [who] * bool(struck)
+        self.kills += [who] * bool(_struck(found if who == "application" else [chance.choice(found)]))
         if who == "application":
             _until(lambda: not app.running, app)
 
@@ -244,11 +244,21 @@ class Pipeline:
         return [pid for pid, words in below.items() if PROCESSES[who] in words]
 
 
+def _struck(pids: Sequence[int]) -> int:
+    """How many of these were still there to be killed."""
+    struck = 0
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            struck += 1
+    return struck
+
+
 def _lines(app: Child) -> int:
     return len(app.out.read_bytes().splitlines())
 
 
-def _until(seen: Callable[[], bool], app: Victim, seconds: float = WAIT_SECONDS) -> None:
+def _until(seen: Callable[[], object], app: Victim, seconds: float = WAIT_SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while not seen():
         assert time.monotonic() < deadline, app.said
