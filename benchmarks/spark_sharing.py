@@ -1,0 +1,231 @@
+"""What a query leaves of a cluster to others: the cores that a second application gets, or a job in another pool.
+
+    python benchmarks/spark_sharing.py [WORDS OF A CASE]
+
+A master and two workers of three cores each on this machine, and a stream of four shards in kinesis-local. A query
+reads it with the settings of a row; once it has done a batch and its executors have stood as they are for a while, six
+tasks are started by another application, or by the same one in a pool of its own (`FAIR`). A task that has begun waits,
+so that those which have begun are the cores that the second gets: they are counted, and nothing is timed. Rows come
+twenty a second ("rows all the time"), or have ended ("quiet"). Executors that are idle are given back after five
+seconds, where Spark's default is sixty.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from attrs import frozen
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from standins.spark import SOON, spark_cluster, spark_session
+
+from leasehold.adapters.demo.child import ENVIRONMENT, Child
+from leasehold.adapters.demo.stage import Stream, client, put, services
+from leasehold.adapters.local.node import java_home
+from leasehold.adapters.spark.pipeline import begun
+
+WORKERS, CORES, SHARDS = 2, 3, 4
+ALL = WORKERS * CORES
+UNKNOWN = -1
+STANDS_SECONDS, NOTHING_SECONDS, WAIT_SECONDS = 30.0, 120.0, 400.0
+"""How long a count must stand; how long nothing must have begun until nothing is said to begin; for a first count."""
+DYNAMIC = {"spark.dynamicAllocation.enabled": "true", "spark.dynamicAllocation.executorIdleTimeout": "5s"}
+FAIR = {"spark.scheduler.mode": "FAIR"}
+
+
+@frozen
+class Case:
+    """How the first application is set.
+
+    executor  cores of each of its executors
+    rows      whether they come all the time
+    pool      whether the second is a job of the same application
+    """
+
+    name: str
+    executor: int
+    settings: Mapping[str, str]
+    readers: int = 0
+    rows: bool = False
+    pool: bool = False
+
+
+CASES = (
+    Case("nothing set", CORES, {}),
+    Case("spark.cores.max=3", CORES, {"spark.cores.max": "3"}),
+    Case("dynamic, executors of 3, quiet", CORES, DYNAMIC),
+    Case("dynamic, executors of 3, 2 readers, quiet", CORES, DYNAMIC, readers=2),
+    Case("dynamic, executors of 1, 2 readers, quiet", 1, DYNAMIC, readers=2),
+    Case(
+        "dynamic, executors of 1, at most 4, 2 readers, rows all the time",
+        1,
+        DYNAMIC | {"spark.dynamicAllocation.maxExecutors": "4"},
+        readers=2,
+        rows=True,
+    ),
+    Case("a pool of the same application, 2 readers", CORES, FAIR, readers=2, pool=True, rows=True),
+)
+
+
+def holding(place: str) -> Callable[[int], None]:
+    """Make the task that says it has begun, and waits until it may end."""
+
+    def hold(number: int) -> None:
+        folder = Path(place)
+        (folder / f"task-{number}").touch()
+        while not (folder / "end").exists():
+            time.sleep(0.2)
+
+    return hold
+
+
+def second(spark: SparkSession, folder: Path) -> None:
+    """Six tasks, in a pool of their own."""
+    spark.sparkContext.setLocalProperty("spark.scheduler.pool", "second")
+    spark.sparkContext.parallelize(range(ALL), ALL).foreach(holding(str(folder)))
+
+
+def first(spark: SparkSession, folder: Path, options: Mapping[str, str]) -> None:
+    """Read until killed; once a batch had rows, says each second how many executors there are.
+
+    It starts the six tasks, too, once there is a file "go".
+    """
+
+    def start() -> StreamingQuery:
+        writer = spark.readStream.format("kinesis-leased").options(**options).load().writeStream.format("noop")
+        return writer.option("checkpointLocation", str(folder / "progress")).queryName("first").start()
+
+    query, batches, job = begun(start), 0, Thread(target=second, args=(spark, folder), daemon=True)
+    while query.isActive:
+        batches += any(each["numInputRows"] for each in query.recentProgress)
+        if batches:
+            java = spark.sparkContext._jsc  # noqa: SLF001  Python's side has no name for it
+            sys.stdout.write(f"{java.sc().getExecutorMemoryStatus().size() - 1}\n")  # one is the driver
+            sys.stdout.flush()
+        if job.ident is None and (folder / "go").exists():
+            job.start()
+        time.sleep(1.0)
+    if (fault := query.exception()) is not None:
+        raise fault
+
+
+def measured(case: Case, master: str, kinesis: str) -> tuple[int, int]:
+    """The cores that the first holds, or its readers, and those that the second gets."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        stream = stack.enter_context(closing(Stream(kinesis, folder.name, SHARDS)))
+        options = {
+            "kinesis.streamName": stream.name,
+            "kinesis.endpointUrl": kinesis,
+            "kinesis.region": ENVIRONMENT["AWS_DEFAULT_REGION"],
+            "kinesis.startingPosition": "TRIM_HORIZON",
+            "lease.store": f"sqlite:///{folder}/leases.db",
+            "lease.readers": str(case.readers),
+            "lease.cores": str(ALL),  # of dynamic allocation there is nothing to count when a query starts
+        }
+        stack.enter_context(fed(kinesis, stream.name, on=case.rows))
+        given = {"settings": {"spark.executor.cores": str(case.executor), **case.settings}, "options": options}
+        reads = stack.enter_context(child("first", master, folder, given))
+
+        def executors() -> int:
+            lines = reads.out.read_bytes().rpartition(b"\n")[0].splitlines()
+            return int(lines[-1]) if lines else UNKNOWN
+
+        held = stood(executors, reads) * case.executor
+        if case.pool:
+            (folder / "go").touch()
+        else:
+            stack.enter_context(child("second", master, folder, {"settings": {"spark.executor.cores": "1"}}))
+        got = stood(lambda: len([*folder.glob("task-*")]), reads, most=ALL)
+        (folder / "end").touch()
+        return case.readers if case.pool else held, got
+
+
+def stood(look: Callable[[], int], reads: Child, *, most: int | None = None) -> int:
+    """What is seen once it is known and has stood for long enough, or is the most there can be."""
+    began, seen, since = time.monotonic(), look(), time.monotonic()
+    long_enough = {UNKNOWN: WAIT_SECONDS, 0: NOTHING_SECONDS if most else STANDS_SECONDS}
+    while seen != most and time.monotonic() - since < long_enough.get(seen, STANDS_SECONDS):
+        time.sleep(0.5)
+        if not reads.running:
+            raise RuntimeError(f"the query has ended: {reads.said}")
+        if (now := look()) != seen:
+            seen, since = now, time.monotonic()
+    if seen == UNKNOWN:
+        raise RuntimeError(f"no batch in {time.monotonic() - began:.0f} s: {reads.said}")
+    return seen
+
+
+@contextmanager
+def child(role: str, master: str, folder: Path, given: Mapping[str, Any]) -> Iterator[Child]:
+    """This file as an application, killed in the end."""
+    found = Child(role, (__file__, role, master, str(folder), json.dumps(given)), folder)
+    try:
+        yield found
+    finally:
+        found.kill()
+
+
+@contextmanager
+def fed(kinesis: str, stream: str, *, on: bool) -> Iterator[None]:
+    """Twenty rows, and where it goes `on` as many each second."""
+    ended = Event()
+    rows = [(str(number), b"row") for number in range(20)]
+
+    def feed() -> None:
+        with closing(client(kinesis)) as to:
+            put(to, stream, rows)
+            while on and not ended.wait(1.0):
+                put(to, stream, rows)
+
+    feeding = Thread(target=feed)
+    feeding.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        feeding.join()
+
+
+def application(role: str, master: str, place: str, given: str) -> None:
+    """Be one of the two."""
+    told = json.loads(given)
+    settings = {"spark.executor.memory": "512m", **told["settings"]}
+    with spark_session(java=SOON, master=master, settings=settings) as spark:
+        if role == "first":
+            first(spark, Path(place), told["options"])
+        else:
+            second(spark, Path(place))
+
+
+def main() -> int:
+    """Print a row for each case."""
+    if sys.argv[1:2] in (["first"], ["second"]):
+        application(*sys.argv[1:])
+        return 0
+    with ExitStack() as stack:
+        kinesis, _ = stack.enter_context(services())
+        java = {"JAVA_HOME": str(java_home()), "JAVA_TOOL_OPTIONS": SOON}
+        own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+        master = stack.enter_context(spark_cluster(os.environ | java | own, memory="1600m", cores=CORES))
+        print(
+            f"{ALL} cores: {WORKERS} workers of {CORES}, on {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}"
+        )
+        print(f"{'':68}{'the first holds':>16}{'the second gets':>17}")
+        for case in (each for each in CASES if " ".join(sys.argv[1:]) in each.name):
+            held, got = measured(case, master, kinesis)
+            print(f"{case.name:68}{held:16}{got:17}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
