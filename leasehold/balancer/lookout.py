@@ -196,11 +196,23 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
         owners = [None if (lease := rows[key]) is None else lease.owner for key in call.next]
         rank = ranks.index(me.worker) if me.worker in ranks else len(ranks)
         place = owners.index(me.worker) if me.worker in owners else max(len(owners), rank - 1)
-        # Its own row tells a worker nothing of who keeps the lookout: it stood in, and goes by the ranks.
+        # Its own row tells a worker nothing of who keeps the lookout: it stood in, and goes by the ranks; but it stays
+        # for as long as the first in rank renews and does not look.
         named = rows[call.row]
         if named is not None and named.owner != me.worker and not named.ended:
             return LookoutRanks(ranks, named, left=not signed(named), place=place)
+        stood_in = named is not None and named.owner == me.worker
+        if stood_in and _plans_no_more(leases, ranks[0], me, hearing, config):
+            return LookoutRanks((me.worker, *(each for each in ranks if each != me.worker)), named)
     return LookoutRanks(ranks, bulletin_row(leases, ranks[0]) if ranks else None)
+
+
+def _plans_no_more(leases: Sequence[Lease], worker: str, me: Me, hearing: BulletinState | None, config: Config) -> bool:
+    """C8: whether this worker renews its row still, and has not looked since somebody else wrote the bulletin."""
+    row = bulletin_row(leases, worker)
+    if row is None or hearing is None or row.idle > _row_silent(me, hearing, config):
+        return False
+    return 0 < bulletin_of(row).looks < hearing.latest.looks
 
 
 def _of_key(leases: Sequence[Lease], key: str) -> Lease | None:

@@ -162,6 +162,23 @@ def test_the_next_in_rank_stand_in_one_after_another() -> None:
     assert look(READER, standing_still(3.9), evolve(QUIET, full_still=30.0)).keys is not None
 
 
+def test_a_stand_in_stays_on_duty_for_as_long_as_the_first_in_rank_renews_and_does_not_look() -> None:
+    """C8: the ranks alone would send it back to a lookout that is stuck, whose silence its own word would hide."""
+    own = row("own", NEXT, bulletin="8 2 1")
+    said = heard(latest=Bulletin(8, 2, 1), call="8 0 own")
+
+    def keeps(worker: str, leases: tuple[Lease, ...]) -> bool:
+        me = Me(worker, history=said)
+        assert said.hearing is not None
+        return lookout_ranks(leases, CONFIG, me).on_duty(me, said.hearing, CONFIG)
+
+    stuck = (*TABLE, own)
+    assert (keeps(NEXT, stuck), keeps(THIRDS[0], stuck)) == (True, False)
+    for bulletin in ("9 2 1", "0 0 0"):  # it looks again; or it is new, and has not looked yet
+        leases = tuple(row(each.key, LOOKOUT, bulletin=bulletin) if each.owner == LOOKOUT else each for each in stuck)
+        assert not keeps(NEXT, leases)
+
+
 def test_of_a_large_fleet_twelve_list_the_table_early() -> None:
     """C8: of eighty workers whose lookout had died fourteen listed the table, before the second in rank heard of it."""
     table = tuple(row(f"s-{place:03}", f"w-{place}", bulletin="7 2 1") for place in range(100))

@@ -14,7 +14,7 @@ def test_no_write_of_a_planned_move_may_be_lost_or_its_last_with_any_harm(caplog
     """A lost reply, or a death at the wrong moment, would repeat records, lose them, or strand the lease."""
     caplog.set_level(logging.CRITICAL)
     stories = tuple(alone(STARTS[:1]))[::3]  # `make prove` tells all of them, and pairs
-    assert len(stories) > 20
+    assert len(stories) >= 20
     assert {story: wrong for story in stories if (wrong := breaches(story))} == {}
 
 
