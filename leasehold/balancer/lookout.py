@@ -497,7 +497,7 @@ def _until_judged(census: Census, me: Me, config: Config) -> float:
     left = [
         limit - idle
         for idle in others
-        if (_overdue(idle, config) or (idle > 0 and _overdue(idle + took, config))) and idle <= limit
+        if (overdue(idle, config) or (idle > 0 and overdue(idle + took, config))) and idle <= limit
     ]
     rest = scaled(LOOK_SECONDS, config)
     # A look that takes long and begins a moment too early judges nobody, and the next one ends a whole listing later.
@@ -506,7 +506,7 @@ def _until_judged(census: Census, me: Me, config: Config) -> float:
     return max(scaled(0.05, config), soonest)
 
 
-def _overdue(idle: float, config: Config) -> bool:
+def overdue(idle: float, config: Config) -> bool:
     """C5: whether the owner of a lease that stood still for so long is suspected."""
     return idle > config.renew_seconds + scaled(LATE_SECONDS, config)
 
@@ -520,7 +520,7 @@ def _notes(actions: Iterable[Action], leases: Sequence[Lease], census: Census, m
     open_now = [lease for lease in census.available if lease.key not in taken and lease.owner != me.worker]
     dead = {lease.key for lease in census.expired}
     warned = any(
-        lease.owner not in {None, me.worker} and _overdue(lease.idle, config) and lease.key not in dead
+        lease.owner not in {None, me.worker} and overdue(lease.idle, config) and lease.key not in dead
         for lease in census.leases
     )
     hearing = me.history.hearing or BulletinState()

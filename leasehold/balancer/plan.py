@@ -18,6 +18,7 @@ from leasehold.balancer.lookout import (
     called_for,
     free_expired,
     next_look,
+    overdue,
     settle_seconds,
     takes_more,
     until_late_judged,
@@ -103,10 +104,12 @@ def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, confi
     asked = {lease.key for lease in moving if lease.heir == me.worker and lease.owner not in {None, me.worker}}
     asked |= _keys([action for action in did if isinstance(action, RequestHandoff)])
     if asked:
-        # C10: a newcomer waits for its first lease and for other joiners at the same time.
+        # C10: a newcomer waits for its first lease and for other joiners at the same time. Where the worker that was
+        # asked is silent, it may be dead, and have been the lookout: a listing starts the clocks of all it held (C1).
         gathered = history.hearing is not None and history.full_still >= until_gathered(history, config)
+        silent = any(overdue(lease.idle, config) for lease in moving if lease.key in asked)
         whole = history.full_still >= config.cycle_seconds or (
-            gathered and takes_more(take_census(reading, me, config), me, config)
+            gathered and (silent or takes_more(take_census(reading, me, config), me, config))
         )
         return Look(HANDOFF_POLL_SECONDS, keys=None if whole else tuple(sorted(asked)), stale_ok=not whole)
     if history.hearing is not None and rules.keeps_lookout:

@@ -4,10 +4,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import boto3
 import pyspark
 import pytest
+from botocore.exceptions import ClientError
 from markdown_it import MarkdownIt
 from pipeline_process import SPARK
 from standins.spark import LATE, ON_CLUSTER
@@ -24,7 +27,8 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 STREAM = "orders"
-"""As the page calls it."""
+TABLE = "spark-app"
+"""As the page calls them. The stream is made anew for each test, and a lease table is of one of them."""
 Recipe = Callable[..., "subprocess.CompletedProcess[str]"]
 """Runs the text of a recipe, with more of an environment."""
 
@@ -60,7 +64,9 @@ def wheel(folder: Path) -> Path:
 
 
 @pytest.fixture
-def cluster(orders: Path, environment: dict[str, str], kinesis_url: str, dynalite_url: str, master: str) -> Recipe:
+def cluster(
+    orders: Path, environment: dict[str, str], kinesis_url: str, dynalite_url: str, master: str
+) -> Iterator[Recipe]:
     """Runs a recipe of the page in the folder of its program, on a master and two workers, by this environment."""
     python = environment.pop("PYSPARK_PYTHON")  # the recipe says which
     wanted = ("spark.executor.memory", "spark.executor.cores", "spark.cores.max")
@@ -90,7 +96,9 @@ def cluster(orders: Path, environment: dict[str, str], kinesis_url: str, dynalit
                 break
         return done
 
-    return run
+    yield run
+    with suppress(ClientError):  # where nothing ran there is no table
+        boto3.client("dynamodb", endpoint_url=dynalite_url).delete_table(TableName=TABLE)
 
 
 def reasons(log: str) -> str:

@@ -103,6 +103,19 @@ def test_what_passes_is_said_and_the_query_started_again(
     assert all(said in record.message for record in caplog.records)
 
 
+class Captured(RuntimeError):
+    """A fault of Java's without a text, as PySpark hands it on."""
+
+    _stackTrace = "SparkException: \n\tat a.b.C\nCaused by: java.io.EOFException\n\tat java.io.DataInputStream.readInt"  # noqa: N815  its name
+
+
+def test_a_fault_of_java_without_a_text_is_known_by_its_stack() -> None:
+    """Without this a source's process that is killed while Java waits for its answer would end the stream."""
+    waits = list[float]()
+    run(of(Query(Captured("[STREAM_FAILED] terminated with exception:  ")), Query()), sleep=waits.append)
+    assert len(waits) == 1
+
+
 def test_what_would_come_again_is_raised() -> None:
     """Without this a mistake of the user's would be tried for ever, in place of being told."""
     with pytest.raises(ValueError, match="no such column"):

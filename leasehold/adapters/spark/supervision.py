@@ -44,8 +44,9 @@ CAUSES = {
 
 def passing(fault: BaseException) -> str | None:
     """Why a query may be started again after this; None where that would end as this did."""
-    told = text_of(fault, TEXT_MOST)
-    # By text, since Spark tells of a fault in Python, or of a lost executor, by nothing else.
+    # By text, since Spark tells of a fault in Python, or of a lost executor, by nothing else. A fault of Java may have
+    # none, as an EOFException where a Python process was killed: its name is in the stack that Spark keeps beside it.
+    told = text_of(fault, TEXT_MOST) + str(getattr(fault, "_stackTrace", ""))[:TEXT_MOST]
     return next((cause for sign, cause in CAUSES.items() if sign in told), None)
 
 

@@ -544,7 +544,7 @@ def test_what_was_left_out_is_said_at_the_first_and_once_at_the_end(caplog: pyte
     whole = UserRecords((), (), (), (), Reason.AGGREGATED)
     cut, more = (evolve(whole, reason=Reason.OUT_OF_RANGE, dropped=count) for count in (2, 3))
     dropped, lost = Dropped("s-0"), "out-of-range, their aggregate came to another shard than theirs"
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", "leasehold"):
         for number, users in enumerate((whole, cut, more)):
             dropped.add(str(number), users)
         dropped.repeated(4)
