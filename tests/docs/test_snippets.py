@@ -22,8 +22,9 @@ from typer.main import get_command
 from leasehold.adapters.cli.main import app
 
 READ: Mapping[str, Callable[[str], object]] = {"json": json.loads, "yaml": yaml.safe_load, "hcl": hcl2.loads}
-"""What is no program is read by its own parser; `text` is what the block before it prints, or a drawing."""
-KINDS = {"python", "sh", "text", *READ}
+"""What is no program is read by its own parser; `text` is what the block before it prints, or a drawing.
+A `dockerfile` is built by nobody here, and its page says so."""
+KINDS = {"python", "sh", "text", "dockerfile", *READ}
 
 
 def _installed(command: str) -> None:
