@@ -191,7 +191,7 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
     ranks = _ranked(leases.signers(limit) if isinstance(leases, Known) else signers(leases, limit))
     hearing = None if me is None else me.history.hearing
     call = None if hearing is None else call_of(hearing.call)
-    if me is not None and call is not None and ranks and ranks[0] != me.worker:
+    if me is not None and hearing is not None and call is not None and ranks and ranks[0] != me.worker:
         rows: Mapping[str, Lease | None] = {key: _of_key(leases, key) for key in (call.row, *call.next)}
         owners = [None if (lease := rows[key]) is None else lease.owner for key in call.next]
         rank = ranks.index(me.worker) if me.worker in ranks else len(ranks)
@@ -207,10 +207,10 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
     return LookoutRanks(ranks, bulletin_row(leases, ranks[0]) if ranks else None)
 
 
-def _plans_no_more(leases: Sequence[Lease], worker: str, me: Me, hearing: BulletinState | None, config: Config) -> bool:
+def _plans_no_more(leases: Sequence[Lease], worker: str, me: Me, hearing: BulletinState, config: Config) -> bool:
     """C8: whether this worker renews its row still, and has not looked since somebody else wrote the bulletin."""
     row = bulletin_row(leases, worker)
-    if row is None or hearing is None or row.idle > _row_silent(me, hearing, config):
+    if row is None or row.idle > _row_silent(me, hearing, config):
         return False
     return 0 < bulletin_of(row).looks < hearing.latest.looks
 

@@ -144,7 +144,6 @@ class Worker:
         self.rows_remade, self._gone_rows = 0, deque[str]()
         self._absent: dict[str, float] = {}
         self._latest: dict[str, Position] = {}
-        self._won: list[Lease] = []
         self._bench = Bench()
         # C17: after an outage everybody has read the table before anybody's lease is judged by the first who did.
         self._backoff = Backoff(RETRY_SECONDS, min(self.config.cycle_seconds, self.config.lease_seconds / 2), uniform)
@@ -324,11 +323,11 @@ class Worker:
 
         The answer of a write is a reading of its row, so no row is read again to see what became of it (C10).
         """
-        began, self._won = self.clock(), []
-        list(each(self.spans.acting(self._act), actions))
-        if not self._won or self.watch.bulletins is None:
+        began = self.clock()
+        won = [lease for lease in each(self.spans.acting(self._act), actions) if lease is not None]
+        if not won or self.watch.bulletins is None:
             return leases
-        self.watch, known = self.watch.look(self._won, began, self.clock(), [lease.key for lease in self._won])
+        self.watch, known = self.watch.look(won, began, self.clock(), [lease.key for lease in won])
         return known
 
     def _sooner(self, look: Look, early: Mapping[Action, float]) -> Look:
@@ -416,7 +415,8 @@ class Worker:
             case _:
                 return True
 
-    def _act(self, action: Action) -> None:
+    def _act(self, action: Action) -> Lease | None:
+        """Carry this out, and answer the lease that was taken by it, if one was."""
         held = self._holdings.get(action.lease.key)
         if isinstance(action, Release) and held is not None:
             if action.heir and action.heir == action.lease.heir:
@@ -425,7 +425,7 @@ class Worker:
             else:
                 held.ask_release(action.heir)
             self._release(held)
-            return
+            return None
         begun = self.clock()
         try:
             outcome = execute(self.store, action, self.me, notes=self._identity.notes_on(action.lease))
@@ -435,14 +435,14 @@ class Worker:
             )
             if isinstance(action, Claim):  # H4; a theft would be asked for under another condition
                 self._holdings.mark_unconfirmed(action.lease)
-            return
+            return None
         if isinstance(outcome, Done):
             key, rule = outcome.lease.key, action.rule
             log.info("%s of lease %s done, by %s", type(action).__name__, key, rule, extra=_said(action, "done", key))
         match action, outcome:
             case ((Claim() | Steal()), Done(lease)):
-                self._won.append(lease)
                 self._holdings.hold(lease, begun)
+                return lease
             case Delete(lease), Done() if (held := self._holdings.get(lease.key)) is not None:
                 held.drop("its shard is gone")  # or its next write would make the row anew
             case Create(rule="L13"), Done(lease):
@@ -454,6 +454,7 @@ class Worker:
                 log.info("%s of lease %s refused: somebody was faster", type(action).__name__, key, extra=extra)
             case _:
                 pass
+        return None
 
     def _began(self, holding: Holding) -> None:
         self._handoffs.settled(holding.key)

@@ -9,6 +9,7 @@ from leasehold.balancer.actions import Action
 from leasehold.stores.protocol import Store
 
 Handle = TypeVar("Handle", bound=Callable[..., object])
+Acted = TypeVar("Acted")
 
 NOTHING = nullcontext()
 
@@ -20,7 +21,7 @@ class WorkerSpans:
         """A span over a block."""
         return NOTHING
 
-    def acting(self, act: Callable[[Action], None]) -> Callable[[Action], None]:
+    def acting(self, act: Callable[[Action], Acted]) -> Callable[[Action], Acted]:
         """The same, with its writes under the present span and with the action's rule, in whatever thread."""
         return act
 
