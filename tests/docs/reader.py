@@ -7,17 +7,22 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
+from typing import TextIO
 
 from attrs import define, field
 
 HERE = Path(__file__).parent
 STAYS = re.compile(r"\bleasehold (consume|serve)\b|--watch|^python \w+\.py")
 """Commands that go on until Ctrl-C."""
+USUAL_PORT = re.compile(r"\bleasehold serve\b(?!.*--port)")
+"""Commands that listen on a port that this machine has once."""
 SECONDS = 240
 """Most that a command of a page may take on a busy machine."""
 
@@ -75,6 +80,8 @@ class Reader:
     pasted: Mapping[str, str]
     _staying: list[Terminal] = field(factory=list)
     _session: "subprocess.Popen[str] | None" = None
+    _turn: TextIO | None = None
+    """The lock of the usual port while this reader has a page there; another reader's page waits for it."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -96,6 +103,9 @@ class Reader:
 
     def starts(self, command: str) -> Terminal:
         """A terminal of its own in which the command runs until the page is read."""
+        if USUAL_PORT.search(command) and self._turn is None:
+            self._turn = (Path(tempfile.gettempdir()) / "leasehold-tests-usual-port").open("w")
+            flock(self._turn, LOCK_EX)
         errors = self.folder / f".errors-{len(self._staying)}"
         with errors.open("w") as log:
             process = subprocess.Popen(
@@ -139,6 +149,8 @@ class Reader:
                 terminal.end()
             except AssertionError as problem:
                 problems.append(str(problem))
+        if self._turn is not None:
+            self._turn.close()
         assert problems == []
 
 

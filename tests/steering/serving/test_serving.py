@@ -368,6 +368,17 @@ def test_a_page_that_cannot_be_served_is_said_in_one_line(
     assert says in ran.stderr
 
 
+def test_a_port_that_is_taken_is_said_with_what_to_give(tmp_path: Path) -> None:
+    """A user would read a number of the system's, and not which option is to blame."""
+    SqliteStore(str(tmp_path / "l.db")).close()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ran = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--port", str(port)])
+    assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
+    assert f"--port {port}: Address already in use" in ran.stderr
+    assert "0 takes a free one" in ran.stderr
+
+
 def test_a_locked_history_makes_no_table_stale_and_misses_no_move(store: Table, tmp_path: Path) -> None:
     """The watcher ended of it: a page of hours ago, and nothing on it that says so."""
     path = tmp_path / "moves.db"

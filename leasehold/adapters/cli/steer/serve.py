@@ -1,6 +1,7 @@
 """`leasehold serve`: lease tables as a live, read-only page, with what monitoring reads."""
 
 import logging
+import socket
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from typing import Annotated
@@ -86,8 +87,13 @@ def _serve(watchers: Sequence[TableWatcher], host: str, port: int, hosts: Sequen
     page = server(watchers, hosts)
     quiet = {"log_level": "warning", "access_log": False, "http": BoundedConnection}
     config = uvicorn.Config(page, host=host, port=port, timeout_graceful_shutdown=1, **quiet)  # type: ignore[arg-type]
-    listening = config.bind_socket()
-    listening.listen()  # whoever reads the address below can connect at once
+    try:  # whoever reads the address below can connect at once
+        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as problem:
+        raise ValueError(
+            f"--host {host} --port {port}: {problem.strerror or problem}; "
+            "give an address of this machine, and a port on which nothing listens (0 takes a free one)"
+        ) from problem
     found = listening.getsockname()[1]
     tables = "1 table" if len(watchers) == 1 else f"{len(watchers)} tables"
     serving = uvicorn.Server(config)
