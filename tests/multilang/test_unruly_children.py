@@ -4,7 +4,7 @@ import logging
 import re
 import sys
 from collections import defaultdict
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from threading import Thread
 
@@ -72,7 +72,7 @@ def test_no_record_is_lost_by_children_that_misbehave(
         source.shard_logs[child.id] = ShardRecords(records(COUNT))
 
     def begun(me: str) -> Daemon:
-        argv = [sys.executable, str(UNRULY), str(tmp_path), str(seed)]
+        argv = [sys.executable, str(UNRULY), str(tmp_path), str(seed), me]
         return Daemon(store, source, me, Children(argv, most_records=5, timeout_seconds=3.0))
 
     def done(name: str) -> list[list[int]]:
@@ -98,11 +98,21 @@ def test_no_record_is_lost_by_children_that_misbehave(
             or not row.checkpoint.numbered
             or handed >= {number for number in numbers if number <= int(row.checkpoint.sequence)}
         )
-    there = defaultdict[str, set[str]](set)
+    worker_of = dict[str, str]()
+    for each in source.listed:
+        asked = [line.split() for line in (tmp_path / f"asked-{each.id}").read_text().splitlines()]
+        worker_of |= {pid: worker for worker, pid, _ in asked}
+        given = [pid for _, pid, action in asked if action == "processRecords"]
+        turns = [pid for pid, _ in groupby(given)]
+        assert len(turns) == len({*turns}), f"shard {each.id}: one child was given records while another was: {asked}"
+    # The next worker may begin as the child that has answered shutdownRequested ends; in one worker they take turns.
+    there = defaultdict[tuple[str, str], set[str]](set)
     for record in caplog.records:
         if record.name == "leasehold.child" and (found := LINE.match(record.message)):
-            (there[found[1]].add if found[3] == "started" else there[found[1]].discard)(found[2])
-            assert len(there[found[1]]) <= 1, record.message
+            shard_id, pid, what = found.groups()
+            lives = there[shard_id, worker_of[pid]]
+            (lives.add if what == "started" else lives.discard)(pid)
+            assert len(lives) <= 1, record.message
     assert not any(there.values())
     assert sum(int(file.read_text()) for file in tmp_path.glob("misdeeds-*")) >= len(source.listed)
 

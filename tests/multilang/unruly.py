@@ -1,8 +1,9 @@
 """A child that misbehaves as chance has it, some times: it crashes, hangs, babbles, and checkpoints late or oddly.
 
-    unruly.py FOLDER SEED
+    unruly.py FOLDER SEED WORKER
 
 What it is done with it writes down first, a file for each process; so often may all children of a shard misbehave.
+What each child of a shard is asked for, and by which worker, stands in one more file, in the order of reading.
 """
 
 import json
@@ -63,7 +64,7 @@ def misbehave(deed: str, draw: random.Random) -> None:
             sys.stderr.write("no line end" * 1000)
 
 
-def main(folder: Path, seed: str) -> None:
+def main(folder: Path, seed: str, worker: str) -> None:
     """Answer everything, but for misdeeds."""
     shard, draw = "", random.Random()  # noqa: S311  a draw of misdeeds
     for line in sys.stdin:
@@ -73,6 +74,8 @@ def main(folder: Path, seed: str) -> None:
             shard = message["shardId"]
             begun = len(list(folder.glob(f"{shard}.*")))
             draw = random.Random(f"{seed} {shard} {begun}")  # noqa: S311  likewise
+        with (folder / f"asked-{shard}").open("a") as asked:
+            asked.write(f"{worker} {os.getpid()} {action}\n")
         done = folder / f"{shard}.{os.getpid()}"
         done.touch()
         numbers = [each["sequenceNumber"] for each in message.get("records", ())]
@@ -93,4 +96,4 @@ def main(folder: Path, seed: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), *sys.argv[2:])
