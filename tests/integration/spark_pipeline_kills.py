@@ -78,10 +78,13 @@ Row = tuple[str, bytes]
 
 def application(folder: Path, source: dict[str, str], sink: dict[str, str], master: str) -> int:
     """Read and write until killed, or told to end by a file; says when a query begins, and each batch that is done."""
+    told_whole = {"spark.sql.pyspark.jvmStacktrace.enabled": "true"}  # a fault that ends it is to be understood
     on_cluster = ON_CLUSTER | {f"spark.executorEnv.{MARK}": str(folder), "spark.executor.extraJavaOptions": SOON}
     said: object = None
     # Four attempts for a task, as on a cluster: a `local` master has but one.
-    with spark_session(2, SOON, master=master or "local[2,4]", settings=on_cluster if master else {}) as spark:
+    with spark_session(
+        2, SOON, master=master or "local[2,4]", settings=told_whole | (on_cluster if master else {})
+    ) as spark:
 
         def start() -> StreamingQuery:
             rows = spark.readStream.format("kinesis-leased").options(**source).load()

@@ -104,16 +104,54 @@ def test_what_passes_is_said_and_the_query_started_again(
 
 
 class Captured(RuntimeError):
-    """A fault of Java's without a text, as PySpark hands it on."""
+    """A fault of Java's, as PySpark hands it on: what its text leaves out is in its stack."""
 
-    _stackTrace = "SparkException: \n\tat a.b.C\nCaused by: java.io.EOFException\n\tat java.io.DataInputStream.readInt"  # noqa: N815  its name
+    def __init__(self, text: str, *stack: str) -> None:
+        super().__init__(f"[STREAM_FAILED] terminated with exception: {text}")
+        self._stackTrace = "\n".join(("org.apache.spark.SparkException: ", "\tat a.b.C", *stack))
 
 
-def test_a_fault_of_java_without_a_text_is_known_by_its_stack() -> None:
-    """Without this a source's process that is killed while Java waits for its answer would end the stream."""
+@pytest.mark.parametrize(
+    ("text", "stack"),
+    [
+        ("", ("Caused by: java.io.EOFException", "\tat java.io.DataInputStream.readInt")),
+        (
+            "Stream closed",
+            (
+                "Caused by: java.io.IOException: Stream closed",
+                "\tat java.base/java.io.BufferedInputStream.getBufIfOpen(BufferedInputStream.java:168)",
+                "\tat org.apache.spark.sql.execution.python.streaming.PythonStreamingSourceRunner.run(P.scala:1)",
+            ),
+        ),
+        (
+            "Pipe closed",
+            (
+                "java.nio.channels.ClosedChannelException",
+                "\tat org.apache.spark.api.python.BasePythonRunner.read(P.scala:1)",
+            ),
+        ),
+    ],
+    ids=["no text", "closed while it was read", "another text"],
+)
+def test_a_process_of_python_that_was_killed_is_known_by_the_stack_of_java(text: str, stack: tuple[str, ...]) -> None:
+    """Without this a process that is killed while Java reads from it or writes to it would end the stream."""
     waits = list[float]()
-    run(of(Query(Captured("[STREAM_FAILED] terminated with exception:  ")), Query()), sleep=waits.append)
+    run(of(Query(Captured(text, *stack)), Query()), sleep=waits.append)
     assert len(waits) == 1
+
+
+def test_a_fault_of_a_disk_is_raised() -> None:
+    """Without this a checkpointLocation on a full disk would be tried for ever, in place of being told."""
+    full = Captured(
+        "No space left on device",
+        "Caused by: java.io.IOException: No space left on device",
+        "\tat java.base/java.io.FileOutputStream.write(FileOutputStream.java:1)",
+        "\tat org.apache.spark.sql.execution.streaming.checkpointing.HDFSMetadataLog.add(H.scala:1)",
+        "Caused by: java.lang.Error: another",
+        "\tat org.apache.spark.sql.execution.datasources.v2.python.PythonMicroBatchStream.commit(P.scala:1)",
+    )
+    with pytest.raises(Captured):
+        run(of(Query(full)), sleep=lambda _seconds: pytest.fail("it was started again"))
 
 
 def test_what_would_come_again_is_raised() -> None:

@@ -6,6 +6,7 @@ knows how far it is, so that the next start repeats at most a batch.
 """
 
 import logging
+import re
 import time
 from collections.abc import Callable
 
@@ -33,13 +34,15 @@ CAUSES = {
     "Broken pipe": PLANNER,
     "Connection reset": PLANNER,
     "Socket closed": PLANNER,
+    # Whatever its words are, where Java speaks with a process of Python.
+    r"java\.(?:io|net|nio\.channels)\.\w+Exception.*(?:\n\s+at .*)*\n\s+at org\.apache\.spark\.\S*\bpython\.": PLANNER,
     "ExecutorLostFailure": "executors were lost",
     "SourceUnavailable": "the stream could not be reached",
     "OutcomeUnknown": "the lease table could not be reached",
     "MadeAnew": "its stream was deleted and made anew",
     "nothing was read for": "nothing of a shard could be read for minutes; the fault of the query says which, and why",
 }
-"""What a fault's text has in it, and what that means; nothing else is started again."""
+"""What a fault's text has in it, as a pattern, and what that means; nothing else is started again."""
 
 
 def passing(fault: BaseException) -> str | None:
@@ -47,7 +50,7 @@ def passing(fault: BaseException) -> str | None:
     # By text, since Spark tells of a fault in Python, or of a lost executor, by nothing else. A fault of Java may have
     # none, as an EOFException where a Python process was killed: its name is in the stack that Spark keeps beside it.
     told = text_of(fault, TEXT_MOST) + str(getattr(fault, "_stackTrace", ""))[:TEXT_MOST]
-    return next((cause for sign, cause in CAUSES.items() if sign in told), None)
+    return next((cause for sign, cause in CAUSES.items() if re.search(sign, told)), None)
 
 
 class Silence:
