@@ -93,6 +93,11 @@ def second(number: int, *at: float) -> dict[float, Ticket]:
     return {number + each: ticket(str(place)) for place, each in enumerate(at)}
 
 
+def test_the_first_group_waits_only_for_those_that_come_with_it(script: Script, page: Page) -> None:
+    """Nobody is known to come, and the beginning of a process would be held up by its whole wait."""
+    assert written(script, page, second(1, 0.0, 0.04, 0.1)) == [(1.09, {"0", "1"}), (1.15, {"2"})]
+
+
 def test_a_group_is_for_all_that_came_in_the_round_before(script: Script, page: Page) -> None:
     """A fleet of few leases a worker would pay for a write of each lease, since its readers come far apart."""
     written(script, page, second(1, *AT))

@@ -164,10 +164,24 @@ def test_a_group_write_that_was_not_answered_is_settled_by_the_next(make: Callab
     objects = ObjectMemory()
     ann, _, lease = scene(objects)
     objects.mute = frozenset({"over"})
+    objects.log.clear()
     with pytest.raises(OutcomeUnknown):
         ann.write(make(lease))
     objects.mute = frozenset()
+    assert [line.partition("/")[0] for line in objects.log] == ["over session", "get session", "over session"]
     assert done(ann.write(CheckpointLease(lease, Position("43")))).checkpoint == Position("43")
+
+
+def test_a_lease_is_released_where_an_unanswered_group_write_left_it() -> None:
+    """Its owner could not release it, and it would wait until it expires; or its checkpoint be undone."""
+    objects = ObjectMemory()
+    ann, bob, lease = scene(objects)
+    objects.mute = frozenset({"over"})
+    with pytest.raises(OutcomeUnknown):
+        ann.write(CheckpointLease(lease, Position("42")))
+    objects.mute = frozenset()
+    assert done(ann.write(ReleaseLease(lease, "ann"))) == stored(bob, KEY)
+    assert (stored(bob, KEY).owner, stored(bob, KEY).checkpoint) == (None, Position("42"))
 
 
 def test_one_lost_answer_is_one_question_for_all_leases() -> None:
@@ -386,6 +400,17 @@ def test_a_free_lease_is_claimed_as_it_was_listed() -> None:
     objects.log.clear()
     assert done(bob.write(ClaimLease(free, "bob"))).checkpoint == AT
     assert [" ".join(line.split("/")[0].split()) for line in objects.log] == ["over lease", "over session"]
+
+
+def test_a_process_begins_by_three_writes_and_no_reading() -> None:
+    """Each start of a worker would ask for more than it must, which a fleet that grows pays together."""
+    objects = ObjectMemory()
+    ann, bob = two(objects)
+    unowned(ann, KEY)
+    (free,) = bob.list().leases
+    objects.log.clear()
+    done(bob.write(ClaimLease(free, "bob")))
+    assert [line.partition("/")[0] for line in objects.log] == ["new session", "over lease", "over session"]
 
 
 def test_a_free_lease_that_was_taken_since_it_was_listed_is_refused() -> None:

@@ -206,7 +206,6 @@ class Page:
         with self._lock:
             stored = self.session.stored
             if not self.ended:
-                self.ended = True
                 self._cells.put_over(stored.name, session_fields(evolve(self.session, ended=True)), stored.etag)
 
     def _gathered(self) -> list[Ticket]:
