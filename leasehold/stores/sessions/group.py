@@ -224,7 +224,7 @@ class Page:
             key = ticket.key
             # Where nobody waits nothing is kept in mind: the checker would tell states apart by it.
             if ticket.patient and self._gather:
-                if begins or (key in self._round and key not in patient):
+                if begins or key in self._round:
                     self._before, self._round = self._round - patient, patient.copy()
                     begins = self._in_vain = False
                     missing = self._missing()
