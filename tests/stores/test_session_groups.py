@@ -56,9 +56,9 @@ class Script:
         return None
 
 
-def ticket(key: str, *, patient: bool = True) -> Ticket:
+def ticket(key: str, *, patient: bool = True, epoch: int = 1) -> Ticket:
     """A checkpoint of this lease."""
-    return Ticket(key, lambda: EntryChange(SessionEntry(1, Position("1"))), patient=patient)
+    return Ticket(key, lambda: EntryChange(SessionEntry(epoch, Position("1"))), patient=patient)
 
 
 def written(script: Script, page: Page, comes: Mapping[float, Ticket]) -> list[tuple[float, set[str]]]:
@@ -91,6 +91,11 @@ def page(script: Script) -> Page:
 def second(number: int, *at: float) -> dict[float, Ticket]:
     """The tickets of one second: lease 0 comes at the first of these times, lease 1 at the next."""
     return {number + each: ticket(str(place)) for place, each in enumerate(at)}
+
+
+def test_the_first_group_waits_only_for_those_that_come_with_it(script: Script, page: Page) -> None:
+    """Nobody is known to come, and the beginning of a process would be held up by its whole wait."""
+    assert written(script, page, second(1, 0.0, 0.04, 0.1)) == [(1.09, {"0", "1"}), (1.15, {"2"})]
 
 
 def test_a_group_is_for_all_that_came_in_the_round_before(script: Script, page: Page) -> None:
@@ -139,3 +144,22 @@ def test_a_lease_that_is_new_is_written_with_the_others(script: Script, page: Pa
         written(script, page, second(number, 0.05, 0.1))
     comes = {4.0: ticket("new"), **{3.0 + each: one for each, one in second(1, 0.05, 0.1).items()}}
     assert written(script, page, comes) == [(4.1, {"new", "0", "1"})]
+
+
+def test_a_lease_that_went_is_waited_for_only_once_it_has_come_again(script: Script, page: Page) -> None:
+    """Those that stay would wait for a lease that another has; or never again for one that came back."""
+    for number in (1, 2):
+        written(script, page, second(number, 0.0, 0.1))
+    page.parted["1"] = 1  # its row was seen under a later epoch
+    assert written(script, page, second(3, 0.0)) == [(3.0, {"0"})]
+    assert set(page.session.entries) == {"0"}
+    written(script, page, {4.0: ticket("1", epoch=3), 4.1: ticket("0")})
+    assert written(script, page, {5.0: ticket("0"), 5.1: ticket("1", epoch=3)}) == [(5.1, {"0", "1"})]
+
+
+def test_nobody_waits_for_a_lease_that_waits_for_nobody(script: Script, page: Page) -> None:
+    """A handler that asks for each checkpoint would hold up those of all other leases."""
+    for number in (1, 2, 3):
+        comes = {number + 0.0: ticket("0"), number + 0.1: ticket("1", patient=False)}
+        found = written(script, page, comes)
+    assert found == [(3.0, {"0"}), (3.1, {"1"})]

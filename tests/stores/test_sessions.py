@@ -14,7 +14,7 @@ from leasehold.stores.contract.actors import done, lost, owned, stored, unowned
 from leasehold.stores.objects.cells import ObjectCells
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
-from leasehold.stores.protocol import Done, OutcomeUnknown, StoreError
+from leasehold.stores.protocol import Done, Malformed, OutcomeUnknown, StoreError
 from leasehold.stores.requests import ObjectFields, Stored
 from leasehold.stores.sessions.opening import in_layout
 from leasehold.stores.sessions.store import SessionStore
@@ -164,10 +164,24 @@ def test_a_group_write_that_was_not_answered_is_settled_by_the_next(make: Callab
     objects = ObjectMemory()
     ann, _, lease = scene(objects)
     objects.mute = frozenset({"over"})
+    objects.log.clear()
     with pytest.raises(OutcomeUnknown):
         ann.write(make(lease))
     objects.mute = frozenset()
+    assert [line.partition("/")[0] for line in objects.log] == ["over session", "get session", "over session"]
     assert done(ann.write(CheckpointLease(lease, Position("43")))).checkpoint == Position("43")
+
+
+def test_a_lease_is_released_where_an_unanswered_group_write_left_it() -> None:
+    """Its owner could not release it, and it would wait until it expires; or its checkpoint be undone."""
+    objects = ObjectMemory()
+    ann, bob, lease = scene(objects)
+    objects.mute = frozenset({"over"})
+    with pytest.raises(OutcomeUnknown):
+        ann.write(CheckpointLease(lease, Position("42")))
+    objects.mute = frozenset()
+    assert done(ann.write(ReleaseLease(lease, "ann"))) == stored(bob, KEY)
+    assert (stored(bob, KEY).owner, stored(bob, KEY).checkpoint) == (None, Position("42"))
 
 
 def test_one_lost_answer_is_one_question_for_all_leases() -> None:
@@ -347,6 +361,92 @@ def test_an_entry_of_a_row_that_was_deleted_is_not_believed_of_the_next() -> Non
     assert done(ann.write(ClaimLease(row, "ann"))).checkpoint == TRIM_HORIZON
 
 
+# What somebody has done to rows by hand
+
+
+def rewritten(objects: ObjectMemory, name: str, **fields: str) -> None:
+    """Change fields of a row, as somebody does who has a console."""
+    known = objects.stored[name]
+    assert objects.put_over(name, {**known.fields, **fields}, known.etag)
+
+
+def test_a_lease_whose_row_was_deleted_is_lost_once_its_owner_has_listed() -> None:
+    """Its owner would read on, and commit where nobody finds it."""
+    objects = ObjectMemory()
+    ann, _, lease = scene(objects)
+    del objects.stored[f"lease/{KEY}"]
+    assert ann.list().leases[0].key == "s-1"
+    assert lost(ann.write(RenewLease(lease))) is None
+
+
+def test_a_listing_without_a_session_leaves_its_leases_with_their_owner() -> None:
+    """The rows of a listing are of different moments: the leases of a session that has just begun would be claimed."""
+    objects = ObjectMemory()
+    ann, bob, lease = scene(objects)
+    (page,) = ann._pages  # noqa: SLF001  whose row is deleted
+    del objects.stored[f"session/{page}"]
+    assert [(one.key, one.owner) for one in bob.list().leases] == [(KEY, "ann"), ("s-1", "bob")]
+    assert stored(bob, KEY).owner is None, "a reading that asked for it has not found it"
+    assert lost(ann.write(RenewLease(lease))) == stored(bob, KEY)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        ("state", "asleep", "is neither living nor ended"),
+        ("leases", "[]", "is no object of entries"),
+        ("leases", '{"s-0": [1]}', "holds an entry that is no [epoch, position, …]"),
+        ("leases", '{"s-0": [1, "41", 0, "", "held", 1]}', "holds an entry that is no [epoch, position, …]"),
+    ],
+)
+def test_a_session_that_cannot_be_read_is_told_of_each_of_its_leases(field: str, value: str, why: str) -> None:
+    """Its leases would vanish without a word, or be taken under an owner that reads on."""
+    objects = ObjectMemory()
+    ann, bob, _ = scene(objects)
+    cat = two(objects)[0]
+    unowned(cat, "s-2")
+    done(cat.write(ReleaseLease(done(cat.write(ClaimLease(stored(cat, "s-2"), "cat"))), "cat")))
+    cat.close()
+    (page,) = ann._pages  # noqa: SLF001  whose row is changed
+    rewritten(objects, f"session/{page}", **{field: value})
+    for _ in range(3):
+        listing = bob.list()
+    assert listing.malformed == (Malformed(KEY, field, f"{why}, in its session session/{page}"),)
+    assert [one.key for one in listing.leases] == ["s-1", "s-2"]
+    assert len(sessions(objects)) == 3, "what cannot be read may name the one that has ended"
+    with pytest.raises(StoreError, match=rf"row session/{page}: {field}: .*; correct the row, or delete it"):
+        bob.write(ClaimLease(Lease(KEY), "bob"))
+
+
+def test_a_row_of_what_was_told_that_cannot_be_read_tells_nothing() -> None:
+    """No decision rests on it, and a lease could not be read or renewed for a slip in its notes."""
+    objects = ObjectMemory()
+    ann, bob, lease = scene(objects)
+    noted = done(ann.write(RenewLease(lease, notes=(("lag", "3"),))))
+    assert stored(bob, KEY).note("lag") == "3"
+    (page,) = ann._pages  # noqa: SLF001  whose row is changed
+    rewritten(objects, f"told/{page}", told="{")
+    assert stored(bob, KEY).note("lag") is None
+    assert done(ann.write(RenewLease(noted, notes=(("lag", "4"),)))).note("lag") == "4"
+    assert stored(bob, KEY).note("lag") == "4"
+
+
+def test_an_owner_that_writes_meanwhile_hears_of_a_request_all_the_same() -> None:
+    """Each request to a worker that commits often would be heard late, and end in a theft."""
+    objects = ObjectMemory()
+    ann, bob, lease = scene(objects)
+    held = [lease]
+
+    def overtake(line: str) -> None:
+        if line.startswith("over session"):
+            objects.before = lambda _line: None
+            held.append(done(ann.write(RenewLease(lease))))
+
+    objects.before = overtake
+    done(bob.write(RequestLease(stored(bob, KEY), "bob")))
+    assert done(ann.write(RenewLease(held[-1]))).heir == "bob"
+
+
 # What is asked for
 
 
@@ -386,6 +486,17 @@ def test_a_free_lease_is_claimed_as_it_was_listed() -> None:
     objects.log.clear()
     assert done(bob.write(ClaimLease(free, "bob"))).checkpoint == AT
     assert [" ".join(line.split("/")[0].split()) for line in objects.log] == ["over lease", "over session"]
+
+
+def test_a_process_begins_by_three_writes_and_no_reading() -> None:
+    """Each start of a worker would ask for more than it must, which a fleet that grows pays together."""
+    objects = ObjectMemory()
+    ann, bob = two(objects)
+    unowned(ann, KEY)
+    (free,) = bob.list().leases
+    objects.log.clear()
+    done(bob.write(ClaimLease(free, "bob")))
+    assert [line.partition("/")[0] for line in objects.log] == ["new session", "over lease", "over session"]
 
 
 def test_a_free_lease_that_was_taken_since_it_was_listed_is_refused() -> None:

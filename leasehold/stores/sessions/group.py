@@ -206,7 +206,6 @@ class Page:
         with self._lock:
             stored = self.session.stored
             if not self.ended:
-                self.ended = True
                 self._cells.put_over(stored.name, session_fields(evolve(self.session, ended=True)), stored.etag)
 
     def _gathered(self) -> list[Ticket]:
@@ -225,7 +224,7 @@ class Page:
             key = ticket.key
             # Where nobody waits nothing is kept in mind: the checker would tell states apart by it.
             if ticket.patient and self._gather:
-                if begins or (key in self._round and key not in patient):
+                if begins or key in self._round:
                     self._before, self._round = self._round - patient, patient.copy()
                     begins = self._in_vain = False
                     missing = self._missing()

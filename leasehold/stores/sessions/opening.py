@@ -35,6 +35,6 @@ def in_layout(store: Store, asked: str | None) -> Store:
         raise StoreError("the table has leases in layout sessions and in the usual one; delete those of one of them")
     if asked and usual:
         raise StoreError(
-            "the table's leases are not in layout sessions; name a new table, and copy them by copy-leases"
+            "the table's leases are not in layout sessions; name a new table, and move them by swap or copy-leases"
         )
     return SessionStore(store.cells()) if asked or sessions else store
