@@ -10,7 +10,7 @@ from leasehold.adapters.proving.simulator.run import run
 from leasehold.adapters.proving.simulator.scenario import Network
 from leasehold.adapters.proving.simulator.world.world import SimulatedHistory
 from leasehold.adapters.steering.doctor.examination import ROW_BYTES, UNIT_BYTES, WRITE_BYTES
-from leasehold.adapters.worker.holding import Reach
+from leasehold.adapters.worker.reach import Reach
 from leasehold.balancer.model import Position
 from leasehold.stores.dynamodb.cells import written_bytes
 from leasehold.stores.sessions.rows import Remark, Session, SessionEntry, session_fields, told_fields

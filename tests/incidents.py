@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from leasehold.adapters.worker.holding import NOTE, Reach
+from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.balancer.model import Lease
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Listing, OutcomeUnknown

@@ -1,15 +1,20 @@
 """One worker of a fleet, from its options: how it is checked, opened and run, for the command and for Python."""
 
+import importlib
 import itertools
 import logging
 import os
 import socket
+import sys
+import sysconfig
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from threading import Event
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_type_hints
 from urllib.parse import urlencode
 
@@ -18,7 +23,7 @@ from attrs import evolve, frozen
 from leasehold.adapters.inputs import MOMENT, configuration_for, moment, seconds_of, settings, start
 from leasehold.adapters.reading.dead_letters.boxes import dead_letters
 from leasehold.adapters.reading.exporting import Meter, exporting
-from leasehold.adapters.reading.handling import DeadLetter, Handler, Handling, by_key, load
+from leasehold.adapters.reading.handling import DeadLetter, Handler, Handling, by_key
 from leasehold.adapters.reading.handovers import HandlerExecutor
 from leasehold.adapters.reading.lifecycle import FAULT_WAITS
 from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, Runner, stopping_on_signals
@@ -29,7 +34,7 @@ from leasehold.adapters.sources.urls import open_source, source_address
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Position
-from leasehold.stores.printable import did_you_mean, escaped
+from leasehold.stores.printable import did_you_mean, escaped, said
 from leasehold.stores.protocol import OutcomeUnknown, Store
 from leasehold.stores.swap import OneTableStore, SwapStore, open_tables, tables_apart
 from leasehold.stores.urls import name_of, open_store, store_address
@@ -339,3 +344,48 @@ def _identity(scheme: str, place: str, options: Mapping[str, str]) -> str:
     place = str(Path(place).absolute()) if scheme == "sqlite" else place
     told = urlencode({name: options[name] for name in _IDENTIFYING if name in options}, safe="/:$")
     return f"{scheme}://{place}" + (f"?{told}" if told else "")
+
+
+IMPORTING = (__file__, importlib.__file__, "<frozen importlib")
+"""Frames of a traceback that only lead to the user's file."""
+
+LIBRARIES = ("<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+"""Frames that the user's file led to."""
+
+
+def load(text: str) -> Callable[..., Any]:
+    """The function named. Raises ValueError, saying what is missing, or what is wrong in which line of which file."""
+    module, _, name = text.partition(":")
+    if not module or not name:
+        raise ValueError(f"{text!r} is not of the form module:function")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        # A command, unlike `python -m`, does not look in the folder it is called in. Last, or a file beside the user
+        # would stand for a library of its name.
+        sys.path.append(here)
+    found = getattr(_imported(text, module), name, None)
+    if not callable(found):
+        functions = [each for each, value in vars(sys.modules[module]).items() if callable(value)]
+        hint = did_you_mean(name, functions)
+        raise ValueError(f"{text!r}: module {module!r} has no function {name!r}{hint}")  # noqa: TRY004  bad usage
+    function: Callable[..., Any] = found
+    return function
+
+
+def _imported(text: str, module: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except SyntaxError as wrong:
+        raise ValueError(f"{text!r}: {wrong.filename}, line {wrong.lineno}: {wrong.msg}") from wrong
+    except Exception as wrong:
+        if isinstance(wrong, ModuleNotFoundError) and not _place(wrong):
+            hint = did_you_mean(str(wrong.name), [each.stem for each in Path.cwd().glob("*.py")])
+            raise ValueError(f"{text!r}: there is no module {wrong.name!r} here{hint}") from wrong
+        raise ValueError(f"{text!r}: {_place(wrong)}: {said(wrong)}") from wrong
+
+
+def _place(wrong: Exception) -> str:
+    """The file and line that raised it; nothing where no file had begun to run."""
+    frames = [each for each in traceback.extract_tb(wrong.__traceback__) if not each.filename.startswith(IMPORTING)]
+    own = [each for each in frames if not each.filename.startswith(LIBRARIES)] or frames
+    return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""

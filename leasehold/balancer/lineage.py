@@ -391,19 +391,16 @@ def _begun_below(shard: str, family: Family) -> bool:
 
 
 def _missing_children(family: Family, config: Config) -> dict[str, Create]:
-    """L3: children whose parents are all done with, and one of them by us."""
-    return {
-        shard.id: _create(shard, child_position(config), "L3")
-        for shard in family.shards.values()
-        if shard.id not in family.leases and _follows_the_finished(shard, family)
-    }
-
-
-def _follows_the_finished(shard: Shard, family: Family) -> bool:
-    """L3: each parent is ended, or neither leased nor listed, and at least one is ended."""
-    ended = [parent in family.leases and family.leases[parent].ended for parent in shard.parents]
-    gone = [parent not in family.leases and parent not in family.shards for parent in shard.parents]
-    return any(ended) and all(done or lost for done, lost in zip(ended, gone, strict=True))
+    """L3: children of which each parent is ended, or neither leased nor listed, and at least one is ended."""
+    created = {}
+    for shard in family.shards.values():
+        if shard.id in family.leases:
+            continue
+        ended = [parent in family.leases and family.leases[parent].ended for parent in shard.parents]
+        gone = [parent not in family.leases and parent not in family.shards for parent in shard.parents]
+        if any(ended) and all(done or lost for done, lost in zip(ended, gone, strict=True)):
+            created[shard.id] = _create(shard, child_position(config), "L3")
+    return created
 
 
 def _orphaned_children(family: Family, garbage: Collection[Lease], config: Config) -> dict[str, Create]:

@@ -45,7 +45,7 @@ showed it to the start of the latest reading.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from heapq import nsmallest
 
@@ -192,7 +192,9 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
     hearing = None if me is None else me.history.hearing
     call = None if hearing is None else call_of(hearing.call)
     if me is not None and hearing is not None and call is not None and ranks and ranks[0] != me.worker:
-        rows: Mapping[str, Lease | None] = {key: _of_key(leases, key) for key in (call.row, *call.next)}
+        named_keys = (call.row, *call.next)
+        known = leases if isinstance(leases, Known) else {each.key: each for each in leases if each.key in named_keys}
+        rows = {key: known.get(key) for key in named_keys}
         owners = [None if (lease := rows[key]) is None else lease.owner for key in call.next]
         rank = ranks.index(me.worker) if me.worker in ranks else len(ranks)
         place = owners.index(me.worker) if me.worker in owners else max(len(owners), rank - 1)
@@ -213,10 +215,6 @@ def _plans_no_more(leases: Sequence[Lease], worker: str, me: Me, hearing: Bullet
     if row is None or row.idle > _row_silent(me, hearing, config):
         return False
     return 0 < bulletin_of(row).looks < hearing.latest.looks
-
-
-def _of_key(leases: Sequence[Lease], key: str) -> Lease | None:
-    return leases.get(key) if isinstance(leases, Known) else next((each for each in leases if each.key == key), None)
 
 
 @lru_cache(maxsize=100)  # most looks find the workers that the look before found

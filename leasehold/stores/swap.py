@@ -296,7 +296,10 @@ class SwapStore:
             rows = [{row.key: row for row in table.get(torn)} for table in self._tables]
             for key in torn:
                 again = RowPair((rows[FROM].get(key), rows[TO].get(key)))
-                found[key] = again if again != found[key] else again.put(again.side, _outright(again.row))
+                if again == found[key] and again.row is not None:
+                    whole = evolve(again.row, notes=tuple(note for note in again.row.notes if note[0] != COPY))
+                    again = again.put(again.side, whole)
+                found[key] = again
         return found
 
     # The way
@@ -496,11 +499,6 @@ class SwapStore:
 
     def _lost(self, key: str) -> Lost:
         return Lost(key, self._pair(key).lease)
-
-
-def _outright(row: Lease | None) -> Lease | None:
-    """The row without the note that makes it a copy."""
-    return row and evolve(row, notes=tuple(note for note in row.notes if note[0] != COPY))
 
 
 def _copy(row: Lease) -> Lease:

@@ -138,7 +138,7 @@ _SCHEMES = {
     "postgres": Scheme("leasehold.stores.postgres", frozenset({"table", "user", "sslmode", "layout"}), "postgres"),
 }
 
-_LAYOUTS = Scheme("leasehold.stores.sessions.opening")
+_LAYOUTS = Scheme("leasehold.stores.sessions.store")
 
 
 def open_store(

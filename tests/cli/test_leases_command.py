@@ -22,7 +22,7 @@ from leasehold.adapters.cli.main import app as main
 from leasehold.adapters.json_form import lease_json, question
 from leasehold.adapters.reading.status import LeaseLag, Status
 from leasehold.adapters.report.watching import WatchedTable
-from leasehold.adapters.worker.holding import NOTE, Reach
+from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.balancer.model import SHARD_END, Lease, Position, Version
 from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.embedded.memory import MemoryStore

@@ -12,7 +12,7 @@ from standins.wire_service import Answer, Spoken
 from leasehold.adapters.cli.common.columns import said
 from leasehold.adapters.json_form import answer, lease_json
 from leasehold.adapters.reading.status import lag_of
-from leasehold.adapters.worker.holding import reach_of
+from leasehold.adapters.worker.reach import reach_of
 from leasehold.balancer.lookout import bulletin_of
 from leasehold.balancer.model import Bulletin, Lease
 from leasehold.balancer.watch import Reports, Watch
@@ -221,7 +221,9 @@ STORES = (
     FuzzTarget("direct-answers", ("stores/aws_calls/tables.py",), _direct, pack=in_json),
     FuzzTarget("s3-objects", ("stores/objects/s3.py",), _content, pack=in_json),
     FuzzTarget("date-headers", ("stores/urls.py",), date_of),
-    FuzzTarget("lease-notes", ("balancer/lookout.py", "adapters/worker/holding.py"), _notes),
+    FuzzTarget(
+        "lease-notes", ("balancer/lookout.py", "adapters/worker/holding.py", "adapters/worker/reach.py"), _notes
+    ),
     FuzzTarget(
         "store-urls",
         ("stores/urls.py", "stores/urls.py", "stores/urls.py", "stores/objects/blob.py", "stores/postgres.py"),

@@ -11,8 +11,9 @@ import pytest
 from attrs import asdict, fields
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from leasehold.adapters.cli.plan import EXAMPLE
+from leasehold.adapters.cli.plan import EXAMPLE, app
 from leasehold.adapters.json_form import FORMS, RULES, BadJsonField, action_json, answer, lease_json, question
 from leasehold.balancer.actions import (
     Action,
@@ -44,23 +45,13 @@ def asked(document: object) -> dict[str, Any]:
     return answer(json.dumps(document).encode())
 
 
-def command(text: str) -> tuple[int, str, str]:
-    ran = subprocess.run(
-        [sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()", "plan"],
-        input=text,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
-    return ran.returncode, ran.stdout, ran.stderr
-
-
 def test_the_example_of_the_help_is_true() -> None:
     """Whoever copies the example must get what it shows."""
-    question, _, shown = EXAMPLE.partition("<<'END'")[2].partition("END")
-    code, out, err = command(question)
-    assert (code, json.loads(out), err) == (0, json.loads(shown.partition("\n\n")[0]), "")
+    command = [sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()", "plan"]
+    asked, _, shown = EXAMPLE.partition("<<'END'")[2].partition("END")
+    ran = subprocess.run(command, input=asked, capture_output=True, text=True, cwd=ROOT, check=False)
+    answered = json.loads(shown.partition("\n\n")[0])
+    assert (ran.returncode, json.loads(ran.stdout), ran.stderr) == (0, answered, "")
 
 
 def test_a_whole_question_is_answered() -> None:
@@ -81,9 +72,9 @@ def test_a_whole_question_is_answered() -> None:
 )
 def test_a_bad_question_exits_with_2_and_one_line(text: str, complaint: str) -> None:
     """A caller in another language has only the exit status and this line to go by."""
-    code, out, err = command(text)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"leasehold plan: {complaint}")
+    ran = CliRunner().invoke(app, input=text)
+    assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
+    assert ran.stderr.startswith(f"leasehold plan: {complaint}")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,9 @@ import sys
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
+
+from leasehold.adapters.cli.simulate import app
 
 SMALL = ("--leases", "20", "--workers", "4+2", "--cycles", "6")
 AT_LEAST = {
@@ -21,16 +24,16 @@ AT_LEAST = {
 }
 
 
-def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command, in a process of its own."""
-    command = [sys.executable, "-m", "leasehold.adapters.cli.main", "simulate", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 def answered(*arguments: str) -> Any:  # noqa: ANN401  JSON
-    """Its JSON."""
-    done = simulate(*arguments, "--json")
-    assert done.returncode == 0, done.stderr
+    """The command's JSON, from a process of its own, as a sweep needs one: its processes begin from it."""
+    command = [sys.executable, "-m", "leasehold.adapters.cli.main", "simulate", *arguments, "--json"]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def alone(seed: int) -> Any:  # noqa: ANN401  JSON
+    """The answer of one seed, asked in this process."""
+    done = CliRunner().invoke(app, [*SMALL, "--seed", str(seed), "--json"])
+    assert done.exit_code == 0, done.stderr
     return json.loads(done.stdout)
 
 
@@ -48,7 +51,7 @@ def test_a_sweep_answers_each_seed_as_if_it_were_asked_alone() -> None:
     """Without it a pool could mix up seeds and answers."""
     swept = answered(*SMALL, "--seed", "7", "--sweep", "3", "--jobs", "2")["seeds"]
     assert [told.pop("seed") for told in swept] == [7, 8, 9]
-    assert swept == [answered(*SMALL, "--seed", str(seed)) for seed in (7, 8, 9)]
+    assert swept == [alone(seed) for seed in (7, 8, 9)]
 
 
 @pytest.mark.more
@@ -59,7 +62,6 @@ def test_spark_answers_as_this_machine_does() -> None:
     assert answered(*sweep, "--master", "local[2]") == answered(*sweep, "--jobs", "1")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -70,6 +72,6 @@ def test_spark_answers_as_this_machine_does() -> None:
 )
 def test_a_bad_question_is_refused_by_name(arguments: tuple[str, ...], message: str) -> None:
     """Without it a slip of the pen would end in a traceback."""
-    done = simulate(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
+    done = CliRunner().invoke(app, arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
     assert message in done.stderr

@@ -13,7 +13,7 @@ from leasehold.adapters.json_form import lease_json
 from leasehold.adapters.report.page import page
 from leasehold.adapters.report.report import report
 from leasehold.adapters.report.watching import WatchedTable
-from leasehold.adapters.worker.holding import NOTE, Reach
+from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.balancer.model import SHARD_END, Lease, Position
 from leasehold.balancer.rules.shares import Groups
 from leasehold.stores.contract.actors import placed

@@ -12,7 +12,7 @@ from leasehold.adapters.cli.steer.explain import app
 from leasehold.adapters.reading.status import Status
 from leasehold.adapters.report.watching import WatchedTable, shares, watched
 from leasehold.adapters.steering.explaining import SENTENCES, plans, rules_of, story
-from leasehold.adapters.worker.holding import NOTE, Reach
+from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, History, Lease
 from leasehold.balancer.rules.kcl import Kcl

@@ -13,8 +13,7 @@ from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.protocol import Store
-from leasehold.stores.sessions.opening import KeepsCells
-from leasehold.stores.sessions.store import SessionStore
+from leasehold.stores.sessions.store import KeepsCells, SessionStore
 from leasehold.stores.urls import open_store
 
 _numbers = count()

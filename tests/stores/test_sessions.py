@@ -16,8 +16,7 @@ from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.protocol import Done, Malformed, OutcomeUnknown, StoreError
 from leasehold.stores.requests import ObjectFields, Stored
-from leasehold.stores.sessions.opening import in_layout
-from leasehold.stores.sessions.store import SessionStore
+from leasehold.stores.sessions.store import SessionStore, in_layout
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import (
     CheckpointLease,

@@ -25,7 +25,7 @@ from leasehold.adapters.local.services import moto
 from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
 from leasehold.adapters.reading.metrics import WorkerMetrics
 from leasehold.adapters.sources.protocol import Batch
-from leasehold.adapters.worker.holding import NOTE, Reach
+from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.balancer.config import Config
 from leasehold.stores.protocol import OutcomeUnknown
 

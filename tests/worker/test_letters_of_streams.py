@@ -20,7 +20,7 @@ from leasehold.adapters.reading.dead_letters.replaying import (
 )
 from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.sources.protocol import Batch, Record
-from leasehold.adapters.worker.holding import NOTE, Reach
+from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 
 STREAM_REPLAY = "leasehold.adapters.reading.dead_letters.replaying"

@@ -18,7 +18,7 @@ from leasehold.adapters.reading.metrics import WorkerMetrics
 from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.protocol import Batch
-from leasehold.adapters.worker.holding import NOTE, Reach
+from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease

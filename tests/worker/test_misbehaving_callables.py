@@ -16,10 +16,11 @@ from test_async_handlers import Seen, joined
 from test_reading import Bench, data
 from virtual_fleet import FaultyStore, four_shards
 
+from leasehold.adapters.consuming import load
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading.dead_letters.boxes import dead_letters
 from leasehold.adapters.reading.events import EventLines
-from leasehold.adapters.reading.handling import Delivery, Handling, Happening, Unhandled, load
+from leasehold.adapters.reading.handling import Delivery, Handling, Happening, Unhandled
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import Holding

@@ -10,7 +10,7 @@ from leasehold.adapters.reading.handling import Handling
 from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.reading.status import LeaseLag, asked, fleet_lag, lag_of, lags_of
 from leasehold.adapters.sources.protocol import Batch, Record
-from leasehold.adapters.worker.holding import (
+from leasehold.adapters.worker.reach import (
     FIRST_SECONDS,
     NOTE,
     SILENT_SECONDS,

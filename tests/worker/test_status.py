@@ -14,7 +14,7 @@ from leasehold.adapters.reading.status import (
     statuses_of,
 )
 from leasehold.adapters.sources.protocol import Batch, Record
-from leasehold.adapters.worker.holding import NOTE, STEP_SECONDS, STEPS, Reach, ReachMeter, growing, patience, reach_of
+from leasehold.adapters.worker.reach import NOTE, STEP_SECONDS, STEPS, Reach, ReachMeter, growing, patience, reach_of
 from leasehold.balancer.model import SHARD_END, Lease, Position
 from leasehold.balancer.shards.contradictions import CONTRADICTION
 

@@ -10,7 +10,8 @@ from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRe
 from leasehold.adapters.reading.handling import Handling
 from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.sources.protocol import Record
-from leasehold.adapters.worker.holding import MEASURE_SECONDS, Throughput
+from leasehold.adapters.worker.holding import MEASURE_SECONDS
+from leasehold.adapters.worker.reach import Throughput
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.stores.writes import CreateLease

@@ -25,7 +25,7 @@ from leasehold.adapters.report.watching import SeenMove, TableWatch, WatchedTabl
 from leasehold.adapters.sources.protocol import Source, SourceError
 from leasehold.adapters.sources.urls import open_source, source_address
 from leasehold.adapters.steering.swapping import opened
-from leasehold.adapters.worker.holding import STEP_SECONDS, STEPS, patience
+from leasehold.adapters.worker.reach import STEP_SECONDS, STEPS, patience
 from leasehold.stores.printable import printable
 from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
 

@@ -12,6 +12,7 @@ import typer
 from attrs import asdict
 
 from leasehold.adapters.cli.common.ending import ending
+from leasehold.adapters.consuming import load
 from leasehold.adapters.inputs import start
 from leasehold.adapters.reading.dead_letters.boxes import open_letters, open_stream
 from leasehold.adapters.reading.dead_letters.letter import LetterError
@@ -23,7 +24,7 @@ from leasehold.adapters.reading.dead_letters.replaying import (
     replay,
     replay_stream,
 )
-from leasehold.adapters.reading.handling import Handling, load
+from leasehold.adapters.reading.handling import Handling
 from leasehold.adapters.reading.slices import own_table
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.sources.urls import open_source

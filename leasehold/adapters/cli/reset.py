@@ -20,7 +20,7 @@ from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.inputs import named, shift, start
 from leasehold.adapters.json_form import BadJsonField, JsonValue, lease_of, parse
 from leasehold.adapters.steering.checkpoints import STILL_SECONDS, Move, living, planned_resets, readable, reset
-from leasehold.adapters.worker.holding import reach_of
+from leasehold.adapters.worker.reach import reach_of
 from leasehold.balancer.model import SHARD_END, Lease, Position, at_timestamp
 from leasehold.stores.protocol import StoreError
 from leasehold.stores.urls import open_store

@@ -1,4 +1,4 @@
-"""The handler of a user: how it is checked and named, the records that it is given, and what happens when it fails.
+"""The handler of a user: how it is checked, the records that it is given, and what happens when it fails.
 
 The policy: a batch whose handler raises, or answers anything but None, is handed over again after a growing wait,
 without the records the handler has already checkpointed. After the last attempt the shard stops here and says so: its
@@ -21,19 +21,13 @@ batch has failed once all that are at work have ended: none of them is still at 
 """
 
 import asyncio
-import importlib
 import inspect
 import logging
 import math
-import sys
-import sysconfig
-import traceback
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from pathlib import Path
 from threading import Event
-from types import ModuleType
 from typing import Any, Literal, Protocol, cast
 
 from attrs import Attribute, evolve, field, fields, frozen
@@ -45,7 +39,7 @@ from leasehold.adapters.sources.protocol import Batch, InColumns, Record
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.model import Lease, Position
-from leasehold.stores.printable import did_you_mean, escaped, said
+from leasehold.stores.printable import escaped, said
 
 
 class Unhandled(Exception):
@@ -337,51 +331,6 @@ class Handling:
         if self.final_checkpoint is not None and self.dead_letter is not None:
             # A letter takes the place of a record that is done, and here only the handler says what is done.
             raise ValueError("dead_letter: a handler that checkpoints by itself goes without one")
-
-
-IMPORTING = (__file__, importlib.__file__, "<frozen importlib")
-"""Frames of a traceback that only lead to the user's file."""
-
-LIBRARIES = ("<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
-"""Frames that the user's file led to."""
-
-
-def load(text: str) -> Callable[..., Any]:
-    """The function named. Raises ValueError, saying what is missing, or what is wrong in which line of which file."""
-    module, _, name = text.partition(":")
-    if not module or not name:
-        raise ValueError(f"{text!r} is not of the form module:function")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        # A command, unlike `python -m`, does not look in the folder it is called in. Last, or a file beside the user
-        # would stand for a library of its name.
-        sys.path.append(here)
-    found = getattr(_imported(text, module), name, None)
-    if not callable(found):
-        functions = [each for each, value in vars(sys.modules[module]).items() if callable(value)]
-        hint = did_you_mean(name, functions)
-        raise ValueError(f"{text!r}: module {module!r} has no function {name!r}{hint}")  # noqa: TRY004  bad usage
-    function: Callable[..., Any] = found
-    return function
-
-
-def _imported(text: str, module: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except SyntaxError as wrong:
-        raise ValueError(f"{text!r}: {wrong.filename}, line {wrong.lineno}: {wrong.msg}") from wrong
-    except Exception as wrong:
-        if isinstance(wrong, ModuleNotFoundError) and not _place(wrong):
-            hint = did_you_mean(str(wrong.name), [each.stem for each in Path.cwd().glob("*.py")])
-            raise ValueError(f"{text!r}: there is no module {wrong.name!r} here{hint}") from wrong
-        raise ValueError(f"{text!r}: {_place(wrong)}: {said(wrong)}") from wrong
-
-
-def _place(wrong: Exception) -> str:
-    """The file and line that raised it; nothing where no file had begun to run."""
-    frames = [each for each in traceback.extract_tb(wrong.__traceback__) if not each.filename.startswith(IMPORTING)]
-    own = [each for each in frames if not each.filename.startswith(LIBRARIES)] or frames
-    return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
 
 
 def traced(worker: Worker, handling: Handling) -> Handling:

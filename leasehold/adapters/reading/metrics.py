@@ -24,7 +24,8 @@ from leasehold.adapters.reading.status import (
     statuses_of,
 )
 from leasehold.adapters.sources.protocol import Batch
-from leasehold.adapters.worker.holding import NOTE, Holding
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.reach import NOTE
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.model import Lease
 

@@ -15,7 +15,7 @@ from typing import Any
 from attrs import Factory, asdict, evolve, frozen
 
 from leasehold.adapters.sources.protocol import Source, SourceError
-from leasehold.adapters.worker.holding import STEP_SECONDS, STEPS, Reach, growing, patience, reach_of
+from leasehold.adapters.worker.reach import STEP_SECONDS, STEPS, Reach, growing, patience, reach_of
 from leasehold.balancer.lineage import readable
 from leasehold.balancer.model import Lease
 from leasehold.balancer.shards.contradictions import noted_on

@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from uuid import uuid4
 
 from attrs import field, frozen
@@ -191,6 +191,9 @@ def lease_options(given: Given, store: str, position: Mapping[str, Any], seconds
     if readers != 0 and fetch is None:
         # A reader's rows never pass through the planner, so they cannot be embedded in its tasks.
         raise ValueError("option lease.readers: tasks fetch from readers; give lease.fetchHost, and no lease.transport")
+    if_recreated = given.text("lease.ifRecreated").upper() or None
+    if if_recreated not in {"TRIM_HORIZON", "LATEST", None}:
+        raise ValueError(f"option lease.ifRecreated: {if_recreated!r} is neither TRIM_HORIZON nor LATEST")
     return LeaseOptions(
         store=url,
         create=given.flag("lease.createTable", default=True),
@@ -207,17 +210,8 @@ def lease_options(given: Given, store: str, position: Mapping[str, Any], seconds
         shards_per_task=given.number("shardsPerTask", 0, least=0) or 0,
         readers=readers,
         reader_jobs=given.text("lease.readerJobs"),
-        if_recreated=_if_recreated(given.text("lease.ifRecreated").upper()),
+        if_recreated=cast("Literal['TRIM_HORIZON', 'LATEST'] | None", if_recreated),
     )
-
-
-def _if_recreated(text: str) -> Literal["TRIM_HORIZON", "LATEST"] | None:
-    match text:
-        case "TRIM_HORIZON" | "LATEST":
-            return text
-        case "":
-            return None
-    raise ValueError(f"option lease.ifRecreated: {text!r} is neither TRIM_HORIZON nor LATEST")
 
 
 def _fetch(given: Given) -> Address | None:

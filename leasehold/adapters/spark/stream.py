@@ -190,7 +190,12 @@ class Run:
         """
         now, was = self._identity(), offset.incarnation
         if now and not was:
-            was = self._noted(offset) or now  # what notes nothing is taken for the present stream's
+            # An offset of the old form is of the former incarnation that its leases note, or of the present stream.
+            # Asked once: the notes change as the leases begin anew, and the offsets do not.
+            if self._former is None and offset.keys:
+                notes = [lease.note(INCARNATION) for lease in self._store.get(offset.keys)]
+                self._former = next((note for note in notes if note and made_later(now, note)), "")
+            was = self._former or now
         if now in {"", was}:
             # As it is where it can be: its ranges, perhaps thousands, would be put in order again for each batch.
             return offset if offset.incarnation == was else evolve(offset, incarnation=was)
@@ -224,14 +229,6 @@ class Run:
             else:
                 self._discovery.bind(self._incarnation)
         return self._incarnation
-
-    def _noted(self, offset: Offset) -> str:
-        """The former incarnation that offsets of the old form are of, by what their leases note; "" if of none."""
-        # Asked once: the notes change as the leases begin anew, and the offsets do not.
-        if self._former is None and offset.keys:
-            notes = [lease.note(INCARNATION) for lease in self._store.get(offset.keys)]
-            self._former = next((note for note in notes if note and made_later(self._identity(), note)), "")
-        return self._former or ""
 
     def join(self, start: Offset, repeated: Collection[str] | None = None) -> None:
         """Become a worker of the group, if not yet; `start` is how far this query came.
@@ -328,7 +325,10 @@ class Run:
             if self._only_now and (left := self._loop.unfinished):
                 self._waiting.go_on(left, self._loop.answers)
                 continue
-            if self._flush_due(start) and owed(start, self._committed):
+            # A shard's children wait for its end to be committed, and no later rows of it would make Spark do that.
+            flushes = self._options.flush or any(each.ends.ended for _, each in start.ranges)
+            idle = self._only_now or self._loop.handing_off or time.monotonic() - self._planned > FLUSH_SECONDS
+            if flushes and idle and owed(start, self._committed):
                 # A flush: Spark commits a batch only when it plans the next, be it one without rows.
                 return Plan(start, advance(start, held, {}, self._unwritten(start, held)), {})
             if self._loop.over:
@@ -344,12 +344,6 @@ class Run:
     def _done(self, key: str, offset: Offset, each: Range) -> Position:
         """How far a shard of this offset is complete in the sink."""
         return each.ends if self._delivered(key, offset) else each.begins
-
-    def _flush_due(self, start: Offset) -> bool:
-        idle = time.monotonic() - self._planned > FLUSH_SECONDS
-        # A shard's children wait for its end to be committed, and no later rows of the shard would make Spark do it.
-        wanted = self._options.flush or any(each.ends.ended for _, each in start.ranges)
-        return wanted and (idle or self._only_now or self._loop.handing_off)
 
     def _again(self, end: Offset) -> Mapping[str, pa.RecordBatch]:
         """A batch of an earlier run, read anew."""

@@ -20,7 +20,7 @@ from attrs import evolve, frozen
 from leasehold.adapters.json_form import action_json, lease_json
 from leasehold.adapters.reading.status import Status
 from leasehold.adapters.report.watching import WatchedTable, alive, moved, shares
-from leasehold.adapters.worker.holding import reach_of
+from leasehold.adapters.worker.reach import reach_of
 from leasehold.balancer.actions import Action, Claim, Release, Renew, RequestHandoff, Steal, Taking
 from leasehold.balancer.census import Known, Whole, signers
 from leasehold.balancer.config import Config

@@ -111,7 +111,13 @@ def _python(census: Census, me: Me, *, greedy: bool) -> tuple[Action, ...]:
     free = drawn(census.available, me, high - mine if greedy else 1)
     if free:
         return tuple(Claim(lease, rule="E3") for lease in free)
-    return _steal_one(census, me, {_first_fullest(census)}, "E3") if mine < low else ()
+    if mine >= low:
+        return ()
+    # From the owner with most partitions; of several the one that a listing in order of keys shows first.
+    most = max(census.counts.values())
+    fullest = {owner for owner, count in census.counts.items() if count == most}
+    first = min(census.each_held_by(fullest), key=attrgetter("key"))
+    return _steal_one(census, me, {first.owner or census.worker}, "E3")
 
 
 def _dotnet(census: Census, me: Me) -> tuple[Action, ...]:
@@ -169,14 +175,6 @@ def _gist(census: Census, me: Me) -> tuple[Action, ...]:
 def _holding(census: Census, *, above: int) -> set[str]:
     """The other owners with more than so many partitions."""
     return {owner for owner, count in census.counts.items() if count > above and owner != census.worker}
-
-
-def _first_fullest(census: Census) -> str:
-    """The owner with most partitions; of several the one that a listing in order of keys shows first."""
-    most = max(census.counts.values())
-    fullest = {owner for owner, count in census.counts.items() if count == most}
-    first = min(census.each_held_by(fullest), key=attrgetter("key"))
-    return first.owner or census.worker
 
 
 def _claim_one(census: Census, me: Me, rule: str) -> tuple[Action, ...]:

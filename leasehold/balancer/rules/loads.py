@@ -60,8 +60,11 @@ def slack(leases: Sequence[Lease], floor: int) -> int:
         return 0  # where nobody measures, without a look at the rest
     known = indexed(leases)
     measured, load = known.measured()
-    if len(leases) - measured > most or _quiet(known, load, measured) or _mixed(known):
+    if len(leases) - measured > most or _quiet(known, load, measured):
         return 0
+    ours = known.signers(math.inf)
+    if ours and not ours >= {owner for owner, count in known.counts().items() if owner is not None and count}:
+        return 0  # some sign their leases, and others do not
     return (floor + 1) // 2
 
 
@@ -71,12 +74,6 @@ def _quiet(leases: Known, load: int, measured: int) -> bool:
         return load < QUIET * measured
     counts = [count for owner, count in leases.counts().items() if owner is not None and count]
     return not counts or max(counts) - min(counts) <= 1
-
-
-def _mixed(leases: Known) -> bool:
-    """Whether some workers sign their leases, and others do not."""
-    ours = leases.signers(math.inf)
-    return bool(ours) and not ours >= {owner for owner, count in leases.counts().items() if owner is not None and count}
 
 
 def average(leases: Sequence[Lease]) -> int:

@@ -272,7 +272,14 @@ class Shares:
     def surplus(self, start: int, stop: int) -> tuple[Lease, ...]:
         """The surpluses of the donors, by name, fill the line; these places of it are wanted."""
         surplus = {worker: -lack for worker, lack in self.lacking.items() if lack < 0}
-        return self.donated(_cut(surplus, max(start, 0), stop))
+        start, place = max(start, 0), 0
+        wanted = {}
+        for donor in sorted(surplus):
+            end = place + surplus[donor]
+            if place < stop and end > start:
+                wanted[donor] = slice(max(start - place, 0), min(stop, end) - place)
+            place = end
+        return self.donated(wanted)
 
     def donated(self, wanted: Mapping[str, slice]) -> tuple[Lease, ...]:
         """Each donor gives this part of its leases, in the order of M4; none that is on its way (H5)."""
@@ -309,18 +316,6 @@ class Shares:
         """Whether this worker, seen or led, takes from the living for its count's sake (M6, M14)."""
         here = self.census.counts.get(worker, 0) > 0 or worker in self.census.led
         return here and self.lacking[worker] > self.tolerance and not self.loaded(worker)
-
-
-def _cut(surplus: Mapping[str, int], start: int, stop: int) -> dict[str, slice]:
-    """Each donor's surplus is cut to the part that lies between these places of the line."""
-    parts = {}
-    place = 0
-    for donor in sorted(surplus):
-        end = place + surplus[donor]
-        if place < stop and end > start:
-            parts[donor] = slice(max(start - place, 0), min(stop, end) - place)
-        place = end
-    return parts
 
 
 GATHER = 0.5

@@ -190,7 +190,16 @@ class Page:
         self._tickets.put(ticket)
         with self._lock:
             if not ticket.done:
-                self._group(self._gathered())
+                tickets = self._gathered()
+                try:
+                    self._written(tickets)
+                except StoreError as fault:
+                    for each in tickets:
+                        each.fault, each.change = fault, None
+                    self.settled = self.settled and not isinstance(fault, OutcomeUnknown)
+                finally:
+                    for each in tickets:
+                        each.done = True
         if ticket.fault is not None:
             raise ticket.fault
         return ticket.change
@@ -246,17 +255,6 @@ class Page:
         if self._before is None:
             return None
         return {key for key in self._before - self._round - self.parted.keys() if key in self.session.entries}
-
-    def _group(self, tickets: list[Ticket]) -> None:
-        try:
-            self._written(tickets)
-        except StoreError as fault:
-            for ticket in tickets:
-                ticket.fault, ticket.change = fault, None
-            self.settled = self.settled and not isinstance(fault, OutcomeUnknown)
-        finally:
-            for ticket in tickets:
-                ticket.done = True
 
     def _written(self, tickets: list[Ticket]) -> None:
         unanswered = 0

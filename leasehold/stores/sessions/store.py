@@ -9,12 +9,23 @@ nothing, and is judged again on what is there; and a late one is refused as soon
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Protocol, runtime_checkable
 from uuid import uuid4
 
 from attrs import evolve
 
 from leasehold.balancer.model import Lease, Notes, Version
-from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, OutcomeUnknown, Promises, StoreError
+from leasehold.stores.protocol import (
+    Done,
+    Listing,
+    Lost,
+    Malformed,
+    Outcome,
+    OutcomeUnknown,
+    Promises,
+    Store,
+    StoreError,
+)
 from leasehold.stores.requests import Stored
 from leasehold.stores.sessions.group import (
     ATTEMPTS,
@@ -474,15 +485,13 @@ class SessionStore:
         self._forget(row.lease.key, written)
         self._learn(written)
         if written.session == joint.row.session:
-            return Done(joined(written, joint.session, self._told(joint)).lease)
+            named = joint.named
+            notes = {name: (value, joint.stamps.get(name, 0)) for name, value in named.notes}
+            remarks = {named.key: Remark(joint.row.lease.epoch, notes, named.weight)}
+            return Done(joined(written, joint.session, remarks).lease)
         # What was given to a session counts from when that session says so, whatever else it says now.
         given = Session(written.lease.owner or "") if written.session else None
         return Done(joined(written, given, {}).lease)
-
-    def _told(self, joint: Joint) -> Mapping[str, Remark]:
-        named = joint.named
-        notes = {name: (value, joint.stamps.get(name, 0)) for name, value in named.notes}
-        return {named.key: Remark(joint.row.lease.epoch, notes, named.weight)}
 
     def _put(self, row: LeaseRow) -> LeaseRow | None:
         """Replace the row that `row` was made of; None if it is no longer that one (G8)."""
@@ -607,3 +616,36 @@ def _noted(joint: Joint, notes: Notes) -> LeaseRow:
     after = tuple(sorted({**dict(row.lease.notes), **dict(notes)}.items()))
     stamps = {**{name: row.stamps.get(name, 0) for name, _ in row.lease.notes}, **restamped(joint, notes)}
     return evolve(row, lease=evolve(row.lease, notes=after), stamps=stamps)
+
+
+@runtime_checkable
+class KeepsCells(Protocol):
+    """A store of the usual layout whose table can be in layout `sessions` instead."""
+
+    def cells(self) -> VersionedRows:
+        """The rows of that layout in the same table."""
+
+    def layouts(self, *, asked: bool) -> tuple[bool, bool]:
+        """Whether the table has rows of layout `sessions`, and whether of the usual one.
+
+        Where the first is not so and nobody asked, the second may be left open.
+        """
+
+
+def in_layout(store: Store, asked: str | None) -> Store:
+    """The store of the layout that the table has, or that is asked for.
+
+    Raises ValueError for an unknown layout, StoreError for a table that has both, or another one than is asked for.
+    """
+    if asked not in {None, "sessions"}:
+        raise ValueError("store URL: option 'layout' wants sessions; without it the table is in the usual layout")
+    if not isinstance(store, KeepsCells):
+        return store
+    sessions, usual = store.layouts(asked=asked is not None)
+    if sessions and usual:
+        raise StoreError("the table has leases in layout sessions and in the usual one; delete those of one of them")
+    if asked and usual:
+        raise StoreError(
+            "the table's leases are not in layout sessions; name a new table, and move them by swap or copy-leases"
+        )
+    return SessionStore(store.cells()) if asked or sessions else store

@@ -15,7 +15,7 @@ from leasehold.adapters.reading.status import Status, lag_of, status_of
 from leasehold.adapters.sources.event_hubs import poller
 from leasehold.adapters.sources.event_hubs.access import Access
 from leasehold.adapters.sources.protocol import Record
-from leasehold.adapters.worker.holding import NOTE, ReachMeter
+from leasehold.adapters.worker.reach import NOTE, ReachMeter
 from leasehold.balancer.model import Lease, Position
 
 ACCESS = Access("place.servicebus.windows.net", "hub", "$Default", "made up")

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli import copy_leases, reset
-from leasehold.adapters.worker.holding import NOTE, Reach
+from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.stores.contract.actors import done, facts, placed
 from leasehold.stores.embedded.memory import MemoryStore

@@ -26,7 +26,7 @@ from leasehold.adapters.cli.steer.serve import app
 from leasehold.adapters.report.watching import SeenMove
 from leasehold.adapters.steering.serving.app import BoundedConnection, exposition, server
 from leasehold.adapters.steering.serving.watcher import FleetRecord, LagPoint, TableWatcher
-from leasehold.adapters.worker.holding import NOTE, Reach
+from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease
 from leasehold.stores.contract.actors import done, placed

@@ -7,6 +7,7 @@ goes on failing in the same way: greedy removal, one thing at a time.
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -33,6 +34,7 @@ from leasehold.adapters.proving.simulator.world.world import (
     records,
     shard,
 )
+from leasehold.adapters.worker.collecting import uncollected
 from leasehold.adapters.worker.holding import PROCESS
 from leasehold.balancer.model import Lease, Shard
 from leasehold.balancer.rules.shares import Groups, least_moves, path_of
@@ -84,15 +86,9 @@ def run(scenario: Scenario) -> SimulatedHistory:
     if scenario.reading:
         tasks.start(partial(_produce, world))
     # Garbage is collected once, before the run: each collection visits every row that hundreds of watchers keep.
-    collecting = gc.isenabled()
     gc.collect()
-    gc.disable()
-    try:
+    with closing(tasks), uncollected():
         tasks.run(scenario.seconds)
-    finally:
-        if collecting:
-            gc.enable()
-        tasks.close()
     history.end = tasks.now
     if scenario.full:
         shard_logs = source.shard_logs.items()

@@ -34,7 +34,7 @@ from leasehold.adapters.reading.handling import Delivery, Handler, Handling, fau
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.reading.slices import LOOK_SECONDS, is_read, run_until
 from leasehold.adapters.sources.protocol import Batch, PassingSource, Reader, Record, Source
-from leasehold.adapters.worker.holding import reach_of
+from leasehold.adapters.worker.reach import reach_of
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.model import Lease, Position
 from leasehold.stores.printable import said

@@ -16,7 +16,7 @@ from leasehold.adapters.reading.runner import RENEWERS
 from leasehold.adapters.sources.protocol import Identified, Selective, Source, SourceError
 from leasehold.adapters.sources.urls import open_source, source_address
 from leasehold.adapters.steering.doctor.attempts import Finding, RightsTrial, attempted, clock_of, recognised, well
-from leasehold.adapters.worker.holding import TELL_SECONDS
+from leasehold.adapters.worker.reach import TELL_SECONDS
 from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import LOOK_SECONDS, scaled
 from leasehold.balancer.model import Shard

@@ -101,22 +101,17 @@ class RecordTaker:
 def placed(record: bytes, begin: i64, end: i64) -> tuple[list[str], bytes] | None:
     """The keys and places of the user records in record[begin:end], which a digest follows; None if it declines."""
     places = BytesWriter()
+    keys: list[str] = []
+    at = begin
     try:
-        keys, at = _table(record, begin, end)
+        while at < end and record[at] == _KEY and record[at + 1] < _MORE:
+            stop: i64 = at + 2 + record[at + 1]
+            keys.append(record[at + 2 : stop].decode())
+            at = stop
         whole = add_places(places, record, at, end, len(keys))
     except (IndexError, UnicodeDecodeError):
         return None
     return (keys, places.getvalue()) if whole else None
-
-
-def _table(record: bytes, at: i64, end: i64) -> tuple[list[str], i64]:
-    """The partition keys of under 128 bytes that the message begins with, and where they end."""
-    keys: list[str] = []
-    while at < end and record[at] == _KEY and record[at + 1] < _MORE:
-        stop: i64 = at + 2 + record[at + 1]
-        keys.append(record[at + 2 : stop].decode())
-        at = stop
-    return keys, at
 
 
 # One loop without calls, which reads a number that covers several fields rather than each byte: both count here.

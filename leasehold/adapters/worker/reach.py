@@ -1,0 +1,338 @@
+"""How far the reading of a held lease has come, and how many bytes a second it brings: what its owner says on its row.
+
+`Throughput`: that of one lease, measured as KCL 3.x does, so that Java and Python workers can compare leases.
+
+`Reach`: how far behind a lease's reading is. Its owner writes it beside the throughput, so that one listing knows the
+fleet.
+
+Rule 1: it is a note of ours, which every other library keeps and none reads; it travels with renewals where notes are
+free, and costs a write of its own only where checkpoints alone renewed a lease for `TELL_SECONDS`. Rule 2: times in it
+are of the owner's wall clock; whoever reads it can only trust them as far as the clocks of the two agree.
+Rule 3: to have tried, to have read, and to have failed are three things: a reading that failed is no reading, and lag
+is never 0 because nothing came of it.
+"""
+
+import json
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from threading import Lock
+from typing import Any
+
+from attrs import asdict, evolve, fields_dict, frozen
+
+from leasehold.adapters.sources.protocol import Batch
+from leasehold.balancer.model import WEIGHT_MAX, Lease, Notes
+
+
+class Throughput:
+    """Bytes a second, as an exponential average with weight 0.5 per interval.
+
+    interval  seconds between two updates of the average; KCL 3.x updates it each time it renews
+    average   bytes a second to begin with: the last owner's, or None
+    """
+
+    def __init__(self, interval: float, average: int | None = None) -> None:
+        self._interval = interval
+        self._average: float | None = average
+        self._bytes, self._began = 0, 0.0
+        self._measuring = False
+        # One task reads and counts while another renews and asks for the average.
+        self._lock = Lock()
+
+    def add(self, size: int, now: float) -> None:
+        """Count so many bytes read, perhaps none; the first call begins the first interval."""
+        with self._lock:
+            if not self._measuring:
+                # Not from the claim on: the wait until the shard was opened would lower the rate.
+                self._measuring, self._began = True, now
+            self._bytes += size
+
+    def rest(self, now: float) -> None:
+        """Start the interval anew: reading was held up here, so the bytes read do not measure the shard."""
+        with self._lock:
+            self._bytes, self._began = 0, now
+
+    def average(self, now: float) -> int | None:
+        """Whole bytes a second as of the last update; None before the first if no earlier owner measured."""
+        with self._lock:
+            elapsed = now - self._began
+            if self._measuring and elapsed >= self._interval:
+                rate = self._bytes / elapsed
+                # Weighed by the time that passed: updates come late or in pairs, and each alone would halve what was
+                # known.
+                keep = 0.0 if self._average is None else 0.5 ** (elapsed / self._interval)
+                self._average = keep * (self._average or 0.0) + (1 - keep) * rate
+                self._bytes, self._began = 0, now
+            # A lease takes no larger weight, and no renewal may fail for its sake.
+            return None if self._average is None else min(round(self._average), WEIGHT_MAX)
+
+
+NOTE = "reach"
+"""Our attribute with a `Reach` as JSON."""
+
+TELL_SECONDS = 20.0
+"""A lease that checkpoints alone renew is renewed for the note's sake after so many seconds."""
+
+FIRST_SECONDS = 3.0
+"""A new owner tells so soon, or a look would miss the lag of what has just moved."""
+
+SILENT_SECONDS = 30.0
+"""A reader that read nothing for longer is behind by that time too: what arrived since, nobody knows."""
+
+STEP_SECONDS, STEPS = TELL_SECONDS, 6
+"""The window over which lag must grow, step by step, for a reading to be falling behind."""
+
+FAULT_LENGTH = 200
+"""Characters of a fault that a row keeps."""
+
+LARGEST = 1e12
+"""No time and no count of a real row comes near."""
+
+
+def patience(lease_seconds: float) -> float:
+    """How long a lease may go unowned, or unread as far as rows tell, in a group that is well.
+
+    A reader says within `SILENT_SECONDS` whether anything came; its owner tells of it within `TELL_SECONDS` and the
+    time between two renewals, which is little more than half of `lease_seconds` at most.
+    """
+    return SILENT_SECONDS + max(TELL_SECONDS, 0.6 * lease_seconds)
+
+
+def growing(lags: Sequence[tuple[float, float]]) -> bool:
+    """Whether lag only grew: Burrow's rule, without a number to set.
+
+    lags  (seconds of a clock, lag) in order; of each step of `STEP_SECONDS` the least counts, so that one slow answer
+          is no growth, and one reading at the tip is the end of it
+    """
+    least: dict[int, float] = {}
+    for at, lag in lags:
+        step = int(at // STEP_SECONDS)
+        least[step] = min(lag, least.get(step, math.inf))
+    last = [lag for _, lag in sorted(least.items())][-STEPS:]
+    # From the tip everything grows: a first batch that is behind it is no falling behind.
+    return len(last) == STEPS and last[0] > 0 and all(one < other for one, other in pairwise(last))
+
+
+@frozen
+class Reach:
+    """How far the reading of a lease has come, as its owner told.
+
+    at       when this was written, seconds since 1970
+    owner    the worker that wrote it
+    host     the machine it runs on
+    moves    how often the lease passed from one worker to another, as far as our workers saw
+    behind   seconds behind the tip of the shard: of the last reading, and longer while its batch is not done
+    end      whether the last reading reached the tip, and its batch is done
+    arrived  when the last record that was done had arrived in the stream, seconds since 1970
+    read     when the shard last answered, seconds since 1970
+    done     when all that had been read was last handled, or the position last moved, seconds since 1970; before that,
+             when the lease came to its owner, or what the owner before it told
+    tried    when the shard was last asked for records, seconds since 1970
+    fault    why it gave no answer then, or why a batch could not be handled; "" once one was
+    work     since when the handler has been at work without an end or a checkpoint, seconds since 1970
+    grows    whether lag has only grown over the window
+    lease    the owner's `lease_seconds`; by them whoever looks knows how long is long
+    excused  why it is not read, where that is no fault
+    """
+
+    at: float
+    owner: str
+    host: str = ""
+    moves: int = 0
+    behind: float | None = None
+    end: bool = False
+    arrived: float | None = None
+    read: float | None = None
+    done: float | None = None
+    tried: float | None = None
+    fault: str = ""
+    work: float | None = None
+    grows: bool = False
+    lease: float | None = None
+    excused: str = ""
+
+    @property
+    def note(self) -> str:
+        """The text of the note; what is unknown is left out."""
+        known = {name: value for name, value in asdict(self).items() if value is not None and value is not False}
+        return json.dumps({name: value for name, value in known.items() if value != ""})
+
+    def lag(self, now: float, *, held: bool) -> float | None:
+        """Seconds behind at `now`, at most: what nobody reads since may be as old as the silence.
+
+        held  whether a living owner reads it
+        """
+        if self.behind is None:
+            return None
+        silence = max(0.0, now - self.at)
+        return self.behind + (0.0 if held and silence <= SILENT_SECONDS + TELL_SECONDS else silence)
+
+
+def reach_of(lease: Lease) -> Reach | None:
+    """The reach that the row tells, or None where it tells nothing that can be read."""
+    try:
+        said = json.loads(lease.note(NOTE) or "null")
+        # In a rolling upgrade a newer worker may tell more than this one knows.
+        known = {name: said[name] for name in fields_dict(Reach).keys() & said.keys()} if isinstance(said, dict) else {}
+        return Reach(**known) if known and _fits(known) else None
+    # Anybody may have written the attribute: what cannot be read tells nothing, and disturbs no listing.
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def _fits(said: dict[str, Any]) -> bool:
+    times = [
+        said[name] for name in ("at", "behind", "arrived", "done", "tried", "read", "work", "lease") if name in said
+    ]
+    moves, flags = said.get("moves", 0), [said.get(name, True) for name in ("end", "grows")]
+    texts = all(isinstance(said.get(name, ""), str) for name in ("owner", "host", "fault", "excused"))
+    numbers = all(map(_time, times)) and isinstance(moves, int) and _time(moves)
+    # A note leaves out a flag that is false, so one that stands there is true.
+    return texts and numbers and flags == [True, True]
+
+
+def _time(value: object) -> bool:
+    # To Python True is a number, too, and would pass for a second after 1970.
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 <= value < LARGEST  # type: ignore[operator]  # it is a number by now
+
+
+class ReachMeter:
+    """Measures how far the reading of one held lease has come; silent until `tell` is called.
+
+    lease          as it was when it became ours: its note tells how often it has moved before
+    me             its owner
+    now            when it became ours, by the clock in which all later times are told
+    lease_seconds  of the fleet
+
+    `moved` says whether another worker had the lease before, as far as the note tells.
+    """
+
+    def __init__(self, lease: Lease, me: str, now: float = 0.0, lease_seconds: float | None = None) -> None:
+        before = reach_of(lease)
+        moved = before is not None and before.owner != me
+        self.moved = moved
+        # A batch that no owner can handle would look young with each of them: what stands still is told on.
+        before = before or Reach(0.0, me)
+        self._now = Reach(
+            0.0, me, moves=before.moves + moved, done=before.done, fault=before.fault, lease=lease_seconds
+        )
+        self._wall: Callable[[], float] | None = None
+        self._before = before.behind
+        self._behind: float | None = None
+        self._began, self._told = now, -math.inf
+        self._tried: float | None = None
+        self._read: float | None = None
+        self._work: float | None = None
+        self._done: float | None = None
+        self._unfinished = self._pending = False
+        self._arriving: float | None = None
+        self._lags: deque[tuple[float, float]] = deque(maxlen=STEPS * 64)
+        self._lock = Lock()
+
+    def tell(self, host: str, wall: Callable[[], float], now: float) -> None:
+        """Write notes from now on; `wall` tells seconds since 1970."""
+        self._wall, self._told = wall, now + FIRST_SECONDS - TELL_SECONDS
+        self._now = evolve(self._now, host=host)
+
+    def read(self, batch: Batch, now: float) -> None:
+        """Note a reading, before its batch is handled; one that failed is no reading (rule 3)."""
+        if batch.fault:
+            self.failed(batch.fault, now)
+            return
+        with self._lock:
+            # An answer that tells nothing of its lag must not pass for one at the tip.
+            self._behind = batch.behind_seconds if batch.behind_seconds is not None else self._behind
+            self._tried = self._read = now
+            self._unfinished, self._pending = bool(batch.count), True
+            self._arriving = batch.last_arrived
+            self._now = evolve(self._now, excused="")
+            if (behind := batch.behind_seconds) is not None:
+                # The least lag of each step is kept, and no more than the window.
+                if self._lags and self._lags[-1][0] // STEP_SECONDS == now // STEP_SECONDS:
+                    now, behind = self._lags[-1][0], min(behind, self._lags.pop()[1])
+                self._lags.append((now, behind))
+
+    def failed(self, why: str, now: float) -> None:
+        """Note that nothing came of a reading, or of a batch, and why."""
+        with self._lock:
+            self._tried = now
+            self._now = evolve(self._now, fault=why[:FAULT_LENGTH], excused="")
+
+    def excused(self, why: str, now: float) -> None:
+        """Note why nothing is read now, where that is as it should be."""
+        with self._lock:
+            self._done = now
+            # It counts as done up to now, or a shard that rightly waits would be shown as stalled.
+            self._now = evolve(self._now, fault="", excused=why)
+
+    def working(self, now: float) -> None:
+        """Note that the batch is with its handler."""
+        with self._lock:
+            self._work = now
+
+    def progressed(self, now: float) -> None:
+        """Note that a part of a batch is done: its handler has checkpointed it, or the batch came in pieces."""
+        with self._lock:
+            # Where no handler is at work, as between two batches, a checkpoint begins no work.
+            self._done, self._work = now, self._work and now
+
+    def rested(self) -> None:
+        """Note that no handler is at work any more."""
+        with self._lock:
+            self._work = None
+
+    def done(self, now: float) -> None:
+        """Note that what was read last is done, and no handler at work; where the last reading failed, nothing was."""
+        with self._lock:
+            self._work = None
+            if self._pending:
+                arrived = self._now.arrived if self._arriving is None else self._arriving
+                self._done, self._now = now, evolve(self._now, arrived=arrived, fault="")
+            self._unfinished = self._pending = False
+
+    def behind(self, now: float) -> float | None:
+        """Seconds behind the tip now; None before the first reading that knew."""
+        with self._lock:
+            return self._behind_at(now)
+
+    def _behind_at(self, now: float) -> float | None:
+        if self._behind is None or self._read is None:
+            # What the owner before told is the least that it can be, and grows until somebody reads.
+            return None if self._before is None else self._before + max(0.0, now - self._began)
+        silence = now - self._read
+        # What is in hand grows older until it is done; an answer that is merely late does not show as lag.
+        return self._behind + (silence if self._unfinished or silence > SILENT_SECONDS else 0.0)
+
+    def untold(self, now: float) -> bool:
+        """Whether the last note is old."""
+        return self._wall is not None and now - self._told >= TELL_SECONDS
+
+    def reach(self, now: float, wall: float) -> Reach:
+        """How far it has come now; `wall` is this moment in seconds since 1970."""
+
+        def since_1970(at: float | None) -> float | None:
+            return None if at is None else round(max(0.0, wall - (now - at)), 3)
+
+        with self._lock:
+            behind = self._behind_at(now)
+            return evolve(
+                self._now,
+                at=round(wall, 3),
+                behind=None if behind is None else round(behind, 3),
+                end=behind == 0.0,
+                done=(self._now.done or since_1970(self._began)) if self._done is None else since_1970(self._done),
+                tried=since_1970(self._tried),
+                read=since_1970(self._read),
+                work=since_1970(self._work),
+                grows=growing(self._lags),
+            )
+
+    def notes(self, now: float) -> Notes:
+        """The note to write now; none while silent."""
+        if self._wall is None:
+            return ()
+        self._told = now
+        return ((NOTE, self.reach(now, self._wall()).note),)
