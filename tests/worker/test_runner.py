@@ -416,7 +416,7 @@ def test_a_lease_is_told_to_go_before_its_reading_is_woken(
 def test_what_is_held_is_asked_for_while_a_turn_is_still_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that answers no turn would take the whole drain from batches that could have come to their end."""
     worker, handled, turning, finish = counted(monkeypatch), Event(), Event(), Event()
-    runner = Runner(worker, lambda _delivery: handled.set())
+    runner = Runner(worker, lambda _delivery: handled.set(), drain_seconds=4 * WAIT)
     turn = worker.turn
 
     def slow(now: float, each: ParallelMap = map) -> float:
@@ -431,7 +431,7 @@ def test_what_is_held_is_asked_for_while_a_turn_is_still_at_work(monkeypatch: py
         worker.hurried()
         assert turning.wait(WAIT)
         runner.stop()
-        until(lambda: all(lease.owner is None for lease in worker.store.list().leases), "all is released")
+        until(lambda: all(lease.owner is None for lease in worker.store.list().leases), "all is released", seconds=10.0)
         finish.set()
 
 
@@ -460,7 +460,7 @@ def test_a_run_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Runner(counted(monkeypatch, 3600.0), lambda _delivery: handled.set())
     with running(runner):
         assert handled.wait(WAIT)
-    until(lambda: {*enumerate_threads()} <= before, "all threads have ended")
+    until(lambda: {*enumerate_threads()} <= before, "all threads have ended", seconds=10.0)
 
 
 def test_a_step_that_raises_as_its_lease_is_lost_leaves_it_without_ado(
