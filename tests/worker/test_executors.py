@@ -130,6 +130,27 @@ def test_only_what_is_at_work_can_be_slow(hands: Hands) -> None:
     assert not executor.stuck
 
 
+def test_work_that_ends_its_thread_is_at_work_no_longer(hands: Hands) -> None:
+    """It would count as a thread that hangs, until no other may be started; and its batch stay in memory."""
+    told: list[BaseException] = []
+    executor = ThreadExecutor(1, most=1, failed=told.append)
+
+    def end() -> None:
+        executor.replace(ends)
+        assert executor.stuck
+        raise SystemExit
+
+    ends = hands.work("a", end)
+    executor.start(ends)
+    hands.run()
+    assert ([*map(type, told)], executor.stuck) == ([SystemExit], False)
+    executor.replace(ends)
+    assert not executor.stuck
+    executor.start(hands.work("b", executor.close))
+    hands.run()
+    assert hands.done == ["b"]
+
+
 @pytest.mark.parametrize(("usual", "most"), [(1, 2), (3, 1)])
 def test_there_is_a_most_and_a_crew_of_slow_threads_alone_is_stuck(hands: Hands, usual: int, most: int) -> None:
     """Each slow batch would cost the process one thread more; and nobody would learn that nothing begins any more."""

@@ -40,6 +40,7 @@ class Watched:
 
     def __attrs_post_init__(self) -> None:
         def slow(holding: Holding, seconds: float) -> None:
+            assert self.executor.replaced, "others wait for its thread, and an observer may take its time"
             self.slow.append((holding.key, seconds))
 
         self.handovers = Handovers(
@@ -154,9 +155,9 @@ def test_an_awaited_call_that_is_given_up_is_cancelled() -> None:
     cancelled: list[bool] = []
     watched = Watched({"slow_seconds": 5.0, "handler_seconds": 8.0})
     watched.at_work()
-    watched.handover.cancel = lambda: cancelled.append(True)
+    watched.handover.cancel = lambda: cancelled.append(watched.handover.given_up)
     watched.look(8.0)
-    assert cancelled == [True]
+    assert cancelled == [True], "its end is that of one that was given up"
 
 
 def test_a_handler_of_a_lost_lease_is_waited_for_until_it_is_slow() -> None:
@@ -211,6 +212,14 @@ def test_a_call_that_cannot_begin_says_why(why: str) -> None:
     watched.at_work()
     watched.look(8.0)
     assert watched.begin() == GivenUp("a handler that was given up is still at work on it")
+
+
+def test_a_lease_for_whose_call_there_was_no_thread_can_be_handed_over_later() -> None:
+    """Its key would be taken for that of a handler still at work, and no shard under it be read again here."""
+    watched = Watched(executor=ManualExecutor(refuses=True))
+    assert watched.begin() == GivenUp("no thread could be started: can't start new thread")
+    watched.executor.refuses = False
+    assert isinstance(watched.begin(), AtWork)
 
 
 def test_without_a_limit_a_handler_may_take_for_ever() -> None:

@@ -2,9 +2,10 @@
 
 import asyncio
 import gc
+import inspect
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from queue import SimpleQueue
 from threading import Event, Thread, current_thread
@@ -13,7 +14,7 @@ import pytest
 from attrs import define, field
 from test_reading import Bench
 
-from leasehold.adapters.reading.handling import Handling, Unhandled
+from leasehold.adapters.reading.handling import Handling, NotAwaited, Unhandled
 from leasehold.adapters.reading.handovers import (
     CallEnded,
     EventLoop,
@@ -293,6 +294,62 @@ def test_an_event_loop_that_is_closed_cancels_what_it_awaits_and_ends_its_thread
     assert not thread.is_alive()
     awaited.loop.close()
     cancel()
+
+
+def test_a_call_that_is_given_up_before_it_answers_is_cancelled_when_it_does() -> None:
+    """Nobody would cancel it any more, and it go on beside the next owner's."""
+    told = Told()
+
+    class Endless:
+        """Is never over by itself."""
+
+        def __await__(self) -> Iterator[None]:
+            while True:
+                yield
+
+    def call() -> object:
+        handover.given_up = True
+        return Endless()
+
+    handover = Handover(told.bench.holding, Handling(lambda _batch: None), lambda: 42.0, call)
+    assert told.handovers.begin(handover) is None
+    assert told.over.wait(WAIT)
+    assert isinstance(fault_in(handover), Unhandled)
+    told.handovers.close()
+
+
+def test_what_no_loop_awaits_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python would warn of it at some other place and time, and what it holds stay until then."""
+
+    def refused(*_told: object) -> Thread:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("leasehold.adapters.reading.handovers.spawn", refused)
+    awaited = Awaited()
+    unawaited = awaited.wait()
+    with pytest.raises(NotAwaited, match=r"^there is no event loop to await it: RuntimeError: can't start new thread$"):
+        awaited.loop.spawn(unawaited, awaited.over.put)
+    assert inspect.getcoroutinestate(unawaited) == inspect.CORO_CLOSED
+
+
+def test_closed_handovers_leave_no_thread() -> None:
+    """Each worker of a process would leave some behind."""
+    told, threads = Told(ThreadExecutor(1)), SimpleQueue[Thread]()
+
+    async def handle() -> None:
+        threads.put(current_thread())
+
+    def call() -> object:
+        threads.put(current_thread())
+        return handle()
+
+    told.begin(call)
+    assert told.over.wait(WAIT)
+    told.handovers.close()
+    for name in ("leasehold-handle-0", "leasehold-loop"):
+        thread = threads.get(timeout=WAIT)
+        thread.join(WAIT)
+        assert (thread.name, thread.is_alive()) == (name, False)
 
 
 def test_a_function_that_blocks_the_event_loop_does_not_keep_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:

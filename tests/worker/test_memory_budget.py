@@ -141,6 +141,39 @@ def test_the_batch_that_would_wait_longest_is_forgotten_first() -> None:
     assert (soon.dropped, late.dropped) == (False, True)
 
 
+def test_a_batch_that_was_taken_up_again_is_not_forgotten() -> None:
+    """A batch would be dropped in its handler's hands, and handed over twice."""
+    budget = MemoryBudget(MOST)
+    share, other = (share_of(budget, key, MOST) for key in "ab")
+    assert share.ask()
+    share.hold(batch(MOST))
+    share.idle(1.0)
+    share.take_up()
+    assert not other.ask()
+    assert (share.batch, share.dropped) == (batch(MOST), False)
+
+
+def test_a_batch_smaller_than_was_asked_for_lets_in_who_waits() -> None:
+    """They would wait until that batch is done, which may be for hours."""
+    woken: list[str] = []
+    budget = MemoryBudget(MOST, woken.append)
+    share, other = (share_of(budget, key, MOST) for key in "ab")
+    assert [each.ask() for each in (share, other)] == [True, False]
+    share.hold(batch(0))
+    assert (woken, budget.used) == (["b"], MOST)
+
+
+def test_who_leaves_the_line_is_not_let_in_afterwards() -> None:
+    """Its bytes would be taken for ever, by a reading that is over."""
+    woken: list[str] = []
+    budget = MemoryBudget(MOST, woken.append)
+    share, other = (share_of(budget, key, MOST) for key in "ab")
+    assert [each.ask() for each in (share, other)] == [True, False]
+    other.clear()
+    share.clear()
+    assert (woken, budget.used) == ([], 0)
+
+
 @define
 class Crowd:
     """Many readings of one worker, each called when it wishes, under a clock of their own."""

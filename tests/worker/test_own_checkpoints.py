@@ -10,6 +10,7 @@ from virtual_fleet import ManualExecutor
 from leasehold.adapters.proving.simulator.world.world import FIRST_MS, ShardRecords, records, shard
 from leasehold.adapters.reading.handling import Delivery, FinalCheckpoint, Handling
 from leasehold.adapters.reading.handovers import Handovers
+from leasehold.adapters.reading.reading import MemoryBudget
 from leasehold.adapters.worker.holding import latest_notes
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
 
@@ -59,9 +60,11 @@ def test_without_a_word_a_release_carries_nothing() -> None:
     reading = bench.reading(final_checkpoint=_heard(words))
     bench.steps(reading, 3)
     bench.holding.ask_release()
+    asked = bench.clock.now
     bench.until_over(reading)
     row = bench.store.row("s-0")
     assert (words, row.owner, row.checkpoint) == (["leaving"], None, TRIM_HORIZON)
+    assert bench.clock.now == asked, "the lease does not wait"
 
 
 def test_after_a_fault_it_begins_again_at_its_checkpoint() -> None:
@@ -73,8 +76,12 @@ def test_after_a_fault_it_begins_again_at_its_checkpoint() -> None:
         if len(bench.handed) == 3:
             raise OSError("the child has ended")
 
-    bench = Bench(ShardRecords(records(6), size=2), does=does)
-    bench.steps(bench.reading(final_checkpoint=_heard([])), 8)
+    bench, budget = Bench(ShardRecords(records(6), size=2), does=does), MemoryBudget()
+    reading = bench.reading(budget, final_checkpoint=_heard([]))
+    while len(bench.handed) < 3:
+        bench.steps(reading, 1)
+    assert budget.used == 0, "nobody has the batch that failed"
+    bench.steps(reading, 4)
     assert bench.handed[:5] == [data(2), data(2, 2), data(2, 4), data(2, 3), data(1, 5)]
     assert bench.store.row("s-0").checkpoint == Position("102")
 
@@ -162,9 +169,12 @@ def test_what_its_last_word_has_checkpointed_before_it_failed_is_not_handed_over
     assert bench.handed == [data(2), data(2, 2), data(1, 3)]
 
 
-def test_a_lease_goes_without_a_last_word_where_no_thread_can_hear_it(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_lease_goes_without_a_last_word_where_no_thread_can_hear_it(
+    caplog: pytest.LogCaptureFixture, begun: bool
+) -> None:
     """Asked in vain again and again, without a pause, it would be held by a worker that cannot read it."""
-    bench, executor, words = Bench(ShardRecords(records(2))), ManualExecutor(), list[str]()
+    bench, executor, words = Bench(ShardRecords(records(2))), ManualExecutor(refuses=not begun), list[str]()
     reading = bench.reading(handovers=Handovers(executor), final_checkpoint=_heard(words))
     bench.steps(reading, 2)
     executor.stuck = True

@@ -22,7 +22,7 @@ from leasehold.adapters.reading.handling import Delivery, Handling, Happening
 from leasehold.adapters.reading.handovers import Handovers
 from leasehold.adapters.reading.lifecycle import ReadingStart
 from leasehold.adapters.reading.reading import MemoryBudget, ShardReading
-from leasehold.adapters.sources.protocol import Batch, Record, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Batch, Reader, Record, SourceError, SourceUnavailable
 from leasehold.adapters.sources.repeats import Had, Tag, inherited
 from leasehold.adapters.worker.holding import Holding, latest_notes
 from leasehold.adapters.worker.worker import Worker
@@ -97,6 +97,10 @@ class Bench:
             self.clock.now = max(self.clock.now, due if due < math.inf else self.clock.now)
             self.dues[reading] = reading.step(self.clock.now)
         return self.dues[reading]
+
+    def rob(self) -> None:
+        """Another worker takes the lease."""
+        self.store.write(StealLease(self.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
 
     def until_over(self, reading: ShardReading) -> None:
         """Steps until there is nothing left to do."""
@@ -227,6 +231,91 @@ def test_no_record_is_read_while_latest_cannot_be_pinned() -> None:
     assert bench.source.opened == []
 
 
+def test_a_lease_that_is_lost_while_latest_is_pinned_is_left_unread() -> None:
+    """It would be read from wherever the thief begins, without a word to the observer that it is lost."""
+    bench = Bench(lease=Lease("s-0", checkpoint=LATEST))
+    bench.rob()
+    bench.until_over(bench.reading())
+    assert (bench.source.opened, bench.happened) == ([], ["lease-lost"])
+
+
+def test_a_shard_that_opens_only_at_the_second_try_is_told_then() -> None:
+    """An observer would be told of the end of what it never heard the beginning of."""
+
+    @define
+    class Shut(FaultySource):
+        """Opens nothing the first time."""
+
+        def open(self, lease: Lease, start: Position) -> Reader:
+            if not bench.source.opened:
+                bench.source.opened.append(("s-0", start))
+                raise SourceUnavailable("not now")
+            return super().open(lease, start)
+
+    bench = Bench(source=Shut())
+    bench.steps(bench.reading(), 4)
+    assert (bench.happened, bench.handed) == (["initialize"], [data(5)])
+
+
+def test_a_link_is_closed_before_anybody_hears_that_its_lease_is_left() -> None:
+    """Whoever hears of it would find the former owner's link still in the way of the next."""
+    source, closed = FaultySource(), list[bool]()
+    bench = Bench(source=source)
+    reading = bench.reading(observer=lambda _happening, _holding: closed.append(source.readers[0].closed))
+    bench.steps(reading, 2)
+    bench.holding.ask_release()
+    bench.until_over(reading)
+    assert closed == [False, True]
+
+
+@define(frozen=True)
+class Uncountable(Batch):
+    """A batch that cannot be held."""
+
+    @property
+    def count(self) -> int:
+        """Nobody can say."""
+        raise SourceUnavailable("its columns are gone")
+
+
+def test_a_batch_that_could_not_be_held_is_read_again() -> None:
+    """It would count as read, and none of its records be handed over."""
+
+    def broken_once(batch: Batch) -> Batch:
+        made = Uncountable if len(bench.source.opened) == 1 else Batch
+        return made(batch.records, batch.read_to, batch.behind_seconds, batch.wait_seconds)
+
+    bench = Bench(ShardRecords(records(2)), source=FaultySource(on_read=broken_once))
+    bench.steps(bench.reading(), 4)
+    assert (bench.handed, len(bench.source.opened)) == ([data(2)], 2)
+
+
+def test_what_a_handler_checkpointed_before_it_raised_is_not_handed_over_again_be_it_all() -> None:
+    """A handler would be called with no records, or its shard never go on."""
+
+    def does(delivery: Delivery) -> None:
+        delivery.checkpoint()
+        if len(bench.handed) == 1:
+            raise OSError("afterwards")
+
+    bench = Bench(ShardRecords(records(4), size=2), does=does)
+    bench.steps(bench.reading(), 5)
+    assert bench.handed == [data(2), data(2, 2)]
+
+
+def test_a_lease_that_was_lost_in_a_handler_is_left_at_once_where_no_checkpoint_is_due() -> None:
+    """The next owner's word would come only with the next reading of what is not ours any more."""
+
+    def robbed(_delivery: Delivery) -> None:
+        if len(bench.handed) == 2:
+            bench.rob()
+            bench.holding.renew()
+
+    bench = Bench(ShardRecords(records(6), size=2), does=robbed)
+    assert bench.steps(bench.reading(checkpoint_seconds=3600.0), 3) == math.inf
+    assert bench.happened == ["initialize", "lease-lost"]
+
+
 def test_a_time_that_only_the_settings_know_is_taken_from_them() -> None:
     """Without it a row written by KCL would start somewhere else."""
     start = at_timestamp(1_600_000_000_000)
@@ -319,7 +408,7 @@ def test_a_handler_whose_lease_was_stolen_is_told_so() -> None:
     told: list[bool] = []
 
     def robbed(delivery: Delivery) -> None:
-        bench.store.write(StealLease(bench.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
+        bench.rob()
         told.append(delivery.checkpoint())
         told.append(delivery.lost)
 
@@ -333,7 +422,7 @@ def test_after_a_theft_work_done_may_be_said_late() -> None:
     """Without the option the thief would do again what was done already."""
 
     def robbed(_delivery: Delivery) -> None:
-        bench.store.write(StealLease(bench.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
+        bench.rob()
 
     bench = Bench(does=robbed)
     bench.until_over(bench.reading(late_checkpoints=True))
@@ -473,7 +562,7 @@ def test_a_link_that_opened_late_hands_nothing_over_once_the_lease_is_anothers(
     bench = Bench(source=source)
     reading = bench.reading()
     bench.steps(reading, 1)
-    bench.store.write(StealLease(bench.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
+    bench.rob()
     bench.until_over(reading)
     assert (bench.handed, bench.happened) == (handed, ["initialize", "lease-lost"])
 
@@ -538,7 +627,7 @@ def test_a_doubt_outlives_the_batch_that_raised_it() -> None:
     source.on_read = unlinked_for(0.0)
     reading._memory.drop()  # noqa: SLF001  as another reading does that wants its budget
     bench.store.down = False
-    bench.store.write(StealLease(bench.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
+    bench.rob()
     bench.until_over(reading)
     assert (bench.handed, bench.happened) == ([], ["initialize", "lease-lost"])
 
@@ -569,7 +658,7 @@ def test_after_a_theft_with_nothing_done_nothing_is_written() -> None:
     bench = Bench()
     reading = bench.reading(late_checkpoints=True)
     bench.steps(reading, 1)
-    bench.store.write(StealLease(bench.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
+    bench.rob()
     assert not bench.holding.renew()
     bench.until_over(reading)
     assert (bench.happened, bench.store.row("s-0").checkpoint) == (["initialize", "lease-lost"], TRIM_HORIZON)

@@ -1,20 +1,25 @@
 """Threads that keep schedule: one batch of a shard at a time, and an end that leaves nothing owned."""
 
+import math
 import os
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from threading import Event, Lock, current_thread
-from typing import NoReturn
+from threading import enumerate as enumerate_threads
+from types import SimpleNamespace
+from typing import Any, NoReturn, cast
 
 import pytest
+from attrs import define, field
 from running import WAIT, run_to_its_end, running
-from virtual_fleet import FaultySource, FaultyStore, four_shards
+from virtual_fleet import FaultySource, FaultyStore, Kept, four_shards
+from waiters import until
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading.handling import Delivery, Handling
-from leasehold.adapters.reading.runner import Runner, Schedule, run
+from leasehold.adapters.reading.runner import Runner, Schedule, Signal, run
 from leasehold.adapters.sources.protocol import Batch, SourceError
 from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.holding import Holding
@@ -198,6 +203,7 @@ def test_a_loss_is_told_at_once_while_a_shard_waits_to_be_read_on() -> None:
 def test_a_signal_drains_and_gives_the_handlers_back(name: str) -> None:
     """Without it a container that is told to stop, or a terminal that is closed, would leave its leases owned."""
     ending = signal.Signals[name]
+    hung_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
     before = signal.getsignal(ending)
     store, seen = FaultyStore(), Lock()
     happened: list[str] = []
@@ -206,9 +212,12 @@ def test_a_signal_drains_and_gives_the_handlers_back(name: str) -> None:
         if seen.acquire(blocking=False):
             os.kill(os.getpid(), ending)
 
-    run(joined(store, stream()), Handling(handle, observer=lambda what, _holding: happened.append(what)))
+    try:
+        run(joined(store, stream()), Handling(handle, observer=lambda what, _holding: happened.append(what)))
+        assert signal.getsignal(ending) is before
+    finally:
+        signal.signal(signal.SIGHUP, hung_up)
     assert [lease.owner for lease in store.list().leases] == [None] * 4
-    assert signal.getsignal(ending) is before
     assert happened.count("initialize") == happened.count("stopped") > 0
 
 
@@ -374,3 +383,131 @@ def test_whoever_is_woken_as_a_run_ends_finds_that_it_ends(monkeypatch: pytest.M
     runner.stop()
     runner.run()
     assert found == {"turn": True, "renew": True, "dispatch": True}
+
+
+@pytest.fixture
+def holding_all() -> Iterator[Runner]:
+    """A runner whose worker holds all leases, and is not run yet."""
+    worker = joined(FaultyStore(), stream())
+    while len(worker.holdings) < 4:
+        worker.turn(time.monotonic())
+    runner = Runner(worker, lambda _delivery: None)
+    yield runner
+    runner.stop()
+    runner.run()
+
+
+def test_a_lease_is_told_to_go_before_its_reading_is_woken(
+    holding_all: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reading that looks in between would wait for its next step, seconds of the drain later."""
+    readings, woken = holding_all._readings, list[bool]()  # noqa: SLF001
+    held, wake = {holding.key: holding for holding in holding_all.worker.holdings}, readings.schedule.wake
+
+    def note(key: str) -> None:
+        woken.append(held[key].releasing)
+        wake(key)
+
+    monkeypatch.setattr(readings.schedule, "wake", note)
+    readings.release_all()
+    assert woken[:4] == [True] * 4
+
+
+def test_what_is_held_is_asked_for_while_a_turn_is_still_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that answers no turn would take the whole drain from batches that could have come to their end."""
+    worker, handled, turning, finish = counted(monkeypatch), Event(), Event(), Event()
+    runner = Runner(worker, lambda _delivery: handled.set(), drain_seconds=4 * WAIT)
+    turn = worker.turn
+
+    def slow(now: float, each: ParallelMap = map) -> float:
+        if handled.is_set():
+            turning.set()
+            assert finish.wait(WAIT)
+        return turn(now, each=each)
+
+    monkeypatch.setattr(worker, "turn", slow)
+    with running(runner):
+        assert handled.wait(WAIT)
+        worker.hurried()
+        assert turning.wait(WAIT)
+        runner.stop()
+        until(lambda: all(lease.owner is None for lease in worker.store.list().leases), "all is released", seconds=10.0)
+        finish.set()
+
+
+def test_the_first_reason_ends_a_run_and_the_others_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever reads the log would search for what failed last, which often failed because of the first."""
+    runner = Runner(joined(FaultyStore(), stream()), lambda _delivery: None)
+    for fault in (OSError("first"), OSError("second")):
+        runner._fail(fault)  # noqa: SLF001  as two tasks do that end
+    with pytest.raises(WorkerError, match=r"^the worker cannot go on: OSError: first$"):
+        run_to_its_end(runner)
+    told = [str(each.exc_info[1]) for each in caplog.records if each.exc_info]
+    assert told == ["first"]
+
+
+def test_a_worker_with_a_consumer_of_its_own_is_refused() -> None:
+    """Its leases would be read by two."""
+    worker = joined(FaultyStore(), stream())
+    worker.consumer = Kept()
+    with pytest.raises(ValueError, match=r"^worker: it has a consumer of its own$"):
+        Runner(worker, lambda _delivery: None)
+
+
+def test_a_run_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each worker of a process would leave some behind, and renewals that go on for nothing."""
+    before, handled = {*enumerate_threads()}, Event()
+    runner = Runner(counted(monkeypatch, 3600.0), lambda _delivery: handled.set())
+    with running(runner):
+        assert handled.wait(WAIT)
+    until(lambda: {*enumerate_threads()} <= before, "all threads have ended", seconds=10.0)
+
+
+def test_a_step_that_raises_as_its_lease_is_lost_leaves_it_without_ado(
+    holding_all: Runner, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The worker would say that it released what is another's, and take it for a lease that it cannot read."""
+    holding = holding_all.worker.holdings[0]
+    holding.drop("stolen")
+    left = holding_all._readings._instead(holding, 1)  # noqa: SLF001  what is called in place of a step that raised
+    assert left is not None
+    assert left(0.0) == math.inf
+    assert "cannot be read here" not in caplog.text
+
+
+@define
+class HandedOver:
+    """A queue whose taker has taken an item, and goes on, before `put` is over."""
+
+    items: list[object] = field(factory=list)
+    taker: Callable[[], object] = lambda: None
+
+    def put(self, item: object) -> None:
+        """Hand it over."""
+        self.items.append(item)
+        self.taker()
+
+    def get(self, _until: float = math.inf) -> object:
+        """The next, or None."""
+        return self.items.pop(0) if self.items else None
+
+
+def test_a_signal_that_is_taken_at_once_can_be_given_again() -> None:
+    """A turn would wait for hours for a hurry that was given and never came."""
+    queue = HandedOver()
+    sooner = Signal(cast("Any", SimpleNamespace(queue=lambda: queue)))
+    queue.taker = sooner.wait
+    sooner.set()
+    queue.taker = lambda: None
+    sooner.set()
+    assert sooner.wait()
+
+
+def test_a_signal_given_twice_is_one() -> None:
+    """A turn that is hurried by a hundred leases would be made a hundred times."""
+    sooner = Signal(cast("Any", SimpleNamespace(queue=HandedOver)))
+    sooner.set()
+    sooner.set()
+    assert (sooner.wait(), sooner.wait()) == (True, False)
+    sooner.set()
+    assert sooner.wait()

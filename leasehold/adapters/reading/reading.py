@@ -166,11 +166,7 @@ class MemoryShare:
         """
         budget, size = self._budget, self.expected_bytes
         with budget.lock:
-            # Only where nobody waits: whoever came first is let in first, however little this one wants.
-            if not budget.waiting and budget.used + size <= budget.most and self not in budget.taken:
-                budget.set(self, size)
-                return True
-            if self not in budget.taken:
+            if self not in budget.taken:  # behind whoever came before, however little this one wants
                 budget.waiting.setdefault(self, size)
             admitted = budget.admit(but=self)
             mine = self in budget.taken
@@ -397,8 +393,6 @@ class ShardReading:
         self._doubted = self._doubted or batch.unlinked_seconds > self._worker.config.renew_seconds
         # Before the records are handed over: a handler that hangs must not hide what was read.
         self._handovers.notify("measure", self._handling.measure, holding, batch)
-        if holding.expired:  # reading took long: the next renewal tells who owns the lease
-            return now + EXPIRED_SECONDS
         return self._deliver(batch, now)
 
     def _keep(self, batch: Batch) -> None:
@@ -411,11 +405,9 @@ class ShardReading:
     def _deliver(self, batch: Batch, now: float) -> float:
         """Hand over what is left of the batch, or the part of it that is to be tried next."""
         holding = self.holding
-        if self._doubted:  # rule 5
+        if self._doubted:  # rule 5: what is lost by then is not handed over (`Handovers`)
             holding.renew()
             self._doubted = False
-        if holding.lost.is_set():
-            return self._leave("lease-lost")
         if not batch.records:
             return self._passed(batch, now)
         if self._attempts.failing:
@@ -575,8 +567,8 @@ class ShardReading:
             self._asked = holding.releasing
             return self._leave("stopped") if holding.release(cursor.storable) else now
         # The handler is about to checkpoint, and others may have claimed the lease by now.
-        if holding.expired and not holding.renew():
-            return self._leave("lease-lost")
+        if holding.expired:
+            holding.renew()
         ended = not holding.releasing
 
         def finish() -> bool:

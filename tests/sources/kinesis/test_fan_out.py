@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator
-from threading import Semaphore
+from threading import Event, Semaphore
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -166,10 +166,10 @@ def test_a_record_repeated_at_the_seam_is_dropped(staged: Callable[..., Stage]) 
 
 
 def test_an_event_that_cannot_be_read_is_sent_again(staged: Callable[..., Stage]) -> None:
-    """The subscription goes on behind it, so that its records would be skipped."""
+    """The subscription goes on behind it, so that its records would be skipped; or those before it come again."""
     odd = event(6, then=6)
     odd.body["Records"][0]["PartitionKey"] = 7
-    stage = staged([event(5, then=5), odd, event(7, then=7), Held()], [event(6, then=6), event(7, then=7), Held()])
+    stage = staged([event(5, then=5), odd, event(7, then=7), Held()], [event(5, 6, then=6), event(7, then=7), Held()])
     reader = stage.reader()
     first, unread = next_batch(reader), next_batch(reader)
     stage.clock.now += 5
@@ -304,6 +304,7 @@ class Counted:
 
     events: int
     read: int = 0
+    closed: bool = False
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """One after the other."""
@@ -312,7 +313,8 @@ class Counted:
             yield {"SubscribeToShardEvent": number}
 
     def close(self) -> None:
-        """Nothing to let go."""
+        """It was let go."""
+        self.closed = True
 
 
 def test_a_slow_handler_stops_the_reading() -> None:
@@ -371,6 +373,34 @@ def test_a_thread_that_waits_for_room_finds_what_wakes_it_closed(monkeypatch: py
     until(lambda: len(asked) > EVENTS_WAITING, "there is no more room")
     feed.close()
     until(lambda: feed.over, "the thread is gone")
+
+
+def test_a_subscription_that_is_granted_after_its_end_is_left_unread() -> None:
+    """Without it the thread of a lease that was lost meanwhile would wait up to five minutes for an event."""
+    stream, asked, granted = Counted(50), Event(), Event()
+
+    def subscribe() -> "Stream":
+        asked.set()
+        assert granted.wait(30)
+        return cast("Stream", stream)
+
+    feed = SubscriptionReceiver(subscribe)
+    assert asked.wait(30)
+    feed.close()
+    granted.set()
+    until(lambda: feed.over, "the thread is gone")
+    assert (stream.read, stream.closed, feed.fault) == (0, True, None)
+
+
+def test_a_reader_says_at_its_end_what_was_dropped(
+    staged: Callable[..., Stage], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it nobody would learn how many records fan-out has left out."""
+    reader = staged().reader()
+    reader._dropped.repeated(3)  # noqa: SLF001  as an answer does
+    with caplog.at_level("INFO", "leasehold.kinesis"):
+        reader.close()
+    assert "shard s-0: 3 records that a Spark sink had sent again were left out" in caplog.text
 
 
 def test_a_checkpoint_that_was_trimmed_stops_the_shard_and_says_what_to_do(staged: Callable[..., Stage]) -> None:

@@ -3,7 +3,7 @@
 import gc
 import pickle
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from aggregates import hash_keys, keys, record, sealed
@@ -16,7 +16,16 @@ from test_aggregation import KEYS, packed
 from leasehold.adapters.sources.kinesis.aggregation import decode
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate, kept_whole
 from leasehold.adapters.sources.kinesis.poller import Dropped, Unpacking, columns_of
-from leasehold.adapters.sources.kinesis.records import MARK_BYTES, KinesisRecords, Mark, Seen, marked, unmarked
+from leasehold.adapters.sources.kinesis.records import (
+    MARK_BYTES,
+    KinesisRecords,
+    Mark,
+    RowColumns,
+    RowViews,
+    Seen,
+    marked,
+    unmarked,
+)
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import HASH_KEYS, HashRange
 
@@ -224,3 +233,19 @@ def test_a_mark_is_known_again_as_long_as_it_is_remembered() -> None:
     """Without it a copy of a record would be read twice, or a reader of a long stream keep every mark of it."""
     seen, marks = Seen(2), [Mark(1, counter) for counter in range(3)]
     assert [seen.again(marks[at]) for at in (0, 0, 1, 0, 2, 1, 0)] == [False, True, False, True, False, True, False]
+
+
+def test_the_rows_of_an_answer_are_gone_once_they_are_columns() -> None:
+    """Without it each answer would be in memory twice while its records are taken apart."""
+    rows = [row(1, b"a"), row(2, b"b")]
+    expected = columns_of(cast("list[RecordTypeDef]", [*rows]))
+    views = RowViews(b"body", (b"d", b"n", b"k", bytes(16)), lambda *_views: _values(expected), sealed=True)
+    told = columns_of(views)
+    assert (_values(told), told.sealed) == (_values(expected), True)
+    assert (views.body, len(views)) == (b"", 0)
+    columns_of(cast("list[RecordTypeDef]", rows))
+    assert rows == []
+
+
+def _values(rows: RowColumns) -> tuple[list[bytes], list[str], list[Any], list[Any]]:
+    return rows.datas, rows.numbers, rows.keys, rows.arrived

@@ -1,7 +1,8 @@
 """What is made of answers in CBOR and JSON: the same batches and errors that boto3's own parsing gives."""
 
 import logging
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
 
 import boto3
 import cbor2
@@ -29,14 +30,19 @@ CHILD = {
     "ParentShards": ["shardId-0"],
     "HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": "9"},
 }
-# One client of each kind: making one takes longer than a hundred questions.
 SLOW, FAST = Spoken([]), Spoken([])
-CLIENTS = {
-    "slow": SLOW.attach(boto3.client("kinesis", region_name="eu-west-1")),
-    "cbor": FAST.attach(clients.reading_client("eu-west-1", None)),
-    "json": FAST.attach(clients.reading_client("eu-west-1", None, "json")),
-    "direct": clients.reading_client("eu-west-1", listening(FAST)),
-}
+
+
+@cache
+def one_client(kind: str) -> "KinesisClient":
+    """The one client of this kind: making one takes longer than a hundred questions."""
+    match kind:
+        case "slow":
+            return SLOW.attach(boto3.client("kinesis", region_name="eu-west-1"))
+        case "direct":
+            return clients.reading_client("eu-west-1", listening(FAST))
+        case _:
+            return FAST.attach(clients.reading_client("eu-west-1", None, cast("clients.WireForm", kind)))
 
 
 def read(client: "KinesisClient", start: Position = TRIM_HORIZON) -> Batch:
@@ -49,16 +55,16 @@ def read(client: "KinesisClient", start: Position = TRIM_HORIZON) -> Batch:
 def slowly(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
     """What comes of an answer that boto3 parses by itself."""
     SLOW.answers[:] = [answer]
-    return read(CLIENTS["slow"], start)
+    return read(one_client("slow"), start)
 
 
 def quickly(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
     """Likewise, through the hooks; and past boto3, which has to come to the same."""
     FAST.answers[:] = [answer]
-    batch = read(CLIENTS["cbor" if answer.form == CBOR else "json"], start)
+    batch = read(one_client("cbor" if answer.form == CBOR else "json"), start)
     if answer.form == CBOR:
         FAST.answers[:] = [answer]
-        assert read(CLIENTS["direct"], start) == batch
+        assert read(one_client("direct"), start) == batch
     return batch
 
 
