@@ -5,7 +5,8 @@
 Twenty leases a worker, unless --each says more or fewer, in the simulator, our workers; virtual time, so that the
 figures are the same on each machine.
 All but who joins were there before the run began, and know the table (`Member.present`).
-*above rest*: the listings of the minute after the event, less those of the same minute of the same fleet without it.
+*above rest*: the listings of the minute after the event, less those of the same minute of the same fleet without it;
+--at and --after have a large fleet simulated for less than 30 s before the event and 60 s after it.
 The rolling replacement stands beside KCL 2.x, whose workers list once per 20 s each.
 *virtual seconds* are simulated in one second of processor time: this figure alone depends on the machine.
 """
@@ -41,8 +42,8 @@ from leasehold.balancer.rules.minimal import Minimal
 EACH, AT, AFTER = 20, 30.0, 60.0
 OURS, KCL = Config(Minimal()), Config(Kcl())
 
-Change = Callable[[list[Member], tuple[str, ...]], list[Member]]
-"""What an event makes of the members; the workers come in order of rank, the lookout first."""
+Change = Callable[[list[Member], tuple[str, ...], float], list[Member]]
+"""What an event makes of the members at this time; the workers come in order of rank, the lookout first."""
 
 
 @frozen
@@ -62,22 +63,22 @@ class Told:
     speed: float
 
 
-def _ends(places: slice, members: list[Member], ranks: tuple[str, ...]) -> list[Member]:
+def _ends(places: slice, members: list[Member], ranks: tuple[str, ...], at: float) -> list[Member]:
     gone = frozenset(ranks[places])
-    return [evolve(each, ends=AT) if each.worker in gone else each for each in members]
+    return [evolve(each, ends=at) if each.worker in gone else each for each in members]
 
 
-def _leaves(places: slice, members: list[Member], ranks: tuple[str, ...]) -> list[Member]:
+def _leaves(places: slice, members: list[Member], ranks: tuple[str, ...], at: float) -> list[Member]:
     gone = frozenset(ranks[places])
-    return [evolve(each, ends=AT, ending="leave") if each.worker in gone else each for each in members]
+    return [evolve(each, ends=at, ending="leave") if each.worker in gone else each for each in members]
 
 
-def _joins(name: str, members: list[Member], _ranks: tuple[str, ...]) -> list[Member]:
-    return [*members, Member(name, OURS, AT)]
+def _joins(name: str, members: list[Member], _ranks: tuple[str, ...], at: float) -> list[Member]:
+    return [*members, Member(name, OURS, at)]
 
 
 EVENTS: dict[str, Change] = {
-    "at rest": lambda members, _ranks: members,
+    "at rest": lambda members, _ranks, _at: members,
     "one dies": partial(_ends, slice(-1, None)),
     "the lookout dies": partial(_ends, slice(0, 1)),
     "one leaves": partial(_leaves, slice(-1, None)),
@@ -86,18 +87,27 @@ EVENTS: dict[str, Change] = {
 }
 
 
-def told(event: Change, workers: int, seed: int, *, capacity: Capacity | None = None, leases: int = 0) -> Told:
+def told(
+    event: Change,
+    workers: int,
+    seed: int,
+    *,
+    capacity: Capacity | None = None,
+    leases: int = 0,
+    at: float = AT,
+    after: float = AFTER,
+) -> Told:
     """The figures of one run."""
     logging.disable(logging.CRITICAL)
     names, draw = group_of(0, workers), random.Random(seed)  # noqa: S311  a seed is the point
     ranks = lookout_ranks([Lease(name, owner=name, notes=(("process", f"p/{name}"),)) for name in names], OURS).ranks
-    members = event([Member(name, OURS, draw.uniform(0.0, 1.0), present=True) for name in names], ranks)
+    members = event([Member(name, OURS, draw.uniform(0.0, 1.0), present=True) for name in names], ranks, at)
     owners = balanced(leases or EACH * workers, names, draw)
-    ends = AT + AFTER
+    ends = at + after
     scenario = Scenario(
         seed, owners, tuple(members), ends, calm=ends, network=Network(), capacity=capacity or Capacity()
     )
-    return _figures(scenario, AT)
+    return _figures(scenario, at)
 
 
 def slow(seconds: float, share: float, seed: int) -> Told:
@@ -139,6 +149,8 @@ def main() -> None:
     options.add_argument("--workers", default="10,20,40", help="sizes of the fleet, with commas between them")
     options.add_argument("--each", type=int, default=EACH, help="leases of a worker")
     options.add_argument("--only", default="", help="events whose name matches this expression")
+    options.add_argument("--at", type=float, default=AT, help="when the event comes")
+    options.add_argument("--after", type=float, default=AFTER, help="seconds that are simulated after it")
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--json", action="store_true", help="print one JSON object a line")
     given = options.parse_args()
@@ -152,10 +164,11 @@ def main() -> None:
                     flush=True,
                 )
     for size in map(int, given.workers.split(",")):
-        rest = told(EVENTS["at rest"], size, given.seed, leases=given.each * size)
+        tell = partial(told, workers=size, seed=given.seed, leases=given.each * size, at=given.at, after=given.after)
+        rest = tell(EVENTS["at rest"])
         for name, event in EVENTS.items():
             if re.search(given.only, name):
-                found = rest if name == "at rest" else told(event, size, given.seed, leases=given.each * size)
+                found = rest if name == "at rest" else tell(event)
                 _say(name, size, found, as_json=given.json, above=found.listings - rest.listings)
         if re.search(given.only, "rolling"):
             ours, kcl = (replaced(size, rules, given.seed) for rules in (OURS, KCL))

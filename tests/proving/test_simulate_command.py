@@ -46,6 +46,16 @@ def test_a_scale_out_takes_the_least_moves_and_says_so() -> None:
     assert figures == [6, 6, 0, 1, {"a": 14, "b": 6}]
 
 
+def test_workers_that_know_the_table_read_it_no_more_than_they_must() -> None:
+    """A fleet of a thousand would read ten million rows before anything happens to it."""
+    crash = ("--leases", "80", "--workers", "8", "--event", "crash", "--pace", "own", "--cycles", "2")
+    told, known = answered(*crash), answered(*crash, "--known")
+    assert (known["claims"], known["spread"]) == (told["claims"], told["spread"]) == (10, 1)
+    assert told["traffic"]["rows"] - known["traffic"]["rows"] >= 7 * 80
+    refused = simulate(*crash[:-4], "--known")
+    assert (refused.returncode, "give pace own" in refused.stderr) == (2, True)
+
+
 @pytest.mark.slow
 def test_a_sweep_answers_each_seed_as_if_it_were_asked_alone() -> None:
     """Without it a pool could mix up seeds and answers."""

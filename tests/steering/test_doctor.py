@@ -400,9 +400,9 @@ def test_a_source_out_of_reach_does_not_hide_the_store(tmp_path: Path) -> None:
     [
         (0, 1, "ok", ""),
         (1_000, 100, "ok", ""),
-        (1_320, 1, "ok", ""),
-        (1_330, 1, "unknown", "more workers"),
-        (2_660, 1, "wrong", "more workers"),
+        (7_940, 1, "ok", ""),
+        (7_960, 1, "unknown", "more workers"),
+        (15_901, 1, "wrong", "more workers"),
         (10_000, 110, "unknown", "fewer workers"),
         (10_000, 201, "wrong", "fewer workers"),
     ],
@@ -416,6 +416,6 @@ def test_a_fleet_is_warned_before_it_is_too_large(leases: int, workers: int, sta
 def test_the_size_says_its_figures() -> None:
     """A warning without them could not be weighed."""
     assert size_of(2_000, 4, Config()).says == (
-        "500 leases a worker are renewed in time while the store answers within 106 ms; "
+        "500 leases a worker are renewed in time while the store answers within 636 ms; "
         "2000 leases x 4 workers are 8,000, of at most some 2,000,000"
     )

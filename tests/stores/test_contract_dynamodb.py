@@ -10,6 +10,7 @@ from process_race import assert_one_winner_each
 from leasehold.balancer.model import Lease
 from leasehold.stores.contract import StoreContract
 from leasehold.stores.contract.actors import done
+from leasehold.stores.dynamodb import store as dynamodb_store
 from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.protocol import Listing, StoreError
 from leasehold.stores.writes import CreateLease, RenewLease
@@ -38,6 +39,22 @@ class TestDynalite(StoreContract):
     def store(self, dynalite_url: str, session: Session) -> Iterator[DynamoStore]:
         """A new, empty store."""
         yield from new_store(dynalite_url, session)
+
+
+@pytest.mark.services
+class TestDynaliteInSegments(StoreContract):
+    """Likewise where each listing behind another is read in parts, side by side."""
+
+    @pytest.fixture
+    def store(self, dynalite_url: str, session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[DynamoStore]:
+        """A new, empty store, which takes four rows for a large table."""
+        monkeypatch.setattr(dynamodb_store, "SEGMENT_ROWS", 1)
+        yield from new_store(dynalite_url, session)
+
+    def test_every_lease_is_in_one_of_the_segments(self, store: DynamoStore) -> None:
+        """What is in none would be made anew, and begin where it began."""
+        made = [done(store.write(CreateLease(Lease(f"s-{number:02}")))) for number in range(20)]
+        assert [list(store.list().leases) for _ in range(3)] == [made] * 3
 
 
 @pytest.mark.services

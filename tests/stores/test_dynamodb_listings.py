@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from threading import Barrier
 from typing import TYPE_CHECKING, Any, cast
 
 import boto3
@@ -13,7 +14,7 @@ from botocore.exceptions import ClientError
 
 from leasehold.stores.dynamodb import store as listings
 from leasehold.stores.dynamodb.rows import RowDecoder
-from leasehold.stores.dynamodb.store import Clients, DynamoStore, read_listings_quickly
+from leasehold.stores.dynamodb.store import Clients, DynamoStore, pages_of, read_listings_quickly
 from leasehold.stores.protocol import OutcomeUnknown
 
 if TYPE_CHECKING:
@@ -110,6 +111,32 @@ def test_an_answer_of_another_shape_is_no_answer(body: bytes) -> None:
     read_listings_quickly(client)
     store = DynamoStore.__new__(DynamoStore)
     store._table, store._create, store._clients = "leases", True, Clients(client, client)  # noqa: SLF001  likewise
-    store._prefix, store._rows = "", RowDecoder()  # noqa: SLF001  likewise
+    store._prefix, store._rows, store._listed = "", RowDecoder(), 0  # noqa: SLF001  likewise
     with pytest.raises(OutcomeUnknown, match="leases: an answer cannot be read"):
         store.list()
+
+
+def test_the_segments_of_a_large_table_are_read_side_by_side() -> None:
+    """A hundred thousand rows are fifty pages, and a dead worker's leases wait for three listings."""
+    together = Barrier(4)
+
+    def look(*, Segment: int, ExclusiveStartKey: int = 0) -> dict[str, Any]:  # noqa: N803  the service's own words
+        if not ExclusiveStartKey:
+            together.wait(20)
+        more = {"LastEvaluatedKey": ExclusiveStartKey + 1} if ExclusiveStartKey < Segment else {}
+        return {"Items": [f"{Segment}.{ExclusiveStartKey}"], **more}
+
+    found = [str(row) for page in pages_of(look, [{"Segment": each} for each in range(4)]) for row in page]
+    assert sorted(found) == [f"{segment}.{page}" for segment in range(4) for page in range(segment + 1)]
+
+
+def test_a_page_that_fails_fails_the_listing_of_all_segments() -> None:
+    """Rows of the other segments alone would show a smaller fleet, and their owners' leases would be made anew."""
+
+    def look(*, Segment: int) -> dict[str, Any]:  # noqa: N803  likewise
+        if Segment == 2:
+            raise OutcomeUnknown("no answer")
+        return {"Items": []}
+
+    with pytest.raises(OutcomeUnknown):
+        list(pages_of(look, [{"Segment": each} for each in range(4)]))

@@ -67,31 +67,49 @@ def test_side_by_side_raises_what_failed_once_all_is_over() -> None:
     assert sorted(done) == [0, 2, 3]
 
 
+class Counted(ThreadScheduler):
+    """Tells which threads it began, and in a queue which of them ended."""
+
+    def __init__(self) -> None:
+        super().__init__(seconds)
+        self.names, self.ended = list[str](), self.queue()
+
+    def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
+        """Begin a thread that says when it ends."""
+        self.names.append(name)
+
+        def told() -> None:
+            work()
+            self.ended.put(name)
+
+        super().start(name, told, failed)
+
+
 def test_tasks_that_a_burst_of_work_has_started_end_after_it() -> None:
     """A worker that once claimed a hundred leases would keep twenty threads for ever, for a write now and then."""
-    names: list[str] = []
-
-    class Counted(ThreadScheduler):
-        def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-            names.append(name)
-
-            def told() -> None:
-                work()
-                ended.put(name)
-
-            super().start(name, told, failed)
-
-    scheduler = Counted(seconds)
-    ended = scheduler.queue()
+    scheduler = Counted()
     pool = Pool(scheduler, 6, "test", lambda _fault: None, keep=2)
     for burst in (1, 2):
         together = threading.Barrier(6)
         assert sorted(pool.map(together.wait, [20] * 6)) == [*range(6)]
         until = seconds() + 20
-        assert [ended.get(until) for _ in range(4)] == ["test"] * 4
-        assert len(names) == 2 + 4 * burst
+        assert [scheduler.ended.get(until) for _ in range(4)] == ["test"] * 4
+        assert len(scheduler.names) == 2 + 4 * burst
     assert pool.close(seconds() + 20)
-    assert [ended.get(seconds() + 20) for _ in range(2)] == ["test"] * 2
+    assert [scheduler.ended.get(seconds() + 20) for _ in range(2)] == ["test"] * 2
+
+
+def test_a_pool_grows_when_it_is_told_to_and_ends_tasks_when_it_is_made_smaller() -> None:
+    """Renewals would queue behind each other once the store is slow, or keep their threads once it is quick again."""
+    scheduler = Counted()
+    pool = Pool(scheduler, 1, "test", lambda _fault: None)
+    pool.resize(4)
+    together = threading.Barrier(4)
+    assert sorted(pool.map(together.wait, [20] * 4)) == [*range(4)]
+    pool.resize(1)
+    assert len(pool.map(abs, range(4))) == 4
+    assert [scheduler.ended.get(seconds() + 20) for _ in range(3)] == ["test"] * 3
+    assert pool.close(seconds() + 20)
 
 
 def test_a_signal_given_as_it_is_taken_leaves_the_next_one_free() -> None:

@@ -33,6 +33,7 @@ seed always has the same answer. Figures count from the event on.
     leasehold simulate --leases 500 --workers 100+100 --rules minimal --groups --seed 7
     leasehold simulate --leases 500 --workers 100+100 --rules kcl --seed 7
     leasehold simulate --leases 100 --workers 10 --event crash --sweep 200
+    leasehold simulate --leases 10000 --workers 1000 --event crash --pace own --known --cycles 3
     leasehold simulate --leases 100 --workers 10 --event crash --sweep 20000 --master spark://host:7077
 
 `--workers` counts the workers of each group; of several groups the last one joins the others (`--event scale-out`).
@@ -74,6 +75,7 @@ def command(  # noqa: PLR0917  typer calls it by name
     peer: Annotated[str | None, typer.Option(help="The rules of the workers that are not ours.")] = None,
     share: Annotated[float, typer.Option(min=0, max=1, help="Which part of a mixed fleet is ours.")] = 0.5,
     dated: Annotated[bool, typer.Option("--dated", help="A table like blobs, which tells how old rows are.")] = False,
+    known: Annotated[bool, typer.Option("--known", help="Who is there has read the table; with --pace own.")] = False,
     cycles: Annotated[float, typer.Option(min=1, help="How long to go on after the event.")] = 45.0,
     sweep: Annotated[int, typer.Option(min=1, help="So many seeds, as of --seed.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Processes for a sweep.")] = os.cpu_count() or 1,
@@ -100,6 +102,7 @@ def command(  # noqa: PLR0917  typer calls it by name
             peer=peer,
             share=share,
             dated=dated,
+            known=known,
             cycles=cycles,
         )
     seeds = range(seed, seed + sweep)

@@ -76,7 +76,7 @@ class Signal:
 class Pool:
     """Work done side by side by a bounded number of tasks, each of which is started when it is first needed.
 
-    keep    how many tasks may wait for work; one beyond them ends where there is none. None: all of them
+    keep    how many tasks may wait for work; one beyond them ends where there is none. None: as many as may work
     failed  told when a task cannot be started, or when work raises what nobody waits for
     """
 
@@ -90,9 +90,14 @@ class Pool:
         keep: int | None = None,
     ) -> None:
         self._scheduler, self._size, self._name, self._failed = scheduler, size, name, failed
-        self._keep = size if keep is None else max(1, keep)
+        self._keep = keep
         self._work, self._over, self._lock = scheduler.queue(), scheduler.queue(), Lock()
         self._tasks = self._load = 0
+
+    def resize(self, size: int) -> None:
+        """Let so many tasks work side by side from now on; a task too many ends after its work."""
+        with self._lock:
+            self._size = size if self._size else 0  # once closed it stays closed
 
     def submit(self, work: Callable[[], None]) -> None:
         """Have this done; by the caller itself if there is not one task for it."""
@@ -169,7 +174,8 @@ class Pool:
                 with self._lock:
                     self._load -= 1
                     # Those that stay are enough for all work there is. Once closed, each is waited for.
-                    counted = once or not self._size or self._tasks <= max(self._keep, self._load)
+                    keep = self._size if self._keep is None else self._keep
+                    counted = once or not self._size or self._tasks <= max(1, keep, min(self._load, self._size))
                     self._tasks -= not counted
                 if once or not counted:
                     return
@@ -472,6 +478,8 @@ class Readings:
 READERS = 30
 WRITERS = 20
 RENEWERS = 10
+RENEWERS_MOST = 3 * WRITERS
+"""Of twenty writers; no client of a store keeps more connections than these and a few."""
 ACTORS_KEPT = 4
 """Writers that wait for work between two bursts of it; the others end, and are started anew."""
 MEMORY_BYTES = 256 * 2**20
@@ -486,7 +494,8 @@ class Runner:
     worker         made without a consumer of its own
     handling       the handler and its policy; a plain function gets the default policy
     readers        how many shards may be read or handled side by side
-    writers        how many leases may be claimed side by side, and at most ten renewed
+    writers        how many leases may be claimed side by side. Renewed are ten; up to three times as many as this
+                   where the worker holds more than so many can renew in time, as the store answers
     meter          where metrics go, if OpenTelemetry is installed; to the program's own provider, if left out
     drain_seconds  most time for finishing the running batches and releasing; leases left then expire by themselves
     memory_bytes   for records read and not handled yet, of all shards together; a larger batch goes alone
@@ -525,7 +534,8 @@ class Runner:
         self._scheduler, self._drain_seconds = worker.scheduler, drain_seconds
         self._ends: Queue = self._scheduler.queue()
         self._turn_sooner, self._renew_sooner = Signal(self._scheduler), Signal(self._scheduler)
-        self._renewing, self._failed = True, False
+        self._renewing, self._failed, self._said_late = True, False, False
+        self._writers = writers
         # Two pools: a renewal behind a hundred claims would come too late, and one that stalls must not hold up a
         # claim.
         self._renewers = Pool(self._scheduler, min(writers, RENEWERS), "leasehold-renew", self._fail)
@@ -554,7 +564,7 @@ class Runner:
         KeyboardInterrupt if a handler has raised it.
         """
         worker, tasks = self.worker, dict[str, Queue]()
-        turn, renew = partial(worker.turn, each=self._actors.map), partial(worker.renew, each=self._renewers.begin)
+        turn, renew = partial(worker.turn, each=self._actors.map), self._renew
         pause = start_seconds(worker.me, worker.config)  # C15
         works: dict[str, Callable[[], None]] = {
             "turn": lambda: self._keep("turn", turn, self._turn_sooner, lambda: self._readings.taking, pause),
@@ -612,6 +622,24 @@ class Runner:
         # Without this task leases would be held and not read: the run ends with its reason.
         self._scheduler.start(f"leasehold-{name}", run, self._fail)
         return over
+
+    def _renew(self, now: float) -> float:
+        """Renew what is due, by as many tasks as the held leases and the answers of the store ask for."""
+        worker, most = self.worker, RENEWERS_MOST * self._writers // WRITERS
+        wanted = worker.renewers
+        # Half of them are enough where nothing stalls.
+        if wanted > 2 * most and not self._said_late:
+            self._said_late = True
+            log.warning(
+                "%d leases are held, and %d renewals at a time are too few to renew each in %.1f s as slowly as the "
+                "store answers: others may take them; start more workers, set max_leases, or give the fleet longer "
+                "leases (lease_seconds)",
+                len(worker.holdings),
+                most,
+                worker.config.renew_seconds,
+            )
+        self._renewers.resize(max(min(self._writers, RENEWERS), min(most, wanted)))
+        return worker.renew(now, each=self._renewers.begin)
 
     def _keep(
         self, name: str, work: Callable[[float], float], sooner: Signal, going: Callable[[], bool], pause: float = 0.0

@@ -34,6 +34,7 @@ from heapq import heappop, heappush
 from threading import Lock
 from typing import Protocol, TypeVar
 
+from leasehold.adapters.threads import seconds
 from leasehold.adapters.worker.holding import Holding, Identity
 from leasehold.balancer.actions import Action, Claim, Look, Renew, RequestHandoff, Steal
 from leasehold.balancer.config import Config
@@ -454,10 +455,14 @@ class Renewing:
     nothing due costs the same however many are held. What a checkpoint renewed is found to be early, and waits on.
 
     release  called with each lease that is to be handed over once the running batch is done
+    clock    measures how long a renewal takes
     """
 
-    def __init__(self, config: Config, release: Callable[[Holding], None]) -> None:
-        self._config, self._release = config, release
+    def __init__(
+        self, config: Config, release: Callable[[Holding], None], clock: Callable[[], float] = seconds
+    ) -> None:
+        self._config, self._release, self._clock = config, release, clock
+        self._took = 0.0
         self._begun: set[Holding] = set()
         self._held: Collection[Holding] = ()
         self._known: frozenset[Holding] = frozenset()
@@ -527,6 +532,11 @@ class Renewing:
         wanted = {action.lease.key: action for action in due}
         return [(by_key[key], action) for key, action in wanted.items()]
 
+    @property
+    def side_by_side(self) -> int:
+        """How many renewals must go on at a time to renew all in time as the store answers, twice over for stalls."""
+        return math.ceil(2 * len(self._held) * self._took / self._config.renew_seconds)
+
     def due(self, now: float) -> float:
         """The time of the next call."""
         while self._wakes:
@@ -546,10 +556,14 @@ class Renewing:
 
     def renew(self, holding: Holding, action: Renew, look: Look, *, patient: bool = True) -> None:
         """Renew this one now; not `patient` where peers wait for its notes."""
+        began = self._clock()
         try:
             holding.renew(merged(action.notes, look.notes), patient=patient)
         except StoreError as fault:
             renewals_log.warning("lease %s could not be renewed: %s", holding.key, fault)
+        # A mean over the last few, in which one that stalls counts for little, and all of them soon.
+        took = min(self._clock() - began, 4 * self._took + 0.02)
+        self._took += (took - self._took) / 8
 
     def _waits(self, holding: Holding, now: float) -> bool:
         # Tried within this second and not confirmed: a store that is overloaded is not asked again at once.

@@ -135,7 +135,7 @@ class Worker:
             hold=self._took_back,
             doubt=self._holdings.mark_unconfirmed,
         )
-        self._renewing = Renewing(self.config, self._release)
+        self._renewing = Renewing(self.config, self._release, clock)
         self.watch, self._look = first_watch(self.config, store.promises), Look(0.0)
         self._look_due = -math.inf
         self._listing_since: float | None = None
@@ -152,6 +152,11 @@ class Worker:
     def holdings(self) -> tuple[Holding, ...]:
         """The leases that this worker holds now, sorted by key."""
         return self._holdings.all
+
+    @property
+    def renewers(self) -> int:
+        """How many renewals must go on side by side for the leases held now and a store as slow as it is."""
+        return self._renewing.side_by_side
 
     def renew(self, now: float, each: BackgroundMap = map) -> float:
         """Renew the leases that are due, and drop those that others may have taken; return when to call again.

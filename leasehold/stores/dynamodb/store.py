@@ -19,6 +19,7 @@ each. Whatever else an answer says, and every answer with a binary value, which 
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
@@ -123,6 +124,8 @@ T = TypeVar("T")
 ATTEMPTS = 3
 PATIENCE = Patience(connect_seconds=2, read_seconds=5, attempts=ATTEMPTS)
 """Short enough for several tries within one lease, long enough for a page of a scan (1 MB)."""
+SEGMENT_ROWS, SEGMENTS_MOST = 10_000, 4
+"""A listing is read in parts of at least so many rows, some five pages, and in no more parts at a time."""
 
 THROTTLED = frozenset(
     {"ProvisionedThroughputExceededException", "ThrottlingException", "Throttling", "RequestLimitExceeded"}
@@ -347,6 +350,28 @@ def check_key(table: str, found: "TableDescriptionTypeDef", prefix: str = "") ->
 log = escaped(logging.getLogger("leasehold.dynamodb"))
 
 
+def pages_of(look: Callable[..., Any], questions: Sequence[dict[str, Any]]) -> Iterator[Sequence[Item]]:
+    """The pages that these questions bring, one after the other, while those of several are fetched side by side."""
+    # Items take ten times the room of their leases, so that no more than a page of each question waits here. Repeated
+    # here: with a short lease the client tries once, and one throttled page must not cost the listing.
+    if len(questions) == 1:
+        (asked,) = questions
+        page = unless_throttled(look, asked)
+        yield page["Items"]
+        while last := page.get("LastEvaluatedKey"):
+            page = unless_throttled(look, {**asked, "ExclusiveStartKey": last})
+            yield page["Items"]
+        return
+    with ThreadPoolExecutor(len(questions), thread_name_prefix="leasehold-listing") as pool:
+        waited = {pool.submit(unless_throttled, look, asked): asked for asked in questions}
+        while waited:
+            for each in wait(waited, return_when=FIRST_COMPLETED).done:
+                asked, page = waited.pop(each), each.result()
+                if last := page.get("LastEvaluatedKey"):
+                    waited[pool.submit(unless_throttled, look, {**asked, "ExclusiveStartKey": last})] = asked
+                yield page["Items"]
+
+
 class DynamoStore:
     """A table in KCL's layout. leaseCounter is the version and the epoch; may be used by many threads.
 
@@ -371,7 +396,7 @@ class DynamoStore:
         directly  whether calls go past boto3 where they can
         """
         self._table, self._create, self._prefix, self._protect = table, create, prefix, protect
-        self._rows = RowDecoder()
+        self._rows, self._listed = RowDecoder(), 0
         self._clients = connect(
             session or Session(), region, endpoint, PATIENCE.within(request_seconds), directly=directly
         )
@@ -408,26 +433,20 @@ class DynamoStore:
             asked["KeyConditionExpression"] = f"{APPLICATION} = :application"
         elif parts > 1:
             asked |= {"Segment": part, "TotalSegments": parts}
+        whole = parts == 1 and owner is None
         if owner is not None:
             asked["FilterExpression"] = "leaseOwner = :owner OR checkpointOwner = :owner"
             values[":owner"] = text(owner)
         if values:
             asked["ExpressionAttributeValues"] = values
 
-        def pages() -> Iterator[Sequence[Item]]:
-            # One page at a time: its items take ten times the room of their leases.
-            while True:
-                # Repeated here: with a short lease the client tries once, and one throttled page must not cost the
-                # listing.
-                page = unless_throttled(look, asked)
-                yield page["Items"]
-                if not (last := page.get("LastEvaluatedKey")):
-                    return
-                asked["ExclusiveStartKey"] = last
-
-        whole = parts == 1 and owner is None
+        questions = [asked]
+        if whole and not self._prefix and (at_a_time := min(SEGMENTS_MOST, self._listed // SEGMENT_ROWS)) > 1:
+            questions = [{**asked, "Segment": each, "TotalSegments": at_a_time} for each in range(at_a_time)]
         with translated(self._table):
-            read = (self._rows if whole else RowDecoder()).read(pages())
+            read = (self._rows if whole else RowDecoder()).read(pages_of(look, questions))
+        if whole:
+            self._listed = len(read.leases)
         if any(item["entityType"] == text(CELL) for item in read.others):
             raise StoreError(f"{self._table}: it has rows of layout sessions; open it by ?layout=sessions")
         leases = sorted(read.leases, key=attrgetter("key"))

@@ -461,6 +461,30 @@ def test_aggregates_are_kept_where_the_service_spreads_records(
     assert [each.data for each in reader.read().records] == kept
 
 
+def test_a_refused_question_about_the_stream_is_not_asked_for_each_of_its_shards(
+    stub: Stubber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The account's quota is 20 a second: a thousand workers of ten shards asked 186,000 times before all had read."""
+    now, asked = [0.0], list[float]()
+
+    def described(**_: object) -> dict[str, Any]:
+        asked.append(now[0])
+        if now[0] < 100.0:
+            raise ClientError({"Error": {"Code": "LimitExceededException"}}, "DescribeStreamSummary")
+        return {"StreamDescriptionSummary": {}}
+
+    monkeypatch.setattr(stub.client, "describe_stream_summary", described)
+    stream = source(stub, clock=lambda: now[0])
+    for shard in range(10):
+        with pytest.raises(SourceUnavailable):
+            stream.open(Lease(f"s-{shard}"), TRIM_HORIZON)
+    assert asked == [0.0]
+    now[0] = 100.0
+    for shard in range(10):
+        stream.open(Lease(f"s-{shard}"), TRIM_HORIZON)
+    assert asked == [0.0, 100.0]
+
+
 def test_a_stream_that_may_not_be_described_is_read_all_the_same(stub: Stubber) -> None:
     """Without it one permission less than before would stop a consumer."""
     stub.add_client_error("describe_stream_summary", service_error_code="AccessDeniedException")

@@ -43,6 +43,11 @@ def _known(_question: object, attribute: "Attribute[Any]", name: str | None) -> 
         raise ValueError(f"{attribute.name}: {name!r} is none of {', '.join(RULES)}")
 
 
+def _at_its_own_pace(question: "SimulationQuestion", _attribute: "Attribute[Any]", known: bool) -> None:
+    if known and question.pace != "own":
+        raise ValueError("known: whoever scans once a cycle reads the whole table anyway; give pace own")
+
+
 @frozen
 class SimulationQuestion:
     """The fleet and the event to simulate.
@@ -62,6 +67,7 @@ class SimulationQuestion:
     cycles   how long to go on after the event
     pauses   how often an hour each worker stands still for 1 to 3 s
     sessions whether the table is in layout `sessions`
+    known    whether those who are there from the beginning have read the table before; with `pace` own
     dated    whether the table is like blobs: listings tell how old each row is, and bulletins are not free
     checkpoints
              seconds between two checkpoints of each lease; None: nothing is read
@@ -86,6 +92,7 @@ class SimulationQuestion:
     pauses: float = 0.0
     dated: bool = False
     sessions: bool = False
+    known: bool = field(default=False, validator=_at_its_own_pace)
     checkpoints: float | None = None
 
     @property
@@ -152,6 +159,8 @@ def fleet_of(question: SimulationQuestion, config: Config | None = None) -> Flee
             fleet = fleets.weighed(leases, workers, config, seed=seed, cycles=cycles)
     if question.peer is not None:
         fleet = fleets.mixed(fleet, config_of(question, question.peer), question.share, seed)
+    if question.known:
+        fleet = fleets.known(fleet)
     if question.pauses:
         fleet = fleets.paused(fleet, question.pauses, seed)
     scenario = evolve(

@@ -348,6 +348,15 @@ def mixed(fleet: FleetScenario, peer: Config, share: float, seed: int) -> FleetS
     return evolve(fleet, scenario=evolve(fleet.scenario, members=members))
 
 
+def known(fleet: FleetScenario) -> FleetScenario:
+    """The fleet, but that those who are there from the beginning have read the table before.
+
+    Else a fleet begins with two readings of the whole table by each worker, which take longest to simulate.
+    """
+    members = (evolve(each, present=True, phase=0.0) if each.phase else each for each in fleet.scenario.members)
+    return evolve(fleet, scenario=evolve(fleet.scenario, members=tuple(members)))
+
+
 def paused(fleet: FleetScenario, per_hour: float, seed: int) -> FleetScenario:
     """The fleet with pauses: every worker stands still now and then, for 1 to 3 s."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point

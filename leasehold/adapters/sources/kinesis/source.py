@@ -1,6 +1,7 @@
 """A Kinesis stream as a source: its shards, and a reader for each."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from botocore.exceptions import ClientError
 
-from leasehold.adapters.sources.call_patience import CallPatience, TimedClients
+from leasehold.adapters.sources.call_patience import Backoff, CallPatience, TimedClients
 from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
 from leasehold.adapters.sources.kinesis.clients import KinesisClients, WireForm, reading_client
 from leasehold.adapters.sources.kinesis.fan_out import FanOut, StreamConsumer
@@ -23,7 +24,7 @@ from leasehold.adapters.sources.kinesis.faults import (
 )
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.records import listed
-from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Settled, SourceError
+from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Settled, SourceError, SourceUnavailable
 from leasehold.adapters.threads import seconds
 from leasehold.balancer.model import Lease, Position, Shard, at_timestamp
 from leasehold.stores.aws import session_of
@@ -37,6 +38,7 @@ if TYPE_CHECKING:  # the stubs are no dependency of a user
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
 PAGE = 1000
+ASK_SECONDS = 1.0, 10.0
 
 
 class PolledStream:
@@ -143,6 +145,8 @@ class KinesisSource(PolledStream):
         self._misplaced = misplaced
         # Whether partition keys choose the shard; where the service spreads records, no aggregate is misplaced.
         self._keys_decide: bool | None = None
+        # All shards of a worker that starts want to know it at once, of a quota that a whole account shares.
+        self._ask_at, self._ask_waits = -math.inf, Backoff(*ASK_SECONDS)
 
     def identity(self) -> str:
         """`account:stream:creationEpoch`, by which KCL tells streams apart. Raises SourceUnavailable or SourceError."""
@@ -161,6 +165,8 @@ class KinesisSource(PolledStream):
             if isinstance(fault.__cause__, KeyError) and self._keys_decide is not None:
                 return ""  # a stand-in that answers without the ARN or the time
             if not (isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) in DENIED):
+                if isinstance(fault, SourceUnavailable):
+                    self._ask_at = self._clock() + self._ask_waits.next()
                 raise
         if self._keys_decide is None:
             lacking = "for want of kinesis:DescribeStreamSummary"
@@ -185,8 +191,12 @@ class KinesisSource(PolledStream):
         return Settled() if self.latest(lease).sub / 1000 >= until + SETTLE_SECONDS else None
 
     def open(self, lease: Lease, start: Position) -> Poller:
-        """A reader that starts just after `start`."""
+        """A reader that starts just after `start`. Raises SourceUnavailable or SourceError."""
         if self._keys_decide is None:
+            if self._clock() < self._ask_at:
+                raise SourceUnavailable(f"stream {self.name!r}: DescribeStreamSummary is asked again in a moment")
+            if self._ask_waits.faults:  # by this shard, while the others wait for its answer
+                self._ask_at = self._clock() + ASK_SECONDS[0]
             self.incarnation()
         return self.reader(
             self._client,

@@ -12,7 +12,7 @@ from typing import Any
 
 from attrs import Factory, define, evolve, frozen
 
-from leasehold.adapters.reading.runner import RENEWERS
+from leasehold.adapters.reading.runner import RENEWERS_MOST
 from leasehold.adapters.sources.protocol import Identified, Selective, Source, SourceError
 from leasehold.adapters.sources.urls import open_source, source_address
 from leasehold.adapters.steering.doctor.attempts import Finding, RightsTrial, attempted, clock_of, recognised, well
@@ -188,7 +188,7 @@ def size_of(leases: int, workers: int, config: Config) -> Finding:
     Source: docs/limits.md.
     """
     each, cells = math.ceil(leases / workers), leases * workers
-    answer = RENEWERS * config.renew_seconds / max(1, each)
+    answer = RENEWERS_MOST * config.renew_seconds / max(1, each)
     room = min(answer / ANSWER_SECONDS, CELLS_MOST / max(1, cells))
     said = f"{each} leases a worker are renewed in time while the store answers within {answer * 1000:,.0f} ms"
     said += f"; {leases} leases x {workers} workers are {cells:,}, of at most some {CELLS_MOST:,}"

@@ -1,0 +1,36 @@
+"""Workers that hold many leases over a slow store: each lease is renewed in time, or the log says why."""
+
+import logging
+
+import pytest
+
+from leasehold.adapters.history.rights import changes
+from leasehold.adapters.proving.simulator.run import run
+from leasehold.adapters.proving.simulator.scenario import Member, Network, Scenario, group_of
+from leasehold.balancer.config import Config
+
+SLOW_SECONDS = 0.5
+"""Ten renewals at a time are twenty a second, and 106 while a renewal is due once."""
+
+
+def changed_hands(leases: int, seconds: float = 40.0) -> int:
+    """How many times leases changed hands, with two workers that hold so many each, and nobody dies."""
+    names = group_of(0, 2)
+    members = tuple(Member(name, Config(), present=True) for name in names)
+    network = Network(latency=(SLOW_SECONDS, SLOW_SECONDS), stall=0.0, unanswered=0.0)
+    return len([*changes(run(Scenario(1, names * leases, members, seconds, network=network)).writes)])
+
+
+def test_a_worker_renews_as_many_leases_at_a_time_as_the_store_is_slow(caplog: pytest.LogCaptureFixture) -> None:
+    """Living workers lost leases at rest: ten renewals at a time, for however many leases."""
+    with caplog.at_level(logging.WARNING, "leasehold.runner"):
+        assert changed_hands(300) == 0
+    assert not caplog.messages
+
+
+def test_a_worker_that_holds_more_than_it_can_renew_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Its leases would go to others and come back, and nobody would know why."""
+    with caplog.at_level(logging.WARNING, "leasehold.runner"):
+        changed_hands(700, seconds=20.0)
+    said = [text for text in caplog.messages if "renewals at a time are too few" in text]
+    assert len(said) == 2, "each worker once"
