@@ -7,8 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from leasehold.adapters.cli import EXTRAS, imported_for
 from leasehold.adapters.cli.main import COMMANDS, GROUPS, app
