@@ -1,9 +1,10 @@
 """Every law of the seam finds the fault that is planted for it, and says what is wrong."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from attrs import evolve
+from hypothesis import Phase, settings
 
 from leasehold.adapters.proving.properties.laws import Law
 from leasehold.adapters.proving.properties.simulation import Planner
@@ -19,6 +20,16 @@ from leasehold.testing import LawBroken, Scene, SmallFleet, chaos, laws, simulat
 pytestmark = pytest.mark.slow
 
 Actions = tuple[Action, ...]
+
+
+@pytest.fixture(autouse=True)
+def _unshrunk() -> Iterator[None]:
+    """A planted fault is found, and named, before it is made small, and that is where the time would go."""
+    before = settings.get_current_profile_name()
+    settings.register_profile("unshrunk", settings.get_profile(before), phases=(Phase.generate,))
+    settings.load_profile("unshrunk")
+    yield
+    settings.load_profile(before)
 
 
 def but(change: Callable[[Actions, list[Lease], Me], Iterable[Action]]) -> Planner:

@@ -93,5 +93,5 @@ def test_a_move_that_skips_a_record_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
         return evolve(made, checkpoint=further)
 
     monkeypatch.setattr(swap, "_copy", ahead)
-    found = breaches(run(swapped(1, 1.0, sessions=False)))
+    found = breaches(run(swapped(1, 0.5, sessions=False)))
     assert {breach.what for breach in found} >= {"lost"}
