@@ -240,6 +240,10 @@ def test_the_rows_of_an_answer_are_gone_once_they_are_columns() -> None:
     rows = [row(1, b"a"), row(2, b"b")]
     expected = columns_of(cast("list[RecordTypeDef]", [*rows]))
     views = RowViews(b"body", (b"d", b"n", b"k", bytes(16)), lambda *_views: _values(expected), sealed=True)
+    assert views[1] == expected[1]
+    for beyond in (-1, 2):
+        with pytest.raises(IndexError):
+            views[beyond]
     told = columns_of(views)
     assert (_values(told), told.sealed) == (_values(expected), True)
     assert (views.body, len(views)) == (b"", 0)
