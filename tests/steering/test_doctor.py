@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from leasehold.adapters.cli.steer.doctor import app
 from leasehold.adapters.inputs import paced
+from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.adapters.sources import urls as sources
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.steering.doctor import examination
@@ -81,6 +82,27 @@ def test_a_denied_right_is_named_and_the_others_are_tried() -> None:
         Finding("x:Read", "ok", "table t: allowed"),
     ]
     assert not well(found)
+
+
+class Refused(Exception):
+    """As the clients of PostgreSQL, Google and Azure tell it."""
+
+    def __init__(self, **told: object) -> None:
+        self.__dict__.update(told)
+
+
+@pytest.mark.parametrize(
+    ("refused", "todo"),
+    [
+        (Refused(sqlstate="42501"), "allow x:Do"),
+        (Refused(code=403), "allow x:Do"),
+        (Refused(status_code=403), "allow x:Do"),
+        (Refused(sqlstate="42P01", code=404, status_code=404), ""),
+    ],
+)
+def test_a_refusal_is_known_in_the_words_of_each_service(refused: Refused, todo: str) -> None:
+    """Whoever lacks a right would be told of a fault, and not of the right."""
+    assert tried(raising(StoreError("t: no"), refused))[0].todo == todo
 
 
 @pytest.mark.parametrize(
@@ -393,6 +415,16 @@ def test_a_source_out_of_reach_does_not_hide_the_store(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, asked).stdout.splitlines()
     assert shown[0].startswith("WRONG    kinesis:DescribeStreamSummary")
     assert shown[-1] == "7 findings: 1 wrong, 2 unknown"
+
+
+def test_a_store_that_bills_no_requests_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever keeps leases in a file would be told of writes a second as if somebody counted them."""
+    SqliteStore(str(tmp_path / "l.db")).close()
+    monkeypatch.setattr(examination, "open_source", lambda _url: ListSource([Shard("s-0")]))
+    asked = ["kinesis://orders?endpoint=http://127.0.0.1:1&region=eu-west-1", "--store", f"sqlite://{tmp_path}/l.db"]
+    told = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
+    assert told["expected"] == {"gap_seconds": 30.55}
+    assert [each["what"] for each in told["findings"]][-3:] == ["table", "gap", "size"]
 
 
 @pytest.mark.parametrize(

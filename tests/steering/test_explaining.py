@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 from leasehold.adapters.cli.steer.explain import app
 from leasehold.adapters.reading.status import Status
 from leasehold.adapters.report.watching import WatchedTable, shares, watched
+from leasehold.adapters.steering import explaining
 from leasehold.adapters.steering.explaining import SENTENCES, plans, rules_of, story
 from leasehold.adapters.worker.reach import NOTE, Reach
+from leasehold.balancer.actions import Claim, Steal
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, History, Lease
 from leasehold.balancer.rules.kcl import Kcl
@@ -180,6 +182,14 @@ def test_a_table_that_cannot_be_explained_is_said_in_one_line(
     ran = CliRunner().invoke(app, [*(each.format(tmp_path) for each in arguments), "--for", "0"])
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (status, "", 1)
     assert says in ran.stderr
+
+
+def test_the_rule_that_names_a_lease_explains_its_move_before_one_that_robs_its_owner() -> None:
+    """A lease of a dead worker would be said to be stolen, because its new owner would have robbed the living one."""
+    lease, other = held("s-0", "a"), held("s-1", "a")
+    robs, names = Steal(other, "a", "M6"), Claim(lease, "M5")
+    rule = explaining._rule  # noqa: SLF001  a moment in which a worker would do both is hard to come by
+    assert [rule(lease, (robs,), (names,)), rule(lease, (robs,), ()), rule(lease, (), ())] == ["M5", "M6", ""]
 
 
 def test_kcl_plans_are_told_by_its_own_rules() -> None:

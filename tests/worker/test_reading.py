@@ -290,19 +290,6 @@ def test_a_batch_that_could_not_be_held_is_read_again() -> None:
     assert (bench.handed, len(bench.source.opened)) == ([data(2)], 2)
 
 
-def test_what_a_handler_checkpointed_before_it_raised_is_not_handed_over_again_be_it_all() -> None:
-    """A handler would be called with no records, or its shard never go on."""
-
-    def does(delivery: Delivery) -> None:
-        delivery.checkpoint()
-        if len(bench.handed) == 1:
-            raise OSError("afterwards")
-
-    bench = Bench(ShardRecords(records(4), size=2), does=does)
-    bench.steps(bench.reading(), 5)
-    assert bench.handed == [data(2), data(2, 2)]
-
-
 def test_a_lease_that_was_lost_in_a_handler_is_left_at_once_where_no_checkpoint_is_due() -> None:
     """The next owner's word would come only with the next reading of what is not ours any more."""
 

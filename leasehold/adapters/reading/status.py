@@ -105,9 +105,8 @@ def asked(source: Source, leases: Iterable[Lease], lags: Mapping[str, LeaseLag])
         if latest.numbered and lease.checkpoint.numbered:
             events = max(0, int(latest.sequence) - int(lease.checkpoint.sequence))
             found[lease.key] = LeaseLag(0.0 if not events else None, events, not events)
-            continue
         if latest.sequence != "AT_TIMESTAMP" or lease.checkpoint.sequence == "LATEST":
-            continue
+            continue  # counted already, or nothing that a batch would tell
         reader = source.open(lease, lease.checkpoint)
         try:
             batch = reader.read()

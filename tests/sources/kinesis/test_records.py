@@ -239,7 +239,16 @@ def test_the_rows_of_an_answer_are_gone_once_they_are_columns() -> None:
     """Without it each answer would be in memory twice while its records are taken apart."""
     rows = [row(1, b"a"), row(2, b"b")]
     expected = columns_of(cast("list[RecordTypeDef]", [*rows]))
-    views = RowViews(b"body", (b"d", b"n", b"k", bytes(16)), lambda *_views: _values(expected), sealed=True)
+
+    def made(body: bytes, *_views: bytes) -> tuple[list[bytes], list[str], list[Any], list[Any]]:
+        assert body == b"body"
+        return _values(expected)
+
+    views = RowViews(b"body", (b"d", b"n", b"k", bytes(16)), made, sealed=True)
+    assert views[1] == expected[1]
+    for beyond in (-1, 2):
+        with pytest.raises(IndexError):
+            views[beyond]
     told = columns_of(views)
     assert (_values(told), told.sealed) == (_values(expected), True)
     assert (views.body, len(views)) == (b"", 0)
