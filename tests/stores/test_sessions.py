@@ -253,11 +253,12 @@ def test_a_lease_that_went_leaves_its_session_and_one_that_came_again_stays() ->
     """A session would grow with all leases that it ever had, until it has no room; or forget one that it has."""
     ann, bob, lease = scene(ObjectMemory())
     other = owned(ann, key="s-2")
+    lease, other = (done(ann.write(RenewLease(one, notes=(("lag", "3"),)))) for one in (lease, other))
     taken = done(bob.write(StealLease(lease, "bob")))
     lost(ann.write(RenewLease(lease)))
     other = done(ann.write(RenewLease(other)))
     (page,) = ann._pages.values()  # noqa: SLF001  what it holds is what is stored
-    assert set(page.session.entries) == {"s-2"}
+    assert (set(page.session.entries), set(page.told)) == ({"s-2"}, {"s-2"})
     back = done(ann.write(StealLease(taken, "ann")))
     done(ann.write(RenewLease(other)))
     assert set(page.session.entries) == {KEY, "s-2"}
