@@ -214,9 +214,12 @@ def test_a_release_that_lands_late_is_refused(monkeypatch: pytest.MonkeyPatch) -
         patched.setattr(ObjectMemory, "put_over", lose)
         with pytest.raises(OutcomeUnknown):
             ann.write(ReleaseLease(lease, "ann"))
-    done(ann.write(CheckpointLease(lease, Position("42"))))
+    lease = done(ann.write(CheckpointLease(lease, Position("42"))))
     assert objects.put_over(*late[0]) is None
     assert (stored(bob, KEY).checkpoint, stored(bob, KEY).owner) == (Position("42"), "ann")
+    objects.log.clear()
+    done(ann.write(RenewLease(lease)))
+    assert [line.partition("/")[0] for line in objects.log] == ["over session"], "it is settled, and reads no more"
 
 
 def test_many_checkpoints_are_one_write() -> None:
@@ -362,6 +365,20 @@ def test_an_entry_of_a_row_that_was_deleted_is_not_believed_of_the_next() -> Non
     assert done(ann.write(ClaimLease(row, "ann"))).checkpoint == TRIM_HORIZON
 
 
+def test_a_claim_of_an_older_reading_is_told_what_is_stored_now() -> None:
+    """A worker would be told of a free lease that another reads, and try again and again."""
+    ann, bob, lease = scene(ObjectMemory())
+
+    def freed(lease: Lease) -> Lease:
+        done(ann.write(ReleaseLease(lease, "ann")))
+        return next(row for row in bob.list().leases if row.key == KEY)
+
+    older = freed(lease)
+    freed(done(ann.write(ClaimLease(stored(ann, KEY), "ann"))))
+    again = done(ann.write(ClaimLease(stored(ann, KEY), "ann")))
+    assert lost(bob.write(ClaimLease(older, "bob"))) == again
+
+
 # What somebody has done to rows by hand
 
 
@@ -378,6 +395,16 @@ def test_a_lease_whose_row_was_deleted_is_lost_once_its_owner_has_listed() -> No
     del objects.stored[f"lease/{KEY}"]
     assert ann.list().leases[0].key == "s-1"
     assert lost(ann.write(RenewLease(lease))) is None
+
+
+def test_a_lease_whose_row_was_deleted_and_put_back_goes_on() -> None:
+    """Its owner would hold a lease that it can neither renew nor lose."""
+    objects = ObjectMemory()
+    ann, _, lease = scene(objects)
+    row = objects.stored.pop(f"lease/{KEY}")
+    ann.list()
+    objects.stored[row.name] = row
+    assert done(ann.write(CheckpointLease(lease, Position("42")))).checkpoint == Position("42")
 
 
 def test_a_listing_without_a_session_leaves_its_leases_with_their_owner() -> None:
