@@ -283,6 +283,7 @@ def test_a_worker_whose_session_ended_begins_another() -> None:
     done(bob.write(ClaimLease(stored(bob, KEY), "bob")))
     assert lost(ann.write(RenewLease(lease))) == stored(bob, KEY)
     assert done(ann.write(StealLease(stored(ann, KEY), "ann"))).owner == "ann"
+    assert len(ann._pages) == 1, "a long life would keep every session that it had"  # noqa: SLF001  they are counted
 
 
 def test_a_restarted_worker_takes_its_leases_from_the_process_before_it() -> None:
@@ -298,6 +299,14 @@ def test_a_closed_store_leaves_its_leases_at_once() -> None:
     ann, bob, _ = scene(ObjectMemory())
     ann.close()
     assert (stored(bob, KEY).owner, stored(bob, KEY).checkpoint) == (None, AT)
+
+
+def test_a_lease_whose_owner_ended_is_to_go_to_nobody() -> None:
+    """Others would leave it to a worker that waits for its former owner to give it."""
+    ann, bob, _ = scene(ObjectMemory(), heir=True)
+    assert stored(bob, KEY).heir == "bob"
+    ann.close()
+    assert (stored(bob, KEY).owner, stored(bob, KEY).heir) == (None, None)
 
 
 def test_a_session_that_is_over_is_removed_once_no_lease_names_it() -> None:
@@ -328,6 +337,20 @@ def test_a_session_that_nobody_names_and_that_stands_still_is_over(monkeypatch: 
     assert len(sessions(objects)) == 1, "bob's, which a lease names, stays"
     lost(ann.write(ClaimLease(stored(ann, KEY), "ann")))  # this tells ann that her session is over
     assert done(ann.write(ClaimLease(stored(ann, KEY), "ann"))).owner == "ann"
+
+
+def test_a_session_that_is_to_have_a_lease_is_not_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease would be given to a session that somebody has ended meanwhile, and be read by nobody."""
+    objects = ObjectMemory()
+    ann, bob, lease = scene(objects)
+    cat = two(objects)[0]
+    done(cat.write(RequestLease(stored(cat, KEY), "cat")))
+    monkeypatch.setattr("leasehold.stores.sessions.store.IDLE_SECONDS", -1.0)
+    for _ in range(3):
+        bob.list()
+    given = done(ann.write(GiveLease(done(ann.write(RenewLease(lease))), AT)))
+    assert done(cat.write(ClaimLease(given, "cat"))).owner == "cat"
+    assert len(sessions(objects)) == 3, "it began none anew"
 
 
 def test_a_reset_under_a_position_of_before_is_read_from_where_it_says() -> None:
