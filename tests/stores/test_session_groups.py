@@ -163,3 +163,10 @@ def test_nobody_waits_for_a_lease_that_waits_for_nobody(script: Script, page: Pa
         comes = {number + 0.0: ticket("0"), number + 0.1: ticket("1", patient=False)}
         found = written(script, page, comes)
     assert found == [(3.0, {"0"}), (3.1, {"1"})]
+
+
+def test_a_lease_that_comes_just_before_a_round_begins_belongs_to_it(script: Script, page: Page) -> None:
+    """It would be written alone in the next round, since nobody knew that it would come."""
+    written(script, page, {1.0: ticket("0")})
+    written(script, page, {2.0: ticket("1"), 2.04: ticket("0")})
+    assert written(script, page, {3.0: ticket("0"), 3.1: ticket("1")}) == [(3.1, {"0", "1"})]

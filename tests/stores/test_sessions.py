@@ -213,9 +213,12 @@ def test_a_release_that_lands_late_is_refused(monkeypatch: pytest.MonkeyPatch) -
         patched.setattr(ObjectMemory, "put_over", lose)
         with pytest.raises(OutcomeUnknown):
             ann.write(ReleaseLease(lease, "ann"))
-    done(ann.write(CheckpointLease(lease, Position("42"))))
+    lease = done(ann.write(CheckpointLease(lease, Position("42"))))
     assert objects.put_over(*late[0]) is None
     assert (stored(bob, KEY).checkpoint, stored(bob, KEY).owner) == (Position("42"), "ann")
+    objects.log.clear()
+    done(ann.write(RenewLease(lease)))
+    assert [line.partition("/")[0] for line in objects.log] == ["over session"], "it is settled, and reads no more"
 
 
 def test_many_checkpoints_are_one_write() -> None:
@@ -252,11 +255,12 @@ def test_a_lease_that_went_leaves_its_session_and_one_that_came_again_stays() ->
     """A session would grow with all leases that it ever had, until it has no room; or forget one that it has."""
     ann, bob, lease = scene(ObjectMemory())
     other = owned(ann, key="s-2")
+    lease, other = (done(ann.write(RenewLease(one, notes=(("lag", "3"),)))) for one in (lease, other))
     taken = done(bob.write(StealLease(lease, "bob")))
     lost(ann.write(RenewLease(lease)))
     other = done(ann.write(RenewLease(other)))
     (page,) = ann._pages.values()  # noqa: SLF001  what it holds is what is stored
-    assert set(page.session.entries) == {"s-2"}
+    assert (set(page.session.entries), set(page.told)) == ({"s-2"}, {"s-2"})
     back = done(ann.write(StealLease(taken, "ann")))
     done(ann.write(RenewLease(other)))
     assert set(page.session.entries) == {KEY, "s-2"}
@@ -278,6 +282,7 @@ def test_a_worker_whose_session_ended_begins_another() -> None:
     done(bob.write(ClaimLease(stored(bob, KEY), "bob")))
     assert lost(ann.write(RenewLease(lease))) == stored(bob, KEY)
     assert done(ann.write(StealLease(stored(ann, KEY), "ann"))).owner == "ann"
+    assert len(ann._pages) == 1, "a long life would keep every session that it had"  # noqa: SLF001  they are counted
 
 
 def test_a_restarted_worker_takes_its_leases_from_the_process_before_it() -> None:
@@ -293,6 +298,14 @@ def test_a_closed_store_leaves_its_leases_at_once() -> None:
     ann, bob, _ = scene(ObjectMemory())
     ann.close()
     assert (stored(bob, KEY).owner, stored(bob, KEY).checkpoint) == (None, AT)
+
+
+def test_a_lease_whose_owner_ended_is_to_go_to_nobody() -> None:
+    """Others would leave it to a worker that waits for its former owner to give it."""
+    ann, bob, _ = scene(ObjectMemory(), heir=True)
+    assert stored(bob, KEY).heir == "bob"
+    ann.close()
+    assert (stored(bob, KEY).owner, stored(bob, KEY).heir) == (None, None)
 
 
 def test_a_session_that_is_over_is_removed_once_no_lease_names_it() -> None:
@@ -323,6 +336,20 @@ def test_a_session_that_nobody_names_and_that_stands_still_is_over(monkeypatch: 
     assert len(sessions(objects)) == 1, "bob's, which a lease names, stays"
     lost(ann.write(ClaimLease(stored(ann, KEY), "ann")))  # this tells ann that her session is over
     assert done(ann.write(ClaimLease(stored(ann, KEY), "ann"))).owner == "ann"
+
+
+def test_a_session_that_is_to_have_a_lease_is_not_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease would be given to a session that somebody has ended meanwhile, and be read by nobody."""
+    objects = ObjectMemory()
+    ann, bob, lease = scene(objects)
+    cat = two(objects)[0]
+    done(cat.write(RequestLease(stored(cat, KEY), "cat")))
+    monkeypatch.setattr("leasehold.stores.sessions.store.IDLE_SECONDS", -1.0)
+    for _ in range(3):
+        bob.list()
+    given = done(ann.write(GiveLease(done(ann.write(RenewLease(lease))), AT)))
+    assert done(cat.write(ClaimLease(given, "cat"))).owner == "cat"
+    assert len(sessions(objects)) == 3, "it began none anew"
 
 
 def test_a_reset_under_a_position_of_before_is_read_from_where_it_says() -> None:
@@ -360,6 +387,20 @@ def test_an_entry_of_a_row_that_was_deleted_is_not_believed_of_the_next() -> Non
     assert done(ann.write(ClaimLease(row, "ann"))).checkpoint == TRIM_HORIZON
 
 
+def test_a_claim_of_an_older_reading_is_told_what_is_stored_now() -> None:
+    """A worker would be told of a free lease that another reads, and try again and again."""
+    ann, bob, lease = scene(ObjectMemory())
+
+    def freed(lease: Lease) -> Lease:
+        done(ann.write(ReleaseLease(lease, "ann")))
+        return next(row for row in bob.list().leases if row.key == KEY)
+
+    older = freed(lease)
+    freed(done(ann.write(ClaimLease(stored(ann, KEY), "ann"))))
+    again = done(ann.write(ClaimLease(stored(ann, KEY), "ann")))
+    assert lost(bob.write(ClaimLease(older, "bob"))) == again
+
+
 # What somebody has done to rows by hand
 
 
@@ -376,6 +417,16 @@ def test_a_lease_whose_row_was_deleted_is_lost_once_its_owner_has_listed() -> No
     del objects.stored[f"lease/{KEY}"]
     assert ann.list().leases[0].key == "s-1"
     assert lost(ann.write(RenewLease(lease))) is None
+
+
+def test_a_lease_whose_row_was_deleted_and_put_back_goes_on() -> None:
+    """Its owner would hold a lease that it can neither renew nor lose."""
+    objects = ObjectMemory()
+    ann, _, lease = scene(objects)
+    row = objects.stored.pop(f"lease/{KEY}")
+    ann.list()
+    objects.stored[row.name] = row
+    assert done(ann.write(CheckpointLease(lease, Position("42")))).checkpoint == Position("42")
 
 
 def test_a_listing_without_a_session_leaves_its_leases_with_their_owner() -> None:

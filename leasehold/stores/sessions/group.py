@@ -214,8 +214,7 @@ class Page:
         """End the session: this process is done with it, and its leases are anybody's at once."""
         with self._lock:
             stored = self.session.stored
-            if not self.ended:
-                self._cells.put_over(stored.name, session_fields(evolve(self.session, ended=True)), stored.etag)
+            self._cells.put_over(stored.name, session_fields(evolve(self.session, ended=True)), stored.etag)
 
     def _gathered(self) -> list[Ticket]:
         """The tickets of one group: at least one waits.

@@ -109,7 +109,7 @@ class SessionStore:
         self._named: dict[str, str] = {}
         self._free: dict[str, Joint] = {}
         self._unsettled: dict[str, str] = {}
-        self._ended: dict[str, float] = {}
+        self._ended: tuple[str, ...] = ()
         self._still: dict[str, tuple[str, float]] = {}
         self._beginning = self._pace.lock()
 
@@ -555,7 +555,7 @@ class SessionStore:
                 stored = self._cells.read([kind + name]).get(kind + name)
                 if stored is not None:
                     self._cells.delete(stored.name, stored.etag)
-        self._ended = {name: now for name, one in sessions.items() if one.ended and name not in removable}
+        self._ended = tuple(name for name, one in sessions.items() if one.ended and name not in removable)
         still: dict[str, tuple[str, float]] = {}
         for name, session in sessions.items():
             if session.ended or name in named:
