@@ -1,6 +1,7 @@
 """Local services, one of each per test process, and clients that speak with them."""
 
 import gc
+import logging
 import os
 import re
 import shutil
@@ -125,6 +126,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
     try:
         return (yield)
     finally:
+        # A command that was called in this process has set what it logs; the next test sees all of its log.
+        logging.getLogger("leasehold").setLevel(logging.NOTSET)
         told, handler = signal.set_wakeup_fd(-1), signal.getsignal(signal.SIGINT)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         assert told == -1, f"{item.nodeid} left a descriptor that is told of signals"

@@ -1,12 +1,12 @@
 """Fleets with all faults on: twenty-five here, more in `make test-more`; `make soak` runs ten thousand."""
 
-import logging
 from collections.abc import Iterable, Iterator
 
 import pytest
 from soak import breaches_of
 
 from leasehold.adapters.proving.simulator.chaos import trial
+from leasehold.adapters.proving.simulator.question import unlogged
 
 pytestmark = pytest.mark.slow
 
@@ -19,11 +19,8 @@ CHUNKS = [0, *(pytest.param(chunk, marks=pytest.mark.more) for chunk in range(1,
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
     """That things go wrong is the point."""
-    log = logging.getLogger("leasehold")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    yield
-    log.setLevel(level)
+    with unlogged():
+        yield
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)

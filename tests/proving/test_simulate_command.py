@@ -1,6 +1,7 @@
 """`leasehold simulate`: one fleet, many seeds, and the same many on Spark."""
 
 import json
+import logging
 import subprocess
 import sys
 from typing import Any
@@ -54,6 +55,14 @@ def test_workers_that_know_the_table_read_it_no_more_than_they_must() -> None:
     assert told["traffic"]["rows"] - known["traffic"]["rows"] >= 7 * 80
     refused = CliRunner().invoke(app, [*crash[:-4], "--known"])
     assert (refused.exit_code, "give pace own" in refused.stderr) == (2, True)
+
+
+def test_a_simulation_leaves_the_log_as_it_was() -> None:
+    """A program that asks for one would hear nothing of its own workers from then on."""
+    log = logging.getLogger("leasehold")
+    log.setLevel(logging.INFO)
+    alone(7)
+    assert log.level == logging.INFO
 
 
 @pytest.mark.slow

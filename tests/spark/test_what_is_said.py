@@ -10,7 +10,7 @@ from fake_stream import Place, Stream
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from test_stream import stolen
 
-from leasehold.adapters.worker import holding
+from leasehold.adapters.worker import reach
 from leasehold.balancer.model import Position
 
 
@@ -38,7 +38,7 @@ def test_many_shards_that_were_lost_are_told_in_a_short_line(place: Place, caplo
 
 def test_a_query_that_has_read_all_it_asked_for_is_not_behind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without this a nightly query would be told as minutes behind while its last batches are in its sink."""
-    monkeypatch.setattr(holding, "SILENT_SECONDS", 0.0)  # from now on every silence counts
+    monkeypatch.setattr(reach, "SILENT_SECONDS", 0.0)  # from now on every silence counts
     query = place.query()
     query.reader.prepareForTriggerAvailableNow()
     while query.reader.latestOffset(query.offset, ReadAllAvailable()) != query.offset:

@@ -1,7 +1,6 @@
 """`leasehold what-if`: moves, seconds and balance if workers came or went, simulated from the table as it is."""
 
 import json
-import logging
 from collections import Counter
 from contextlib import closing
 from typing import Annotated
@@ -72,14 +71,7 @@ def command(  # noqa: PLR0917  one for each option
         present = [row.owner for row in alive(table.unended, config) if row.owner is not None]
         coming = names_of(add or (), present)
         change = FleetChange(coming, tuple(remove or ()), "crash" if crash else "leave", cycles, seed)
-        # The logs of simulated workers are no news of the fleet.
-        log = logging.getLogger("leasehold")
-        level = log.level
-        log.setLevel(logging.CRITICAL)
-        try:
-            told = forecast(table, config, change, dated=dated)
-        finally:
-            log.setLevel(level)
+        told = forecast(table, config, change, dated=dated)
     if as_json:
         print(json.dumps(told.as_json() | ({"swap": list(table.swapping)} if table.swapping else {})))
         return

@@ -8,6 +8,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
@@ -227,9 +228,21 @@ def summed_up(outcomes: Sequence[dict[str, object]]) -> tuple[Summary, ...]:
     return tuple(Summary(figure, median(values), max(values)) for figure, values in columns.items())
 
 
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """What simulated workers would log is no news of a fleet, and stays out of the log."""
+    log = logging.getLogger("leasehold")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
 def _answered(question: SimulationQuestion, seed: int) -> Answer:
-    logging.getLogger("leasehold").setLevel(logging.CRITICAL)  # the simulated faults would fill the log
-    return seed, answer(evolve(question, seed=seed)).as_json()
+    with unlogged():
+        return seed, answer(evolve(question, seed=seed)).as_json()
 
 
 @frozen
@@ -263,7 +276,8 @@ class Forecast:
 
 def forecast_of(scenario: Scenario, config: Config, since: float) -> Forecast:
     """Run the scenario, whose change comes at `since`."""
-    history = run(scenario)
+    with unlogged():
+        history = run(scenario)
     passed = [change for change in changes(history.writes) if change.after is not None]
     living = [member.worker for member in scenario.members if member.alive(scenario.seconds - 1e-6)]
     owners = owners_at(history, history.end)
