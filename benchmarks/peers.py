@@ -1,6 +1,7 @@
 """What a row, a small poll and a start cost a whole process tree, ours beside what else reads Kinesis.
 
-    LEASEHOLD_DYNAMODB_LOCAL=1 python benchmarks/peers.py [--rounds N] [--seconds N] [--only NAME] [--also NAME=COMMAND]
+    LEASEHOLD_DYNAMODB_LOCAL=1 python benchmarks/peers.py [--rounds N] [--seconds N] [--only NAME] [--without NAME]
+        [--also NAME=COMMAND]
 
 One canned server, a process of its own, answers every question for a shard at once and counts what it has told. Each
 contestant is a process of its own with all that it starts; what counts is the processor time of that tree between two
@@ -328,6 +329,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--only", default="", help="the cases whose names begin so")
+    parser.add_argument(
+        "--without", action="append", default=[], metavar="NAME", help="leave out who has this in its name"
+    )
     parser.add_argument("--also", action="append", default=[], metavar="NAME=COMMAND")
     options = parser.parse_args()
     os.environ.update(ENVIRONMENT)
@@ -342,6 +346,7 @@ def main() -> None:
             print(f"what keeps its leases in DynamoDB is left out: {missing}")
         for case in (each for each in CASES if each.name.startswith(options.only)):
             chosen = {n: peer for n, peer in contestants(case, also).items() if dynamodb or not _in_dynamodb(peer)}
+            chosen = {n: peer for n, peer in chosen.items() if not any(each in n for each in options.without)}
             costs: dict[str, list[Cost]] = {name: [] for name in chosen}
             for peer in () if found else chosen.values():
                 with started(peer, case, installed, dynamodb):
