@@ -379,6 +379,24 @@ def test_a_port_that_is_taken_is_said_with_what_to_give(tmp_path: Path) -> None:
     assert "0 takes a free one" in ran.stderr
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="NO PAGE AT :: IS TRIED: this machine has no IPv6")
+def test_a_page_at_every_address_is_reached_by_ipv4_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes and proxies that know the machine by its IPv4 address would find no page."""
+    SqliteStore(str(tmp_path / "l.db")).close()
+    reached: list[int] = []
+
+    def said(text: str, *, flush: bool) -> None:
+        assert flush
+        port = int(text.partition("/ (")[0].rpartition(":")[2])
+        socket.create_connection(("127.0.0.1", port), 10).close()
+        reached.append(port)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("leasehold.adapters.cli.steer.serve.print", said, raising=False)
+    ended = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--host", "::", "--port", "0"])
+    assert (ended.exit_code, len(reached)) == (0, 1)
+
+
 def test_a_locked_history_makes_no_table_stale_and_misses_no_move(store: Table, tmp_path: Path) -> None:
     """The watcher ended of it: a page of hours ago, and nothing on it that says so."""
     path = tmp_path / "moves.db"

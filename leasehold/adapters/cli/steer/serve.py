@@ -87,8 +87,10 @@ def _serve(watchers: Sequence[TableWatcher], host: str, port: int, hosts: Sequen
     page = server(watchers, hosts)
     quiet = {"log_level": "warning", "access_log": False, "http": BoundedConnection}
     config = uvicorn.Config(page, host=host, port=port, timeout_graceful_shutdown=1, **quiet)  # type: ignore[arg-type]
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # `::` is for whoever comes by IPv4, too
     try:  # whoever reads the address below can connect at once
-        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listening = socket.create_server((host, port), family=family, dualstack_ipv6=both)
     except OSError as problem:
         raise ValueError(
             f"--host {host} --port {port}: {problem.strerror or problem}; "
