@@ -345,8 +345,11 @@ def main() -> None:
             dynamodb = ""
             print(f"what keeps its leases in DynamoDB is left out: {missing}")
         for case in (each for each in CASES if each.name.startswith(options.only)):
-            chosen = {n: peer for n, peer in contestants(case, also).items() if dynamodb or not _in_dynamodb(peer)}
-            chosen = {n: peer for n, peer in chosen.items() if not any(each in n for each in options.without)}
+            chosen = {
+                name: peer
+                for name, peer in contestants(case, also).items()
+                if (dynamodb or not _in_dynamodb(peer)) and not any(each in name for each in options.without)
+            }
             costs: dict[str, list[Cost]] = {name: [] for name in chosen}
             for peer in () if found else chosen.values():
                 with started(peer, case, installed, dynamodb):

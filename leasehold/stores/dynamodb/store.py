@@ -352,24 +352,29 @@ log = escaped(logging.getLogger("leasehold.dynamodb"))
 
 def pages_of(look: Callable[..., Any], questions: Sequence[dict[str, Any]]) -> Iterator[Sequence[Item]]:
     """The pages that these questions bring, one after the other, while those of several are fetched side by side."""
-    # Items take ten times the room of their leases, so that no more than a page of each question waits here. Repeated
-    # here: with a short lease the client tries once, and one throttled page must not cost the listing.
-    if len(questions) == 1:
-        (asked,) = questions
+
+    def fetched(asked: dict[str, Any]) -> tuple[Sequence[Item], dict[str, Any] | None]:
+        # Repeated here: with a short lease the client tries once, and one throttled page must not cost the listing.
         page = unless_throttled(look, asked)
-        yield page["Items"]
-        while last := page.get("LastEvaluatedKey"):
-            page = unless_throttled(look, {**asked, "ExclusiveStartKey": last})
-            yield page["Items"]
+        last = page.get("LastEvaluatedKey")
+        return page["Items"], {**asked, "ExclusiveStartKey": last} if last else None
+
+    # Items take ten times the room of their leases, so that no more than a page of each question waits here.
+    if len(questions) == 1:
+        more: dict[str, Any] | None = questions[0]
+        while more is not None:
+            items, more = fetched(more)
+            yield items
         return
     with ThreadPoolExecutor(len(questions), thread_name_prefix="leasehold-listing") as pool:
-        waited = {pool.submit(unless_throttled, look, asked): asked for asked in questions}
+        waited = {pool.submit(fetched, asked) for asked in questions}
         while waited:
-            for each in wait(waited, return_when=FIRST_COMPLETED).done:
-                asked, page = waited.pop(each), each.result()
-                if last := page.get("LastEvaluatedKey"):
-                    waited[pool.submit(unless_throttled, look, {**asked, "ExclusiveStartKey": last})] = asked
-                yield page["Items"]
+            done, waited = wait(waited, return_when=FIRST_COMPLETED)
+            for each in done:
+                items, more = each.result()
+                if more is not None:
+                    waited.add(pool.submit(fetched, more))
+                yield items
 
 
 class DynamoStore:
