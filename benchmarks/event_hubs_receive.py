@@ -4,6 +4,10 @@ Every side takes of each event what a consumer that checkpoints needs: body, num
 client makes them only when asked, and ours has asked by the time a handler sees a record.
 Exits with 1 where ours is below 0.9 of the client's asynchronous face, on which it stands. The blocking
 face spends less on each event under a backlog; `docs/event-hubs.md` says why it is not used.
+
+`--parts` measures ours two times more in the same run, each time without one part: without the task that
+`asyncio.wait_for` makes for each frame that the client reads, and without the records that we make of the events.
+What is missing there is what the part costs. Neither could be used: the client's time-outs are gone in the one.
 """
 
 import argparse
@@ -13,18 +17,21 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import cast
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from azure.eventhub import EventData, EventHubConsumerClient, EventHubProducerClient
+from azure.eventhub._pyamqp.aio import _transport_async as frames
 from azure.eventhub.aio import EventHubConsumerClient as AsyncConsumerClient
 
 from leasehold.adapters.local.hubs.event_hubs import LocalHubs, event_hubs
+from leasehold.adapters.sources.event_hubs import poller
 from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING
-from leasehold.adapters.sources.event_hubs.poller import open_url
+from leasehold.adapters.sources.event_hubs.poller import IDLE_SECONDS, EventPosition, PartitionReceiver, open_url
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 
 HUB = "benchmark"
@@ -101,6 +108,54 @@ def ours(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
     source.close()
 
 
+def without_tasks(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
+    """Ours, where the client awaits each frame as it is: without its time-out, and the task which that takes."""
+
+    class Bare(ModuleType):
+        """`asyncio` as the client's transport sees it."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(asyncio, name)
+
+        @staticmethod
+        async def wait_for(awaited: Awaitable[object], timeout: float | None) -> object:  # noqa: ARG004, ASYNC109
+            """Its answer, whenever it comes."""
+            return await awaited
+
+    kept, frames.asyncio = frames.asyncio, Bare("asyncio")  # type: ignore[attr-defined]
+    try:
+        ours(hubs, partitions, clock, prefetch)
+    finally:
+        frames.asyncio = kept  # type: ignore[attr-defined]
+
+
+def without_records(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
+    """Our receivers alone, which hand over the client's events as they come."""
+    kept, poller.record = poller.record, lambda event: event  # type: ignore[attr-defined, assignment, return-value]
+    source = open_url(f"{hubs.namespace}/{HUB}", {"prefetch": str(prefetch)})
+    try:
+        receivers = [
+            PartitionReceiver(
+                source._background,  # noqa: SLF001  what the source has for all of its readers
+                source.access,
+                str(number),
+                EventPosition(BEGINNING),
+                epoch=0,
+                prefetch=prefetch,
+            )
+            for number in range(partitions)
+        ]
+        done = False
+        while not done:
+            for receiver in receivers:
+                came = receiver.take()
+                done = (bool(came) and clock.count(len(came))) or done
+            time.sleep(IDLE_SECONDS)
+        source.close()
+    finally:
+        poller.record = kept  # type: ignore[attr-defined]
+
+
 def official_async(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
     """The client's asynchronous face, one `receive_batch` a partition."""
 
@@ -153,12 +208,15 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=100, help="bytes an event")
     parser.add_argument("--prefetch", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--parts", action="store_true", help="also ours without one part, to know what that costs")
     options = parser.parse_args()
     sides: dict[str, Callable[[LocalHubs, int, Clock, int], None]] = {
         "ours": ours,
         "official, asynchronous": official_async,
         "official, blocking": official,
     }
+    if options.parts:
+        sides |= {"ours, no task a frame": without_tasks, "ours, no records made": without_records}
     rates: dict[str, list[float]] = {name: [] for name in sides}
     costs: dict[str, list[float]] = {name: [] for name in sides}
     each = options.events // options.partitions // BATCH * BATCH
