@@ -20,7 +20,7 @@ from leasehold.adapters.reading.handling import (
     ToDeadLetter,
     TryAgain,
 )
-from leasehold.adapters.reading.reading import MemoryBudget
+from leasehold.adapters.reading.memory import MemoryBudget
 from leasehold.adapters.sources.kinesis.records import KinesisRecords
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.balancer.model import TRIM_HORIZON, Position

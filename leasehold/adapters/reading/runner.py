@@ -33,7 +33,8 @@ from attrs import define, frozen
 from leasehold.adapters.reading.exporting import Meter
 from leasehold.adapters.reading.handling import Handler, Handling, metered, traced
 from leasehold.adapters.reading.handovers import HandlerExecutor, Handovers, ThreadExecutor
-from leasehold.adapters.reading.reading import MemoryBudget, ShardReading
+from leasehold.adapters.reading.memory import MemoryBudget
+from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.holdings import RETRY_SECONDS, WorkerError
