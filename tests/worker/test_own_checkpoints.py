@@ -11,7 +11,7 @@ from leasehold.adapters.proving.simulator.world.world import FIRST_MS, ShardReco
 from leasehold.adapters.reading.handling import Delivery, FinalCheckpoint, Handling
 from leasehold.adapters.reading.handovers import Handovers
 from leasehold.adapters.reading.memory import MemoryBudget
-from leasehold.adapters.worker.holding import latest_notes
+from leasehold.adapters.worker.notes import latest_notes
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
 
 

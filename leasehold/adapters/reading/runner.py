@@ -37,7 +37,8 @@ from leasehold.adapters.reading.memory import MemoryBudget
 from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.holdings import RETRY_SECONDS, WorkerError
+from leasehold.adapters.worker.holdings import WorkerError
+from leasehold.adapters.worker.renewing import RETRY_SECONDS
 from leasehold.adapters.worker.scheduler import Queue, Scheduler
 from leasehold.adapters.worker.worker import Worker, nobody
 from leasehold.balancer.lookout import start_seconds

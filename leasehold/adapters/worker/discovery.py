@@ -13,7 +13,8 @@ from typing import Literal
 from attrs import evolve
 
 from leasehold.adapters.sources.protocol import Identified, Selective, Source, SourceError, SourceUnavailable
-from leasehold.adapters.worker.holding import LATEST_MS, LATEST_POSITION, UNPINNED, Holding
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.notes import LATEST_MS, LATEST_POSITION, UNPINNED
 from leasehold.balancer.actions import Action, Create
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
