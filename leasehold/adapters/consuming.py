@@ -22,9 +22,9 @@ from attrs import evolve, frozen
 
 from leasehold.adapters.inputs import MOMENT, configuration_for, moment, seconds_of, settings, start
 from leasehold.adapters.reading.dead_letters.boxes import dead_letters
+from leasehold.adapters.reading.executors import HandlerExecutor
 from leasehold.adapters.reading.exporting import Meter, exporting
 from leasehold.adapters.reading.handling import DeadLetter, Handler, Handling, by_key
-from leasehold.adapters.reading.handovers import HandlerExecutor
 from leasehold.adapters.reading.lifecycle import FAULT_WAITS
 from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, Runner, stopping_on_signals
 from leasehold.adapters.reading.slices import Slice, SliceVerdict, run_slice

@@ -7,7 +7,7 @@ from attrs import define, field
 from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
-from leasehold.adapters.reading.handovers import Work
+from leasehold.adapters.reading.executors import Work
 from leasehold.adapters.sources.protocol import Batch, Reader, SourceError
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.renewing import BackgroundMap

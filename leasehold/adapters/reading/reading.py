@@ -27,6 +27,7 @@ from typing import assert_never
 
 from attrs import frozen
 
+from leasehold.adapters.reading.attempts import Attempts, Hopeless, ToDeadLetter, TryAgain
 from leasehold.adapters.reading.cursor import (
     AwaitEvent,
     Cursor,
@@ -39,18 +40,7 @@ from leasehold.adapters.reading.cursor import (
     ShardPull,
     StoreCheckpoint,
 )
-from leasehold.adapters.reading.handling import (
-    Attempts,
-    Delivery,
-    Ending,
-    FinalCheckpoint,
-    Handling,
-    Happening,
-    Hopeless,
-    ToDeadLetter,
-    TryAgain,
-    Withdrawn,
-)
+from leasehold.adapters.reading.handling import Delivery, Ending, FinalCheckpoint, Handling, Happening, Withdrawn
 from leasehold.adapters.reading.handovers import (
     AtWork,
     CallEnded,

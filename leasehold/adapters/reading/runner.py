@@ -30,9 +30,10 @@ from typing import TypeVar, assert_never
 
 from attrs import define, frozen
 
+from leasehold.adapters.reading.executors import HandlerExecutor, ThreadExecutor
 from leasehold.adapters.reading.exporting import Meter
 from leasehold.adapters.reading.handling import Handler, Handling, metered, traced
-from leasehold.adapters.reading.handovers import HandlerExecutor, Handovers, ThreadExecutor
+from leasehold.adapters.reading.handovers import Handovers
 from leasehold.adapters.reading.memory import MemoryBudget
 from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.sources.protocol import SourceError
