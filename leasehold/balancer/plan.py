@@ -12,8 +12,9 @@ from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Rene
 from leasehold.balancer.census import Census, Known
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above, take_census
+from leasehold.balancer.family import families, faults
 from leasehold.balancer.handoff import handoffs
-from leasehold.balancer.lineage import creations, deletions, families, faults, garbage
+from leasehold.balancer.lineage import creations, deletions, garbage
 from leasehold.balancer.lookout import (
     called_for,
     free_expired,

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from attrs import evolve, field, frozen
 
 from leasehold.balancer.census import Known, Whole
-from leasehold.balancer.lineage import holes_after
+from leasehold.balancer.family import holes_after
 from leasehold.balancer.lookout import BulletinTracker
 from leasehold.balancer.model import History, Lease, Shard
 

@@ -18,7 +18,8 @@ from leasehold.adapters.worker.notes import LATEST_MS, LATEST_POSITION, UNPINNED
 from leasehold.balancer.actions import Action, Create
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
-from leasehold.balancer.lineage import HOLE_CONFIDENCE, apart, problems, ripe
+from leasehold.balancer.family import apart, problems
+from leasehold.balancer.lineage import HOLE_CONFIDENCE, ripe
 from leasehold.balancer.model import LATEST, History, Hole, Lease, Me, Notes, Position, Shard
 from leasehold.balancer.shards.contradictions import (
     CONTRADICTION,

@@ -12,7 +12,8 @@ from typing import Literal
 
 from attrs import evolve, frozen
 
-from leasehold.balancer.lineage import Family, families, lease_of
+from leasehold.balancer.family import Family, families
+from leasehold.balancer.lineage import lease_of
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Shard
 
 INCARNATION = "incarnation"
