@@ -24,9 +24,9 @@ from typing import NamedTuple
 
 from attrs import evolve, field, frozen
 
+from leasehold.balancer.bulletin import BulletinTracker
 from leasehold.balancer.census import Known, Whole
 from leasehold.balancer.family import holes_after
-from leasehold.balancer.lookout import BulletinTracker
 from leasehold.balancer.model import History, Lease, Shard
 
 REPORT_SECONDS = 35.0

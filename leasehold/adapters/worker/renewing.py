@@ -18,17 +18,10 @@ from typing import Protocol, TypeVar
 from leasehold.adapters.threads import seconds
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.actions import Look, Renew
+from leasehold.balancer.bulletin import BulletinTracker, bulletin_of
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import patience_with, slow_owners
-from leasehold.balancer.lookout import (
-    OUTAGE_SECONDS,
-    BulletinTracker,
-    bulletin_of,
-    bulletin_row,
-    heartbeat,
-    heartbeat_seconds,
-    scaled,
-)
+from leasehold.balancer.lookout import OUTAGE_SECONDS, bulletin_row, heartbeat, heartbeat_seconds, scaled
 from leasehold.balancer.model import Lease, Me
 from leasehold.balancer.plan import renewals
 from leasehold.balancer.rules.shares import donation_order
