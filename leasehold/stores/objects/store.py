@@ -100,7 +100,16 @@ class EtagStore:
         """Write the lease's objects one by one, each under its ETag, in the order that the rules above ask for."""
         match write:
             case CreateLease(lease):
-                return self._create(created(lease))
+                key, lease = lease.key, created(lease)
+                if self._layout.owned_before_checkpoint and self._objects.get(self._layout.name(key, "ownership")):
+                    return self._done(key, None)
+                # The checkpoint before the ownership: a worker that takes the lease finds where it starts.
+                parts = self._put(key, "checkpoint", Parts(), self._layout.checkpoint({}, lease))
+                noted = bool(lease.notes) and "notes" not in self._layout.parts
+                copied = lease.epoch > 0 and self.promises.counts_owners
+                if parts and (noted or copied):
+                    parts = self._put(key, "ownership", parts, self._layout.ownership({}, lease, lease))
+                return self._done(key, parts)
             case DeleteLease():
                 return self._delete(write)
             case _:
@@ -126,18 +135,6 @@ class EtagStore:
         """Close all connections."""
         self._pool.shutdown()
         self._objects.close()
-
-    def _create(self, lease: Lease) -> Outcome:
-        key = lease.key
-        if self._layout.owned_before_checkpoint and self._objects.get(self._layout.name(key, "ownership")):
-            return self._done(key, None)
-        # The checkpoint before the ownership: a worker that takes the lease finds where it starts.
-        parts = self._put(key, "checkpoint", Parts(), self._layout.checkpoint({}, lease))
-        noted = bool(lease.notes) and "notes" not in self._layout.parts
-        copied = lease.epoch > 0 and self.promises.counts_owners
-        if parts and (noted or copied):
-            parts = self._put(key, "ownership", parts, self._layout.ownership({}, lease, lease))
-        return self._done(key, parts)
 
     def _change(self, write: LeaseChange) -> Outcome:
         key = write.lease.key
