@@ -119,8 +119,19 @@ def _succeeded(lease: Lease, family: Family) -> bool:
 def creations(family: Family, garbage: Collection[Lease], history: History, config: Config) -> tuple[Create, ...]:
     """The leases that a stream without faults is short of, in order of id; `garbage` as in `cleanup`."""
     gone = {lease.key: lease for lease in history.gone if lease.stream == family.stream}
-    due = _due_again(family, gone)
-    above = _above(family, due)
+    # A row goes by our own rules once its lease is finished and its children are under way (L8), or its shard is not
+    # listed (L10). So a closed shard below which anything has begun counts as finished; others were deleted behind the
+    # fleet's back, and are due again.
+    due = {
+        key: lease
+        for key, lease in gone.items()
+        if key in family.shards and key not in family.leases and not lease.ended and not _begun_below(key, family)
+    }
+    # L13: the least number that a new lease begins with. Where rows were deleted, one that came and went between two
+    # readings may have been among them, and its numbers were given to handlers. A table shows that by rows that are due
+    # again, or that were made anew far above.
+    highest = max((lease.epoch for lease in (*family.leases.values(), *due.values())), default=0)
+    above = highest + EPOCHS_UNSEEN if due else highest if highest >= EPOCHS_UNSEEN else 0
     created = {
         **_behind_holes(family, history.holes, config),
         **_orphans(family, gone, due, config),
@@ -132,18 +143,6 @@ def creations(family: Family, garbage: Collection[Lease], history: History, conf
     }
     found = (created[name] for name in sorted(created))
     return tuple(evolve(each, lease=evolve(each.lease, epoch=max(each.lease.epoch, above))) for each in found)
-
-
-def _above(family: Family, due: Mapping[str, Lease]) -> int:
-    """L13: the least number that a new lease begins with.
-
-    Where rows were deleted, one that came and went between two readings may have been among them, and its numbers were
-    given to handlers. A table shows that by rows that are due again, or that were made anew far above.
-    """
-    highest = max((lease.epoch for lease in (*family.leases.values(), *due.values())), default=0)
-    if due:
-        return highest + EPOCHS_UNSEEN
-    return highest if highest >= EPOCHS_UNSEEN else 0
 
 
 def child_position(config: Config) -> Position:
@@ -192,19 +191,6 @@ def lease_of(shard: Shard, position: Position, notes: Notes = ()) -> Lease:
 
 def _create(shard: Shard, position: Position, rule: str) -> Create:
     return Create(lease_of(shard, position), rule=rule)
-
-
-def _due_again(family: Family, gone: Mapping[str, Lease]) -> dict[str, Lease]:
-    """The leases whose row was deleted behind the fleet's back, by key.
-
-    A row goes by our own rules once its lease is finished and its children are under way (L8), or its shard is not
-    listed (L10). So a closed shard below which anything has begun counts as finished.
-    """
-    return {
-        key: lease
-        for key, lease in gone.items()
-        if key in family.shards and key not in family.leases and not lease.ended and not _begun_below(key, family)
-    }
 
 
 def _remembered(due: Mapping[str, Lease]) -> dict[str, Create]:

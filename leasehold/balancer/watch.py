@@ -252,7 +252,9 @@ class Watch:
             history = self._history(sightings, leases, stood=stood)
         else:
             fresh = {lease.key: self._sight(self.sightings.get(lease.key), lease, began, ended) for lease in listing}
-            sightings = self._with(fresh, set(asked) - fresh.keys())
+            known = self.sightings if isinstance(self.sightings, Sightings) else Sightings(self.sightings, {})
+            gone = dict.fromkeys(set(asked) - fresh.keys())
+            sightings = Sightings(known.whole, {**known.since, **gone, **fresh})
             lost, whole = {key for key in asked if key not in fresh and key in self.sightings}, self.whole
             leases = _known(whole, sightings)
             owners_at, fleet_at = self._changes_in(fresh, lost, leases, ended)
@@ -312,11 +314,6 @@ class Watch:
             return ()
         known = {lease.key: lease for lease in self.history.gone} | {key: self.sightings[key].lease for key in lost}
         return tuple(known[key] for key in sorted(known) if key not in now)
-
-    def _with(self, fresh: Mapping[str, Sighting], gone: Iterable[str]) -> Sightings:
-        """What is known of all leases once these rows are read, and those are gone."""
-        before = self.sightings if isinstance(self.sightings, Sightings) else Sightings(self.sightings, {})
-        return Sightings(before.whole, {**before.since, **dict.fromkeys(gone), **fresh})
 
     def _sight(self, before: Sighting | None, lease: Lease, began: float, ended: float) -> Sighting:
         """A lease is compared with its last sighting: each time goes on if its subject stayed, or starts anew."""

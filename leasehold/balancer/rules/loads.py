@@ -121,7 +121,9 @@ def takers(
     if not tolerance or census.available:
         return {}
     unknown = average(known)
-    if not (census.moving or _overloaded(known, len(counts), unknown)):
+    # Whether anybody is above the band is asked every turn, before it is worked out what to do about it.
+    loads = known.load_of_each(unknown)
+    if not census.moving and max(loads.values(), default=0) * len(counts) <= (1 + BAND) * sum(loads.values()):
         return {}
     held: dict[str, list[Lease]] = {worker: [] for worker in counts}
     for lease in census.leases:
@@ -156,12 +158,6 @@ def relief(
     while scale.step():
         pass
     return scale.taken
-
-
-def _overloaded(leases: Known, workers: int, unknown: int) -> bool:
-    """Whether anybody is above the band: asked every turn, before it is worked out what to do about it."""
-    loads = leases.load_of_each(unknown)
-    return max(loads.values(), default=0) * workers > (1 + BAND) * sum(loads.values())
 
 
 @frozen

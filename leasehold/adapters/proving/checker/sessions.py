@@ -90,7 +90,14 @@ def carried_out(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any]:
         case "read":
             return rows, tuple(row for row in rows if row[0] in request.names)
         case "apply":
-            return _applied(table, request.names[0], request.content)
+            (name,), write = request.names, request.content
+            after = applied(write, table.get(name))
+            outcome: Outcome = Lost(write.lease.key, table.get(name)) if after is None else Done(after)
+            if after is not None:
+                table[name] = after
+                if isinstance(write, DeleteLease):
+                    del table[name]
+            return tuple(sorted(table.items(), key=lambda row: row[0])), outcome
     (name,) = request.names
     there = table.get(name)
     fits = there is None if request.verb == "new" else there is not None and version_of(there) == request.version
@@ -101,17 +108,6 @@ def carried_out(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any]:
         return tuple(sorted(table.items())), True
     table[name] = request.content
     return tuple(sorted(table.items())), version_of(request.content)
-
-
-def _applied(table: dict[str, Any], name: str, write: Write) -> tuple[TableRows, Outcome]:
-    stored = table.get(name)
-    after = applied(write, stored)
-    outcome: Outcome = Lost(write.lease.key, stored) if after is None else Done(after)
-    if after is not None:
-        table[name] = after
-    if after is not None and isinstance(write, DeleteLease):
-        del table[name]
-    return tuple(sorted(table.items(), key=lambda row: row[0])), outcome
 
 
 @define

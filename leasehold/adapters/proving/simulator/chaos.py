@@ -75,7 +75,10 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
         seconds=CALM + peace + STILL,
         calm=CALM,
         network=_network(draw),
-        reshapes=_reshapes(draw),
+        reshapes=tuple(
+            Reshape(draw.uniform(5.0, CALM - 20.0), draw.choice(("split", "split", "merge")), draw.randrange(9))
+            for _ in range(draw.choice((0, 0, 1, 2, 3)))
+        ),
         reading=True,
         full=True,
     )
@@ -231,11 +234,3 @@ def _acknowledging(seed: int, scenario: Scenario) -> Scenario:
     if not _chance(draw, 1 / 4):
         return scenario
     return evolve(scenario, acknowledges=draw.choice(("late", "random", "never")))
-
-
-def _reshapes(draw: random.Random) -> tuple[Reshape, ...]:
-    count = draw.choice((0, 0, 1, 2, 3))
-    return tuple(
-        Reshape(draw.uniform(5.0, CALM - 20.0), draw.choice(("split", "split", "merge")), draw.randrange(9))
-        for _ in range(count)
-    )
