@@ -340,7 +340,14 @@ class SwapStore:
             case DeleteLease():
                 return self._delete(write)
             case CheckpointLate():
-                return self._late(write)
+                # Only where the lease still is: a row that does not speak would keep it to itself.
+                side, was_marked, seen = parted(write.lease)
+                pair = self._pair(seen.key)
+                taken = not self.promises.late_checkpoints and pair.row is not None and pair.row.owner != seen.owner
+                if pair.row is None or was_marked or marked(pair.row) or pair.side != side or taken:
+                    return Lost(seen.key, pair.lease)
+                outcome = self._tables[side].write(evolve(write, lease=seen))
+                return Done(joined(side, outcome.lease)) if isinstance(outcome, Done) else self._lost(seen.key)
         side, was_marked, seen = parted(write.lease)
         if was_marked:
             return self._onward(write)
@@ -489,16 +496,6 @@ class SwapStore:
             if isinstance(self._tables[side].write(DeleteLease(row)), Done):
                 return Done(write.lease)
         raise StoreError(f"lease {key!r}: {_ATTEMPTS} conditional writes in a row were refused")
-
-    def _late(self, write: CheckpointLate) -> Outcome:
-        """Only where the lease still is: a row that does not speak would keep it to itself."""
-        side, was_marked, seen = parted(write.lease)
-        pair = self._pair(seen.key)
-        taken = not self.promises.late_checkpoints and pair.row is not None and pair.row.owner != seen.owner
-        if pair.row is None or was_marked or marked(pair.row) or pair.side != side or taken:
-            return Lost(seen.key, pair.lease)
-        outcome = self._tables[side].write(evolve(write, lease=seen))
-        return Done(joined(side, outcome.lease)) if isinstance(outcome, Done) else self._lost(seen.key)
 
     def _lost(self, key: str) -> Lost:
         return Lost(key, self._pair(key).lease)

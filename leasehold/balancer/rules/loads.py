@@ -212,8 +212,19 @@ class _LoadBalancer:
             return False
         donor, taker = heappop(self.full)[1], self.empty[0][1]
         lease = self._best(donor, self.loads[donor] - self.loads[taker])
-        if lease is not None:
-            self._move(lease, donor, taker)
+        if lease is None:
+            return True
+        self.held[donor].remove(lease)
+        self.taken[lease.key] = taker
+        for worker, sign in ((donor, -1), (taker, 1)):
+            self.loads[worker] += sign * weight_of(lease, self.unknown)
+            self.room[worker] -= sign
+            self.spare[worker] += sign
+        # A gainer gives nothing in the same plan: others would carry that out before the gain is there.
+        heappush(self.full, (-self.loads[donor], donor))
+        for worker in (donor, taker):
+            if self.room[worker] > 0:
+                heappush(self.empty, (self.loads[worker], worker))
         return True
 
     def _best(self, donor: str, gap: int) -> Lease | None:
@@ -232,17 +243,3 @@ class _LoadBalancer:
         ]
         gain, _, best = max(gains, default=(0, "", None), key=lambda one: one[:2])
         return best if gain >= (BAND * self.mean) ** 2 / 4 else None
-
-    def _move(self, lease: Lease, donor: str, taker: str) -> None:
-        """A move changes the loads and counts of both workers."""
-        self.held[donor].remove(lease)
-        self.taken[lease.key] = taker
-        for worker, sign in ((donor, -1), (taker, 1)):
-            self.loads[worker] += sign * weight_of(lease, self.unknown)
-            self.room[worker] -= sign
-            self.spare[worker] += sign
-        # A gainer gives nothing in the same plan: others would carry that out before the gain is there.
-        heappush(self.full, (-self.loads[donor], donor))
-        for worker in (donor, taker):
-            if self.room[worker] > 0:
-                heappush(self.empty, (self.loads[worker], worker))

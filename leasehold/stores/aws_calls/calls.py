@@ -150,8 +150,16 @@ class DirectCalls:
         outcome = self._outcome(operation, body, form, again=again)
         if outcome is None:
             return by_boto()
-        if isinstance(outcome, HttpAnswer) and _is_plain(outcome, form) and (told := read(outcome.body)) is not None:
-            return told
+        if isinstance(outcome, HttpAnswer):
+            checksum = outcome.headers.get("x-amz-crc32")
+            plain = (
+                outcome.status == OK
+                and outcome.headers.get("content-type") == form
+                and "content-encoding" not in outcome.headers
+                and (checksum is None or checksum == str(crc32(outcome.body)))
+            )
+            if plain and (told := read(outcome.body)) is not None:
+                return told
         self._mine.outcome = outcome
         try:
             return by_boto()
@@ -275,16 +283,6 @@ class DirectCalls:
                     options=options,
                 )
             return self._lines[place]
-
-
-def _is_plain(answer: HttpAnswer, form: str) -> bool:
-    told = answer.headers.get("x-amz-crc32")
-    return (
-        answer.status == OK
-        and answer.headers.get("content-type") == form
-        and "content-encoding" not in answer.headers
-        and (told is None or told == str(crc32(answer.body)))
-    )
 
 
 def _check_ours(handler: Any) -> None:  # noqa: ANN401  any callable

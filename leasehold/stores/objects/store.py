@@ -110,8 +110,18 @@ class EtagStore:
                 if parts and (noted or copied):
                     parts = self._put(key, "ownership", parts, self._layout.ownership({}, lease, lease))
                 return self._done(key, parts)
-            case DeleteLease():
-                return self._delete(write)
+            case DeleteLease(lease):
+                for _ in range(_ATTEMPTS):
+                    parts = self._read_one(lease.key)
+                    stored = self._lease(lease.key, parts)
+                    if applied(write, stored) is None:
+                        return Lost(lease.key, stored)
+                    # The ownership first: it guards the version. Each deletion is conditional; the first refused ends
+                    # it.
+                    if stored is None or all(self._objects.delete(one.name, one.etag) for one in parts.existing):
+                        self._seen.pop(lease.key, None)
+                        return Done(lease)
+                raise StoreError(f"lease {lease.key!r}: {_ATTEMPTS} conditional deletions in a row were refused")
             case _:
                 return self._change(write)
 
@@ -213,19 +223,6 @@ class EtagStore:
             if now is None or now.ended or now.checkpoint.order > after.checkpoint.order:
                 return None
         raise StoreError(f"lease {key!r}: {_ATTEMPTS} writes of its checkpoint in a row were refused")
-
-    def _delete(self, write: DeleteLease) -> Outcome:
-        key = write.lease.key
-        for _ in range(_ATTEMPTS):
-            parts = self._read_one(key)
-            lease = self._lease(key, parts)
-            if applied(write, lease) is None:
-                return Lost(key, lease)
-            # The ownership first: it guards the version. Each deletion is conditional; the first refused ends it.
-            if lease is None or all(self._objects.delete(one.name, one.etag) for one in parts.existing):
-                self._seen.pop(key, None)
-                return Done(write.lease)
-        raise StoreError(f"lease {key!r}: {_ATTEMPTS} conditional deletions in a row were refused")
 
     def _put(self, key: str, part: Part, parts: Parts, fields: ObjectFields) -> Parts | None:
         """Write one object over the one in `parts`; None if that one is no longer the stored one."""

@@ -224,9 +224,6 @@ class SessionStore:
                     done = self._committed(write, page)
                     if done is not None:
                         return done
-        return self._change(write)
-
-    def _change(self, write: LeaseChange | DeleteLease) -> Outcome:
         key = write.lease.key
         # A lease that was seen to be nobody's is claimed as it was seen: its row's version refuses it if it was taken.
         known = self._free.pop(key, None) if isinstance(write, ClaimLease) and key not in self._unsettled else None
