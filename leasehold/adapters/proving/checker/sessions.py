@@ -439,7 +439,11 @@ class SessionModel:
                     waiting.append(after)
                 wrong = broken or ("" if seen else self.stuck(after))
                 if wrong:
-                    found.append(BrokenLaw(wrong, (*_trace(parents, state.key), what)))
+                    trace, at = list[str](), parents[state.key]
+                    while at[0] is not None:
+                        trace.append(at[1])
+                        at = parents[at[0]]
+                    found.append(BrokenLaw(wrong, (*filter(None, reversed(trace)), what)))
                     break
         return Explored(len(parents), not waiting, tuple(found))
 
@@ -735,15 +739,6 @@ def _put(workers: tuple[At, ...], number: int, at: At) -> tuple[At, ...]:
 
 def _less(left: tuple[tuple[str, int], ...], fault: str) -> tuple[tuple[str, int], ...]:
     return tuple((name, many - (name == fault)) for name, many in left)
-
-
-def _trace(parents: Mapping[tuple[Any, ...], tuple[tuple[Any, ...] | None, str]], key: tuple[Any, ...]) -> list[str]:
-    trace: list[str] = []
-    at: tuple[Any, ...] | None = key
-    while at is not None:
-        at, what = parents[at]
-        trace.append(what)
-    return [what for what in reversed(trace) if what]
 
 
 def _said(request: CellRequest) -> str:
