@@ -193,18 +193,13 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
         named = rows[call.row]
         if named is not None and named.owner != me.worker and not named.ended:
             return LookoutRanks(ranks, named, left=not signed(named), place=place)
-        stood_in = named is not None and named.owner == me.worker
-        if stood_in and _plans_no_more(leases, ranks[0], me, hearing, config):
-            return LookoutRanks((me.worker, *(each for each in ranks if each != me.worker)), named)
+        if named is not None and named.owner == me.worker:
+            row = bulletin_row(leases, ranks[0])
+            renews = row is not None and row.idle <= _row_silent(me, hearing, config)
+            # It has not looked since somebody else wrote the bulletin.
+            if row is not None and renews and 0 < bulletin_of(row).looks < hearing.latest.looks:
+                return LookoutRanks((me.worker, *(each for each in ranks if each != me.worker)), named)
     return LookoutRanks(ranks, bulletin_row(leases, ranks[0]) if ranks else None)
-
-
-def _plans_no_more(leases: Sequence[Lease], worker: str, me: Me, hearing: BulletinState, config: Config) -> bool:
-    """C8: whether this worker renews its row still, and has not looked since somebody else wrote the bulletin."""
-    row = bulletin_row(leases, worker)
-    if row is None or row.idle > _row_silent(me, hearing, config):
-        return False
-    return 0 < bulletin_of(row).looks < hearing.latest.looks
 
 
 @lru_cache(maxsize=100)  # most looks find the workers that the look before found

@@ -248,7 +248,9 @@ class Watch:
             leases: Sequence[Lease] = tuple([sighting.lease for sighting in fresh.values()])
             whole, lost = Whole(tuple(leases)), earlier.keys() - fresh.keys()
             stood = not lost and _stood(earlier, fresh)
-            owners_at, fleet_at = self._changes(earlier, fresh, ended, stood=stood)
+            # The ends of the first readings that showed the present owners, and the present fleet.
+            owners_at = self.owners_at if stood or _owners(earlier) == _owners(fresh) else None
+            fleet_at = self.fleet_at if stood or _fleet(earlier) == _fleet(fresh) else None
             history = self._history(sightings, leases, stood=stood)
         else:
             fresh = {lease.key: self._sight(self.sightings.get(lease.key), lease, began, ended) for lease in listing}
@@ -257,8 +259,10 @@ class Watch:
             sightings = Sightings(known.whole, {**known.since, **gone, **fresh})
             lost, whole = {key for key in asked if key not in fresh and key in self.sightings}, self.whole
             leases = _known(whole, sightings)
-            owners_at, fleet_at = self._changes_in(fresh, lost, leases, ended)
+            owners_at, fleet_at = self._unchanged_since(fresh, lost, leases)
             history = self.history
+        owners_at = ended if owners_at is None else owners_at
+        fleet_at = ended if fleet_at is None else fleet_at
         full_at = self.full_at if asked is not None else ended
         read = (sighting.lease for sighting in fresh.values())
         bulletins = None if self.bulletins is None else self.bulletins.after(read, began, ended, asked, full_at)
@@ -351,18 +355,10 @@ class Watch:
         seen = lease.watched(idle, held, max(0.0, began - heir_at) if lease.heir is not None else 0.0)
         return Sighting(seen, version_at, owner_at, heir_at, watched, stood, gap, 0.0 if lease.ended else pace)
 
-    def _changes(
-        self, before: Mapping[str, Sighting], now: Mapping[str, Sighting], ended: float, *, stood: bool
-    ) -> tuple[float, float]:
-        """The ends of the first readings that showed the present owners, and the present fleet."""
-        owners_at = self.owners_at if stood or _owners(before) == _owners(now) else None
-        fleet_at = self.fleet_at if stood or _fleet(before) == _fleet(now) else None
-        return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
-
-    def _changes_in(
-        self, fresh: Mapping[str, Sighting], lost: Collection[str], now: Known, ended: float
-    ) -> tuple[float, float]:
-        """The same by a reading of few rows: they alone can have changed, and whom they name."""
+    def _unchanged_since(
+        self, fresh: Mapping[str, Sighting], lost: Collection[str], now: Known
+    ) -> tuple[float | None, float | None]:
+        """The same by a reading of few rows, None where one has changed: they alone can have, and whom they name."""
         pairs = [(self.sightings.get(key), fresh.get(key)) for key in {*fresh, *lost}]
         changed = [(old, new) for old, new in pairs if _parties(old) != _parties(new)]
         if not changed and self.owners_at is not None and self.fleet_at is not None:
@@ -371,9 +367,7 @@ class Watch:
         named = {name for pair in changed for parties in map(_parties, pair) for name in parties} - {None}
         fleet_same = all(before.names(name) == now.names(name) for name in named)
         owners_same = all(None not in pair and _parties(pair[0])[:1] == _parties(pair[1])[:1] for pair in changed)
-        owners_at = self.owners_at if owners_same else None
-        fleet_at = self.fleet_at if fleet_same else None
-        return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
+        return (self.owners_at if owners_same else None), (self.fleet_at if fleet_same else None)
 
 
 def _known(whole: Whole, sightings: Mapping[str, Sighting]) -> Known:
