@@ -16,9 +16,10 @@ from attrs import evolve
 
 from leasehold.adapters.proving.simulator.scenario import Capacity
 from leasehold.balancer.actions import Steal
+from leasehold.balancer.bulletin import BulletinTracker
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
-from leasehold.balancer.lookout import READ_SECONDS, BulletinTracker
+from leasehold.balancer.lookout import READ_SECONDS
 from leasehold.balancer.model import Lease, Me, Version
 from leasehold.balancer.plan import look_again, plan
 from leasehold.balancer.watch import Watch

@@ -30,12 +30,14 @@ from leasehold.adapters.reading.status import lags_of, statuses_of
 from leasehold.adapters.report.watching import WatchedTable, picture
 from leasehold.adapters.steering.explaining import plans
 from leasehold.adapters.worker.collecting import uncollected
-from leasehold.adapters.worker.holding import Holding, Identity
-from leasehold.adapters.worker.holdings import Renewing
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.notes import Identity
+from leasehold.adapters.worker.renewing import Renewing
 from leasehold.balancer.actions import Look
+from leasehold.balancer.bulletin import BulletinTracker
 from leasehold.balancer.config import Config
 from leasehold.balancer.lineage import ripe
-from leasehold.balancer.lookout import BulletinTracker, lookout_ranks
+from leasehold.balancer.lookout import lookout_ranks
 from leasehold.balancer.model import SHARD_END, Lease, Me, Position, Version
 from leasehold.balancer.plan import look_again, plan, renewals
 from leasehold.balancer.watch import Watch

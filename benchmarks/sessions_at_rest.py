@@ -12,8 +12,9 @@ from attrs import frozen
 from session_requests import requested
 
 from leasehold.adapters.worker.reach import TELL_SECONDS
+from leasehold.balancer.bulletin import note_of
 from leasehold.balancer.config import Config
-from leasehold.balancer.lookout import bulletin_row, lookout_ranks, note_of
+from leasehold.balancer.lookout import bulletin_row, lookout_ranks
 from leasehold.balancer.model import Bulletin, BulletinState, History, Lease, Me
 from leasehold.balancer.plan import look_again, plan
 

@@ -21,9 +21,10 @@ from leasehold.adapters.spark.feed import Chunk, ReadAheadPace, RowBuffer, Sourc
 from leasehold.adapters.spark.kinesis import rows as kinesis_rows
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.adapters.spark.lease_loop import LeaseLoop
+from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.spark.offsets import Held, shares
 from leasehold.adapters.spark.options import Given, lease_options
-from leasehold.adapters.spark.stream import LeasedReader, Run
+from leasehold.adapters.spark.stream import Run
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from leasehold.adapters.sources.kinesis.arrow_rows import SCHEMA
 from leasehold.adapters.sources.kinesis.clients import reading_client
 from leasehold.adapters.spark.fetching import read
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
-from leasehold.adapters.spark.stream import LeasedReader
+from leasehold.adapters.spark.leased_source import LeasedReader
 
 T = TypeVar("T")
 

@@ -32,7 +32,7 @@ from attrs import define, evolve, field
 from leasehold.adapters.json_form import question
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Release, RequestHandoff, Steal, Taking
 from leasehold.balancer.config import Config
-from leasehold.balancer.lineage import problems
+from leasehold.balancer.family import problems
 from leasehold.balancer.model import HASH_KEYS, HashRange, Lease, Me, Shard, Version
 from leasehold.balancer.plan import plan
 from leasehold.balancer.watch import Reports, Watch

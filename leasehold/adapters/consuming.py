@@ -14,7 +14,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from threading import Event
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_type_hints
 from urllib.parse import urlencode
 
@@ -22,9 +21,9 @@ from attrs import evolve, frozen
 
 from leasehold.adapters.inputs import MOMENT, configuration_for, moment, seconds_of, settings, start
 from leasehold.adapters.reading.dead_letters.boxes import dead_letters
+from leasehold.adapters.reading.executors import HandlerExecutor
 from leasehold.adapters.reading.exporting import Meter, exporting
 from leasehold.adapters.reading.handling import DeadLetter, Handler, Handling, by_key
-from leasehold.adapters.reading.handovers import HandlerExecutor
 from leasehold.adapters.reading.lifecycle import FAULT_WAITS
 from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, Runner, stopping_on_signals
 from leasehold.adapters.reading.slices import Slice, SliceVerdict, run_slice
@@ -363,18 +362,8 @@ def load(text: str) -> Callable[..., Any]:
         # A command, unlike `python -m`, does not look in the folder it is called in. Last, or a file beside the user
         # would stand for a library of its name.
         sys.path.append(here)
-    found = getattr(_imported(text, module), name, None)
-    if not callable(found):
-        functions = [each for each, value in vars(sys.modules[module]).items() if callable(value)]
-        hint = did_you_mean(name, functions)
-        raise ValueError(f"{text!r}: module {module!r} has no function {name!r}{hint}")  # noqa: TRY004  bad usage
-    function: Callable[..., Any] = found
-    return function
-
-
-def _imported(text: str, module: str) -> ModuleType:
     try:
-        return importlib.import_module(module)
+        found = getattr(importlib.import_module(module), name, None)
     except SyntaxError as wrong:
         raise ValueError(f"{text!r}: {wrong.filename}, line {wrong.lineno}: {wrong.msg}") from wrong
     except Exception as wrong:
@@ -382,6 +371,12 @@ def _imported(text: str, module: str) -> ModuleType:
             hint = did_you_mean(str(wrong.name), [each.stem for each in Path.cwd().glob("*.py")])
             raise ValueError(f"{text!r}: there is no module {wrong.name!r} here{hint}") from wrong
         raise ValueError(f"{text!r}: {_place(wrong)}: {said(wrong)}") from wrong
+    if not callable(found):
+        functions = [each for each, value in vars(sys.modules[module]).items() if callable(value)]
+        hint = did_you_mean(name, functions)
+        raise ValueError(f"{text!r}: module {module!r} has no function {name!r}{hint}")  # noqa: TRY004  bad usage
+    function: Callable[..., Any] = found
+    return function
 
 
 def _place(wrong: Exception) -> str:

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from attrs import evolve
 
 from leasehold.adapters.consuming import Consumption, Options, consumption
+from leasehold.adapters.reading.executors import HandlerExecutor, Work
 from leasehold.adapters.reading.handling import Delivery, Handler, Handling, Withdrawn
-from leasehold.adapters.reading.handovers import HandlerExecutor, Work
 from leasehold.adapters.reading.runner import Runner, endings
 from leasehold.adapters.reading.slices import SliceVerdict
 from leasehold.adapters.sources.protocol import Source, SourceError

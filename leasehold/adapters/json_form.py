@@ -16,7 +16,7 @@ from attrs import NOTHING, asdict, define, field, fields, fields_dict, frozen
 
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Release, Renew, RequestHandoff, Steal
 from leasehold.balancer.config import RULE_SETS, Config
-from leasehold.balancer.lineage import families, faults
+from leasehold.balancer.family import families, faults
 from leasehold.balancer.model import (
     HASH_KEYS,
     SENTINELS,

@@ -3,7 +3,8 @@
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import slow_owners
-from leasehold.balancer.lineage import births, problems, readable
+from leasehold.balancer.family import problems
+from leasehold.balancer.lineage import births, readable
 from leasehold.balancer.model import (
     HASH_KEYS,
     LATEST,

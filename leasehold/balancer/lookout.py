@@ -37,22 +37,18 @@ Nobody is elected. Workers that list differently for a moment may take two of th
 workers a, b and c let the ranks be c, a, b, and c dies. Its row moved last at 0 s. Once a has seen the row unmoved for
 2.5 s, it lists the table from then on; b does so a second later. After 10.5 s a frees c's leases, that row among them.
 Both see that the row has another owner, list the table once more, and rank a first.
-
-A row carries the bulletin's counts as text, "looks acts warns". The furthest of all bulletins ever read is the latest,
-so that an old row that a former lookout left behind says nothing new. For each count the time is kept for which it has
-stood still, by this worker's own clock and in the same way as for leases: from the end of the reading that first
-showed it to the start of the latest reading.
 """
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from heapq import nsmallest
 
-from attrs import evolve, field, fields, frozen
+from attrs import evolve, frozen
 
 from leasehold.balancer.actions import Action, Claim, Create, Look, Release, Renew, RequestHandoff, Steal
-from leasehold.balancer.calls import CALL, Summons, call_beside, call_of, note_of_call, rank_digest
+from leasehold.balancer.bulletin import BulletinTracker, bulletin_of, note_of  # noqa: F401  embedders take the first here
+from leasehold.balancer.calls import CALL, Summons, call_of, note_of_call, rank_digest
 from leasehold.balancer.census import Census, Known, signed, signers
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above, late_owners, take_census
@@ -116,12 +112,6 @@ STAND_INS = 4
 
 LISTED = 12
 """A listing reads so many rows for the price of one row asked for by its key."""
-
-NOTE = "bulletin"
-"""Our attribute with the counts; the lookout writes it with each of its renewals (C4)."""
-
-DIGITS_MAX = 18
-"""No fleet looks that often, and Python refuses to make a number of some thousand digits."""
 
 
 @frozen
@@ -203,18 +193,13 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
         named = rows[call.row]
         if named is not None and named.owner != me.worker and not named.ended:
             return LookoutRanks(ranks, named, left=not signed(named), place=place)
-        stood_in = named is not None and named.owner == me.worker
-        if stood_in and _plans_no_more(leases, ranks[0], me, hearing, config):
-            return LookoutRanks((me.worker, *(each for each in ranks if each != me.worker)), named)
+        if named is not None and named.owner == me.worker:
+            row = bulletin_row(leases, ranks[0])
+            renews = row is not None and row.idle <= _row_silent(me, hearing, config)
+            # It has not looked since somebody else wrote the bulletin.
+            if row is not None and renews and 0 < bulletin_of(row).looks < hearing.latest.looks:
+                return LookoutRanks((me.worker, *(each for each in ranks if each != me.worker)), named)
     return LookoutRanks(ranks, bulletin_row(leases, ranks[0]) if ranks else None)
-
-
-def _plans_no_more(leases: Sequence[Lease], worker: str, me: Me, hearing: BulletinState, config: Config) -> bool:
-    """C8: whether this worker renews its row still, and has not looked since somebody else wrote the bulletin."""
-    row = bulletin_row(leases, worker)
-    if row is None or row.idle > _row_silent(me, hearing, config):
-        return False
-    return 0 < bulletin_of(row).looks < hearing.latest.looks
 
 
 @lru_cache(maxsize=100)  # most looks find the workers that the look before found
@@ -244,74 +229,6 @@ def heartbeat_seconds(config: Config) -> float:
 def scaled(seconds: float, config: Config) -> float:
     """Seconds that are given for a `lease_seconds` of 10, as they are for this one."""
     return seconds * config.lease_seconds / 10
-
-
-def note_of(bulletin: Bulletin, call: Notes = ()) -> Notes:
-    """The bulletin as it is written on a row, and whom it calls."""
-    return ((NOTE, f"{bulletin.looks} {bulletin.acts} {bulletin.warns}"), *call)
-
-
-def bulletin_of(lease: Lease) -> Bulletin:
-    """The bulletin of this row; all counts are 0 if there is none, or none that can be read."""
-    return _said_in(lease.note(NOTE) or "")
-
-
-@lru_cache(maxsize=1_000)  # the rows that a lookout left behind say the same for hours
-def _said_in(text: str) -> Bulletin:
-    words = text.split()
-    digits = all(word.isascii() and word.isdigit() and len(word) <= DIGITS_MAX for word in words)
-    if len(words) != len(fields(Bulletin)) or not digits:
-        return Bulletin()
-    return Bulletin(*map(int, words))
-
-
-@frozen
-class BulletinTracker:
-    """The ear keeps the latest bulletin, and when each count was first read as it is.
-
-    looks_at  end of the first reading that showed the latest *looks*; None before the first reading
-    acts_at   the same of *acts*; None until they first move
-    warns_at  the same of *warns*; None until they first move
-    """
-
-    hearing: BulletinState = field(factory=BulletinState)
-    looks_at: float | None = None
-    acts_at: float | None = None
-    warns_at: float | None = None
-
-    def after(
-        self, read: Iterable[Lease], began: float, ended: float, asked: Collection[str] | None, full_at: float
-    ) -> "BulletinTracker":
-        """Fold this reading in; parameters as those of `Watch.look`, `read` with `held` filled in.
-
-        full_at  when the last full reading ended
-        """
-        rows, before = tuple(read), self.hearing
-        told = [(_said_in(text), lease) for lease in rows if (text := lease.note(NOTE))]
-        latest = max([before.latest, *{bulletin for bulletin, _ in told}])
-        # While a listing goes on its lookout writes the same call again, with more seconds.
-        calls = [call_beside(lease, latest) for bulletin, lease in told if bulletin == latest]
-        calls.append(before.call if latest == before.latest else "")
-        looks_at = ended if self.looks_at is None or latest.looks != before.latest.looks else self.looks_at
-        acts_at = ended if latest.acts != before.latest.acts else self.acts_at
-        warns_at = ended if latest.warns != before.latest.warns else self.warns_at
-        # A row is kept if its owner is the one of the last full reading: held since before that reading ended.
-        kept = {lease.key for lease in rows if lease.held >= began - full_at} if asked is not None else ()
-        hearing = BulletinState(
-            latest=latest,
-            acts_read=latest.acts if asked is None else before.acts_read,
-            acts_still=before.acts_still if acts_at is None else max(0.0, began - acts_at),
-            looks_still=max(0.0, began - looks_at),
-            warned=before.warned if warns_at is None else max(0.0, began - warns_at),
-            turned=asked is not None and not set(asked) <= set(kept),
-            call=max(calls, key=_seconds_of),
-        )
-        return evolve(self, hearing=hearing, looks_at=looks_at, acts_at=acts_at, warns_at=warns_at)
-
-
-def _seconds_of(text: str) -> int:
-    call = call_of(text)
-    return -1 if call is None else call.seconds
 
 
 def called_for(census: Census, me: Me, config: Config) -> tuple[Claim, ...]:

@@ -12,8 +12,9 @@ from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Rene
 from leasehold.balancer.census import Census, Known
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above, take_census
+from leasehold.balancer.family import families, faults
 from leasehold.balancer.handoff import handoffs
-from leasehold.balancer.lineage import creations, deletions, families, faults, garbage
+from leasehold.balancer.lineage import creations, deletions, garbage
 from leasehold.balancer.lookout import (
     called_for,
     free_expired,
@@ -140,17 +141,13 @@ def lifecycle(
         actions += created
         # The last lease that shows that a stream was read must not go before those that begin where it ended (L5).
         actions += deletions(family, () if created and family.outlived else gone)
-    return _without_twins(actions, leases)
-
-
-def _without_twins(actions: list[Create | Delete], leases: Iterable[Lease]) -> tuple[Create | Delete, ...]:
-    """Keys are unique in a table; a source that does not tell its streams' shards apart must not break that."""
     if not actions:
         return ()
+    # Keys are unique in a table; a source that does not tell its streams' shards apart must not break that.
     taken = {lease.key for lease in leases}
-    created = {action.lease.key: action for action in reversed(actions) if action.lease.key not in taken}
+    made = {action.lease.key: action for action in reversed(actions) if action.lease.key not in taken}
     deleted = [action for action in actions if action.lease.key in taken and isinstance(action, Delete)]
-    return (*(created[key] for key in sorted(created)), *deleted)
+    return (*(made[key] for key in sorted(made)), *deleted)
 
 
 def _keys(actions: Collection[Action]) -> set[str]:

@@ -328,19 +328,38 @@ class SwapStore:
     def write(self, write: Write) -> Outcome:
         """Apply the write under its condition where the lease was seen, or refuse it; a renewal may move the lease."""
         match write:
-            case CreateLease():
-                return self._create(write)
+            case CreateLease(lease):
+                # In FROM until the swap is closed: nobody may look for a lease in one table only that is in the other
+                # (W6).
+                if (there := self._pair(lease.key).lease) is not None:
+                    return Lost(lease.key, there)
+                self._heed(*self._tables[TO].get([CONTROL]), certain=True)
+                side = TO if self._closed else FROM
+                outcome = self._tables[side].write(write)
+                return Done(joined(side, outcome.lease)) if isinstance(outcome, Done) else self._lost(lease.key)
             case DeleteLease():
                 return self._delete(write)
             case CheckpointLate():
-                return self._late(write)
+                # Only where the lease still is: a row that does not speak would keep it to itself.
+                side, was_marked, seen = parted(write.lease)
+                pair = self._pair(seen.key)
+                taken = not self.promises.late_checkpoints and pair.row is not None and pair.row.owner != seen.owner
+                if pair.row is None or was_marked or marked(pair.row) or pair.side != side or taken:
+                    return Lost(seen.key, pair.lease)
+                outcome = self._tables[side].write(evolve(write, lease=seen))
+                return Done(joined(side, outcome.lease)) if isinstance(outcome, Done) else self._lost(seen.key)
         side, was_marked, seen = parted(write.lease)
         if was_marked:
             return self._onward(write)
         # Asked before the write, for whatever comes after it could hide that another has taken the lease meanwhile.
         goes = isinstance(write, RenewLease | CheckpointLease) and self._wish() == 1 - side
         # A row without a mark under the version or the owner as seen is one that speaks: no other table need be asked.
-        outcome = self._tables[side].write(evolve(self._saying(write, side), lease=seen))
+        sent = evolve(write, lease=seen)
+        if side == FROM and isinstance(sent, RenewLease | ClaimLease | StealLease):
+            # It notes that its worker knows TO (W8).
+            me = (write.lease.owner or "") if isinstance(sent, RenewLease) else sent.me
+            sent = evolve(sent, notes=(*sent.notes, knowing(me, self._goal_name)))
+        outcome = self._tables[side].write(sent)
         if not isinstance(outcome, Done):
             now = self._pair(seen.key).lease
             by_owner = isinstance(write, _BY_OWNER) and not (isinstance(write, ReleaseLease) and write.me != seen.owner)
@@ -352,13 +371,6 @@ class SwapStore:
         if goes and lease.owner and not lease.heir:
             return self._moved(side, lease, lease.owner)
         return Done(joined(side, lease))
-
-    def _saying(self, write: LeaseChange, side: int) -> LeaseChange:
-        """The write with the note that its worker knows TO (W8)."""
-        if side == FROM and isinstance(write, RenewLease | ClaimLease | StealLease):
-            me = (write.lease.owner or "") if isinstance(write, RenewLease) else write.me
-            return evolve(write, notes=(*write.notes, knowing(me, self._goal_name)))
-        return write
 
     def _moved(self, side: int, held: Lease, me: str) -> Outcome:
         """Move a lease that was renewed just now. Refused if another took it meanwhile.
@@ -447,7 +459,15 @@ class SwapStore:
         steps: tuple[tuple[bool, Callable[[Lease], Write]], ...] = (
             (there.note(COPY) != str(row.epoch), lambda old: AnnotateLease(old, COPY, str(row.epoch))),
             (there.owner is not None, lambda old: ReleaseLease(old, "")),
-            (there.epoch < further, lambda old: _reset(old, row, further)),
+            (
+                there.epoch < further,
+                lambda old: ResetLease(
+                    evolve(old, parents=row.parents, hash_range=row.hash_range),
+                    row.checkpoint,
+                    _copy(row).notes,
+                    epoch=further,
+                ),
+            ),
         )
         for needed, step in steps:
             if needed:
@@ -459,16 +479,6 @@ class SwapStore:
             return joined(goal, there)
         claim = table.write(ClaimLease(there, taker, notes))
         return joined(goal, claim.lease) if isinstance(claim, Done) else None
-
-    def _create(self, write: CreateLease) -> Outcome:
-        """In FROM until the swap is closed: nobody may look for a lease in one table only that is in the other (W6)."""
-        key = write.lease.key
-        if (there := self._pair(key).lease) is not None:
-            return Lost(key, there)
-        self._heed(*self._tables[TO].get([CONTROL]), certain=True)
-        side = TO if self._closed else FROM
-        outcome = self._tables[side].write(write)
-        return Done(joined(side, outcome.lease)) if isinstance(outcome, Done) else self._lost(key)
 
     def _delete(self, write: DeleteLease) -> Outcome:
         """The row that does not speak goes first, or it would speak once the other is gone (W7)."""
@@ -487,16 +497,6 @@ class SwapStore:
                 return Done(write.lease)
         raise StoreError(f"lease {key!r}: {_ATTEMPTS} conditional writes in a row were refused")
 
-    def _late(self, write: CheckpointLate) -> Outcome:
-        """Only where the lease still is: a row that does not speak would keep it to itself."""
-        side, was_marked, seen = parted(write.lease)
-        pair = self._pair(seen.key)
-        taken = not self.promises.late_checkpoints and pair.row is not None and pair.row.owner != seen.owner
-        if pair.row is None or was_marked or marked(pair.row) or pair.side != side or taken:
-            return Lost(seen.key, pair.lease)
-        outcome = self._tables[side].write(evolve(write, lease=seen))
-        return Done(joined(side, outcome.lease)) if isinstance(outcome, Done) else self._lost(seen.key)
-
     def _lost(self, key: str) -> Lost:
         return Lost(key, self._pair(key).lease)
 
@@ -505,12 +505,6 @@ def _copy(row: Lease) -> Lease:
     """The row for the other table: nobody's, at the same position and epoch, and no truth."""
     notes = tuple(note for note in row.notes if note[0] not in {KNOWS, COPY})
     return evolve(row, owner=None, heir=None, yields=False, leaving=False, notes=(*notes, (COPY, str(row.epoch))))
-
-
-def _reset(old: Lease, row: Lease, epoch: int) -> ResetLease:
-    """Bring the other table's row to where this one stands."""
-    family = evolve(old, parents=row.parents, hash_range=row.hash_range)
-    return ResetLease(family, row.checkpoint, _copy(row).notes, epoch=epoch)
 
 
 def knowing(worker: str, goal_name: str) -> tuple[str, str]:

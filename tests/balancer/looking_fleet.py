@@ -5,8 +5,9 @@ from typing import Any
 from attrs import evolve
 
 from leasehold.balancer.actions import Action, Look
+from leasehold.balancer.bulletin import note_of
 from leasehold.balancer.config import Config
-from leasehold.balancer.lookout import bulletin_row, lookout_ranks, note_of
+from leasehold.balancer.lookout import bulletin_row, lookout_ranks
 from leasehold.balancer.model import Bulletin, BulletinState, History, Lease, Me, Notes
 from leasehold.balancer.plan import look_again
 from leasehold.balancer.rules.minimal import Minimal

@@ -29,18 +29,10 @@ from looking_fleet import (
 
 from leasehold.adapters.proving.properties.strategies import WORKERS, configs, hearings, rule_sets, workers
 from leasehold.balancer.actions import Claim, Look, Release, Renew, RequestHandoff, Steal
+from leasehold.balancer.bulletin import BulletinTracker, bulletin_of, note_of
 from leasehold.balancer.chance import order_under
 from leasehold.balancer.config import Config
-from leasehold.balancer.lookout import (
-    BulletinTracker,
-    bulletin_of,
-    bulletin_row,
-    heartbeat,
-    lookout_ranks,
-    note_of,
-    settle_seconds,
-    start_seconds,
-)
+from leasehold.balancer.lookout import bulletin_row, heartbeat, lookout_ranks, settle_seconds, start_seconds
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Bulletin, BulletinState, History, Lease, Me
 from leasehold.balancer.plan import HANDOFF_POLL_SECONDS, look_again, plan
 from leasehold.balancer.rules.kcl import Kcl

@@ -26,8 +26,9 @@ from looking_fleet import (
 )
 
 from leasehold.balancer.actions import Claim, Look
+from leasehold.balancer.bulletin import note_of
 from leasehold.balancer.config import Config
-from leasehold.balancer.lookout import heartbeat, lookout_ranks, note_of
+from leasehold.balancer.lookout import heartbeat, lookout_ranks
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Bulletin, History, Lease, Me
 from leasehold.balancer.plan import look_again
 from leasehold.balancer.rules.minimal import Minimal

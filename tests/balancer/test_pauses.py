@@ -7,9 +7,9 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
+from leasehold.balancer.bulletin import NOTE, BulletinTracker
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import PATIENCE_MAX, slow_owners, take_census
-from leasehold.balancer.lookout import NOTE, BulletinTracker
 from leasehold.balancer.model import Lease, Me, Version
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal

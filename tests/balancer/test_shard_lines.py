@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from leasehold.balancer.actions import Create, Delete
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
-from leasehold.balancer.lineage import apart, births, holes_after, problems, readable, ripe
+from leasehold.balancer.family import apart, holes_after, problems
+from leasehold.balancer.lineage import births, readable, ripe
 from leasehold.balancer.model import (
     HASH_KEYS,
     LATEST,

@@ -9,11 +9,12 @@ from attrs import evolve, fields
 from hypothesis import given
 from hypothesis import strategies as st
 
+from leasehold.balancer.bulletin import BulletinTracker
 from leasehold.balancer.census import Census, indexed
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import take_census
-from leasehold.balancer.lineage import holes_after
-from leasehold.balancer.lookout import BulletinTracker, lookout_ranks
+from leasehold.balancer.family import holes_after
+from leasehold.balancer.lookout import lookout_ranks
 from leasehold.balancer.model import (
     HASH_KEYS,
     SHARD_END,

@@ -13,7 +13,7 @@ from leasehold.adapters.cli.common.columns import said
 from leasehold.adapters.json_form import answer, lease_json
 from leasehold.adapters.reading.status import lag_of
 from leasehold.adapters.worker.reach import reach_of
-from leasehold.balancer.lookout import bulletin_of
+from leasehold.balancer.bulletin import bulletin_of
 from leasehold.balancer.model import Bulletin, Lease
 from leasehold.balancer.watch import Reports, Watch
 from leasehold.stores import postgres

@@ -13,8 +13,8 @@ from standins.iam import REGION, Account, allowed
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.sources.repeats import Tag
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
+from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.spark.options import Given
-from leasehold.adapters.spark.stream import LeasedReader
 
 pytestmark = pytest.mark.services
 
@@ -25,7 +25,7 @@ _numbers = count()
 def given(aws: Account, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The options of a query whose environment may do nothing but assume roles, with one record to read."""
     # A reader takes over the signals of its process, which it thinks to be one that Spark has started for it alone.
-    monkeypatch.setattr("leasehold.adapters.spark.stream.end_on_signal", lambda _stop: None)
+    monkeypatch.setattr("leasehold.adapters.spark.leased_source.end_on_signal", lambda _stop: None)
     name = f"queries-{uuid4().hex[:8]}"
     aws.client("kinesis").create_stream(StreamName=name, ShardCount=1)
     aws.client("kinesis").put_record(StreamName=name, Data=b"a book", PartitionKey="k")

@@ -67,7 +67,7 @@ def own_faults(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def own_signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Leave the signals of this process alone: readers, sessions and commands take them over, each for good."""
-    monkeypatch.setattr("leasehold.adapters.spark.stream.end_on_signal", lambda _stop: None)
+    monkeypatch.setattr("leasehold.adapters.spark.leased_source.end_on_signal", lambda _stop: None)
     yield
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -13,8 +13,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 from leasehold.adapters.sources.protocol import Batch, Record, SourceError, SourceUnavailable
 from leasehold.adapters.spark.feed import SourceSpec
 from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.spark.options import Given, LeaseOptions, lease_options
-from leasehold.adapters.spark.stream import LeasedReader
 from leasehold.balancer.model import Lease, Position, Shard, at_timestamp
 from leasehold.stores.protocol import OutcomeUnknown, Store
 from leasehold.stores.urls import open_store

@@ -16,8 +16,8 @@ from leasehold.adapters.reading.runner import Step
 from leasehold.adapters.spark.feed import SourceSpec
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.lease_loop import LeaseLoop
+from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.spark.options import Given, lease_options
-from leasehold.adapters.spark.stream import LeasedReader
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.model import Position
 from leasehold.stores.protocol import Store

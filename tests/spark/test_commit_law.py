@@ -19,7 +19,7 @@ from stepped_loop import a_reader, stepped
 from waiters import Clock
 
 from leasehold.adapters.sources.protocol import SourceError
-from leasehold.adapters.spark.stream import LeasedReader
+from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.worker.discovery import SAFETY_SECONDS
 from leasehold.balancer.model import Lease
 from leasehold.balancer.shards.contradictions import INCARNATION, SETTLED

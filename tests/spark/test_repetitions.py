@@ -15,8 +15,8 @@ from leasehold.adapters.spark import replay
 from leasehold.adapters.spark.feed import SourceSpec
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.lease_loop import Waiting
+from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.spark.offsets import Offset, Range
-from leasehold.adapters.spark.stream import LeasedReader
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore

@@ -18,7 +18,8 @@ from waiters import Clock
 from leasehold.adapters.proving.simulator.world.world import ShardRecords, records
 from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.handovers import Handovers
-from leasehold.adapters.reading.reading import RECORD_BYTES, MemoryBudget, ShardReading
+from leasehold.adapters.reading.memory import RECORD_BYTES, MemoryBudget
+from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.sources.protocol import Batch, SourceUnavailable
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config

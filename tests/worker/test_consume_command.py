@@ -16,7 +16,8 @@ from leasehold.adapters.consuming import load
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading.events import EventLines
 from leasehold.adapters.reading.runner import Runner
-from leasehold.adapters.worker.holding import Holding, Identity
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.notes import Identity
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease

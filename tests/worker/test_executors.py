@@ -7,7 +7,7 @@ from threading import Barrier, Condition, Semaphore, Thread, current_thread
 import pytest
 from attrs import define, field
 
-from leasehold.adapters.reading.handovers import InlineExecutor, ThreadExecutor, Work
+from leasehold.adapters.reading.executors import InlineExecutor, ThreadExecutor, Work
 
 WAIT = 30.0
 
@@ -280,7 +280,7 @@ def test_threads_that_wait_take_what_comes_before_another_is_started(monkeypatch
     def meet() -> None:
         both.wait(WAIT)
 
-    monkeypatch.setattr("leasehold.adapters.reading.handovers.Condition", Told)
+    monkeypatch.setattr("leasehold.adapters.reading.executors.Condition", Told)
     monkeypatch.setattr("leasehold.adapters.threads.Thread", Counted)
     executor = ThreadExecutor(3)
     for _ in range(2):

@@ -8,7 +8,7 @@ import pytest
 from virtual_fleet import FaultyStore
 from waiters import Clock
 
-from leasehold.adapters.worker.holdings import Handoffs
+from leasehold.adapters.worker.handoffs import Handoffs
 from leasehold.balancer.actions import RequestHandoff
 from leasehold.balancer.model import Lease
 from leasehold.stores.writes import ClaimLease, CreateLease, GiveLease, RequestLease, StealLease

@@ -8,15 +8,8 @@ import pytest
 from attrs import define, fields
 from test_reading import Bench
 
-from leasehold.adapters.reading.handling import (
-    Attempts,
-    Ending,
-    Handling,
-    Unhandled,
-    fault_from,
-    fault_of,
-    takes,
-)
+from leasehold.adapters.reading.attempts import Attempts
+from leasehold.adapters.reading.handling import Ending, Handling, Unhandled, fault_from, fault_of, takes
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.stores.printable import said
 

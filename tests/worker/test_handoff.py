@@ -6,7 +6,8 @@ from virtual_fleet import Driven, FaultyStore, Kept, four_shards, member, togeth
 from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource
-from leasehold.adapters.worker.holding import Holding, Identity
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.notes import Identity
 from leasehold.balancer.actions import Release
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position

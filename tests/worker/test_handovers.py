@@ -14,16 +14,9 @@ import pytest
 from attrs import define, field
 from test_reading import Bench
 
+from leasehold.adapters.reading.executors import EventLoop, InlineExecutor, ThreadExecutor, Work
 from leasehold.adapters.reading.handling import Handling, NotAwaited, Unhandled
-from leasehold.adapters.reading.handovers import (
-    CallEnded,
-    EventLoop,
-    Handover,
-    Handovers,
-    InlineExecutor,
-    ThreadExecutor,
-    Work,
-)
+from leasehold.adapters.reading.handovers import CallEnded, Handover, Handovers
 
 WAIT = 30.0
 
@@ -324,7 +317,7 @@ def test_what_no_loop_awaits_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_told: object) -> Thread:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("leasehold.adapters.reading.handovers.spawn", refused)
+    monkeypatch.setattr("leasehold.adapters.reading.executors.spawn", refused)
     awaited = Awaited()
     unawaited = awaited.wait()
     with pytest.raises(NotAwaited, match=r"^there is no event loop to await it: RuntimeError: can't start new thread$"):
@@ -354,7 +347,7 @@ def test_closed_handovers_leave_no_thread() -> None:
 
 def test_a_function_that_blocks_the_event_loop_does_not_keep_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker would not end for as long as somebody's `async def` waits for something else."""
-    monkeypatch.setattr("leasehold.adapters.reading.handovers.CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr("leasehold.adapters.reading.executors.CLOSE_SECONDS", 0.01)
     awaited, release, ended = Awaited(), Event(), list[bool]()
 
     async def block() -> None:

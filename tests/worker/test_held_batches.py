@@ -12,7 +12,8 @@ from virtual_fleet import FaultySource, ManualExecutor
 from leasehold.adapters.proving.simulator.world.world import ShardRecords, records, shard
 from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.handovers import Handovers
-from leasehold.adapters.reading.reading import MemoryBudget, ShardReading
+from leasehold.adapters.reading.memory import MemoryBudget
+from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold.stores.protocol import Outcome

@@ -9,7 +9,8 @@ from virtual_fleet import FaultyStore
 from waiters import Clock
 
 from leasehold.adapters.reading.handling import Delivery
-from leasehold.adapters.worker.holding import Holding, Identity, latest_notes, noted_latest
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.notes import Identity, latest_notes, noted_latest
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Version, at_timestamp
 from leasehold.stores.protocol import Lost, OutcomeUnknown, Promises
 from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, RequestLease, StealLease

@@ -16,8 +16,9 @@ from test_reading import Bench, data
 from virtual_fleet import FaultyStore, four_shards
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
+from leasehold.adapters.reading.executors import ThreadExecutor
 from leasehold.adapters.reading.handling import Delivery, Handling
-from leasehold.adapters.reading.handovers import Handovers, ThreadExecutor
+from leasehold.adapters.reading.handovers import Handovers
 from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.worker.holdings import WorkerError
@@ -339,7 +340,7 @@ def test_a_thread_that_cannot_start_ends_the_worker(monkeypatch: pytest.MonkeyPa
     def no_thread(*_of_what: object) -> NoReturn:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("leasehold.adapters.reading.handovers.spawn", no_thread)
+    monkeypatch.setattr("leasehold.adapters.reading.executors.spawn", no_thread)
     with pytest.raises(WorkerError, match="can't start new thread"):
         run_to_its_end(runner)
     assert [lease.owner for lease in store.list().leases] == [None] * 4

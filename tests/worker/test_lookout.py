@@ -8,11 +8,13 @@ from virtual_fleet import Driven, FaultyStore, Kept, four_shards, member, togeth
 from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
-from leasehold.adapters.worker.holding import Holding, Identity
-from leasehold.adapters.worker.holdings import news
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.notes import Identity
+from leasehold.adapters.worker.renewing import news
 from leasehold.balancer.actions import Steal
+from leasehold.balancer.bulletin import bulletin_of, note_of
 from leasehold.balancer.config import Config
-from leasehold.balancer.lookout import bulletin_of, bulletin_row, lookout_ranks, note_of
+from leasehold.balancer.lookout import bulletin_row, lookout_ranks
 from leasehold.balancer.model import TRIM_HORIZON, Bulletin, Lease, Position, Version
 from leasehold.stores.protocol import Promises
 from leasehold.stores.writes import ClaimLease, CreateLease, RequestLease, StealLease, merged

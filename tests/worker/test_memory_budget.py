@@ -12,7 +12,8 @@ from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
 from leasehold.adapters.reading.handling import Delivery, Handling
-from leasehold.adapters.reading.reading import LEAST_BYTES, MemoryBudget, MemoryShare, ShardReading
+from leasehold.adapters.reading.memory import LEAST_BYTES, MemoryBudget, MemoryShare
+from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.sources.protocol import Batch, Reader, Record
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config

@@ -5,7 +5,8 @@ from attrs import evolve
 from virtual_fleet import FaultyStore
 from waiters import Clock
 
-from leasehold.adapters.worker.holding import Holding, Identity
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.notes import Identity
 from leasehold.balancer.lineage import EPOCHS_UNSEEN
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Version
 from leasehold.stores.protocol import Outcome, OutcomeUnknown

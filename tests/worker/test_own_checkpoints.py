@@ -10,8 +10,8 @@ from virtual_fleet import ManualExecutor
 from leasehold.adapters.proving.simulator.world.world import FIRST_MS, ShardRecords, records, shard
 from leasehold.adapters.reading.handling import Delivery, FinalCheckpoint, Handling
 from leasehold.adapters.reading.handovers import Handovers
-from leasehold.adapters.reading.reading import MemoryBudget
-from leasehold.adapters.worker.holding import latest_notes
+from leasehold.adapters.reading.memory import MemoryBudget
+from leasehold.adapters.worker.notes import latest_notes
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
 
 

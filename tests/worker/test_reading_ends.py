@@ -14,7 +14,8 @@ from waiters import Clock
 from leasehold.adapters.proving.simulator.world.world import ListReader, ShardRecords, records
 from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.reading.handovers import Handovers
-from leasehold.adapters.reading.reading import EXPIRED_SECONDS, MEMORY_SECONDS, MemoryBudget, ShardReading
+from leasehold.adapters.reading.memory import MemoryBudget
+from leasehold.adapters.reading.reading import EXPIRED_SECONDS, MEMORY_SECONDS, ShardReading
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import MEASURE_SECONDS
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position

@@ -13,8 +13,9 @@ from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.adapters.reading.runner import Runner
-from leasehold.adapters.worker.holding import Holding, Identity
-from leasehold.adapters.worker.holdings import Renewing
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.notes import Identity
+from leasehold.adapters.worker.renewing import Renewing
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.actions import Look
 from leasehold.balancer.config import Config

@@ -22,8 +22,10 @@ from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.runner import Runner, Schedule, Signal, run
 from leasehold.adapters.sources.protocol import Batch, SourceError
 from leasehold.adapters.threads import ThreadScheduler
+from leasehold.adapters.worker.handoffs import ParallelMap
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.holdings import BackgroundMap, ParallelMap, WorkerError
+from leasehold.adapters.worker.holdings import WorkerError
+from leasehold.adapters.worker.renewing import BackgroundMap
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Position, Shard

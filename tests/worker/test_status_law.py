@@ -9,8 +9,9 @@ from virtual_fleet import FaultyStore
 from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListReader, ListSource, ShardRecords, even_shards, records
+from leasehold.adapters.reading.executors import Work
 from leasehold.adapters.reading.handling import Delivery, Handling
-from leasehold.adapters.reading.handovers import Handovers, Work
+from leasehold.adapters.reading.handovers import Handovers
 from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.reading.runner import Step
 from leasehold.adapters.reading.status import Status, group_status, lags_of, statuses_of

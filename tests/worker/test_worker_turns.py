@@ -8,8 +8,9 @@ from virtual_fleet import KCL, Driven, FaultyStore, four_shards, member, togethe
 from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import FIRST_MS, ListSource, ShardRecords, records, shard
-from leasehold.adapters.worker.holding import LATEST_MS, LATEST_POSITION
-from leasehold.adapters.worker.holdings import RETRY_SECONDS, Bench, WorkerError
+from leasehold.adapters.worker.holdings import Bench, WorkerError
+from leasehold.adapters.worker.notes import LATEST_MS, LATEST_POSITION
+from leasehold.adapters.worker.renewing import RETRY_SECONDS
 from leasehold.adapters.worker.worker import SOON_SECONDS, Worker
 from leasehold.balancer.actions import Claim, Release, RequestHandoff
 from leasehold.balancer.config import Config

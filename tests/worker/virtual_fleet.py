@@ -7,10 +7,10 @@ from attrs import define, field
 from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
-from leasehold.adapters.reading.handovers import Work
+from leasehold.adapters.reading.executors import Work
 from leasehold.adapters.sources.protocol import Batch, Reader, SourceError
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.holdings import BackgroundMap
+from leasehold.adapters.worker.renewing import BackgroundMap
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard

@@ -44,13 +44,34 @@ class Story:
     def run(self) -> RunVerdict:
         """Show everything, and return the verdict. Raises StageError if something that should run does not."""
         try:
-            self._starts()
+            self._begin(
+                "A worker starts alone",
+                f"worker-1 starts. All {self._stage.open_shards} shards of the stream are free, and it takes them.",
+            )
+            self._join("worker-1")
+            self._begin(
+                "Two workers join",
+                "worker-2 starts. Nobody directs it: it reads the lease table and asks for what it lacks. "
+                "An owner finishes its batch, checkpoints, and hands over.",
+            )
+            self._join("worker-2")
+            self._say("worker-3 starts, and takes its third from both.")
+            self._join("worker-3")
             self._kill()
             self._begin(
                 "A worker is added", "worker-4 starts. As few leases move as can be, each in an orderly hand-over."
             )
             self._join("worker-4")
-            self._reshape()
+            self.chapter = "A shard is split"
+            self._say(
+                f"Shard {short(self._stage.split())} is split in two. It is read to its end first; then its children "
+                "get leases, so that no record overtakes an earlier one of its key."
+            )
+            self._settled()
+            self.chapter = "Two shards are merged"
+            left, right = map(short, self._stage.merge())
+            self._say(f"Shards {left} and {right} are merged. Their child is read once both are finished.")
+            self._settled()
             self._finish()
         finally:
             self._producer.kill()
@@ -64,21 +85,6 @@ class Story:
         self.said.append((self.seconds, what))
         self.heard(*self.said[-1])
         self.shown()
-
-    def _starts(self) -> None:
-        self._begin(
-            "A worker starts alone",
-            f"worker-1 starts. All {self._stage.open_shards} shards of the stream are free, and it takes them.",
-        )
-        self._join("worker-1")
-        self._begin(
-            "Two workers join",
-            "worker-2 starts. Nobody directs it: it reads the lease table and asks for what it lacks. "
-            "An owner finishes its batch, checkpoints, and hands over.",
-        )
-        self._join("worker-2")
-        self._say("worker-3 starts, and takes its third from both.")
-        self._join("worker-3")
 
     def _kill(self) -> None:
         stage = self._stage
@@ -94,19 +100,6 @@ class Story:
         killed = stage.history.incidents[-1].t
         waits = [tenure.begin - killed for tenure in stage.reading.tenures if tenure.begin > killed]
         self._say(f"All of it is being read again {max(waits, default=0.0):.1f} s after the kill.")
-
-    def _reshape(self) -> None:
-        self.chapter = "A shard is split"
-        shard = self._stage.split()
-        self._say(
-            f"Shard {short(shard)} is split in two. It is read to its end first; then its children get leases, "
-            "so that no record overtakes an earlier one of its key."
-        )
-        self._settled()
-        self.chapter = "Two shards are merged"
-        left, right = self._stage.merge()
-        self._say(f"Shards {short(left)} and {short(right)} are merged. Their child is read once both are finished.")
-        self._settled()
 
     def _finish(self) -> None:
         stage = self._stage

@@ -24,7 +24,8 @@ from botocore.exceptions import ClientError
 
 from leasehold.adapters.multilang.children import ChildFault, ChildNotStarted, Children
 from leasehold.adapters.multilang.protocol import CheckpointError
-from leasehold.adapters.reading.handling import DeadLetter, Delivery, FinalCheckpoint, Handling, Happening, PlaceOrder
+from leasehold.adapters.reading.attempts import PlaceOrder
+from leasehold.adapters.reading.handling import DeadLetter, Delivery, FinalCheckpoint, Handling, Happening
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.protocol import Batch, Record, SourceError
 from leasehold.adapters.threads import spawn

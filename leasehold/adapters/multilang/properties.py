@@ -242,11 +242,27 @@ class _Understanding:
         name = self._required("applicationName")
         argv = tuple(each for each in self._required("executableName").split(" ") if each)
         of_stream, of_table = self._credentials()
-        options = self._options()
+        options = Options(worker=self._text("workerId") or self._text("workerIdentifier"))
+        options["initial_position"] = self._beginning()
+        if (lease := self._whole("failoverTimeMillis", 1)) is not None:
+            options["lease_seconds"] = lease / 1000
+        if (grace := self._whole("shutdownGraceMillis", 0)) is not None:
+            options["drain_seconds"] = grace / 1000
+        if slow := self._whole("logWarningForTaskAfterMillis", 0):
+            options["slow_seconds"] = slow / 1000
+        options["set"] = {
+            name: count
+            for name, key in (("max_leases", "maxLeasesForWorker"), ("max_steals", "maxLeasesToStealAtOneTime"))
+            if (count := self._whole(key, 1)) is not None
+        }
+        of_tables = {
+            "region": self._text("dynamoDbClient.region") or self._text("regionName"),
+            "endpoint": self._text("dynamoDbClient.endpointOverride") or self._text("dynamoDBEndpoint"),
+        }
         return MultiLangSettings(
             argv=argv,
             source=self._source(name),
-            store=self._store(self._text("tableName") or name),
+            store=_url("dynamodb", self._text("tableName") or name, of_tables),
             credentials=of_stream,
             table_credentials=of_table,
             options=options,
@@ -298,22 +314,6 @@ class _Understanding:
         if value not in {"true", "false"}:
             raise ValueError(f"{key}: {printable(value)!r} is neither true nor false")
         return value == "true"
-
-    def _options(self) -> Options:
-        options = Options(worker=self._text("workerId") or self._text("workerIdentifier"))
-        options["initial_position"] = self._beginning()
-        if (lease := self._whole("failoverTimeMillis", 1)) is not None:
-            options["lease_seconds"] = lease / 1000
-        if (grace := self._whole("shutdownGraceMillis", 0)) is not None:
-            options["drain_seconds"] = grace / 1000
-        if slow := self._whole("logWarningForTaskAfterMillis", 0):
-            options["slow_seconds"] = slow / 1000
-        counts = {
-            name: count
-            for name, key in (("max_leases", "maxLeasesForWorker"), ("max_steals", "maxLeasesToStealAtOneTime"))
-            if (count := self._whole(key, 1)) is not None
-        }
-        return Options(**options, set=counts)
 
     def _beginning(self) -> Position | str:
         name, seconds = self._text("initialPositionInStream"), self._whole("initialPositionInStreamExtended", 0)
@@ -369,12 +369,6 @@ class _Understanding:
             "retrievalMode", "taken", f"read as consumer {printable(consumer)!r}: {price}"
         )
         return consumer
-
-    def _store(self, table: str) -> str:
-        return _url("dynamodb", table, {
-            "region": self._text("dynamoDbClient.region") or self._text("regionName"),
-            "endpoint": self._text("dynamoDbClient.endpointOverride") or self._text("dynamoDBEndpoint"),
-        })  # fmt: skip
 
     def _credentials(self) -> tuple[Credentials, Credentials]:
         """Of the stream and of the table; the first serve for both where the file names no others."""

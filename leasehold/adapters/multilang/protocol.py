@@ -310,7 +310,11 @@ def _message(line: bytes) -> _Asked | str:
         raise ValueError(f"the unknown key {min(unknown)!r}")
     if action == "status":
         return _text(told, "responseFor") or ""
-    return _Asked(_text(told, "sequenceNumber"), _whole(told, "subSequenceNumber"))
+    number, sub = _text(told, "sequenceNumber"), _text(told, "subSequenceNumber")
+    try:
+        return _Asked(number, None if sub is None else int(sub))
+    except ValueError:
+        raise ValueError("subSequenceNumber is no whole number") from None
 
 
 def _text(told: dict[str, Any], key: str) -> str | None:
@@ -321,13 +325,3 @@ def _text(told: dict[str, Any], key: str) -> str | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     raise ValueError(f"{key} is neither a text nor a whole number")
-
-
-def _whole(told: dict[str, Any], key: str) -> int | None:
-    text = _text(told, key)
-    if text is None:
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{key} is no whole number") from None

@@ -14,7 +14,8 @@ from attrs import evolve
 
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.sources.repeats import inherited
-from leasehold.adapters.worker.holding import Holding, latest_notes, noted_latest
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.notes import latest_notes, noted_latest
 from leasehold.balancer.config import Config
 from leasehold.balancer.lineage import births
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position, Shard

@@ -30,13 +30,16 @@ from typing import TypeVar, assert_never
 
 from attrs import define, frozen
 
+from leasehold.adapters.reading.executors import HandlerExecutor, ThreadExecutor
 from leasehold.adapters.reading.exporting import Meter
 from leasehold.adapters.reading.handling import Handler, Handling, metered, traced
-from leasehold.adapters.reading.handovers import HandlerExecutor, Handovers, ThreadExecutor
-from leasehold.adapters.reading.reading import MemoryBudget, ShardReading
+from leasehold.adapters.reading.handovers import Handovers
+from leasehold.adapters.reading.memory import MemoryBudget
+from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.holdings import RETRY_SECONDS, WorkerError
+from leasehold.adapters.worker.holdings import WorkerError
+from leasehold.adapters.worker.renewing import RETRY_SECONDS
 from leasehold.adapters.worker.scheduler import Queue, Scheduler
 from leasehold.adapters.worker.worker import Worker, nobody
 from leasehold.balancer.lookout import start_seconds

@@ -15,9 +15,9 @@ from typing import Any, cast
 
 from attrs import evolve, frozen
 
+from leasehold.adapters.reading.executors import HandlerExecutor
 from leasehold.adapters.reading.exporting import Meter
 from leasehold.adapters.reading.handling import Delivery, Handler, Handling, Happening
-from leasehold.adapters.reading.handovers import HandlerExecutor
 from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, Runner, stopping_on_signals
 from leasehold.adapters.sources.protocol import Batch, PassingSource, Reader, Settled, Sliceable, Source, SourceError
 from leasehold.adapters.threads import spawn

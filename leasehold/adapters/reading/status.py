@@ -283,7 +283,10 @@ def status_of(
     # Nobody reads it, and nobody should: else every split would raise an alarm.
     if waits:
         return Status("OK", "its parents are not done: it is read after them")
-    alone = _alone(lease, reach, now, watched)
+    # For how long, at least, nobody has renewed it: as far as it was seen, or as its last note tells.
+    alone = lease.idle if lease.idle < math.inf else 0.0
+    if reach is not None and reach.owner == (lease.owner or reach.owner) and watched <= lease.idle + 1.0:
+        alone = max(alone, now - reach.at)  # not where its version has moved while we looked
     recent = reach is not None and now - reach.at <= long
     # Asked before the note is: whatever it tells of its reading, nobody reads on.
     if alone > long or (lease.owner is None and not recent):
@@ -303,15 +306,6 @@ def status_of(
     return Status(
         "OK", "nobody owns it: the next look of a worker finds it" if lease.owner is None else "it came lately"
     )
-
-
-def _alone(lease: Lease, reach: Reach | None, now: float, watched: float) -> float:
-    """For how many seconds, at least, nobody has renewed it: as far as it was seen, or as its last note tells."""
-    seen = lease.idle if lease.idle < math.inf else 0.0
-    told = reach is not None and reach.owner == (lease.owner or reach.owner)
-    if reach is None or not told or watched > lease.idle + 1.0:  # its version has moved while we looked
-        return seen
-    return max(seen, now - reach.at)
 
 
 def _told(reach: Reach, now: float, long: float) -> Status:

@@ -205,27 +205,22 @@ class Had:
     @classmethod
     def of(cls, start: Position) -> Self:
         """The rows that were had of a shard up to here; nothing where the token says none, or is of a later place."""
-        try:
-            found = cls._read(start.token)
-        except ValueError:
-            return cls()
-        return cls() if found.at is None or found.at.order > start.order else found
-
-    @classmethod
-    def _read(cls, token: str) -> Self:
-        _, form, rest = token.partition(f"{_FORM} ")
+        _, form, rest = start.token.partition(f"{_FORM} ")
         if not form:
             return cls()
         place, *pieces = rest.split(" ")
         sequence, _, sub = place.partition(".")
         read = list[tuple[int, _Queries]]()
-        for piece in pieces:
-            last, bound, told = piece.rpartition("@")
-            queries = dict(map(_query_of, filter(None, told.split(";"))))
-            read.append((int(last, 16) if bound else HASH_KEYS[1], queries))
-        if [last for last, _ in read] != sorted({last for last, _ in read} | {HASH_KEYS[1]}):
+        try:
+            for piece in pieces:
+                last, bound, told = piece.rpartition("@")
+                queries = dict(map(_query_of, filter(None, told.split(";"))))
+                read.append((int(last, 16) if bound else HASH_KEYS[1], queries))
+            at = Position(sequence, int(sub))
+        except ValueError:
             return cls()
-        return cls(read, Position(sequence, int(sub)))
+        whole = [last for last, _ in read] == sorted({last for last, _ in read} | {HASH_KEYS[1]})
+        return cls(read, at) if whole and at.order <= start.order else cls()
 
 
 _FORM = "had1"

@@ -1,8 +1,9 @@
 """Spark streaming sources that share the shards of a stream with all users of the same lease table.
 
 A query is one worker of a group. Its lease loop (`lease_loop`) runs in Spark's source-runner process on the driver,
-beside the reader that Spark calls there (`stream`). Executors only fetch rows (`fetching`). Where one process is too
-little, others read for it (`readers`); all that follows holds for them, too, with their reports in place of readings.
+beside the reader that Spark calls there (`leased_source`), whose run plans batches and commits them (`stream`).
+Executors only fetch rows (`fetching`). Where one process is too little, others read for it (`readers`); all that
+follows holds for them, too, with their reports in place of readings.
 
 Three records say how far a shard is done, and none of them can be written together with another:
 

@@ -27,7 +27,7 @@ from leasehold.adapters.threads import spawn
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.lineage import readable
-from leasehold.balancer.model import Lease, Position, Version
+from leasehold.balancer.model import Position, Version
 from leasehold.stores.printable import escaped, few, printable, text_of
 from leasehold.stores.protocol import StoreError
 
@@ -209,26 +209,21 @@ class LeaseLoop:
             return {"(all)": "there are no leases yet"}
         left = dict[str, str]()
         for lease in leases.values():
-            if lease.ended or self._looked_after(lease, opened, leases):
+            if lease.ended:
                 continue
             if lease.owner == self._member.me:
-                left[lease.key] = "it cannot be opened"
+                # A child waits for its parents, which may be somebody else's to finish.
+                if lease.key not in opened and readable(lease, leases):
+                    left[lease.key] = "it cannot be opened"
+            elif lease.owner is None:
+                # It is nobody's to finish; some worker may take it in the next moment.
+                left[lease.key] = "nobody owns it"
             else:
-                left[lease.key] = f"{lease.owner} owns it and does not renew it" if lease.owner else "nobody owns it"
+                if self._first_seen.setdefault(lease.key, lease.version) != lease.version:
+                    self._alive.add(lease.key)  # it was renewed: its owner is alive and reads it
+                if lease.key not in self._alive:
+                    left[lease.key] = f"{lease.owner} owns it and does not renew it"
         return left
-
-    def _looked_after(self, lease: Lease, opened: set[str], leases: Mapping[str, Lease]) -> bool:
-        if lease.owner == self._member.me:
-            # A child waits for its parents, which may be somebody else's to finish.
-            return lease.key in opened or not readable(
-                lease, {key: leases[key] for key in lease.parents if key in leases}
-            )
-        # A lease that nobody has is nobody's to finish; some worker may take it in the next moment.
-        if lease.owner is None:
-            return False
-        if self._first_seen.setdefault(lease.key, lease.version) != lease.version:
-            self._alive.add(lease.key)  # it was renewed: its owner is alive and reads it
-        return lease.key in self._alive
 
     # In the thread of the loop
 

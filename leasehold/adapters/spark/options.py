@@ -183,7 +183,15 @@ def lease_options(given: Given, store: str, position: Mapping[str, Any], seconds
             "`leasehold copy-leases FROM TO`, and start them again with the new lease.store"
         )
     buffer_bytes = given.number("lease.bufferBytes", 256 * MIB, least=MIB) or 0
-    fetch = _fetch(given)
+    # Spark's own address, as the session tells it.
+    transport = given.choice("lease.transport", "auto", "fetch", "embedded")
+    host, port = given.text("lease.fetchHost"), given.number("lease.fetchPort", 0, most=65_535) or 0
+    bind = given.text("lease.fetchBindHost", host)
+    # Asked for by name: embedding the rows in place of it would cost memory that nobody reckoned with.
+    if transport == "fetch" and not host:
+        raise ValueError("option lease.transport: fetch needs the driver's address; give lease.fetchHost")
+    # Without a host there is nothing that an executor could connect to: rows travel with their tasks.
+    fetch = None if transport == "embedded" or not host else Address(host, bind, port)
     text = given.text("lease.readers", "0")
     readers = decimal(text, READERS_MOST)
     if readers is None and text.lower() != "auto":
@@ -212,18 +220,6 @@ def lease_options(given: Given, store: str, position: Mapping[str, Any], seconds
         reader_jobs=given.text("lease.readerJobs"),
         if_recreated=cast("Literal['TRIM_HORIZON', 'LATEST'] | None", if_recreated),
     )
-
-
-def _fetch(given: Given) -> Address | None:
-    """Spark's own address, as the session tells it."""
-    transport = given.choice("lease.transport", "auto", "fetch", "embedded")
-    host, port = given.text("lease.fetchHost"), given.number("lease.fetchPort", 0, most=65_535) or 0
-    bind = given.text("lease.fetchBindHost", host)
-    # Asked for by name: embedding the rows in place of it would cost memory that nobody reckoned with.
-    if transport == "fetch" and not host:
-        raise ValueError("option lease.transport: fetch needs the driver's address; give lease.fetchHost")
-    # Without a host there is nothing that an executor could connect to: rows travel with their tasks.
-    return None if transport == "embedded" or not host else Address(host, bind, port)
 
 
 def _config(given: Given, position: Mapping[str, Any], seconds: float, cores: int) -> Config:

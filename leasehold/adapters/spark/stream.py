@@ -1,38 +1,28 @@
-"""The reader that Spark calls: plans batches of what was read ahead, and commits them to the leases.
+"""A run of a query: plans batches of what was read ahead, and commits them to the leases.
 
-Spark makes a reader in its source-runner process and calls it there, one call at a time; copies of it go to the
-executors, where only `read` is called. Nothing is opened before the first batch is planned: the reader's `Run` joins
-the group then. The order of a batch's events, and why nothing is skipped, are told in the package's own text; here
-`join`, `plan`, `partitions` and `commit` of `Run` stand in that order.
+Spark's reader (`leased_source`) calls it in the source-runner process, one call at a time. It joins the group as the
+first batch is planned. The order of a batch's events, and why nothing is skipped, are told in the package's own text;
+here `join`, `plan`, `partitions` and `commit` of `Run` stand in that order.
 """
 
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from threading import Lock
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import evolve, frozen
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, ReadMaxRows
 
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Identified, Source, SourceError, SourceUnavailable
 from leasehold.adapters.spark.feed import ReadAheadPace, SourceSpec
-from leasehold.adapters.spark.fetching import Rows, read, spread
+from leasehold.adapters.spark.fetching import Rows, spread
 from leasehold.adapters.spark.lease_loop import LeaseLoop, Waiting
-from leasehold.adapters.spark.offsets import Held, Offset, Range, advance, decode, encode, owed, resumed
+from leasehold.adapters.spark.offsets import Held, Offset, Range, advance, owed, resumed
 from leasehold.adapters.spark.options import EMBEDDED_BYTES, LeaseOptions
-from leasehold.adapters.spark.processes import end_on_signal, speak
+from leasehold.adapters.spark.processes import speak
 from leasehold.adapters.spark.readers.pool import way_of
 from leasehold.adapters.spark.replay import Place, believed, replayed
 from leasehold.adapters.worker.holding import Holding
@@ -42,7 +32,6 @@ from leasehold.balancer.shards.contradictions import INCARNATION, made_later
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
 from leasehold.stores.swap import OneTableStore
-from leasehold.stores.urls import open_store
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
@@ -65,84 +54,6 @@ class Plan:
     start: Offset
     end: Offset
     rows: Mapping[str, pa.RecordBatch]
-
-
-class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The reader of one query, by Spark's interface; the work is done by `Run`."""
-
-    def __init__(self, stock: SourceSpec, options: LeaseOptions, opened: Opened = open_store) -> None:
-        self._stock, self._options, self._opened = stock, options, opened
-        self._only_now = self._stopped = False
-        self._stopping = Lock()
-        self._run: Run | None = None
-        self._known: deque[tuple[dict[str, Any], Offset]] = deque(maxlen=2)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Executors call `read` alone, which knows all from its partition; options may hold a secret.
-        return {}
-
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
-        """Nothing yet; it is asked for twice, and not at all after a restart."""
-        return encode(Offset(stream=self._stock.stream))
-
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
-        """The limits of this source are its options, and kept by itself."""
-        return ReadAllAvailable()
-
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
-        """End with what is there now."""
-        self._only_now = True
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  Spark's name
-        """The end of the next batch, or `start` itself if there is nothing to do."""
-        offset = self._decoded(start).gone_on_from(self._stock.stream)
-        run = self._running()
-        offset = run.present(offset)
-        run.join(offset)
-        if (end := run.plan(offset, limit)) is None:
-            return start
-        if not self._known or self._known[-1][1] is not end:
-            self._known.append((encode(end), end))
-        return self._known[-1][0]
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:  # noqa: ARG002  `end` says all
-        """The tasks of a batch: the one just planned, or after a restart one that was planned before."""
-        offset = self._decoded(end).named(self._stock.stream)
-        run = self._running()
-        return list(run.partitions(run.present(offset)))
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task, on an executor; as often as Spark likes."""
-        if not isinstance(partition, Rows):
-            raise TypeError(f"{type(partition).__name__} is no partition of this source")
-        return read(partition)
-
-    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  Spark's name
-        """How far behind each shard is, for `sources[].latestOffset` of the query's progress; None before reading."""
-        return None if self._run is None else self._run.report()
-
-    def commit(self, end: dict[str, Any]) -> None:
-        """Everything up to here is in the sink."""
-        offset = self._decoded(end).named(self._stock.stream)
-        run = self._running()
-        run.commit(run.present(offset))
-
-    def stop(self) -> None:
-        """Release what is held."""
-        with self._stopping:  # Spark closes its channel, on which the main thread stops, and sends a signal
-            if self._run is not None and not self._stopped:
-                self._stopped = True
-                self._run.close()
-
-    def _decoded(self, stored: dict[str, Any]) -> Offset:
-        # Of many shards it takes a while, and what was planned is asked for again and again, until it is committed.
-        return next((offset for known, offset in self._known if known == stored), None) or decode(stored)
-
-    def _running(self) -> "Run":
-        if self._run is None:
-            end_on_signal(self.stop)
-            self._run = Run(self._stock, self._options, self._opened, only_now=self._only_now)
-        return self._run
 
 
 class Run:

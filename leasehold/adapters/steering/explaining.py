@@ -68,7 +68,14 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
     movers = {new.owner for _, new in moves if new.owner is not None}
     seen = {worker: takings(before.leases, worker) for worker in movers}
     unseen = {worker: takings(freed, worker) for worker in movers} if dead else seen
-    joined = _joined(freed, moves)
+    # The leases once every new owner has one, and has had what it holds for long.
+    firsts = {new.owner: new.key for _, new in reversed(moves)}
+    given = {firsts[owner]: owner for owner in movers - {lease.owner for lease in freed}}
+    joined = tuple(
+        evolve(lease, owner=owner, idle=0.0, held=math.inf, heir=None) if owner in movers else lease
+        for lease in freed
+        for owner in [given.get(lease.key, lease.owner)]
+    )
     later = {worker: takings(joined, worker) for worker in movers if not unseen[worker]}
     rules = {}
     for old, new in moves:
@@ -81,18 +88,6 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
         else:
             rules[new.key] = _rule(old, seen[new.owner], unseen[new.owner] or later[new.owner])
     return rules
-
-
-def _joined(leases: tuple[Lease, ...], moves: tuple[tuple[Lease, Lease], ...]) -> tuple[Lease, ...]:
-    """The leases once every new owner has one, and has had what it holds for long."""
-    movers = {new.owner for _, new in moves if new.owner is not None}
-    firsts = {new.owner: new.key for _, new in reversed(moves)}
-    given = {firsts[owner]: owner for owner in movers - {lease.owner for lease in leases}}
-    return tuple(
-        evolve(lease, owner=owner, idle=0.0, held=math.inf, heir=None) if owner in movers else lease
-        for lease in leases
-        for owner in [given.get(lease.key, lease.owner)]
-    )
 
 
 def _rule(old: Lease, seen: tuple[Taking, ...], unseen: tuple[Taking, ...]) -> str:

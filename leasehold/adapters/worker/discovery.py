@@ -13,12 +13,14 @@ from typing import Literal
 from attrs import evolve
 
 from leasehold.adapters.sources.protocol import Identified, Selective, Source, SourceError, SourceUnavailable
-from leasehold.adapters.worker.holding import LATEST_MS, LATEST_POSITION, UNPINNED, Holding
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.notes import LATEST_MS, LATEST_POSITION, UNPINNED
 from leasehold.balancer.actions import Action, Create
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
-from leasehold.balancer.lineage import HOLE_CONFIDENCE, apart, problems, ripe
-from leasehold.balancer.model import LATEST, History, Hole, Lease, Me, Notes, Position, Shard
+from leasehold.balancer.family import apart, problems
+from leasehold.balancer.lineage import HOLE_CONFIDENCE, ripe
+from leasehold.balancer.model import LATEST, History, Hole, Lease, Me, Position, Shard
 from leasehold.balancer.shards.contradictions import (
     CONTRADICTION,
     INCARNATION,
@@ -215,8 +217,16 @@ class Discovery:
         # Cleared first: a shard may end while we list.
         self._wanted.clear()
         try:
-            shards, before = self._source.shards(), self.incarnation
-            present = self._identified() or self._bound
+            shards, before, present = self._source.shards(), self.incarnation, self._bound
+            # Of a source that cannot tell streams of one name apart contradictions alone show that it was made anew.
+            if isinstance(self._source, Identified):
+                try:
+                    # What was once told and is not told now (a right was taken away) still holds.
+                    present = self._source.incarnation() or before or present
+                except SourceUnavailable:
+                    if not before:
+                        raise
+                    present = before
             if present != self._bound and made_later(self._bound, present):
                 raise SourceUnavailable(f"the answer is of {present}, and {self._bound} was listed before")
         except SourceError as fault:
@@ -238,18 +248,6 @@ class Discovery:
         if before not in {"", self.incarnation}:
             self.want()  # it may have been made anew between the two answers: these shards may be the former ones
         return shards
-
-    def _identified(self) -> str:
-        # A source that cannot tell streams of one name apart: contradictions alone can show that it was made anew.
-        if not isinstance(self._source, Identified):
-            return ""
-        try:
-            # What was once told and is not told now (a right was taken away) still holds.
-            return self._source.incarnation() or self.incarnation
-        except SourceUnavailable:
-            if not self.incarnation:
-                raise
-            return self.incarnation
 
 
 class Recreated:
@@ -330,20 +328,17 @@ class Recreated:
                 if not isinstance(freed, Done):
                     return freed
                 seen = evolve(freed.lease, parents=fresh.parents, hash_range=fresh.hash_range)
-                return self._store.write(ResetLease(seen, fresh.checkpoint, self._noted(stored)))
+                # It notes the present incarnation, nothing that was wrong before, and LATEST for the next owner to pin.
+                notes = {INCARNATION: self._discovery.incarnation or SETTLED}
+                if stored.note(CONTRADICTION) is not None:
+                    notes[CONTRADICTION] = SETTLED
+                if self._start == LATEST or stored.note(LATEST_MS) is not None:
+                    notes[LATEST_MS] = UNPINNED
+                if stored.note(LATEST_POSITION) is not None:
+                    notes[LATEST_POSITION] = UNPINNED
+                return self._store.write(ResetLease(seen, fresh.checkpoint, tuple(sorted(notes.items()))))
             case _:
                 raise AssertionError(step)
-
-    def _noted(self, stored: Lease) -> Notes:
-        """The present incarnation, nothing that was wrong before, and LATEST to be pinned by the next owner."""
-        notes = {INCARNATION: self._discovery.incarnation or SETTLED}
-        if stored.note(CONTRADICTION) is not None:
-            notes[CONTRADICTION] = SETTLED
-        if self._start == LATEST or stored.note(LATEST_MS) is not None:
-            notes[LATEST_MS] = UNPINNED
-        if stored.note(LATEST_POSITION) is not None:
-            notes[LATEST_POSITION] = UNPINNED
-        return tuple(sorted(notes.items()))
 
     def _note(self, found: Collection[Contradiction], leases: Collection[Lease]) -> None:
         """Tell who sees the table alone; an owner whose renewal that costs, only of a stream that was made anew."""

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from threading import Lock
-from typing import Any
 
 from attrs import asdict, evolve, fields_dict, frozen
 
@@ -170,27 +169,24 @@ class Reach:
         return self.behind + (0.0 if held and silence <= SILENT_SECONDS + TELL_SECONDS else silence)
 
 
+_TIMES = ("at", "behind", "arrived", "done", "tried", "read", "work", "lease")
+
+
 def reach_of(lease: Lease) -> Reach | None:
     """The reach that the row tells, or None where it tells nothing that can be read."""
     try:
         said = json.loads(lease.note(NOTE) or "null")
         # In a rolling upgrade a newer worker may tell more than this one knows.
         known = {name: said[name] for name in fields_dict(Reach).keys() & said.keys()} if isinstance(said, dict) else {}
-        return Reach(**known) if known and _fits(known) else None
+        times = [known[name] for name in _TIMES if name in known]
+        moves, flags = known.get("moves", 0), [known.get(name, True) for name in ("end", "grows")]
+        texts = all(isinstance(known.get(name, ""), str) for name in ("owner", "host", "fault", "excused"))
+        numbers = all(map(_time, times)) and isinstance(moves, int) and _time(moves)
+        # A note leaves out a flag that is false, so one that stands there is true.
+        return Reach(**known) if known and texts and numbers and flags == [True, True] else None
     # Anybody may have written the attribute: what cannot be read tells nothing, and disturbs no listing.
     except (ValueError, TypeError, RecursionError):
         return None
-
-
-def _fits(said: dict[str, Any]) -> bool:
-    times = [
-        said[name] for name in ("at", "behind", "arrived", "done", "tried", "read", "work", "lease") if name in said
-    ]
-    moves, flags = said.get("moves", 0), [said.get(name, True) for name in ("end", "grows")]
-    texts = all(isinstance(said.get(name, ""), str) for name in ("owner", "host", "fault", "excused"))
-    numbers = all(map(_time, times)) and isinstance(moves, int) and _time(moves)
-    # A note leaves out a flag that is false, so one that stands there is true.
-    return texts and numbers and flags == [True, True]
 
 
 def _time(value: object) -> bool:

@@ -21,14 +21,13 @@ from leasehold.adapters.sources.protocol import Source, SourceError, SourceUnava
 from leasehold.adapters.threads import ThreadScheduler, seconds
 from leasehold.adapters.worker.collecting import uncollected
 from leasehold.adapters.worker.discovery import Discovery, MadeAnew, Recreated
-from leasehold.adapters.worker.holding import Holding, Identity, latest_notes
-from leasehold.adapters.worker.holdings import (
+from leasehold.adapters.worker.handoffs import Handoffs, ParallelMap
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.holdings import Bench, Holdings
+from leasehold.adapters.worker.notes import Identity, latest_notes
+from leasehold.adapters.worker.renewing import (
     RETRY_SECONDS,
     BackgroundMap,
-    Bench,
-    Handoffs,
-    Holdings,
-    ParallelMap,
     Renewing,
     SlowPeers,
     first_watch,
@@ -285,7 +284,7 @@ class Worker:
         asked_of = [held.key for held in self.holdings] if asked is None else filter(self._holdings.get, asked)
         missing = tuple(key for key in asked_of if key not in there)  # a renewal makes the row anew
         doubted = self._holdings.doubted(listing.leases, missing)
-        list(each(self._holdings.reconfirm, doubted))
+        list(each(Holding.reconfirm, doubted))
         if asked is None and not first:
             shards = self.discovery.shards(now, listing, me, leases)
         self.watch = self.watch.recalling(self._holdings.released, None if listing.malformed else shards)

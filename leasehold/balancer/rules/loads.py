@@ -121,7 +121,9 @@ def takers(
     if not tolerance or census.available:
         return {}
     unknown = average(known)
-    if not (census.moving or _overloaded(known, len(counts), unknown)):
+    # Whether anybody is above the band is asked every turn, before it is worked out what to do about it.
+    loads = known.load_of_each(unknown)
+    if not census.moving and max(loads.values()) * len(counts) <= (1 + BAND) * sum(loads.values()):
         return {}
     held: dict[str, list[Lease]] = {worker: [] for worker in counts}
     for lease in census.leases:
@@ -156,12 +158,6 @@ def relief(
     while scale.step():
         pass
     return scale.taken
-
-
-def _overloaded(leases: Known, workers: int, unknown: int) -> bool:
-    """Whether anybody is above the band: asked every turn, before it is worked out what to do about it."""
-    loads = leases.load_of_each(unknown)
-    return max(loads.values(), default=0) * workers > (1 + BAND) * sum(loads.values())
 
 
 @frozen
@@ -216,8 +212,19 @@ class _LoadBalancer:
             return False
         donor, taker = heappop(self.full)[1], self.empty[0][1]
         lease = self._best(donor, self.loads[donor] - self.loads[taker])
-        if lease is not None:
-            self._move(lease, donor, taker)
+        if lease is None:
+            return True
+        self.held[donor].remove(lease)
+        self.taken[lease.key] = taker
+        for worker, sign in ((donor, -1), (taker, 1)):
+            self.loads[worker] += sign * weight_of(lease, self.unknown)
+            self.room[worker] -= sign
+            self.spare[worker] += sign
+        # A gainer gives nothing in the same plan: others would carry that out before the gain is there.
+        heappush(self.full, (-self.loads[donor], donor))
+        for worker in (donor, taker):
+            if self.room[worker] > 0:
+                heappush(self.empty, (self.loads[worker], worker))
         return True
 
     def _best(self, donor: str, gap: int) -> Lease | None:
@@ -236,17 +243,3 @@ class _LoadBalancer:
         ]
         gain, _, best = max(gains, default=(0, "", None), key=lambda one: one[:2])
         return best if gain >= (BAND * self.mean) ** 2 / 4 else None
-
-    def _move(self, lease: Lease, donor: str, taker: str) -> None:
-        """A move changes the loads and counts of both workers."""
-        self.held[donor].remove(lease)
-        self.taken[lease.key] = taker
-        for worker, sign in ((donor, -1), (taker, 1)):
-            self.loads[worker] += sign * weight_of(lease, self.unknown)
-            self.room[worker] -= sign
-            self.spare[worker] += sign
-        # A gainer gives nothing in the same plan: others would carry that out before the gain is there.
-        heappush(self.full, (-self.loads[donor], donor))
-        for worker in (donor, taker):
-            if self.room[worker] > 0:
-                heappush(self.empty, (self.loads[worker], worker))

@@ -6,13 +6,14 @@ So the leases note the incarnation of their stream, `<stream>:<when it was made>
 another library, or by a version before it) is taken for one of the present stream, unless its shard contradicts it.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from graphlib import CycleError, TopologicalSorter
 from typing import Literal
 
 from attrs import evolve, frozen
 
-from leasehold.balancer.lineage import Family, families, lease_of
+from leasehold.balancer.family import Family, families
+from leasehold.balancer.lineage import lease_of
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Shard
 
 INCARNATION = "incarnation"
@@ -178,7 +179,11 @@ def restarts(
             marked = ((lease, tuple(sorted((*lease.notes, (INCARNATION, former))))) for lease in unmarked)
             steps += [Restart(lease, evolve(lease, notes=notes), marks=True) for lease, notes in marked]
             continue
-        ordered = _parents_first(family.shards)
+        names = {name: sorted(shard.parents) for name, shard in sorted(family.shards.items())}
+        try:  # parents first
+            ordered = [family.shards[name] for name in TopologicalSorter(names).static_order() if name in family.shards]
+        except CycleError:  # L2 says so, and nothing of such a stream is touched
+            ordered = []
         steps += [
             Restart(None, lease_of(shard, start, ((INCARNATION, incarnation),)))
             for shard in ordered
@@ -191,13 +196,3 @@ def restarts(
                 steps.append(Restart(old[shard.id], fresh))
         steps += [Restart(lease, None) for key, lease in old.items() if key not in family.shards]
     return tuple(steps)
-
-
-def _parents_first(shards: Mapping[str, Shard]) -> list[Shard]:
-    try:
-        order = TopologicalSorter(
-            {name: sorted(shard.parents) for name, shard in sorted(shards.items())}
-        ).static_order()
-        return [shards[name] for name in order if name in shards]
-    except CycleError:  # L2 says so, and nothing of such a stream is touched
-        return []

@@ -150,8 +150,16 @@ class DirectCalls:
         outcome = self._outcome(operation, body, form, again=again)
         if outcome is None:
             return by_boto()
-        if isinstance(outcome, HttpAnswer) and _is_plain(outcome, form) and (told := read(outcome.body)) is not None:
-            return told
+        if isinstance(outcome, HttpAnswer):
+            checksum = outcome.headers.get("x-amz-crc32")
+            plain = (
+                outcome.status == OK
+                and outcome.headers.get("content-type") == form
+                and "content-encoding" not in outcome.headers
+                and (checksum is None or checksum == str(crc32(outcome.body)))
+            )
+            if plain and (told := read(outcome.body)) is not None:
+                return told
         self._mine.outcome = outcome
         try:
             return by_boto()
@@ -257,25 +265,24 @@ class DirectCalls:
         config = self._client.meta.config
         with self._lock:
             if (place := f"{scheme}://{host}:{port}") not in self._lines:
+                trusts: ssl.SSLContext | None = None
+                if scheme == "https":
+                    authorities = where() if verify is True else str(verify)
+                    folder = os.path.isdir(authorities)  # noqa: PTH112  a name as boto3 has it
+                    trusts = ssl.create_default_context(
+                        cafile=None if folder else authorities, capath=authorities if folder else None
+                    )
+                    # Newer Pythons refuse what boto3 trusts: authorities of a company's own that lack an extension.
+                    trusts.verify_flags &= ~ssl.VERIFY_X509_STRICT
                 self._lines[place] = KeptLine(
                     host,
                     port,
-                    _trusting(where() if verify is True else str(verify)) if scheme == "https" else None,
+                    trusts,
                     connect_seconds=config.connect_timeout,
                     read_seconds=config.read_timeout,
                     options=options,
                 )
             return self._lines[place]
-
-
-def _is_plain(answer: HttpAnswer, form: str) -> bool:
-    told = answer.headers.get("x-amz-crc32")
-    return (
-        answer.status == OK
-        and answer.headers.get("content-type") == form
-        and "content-encoding" not in answer.headers
-        and (told is None or told == str(crc32(answer.body)))
-    )
 
 
 def _check_ours(handler: Any) -> None:  # noqa: ANN401  any callable
@@ -287,14 +294,3 @@ def _check_ours(handler: Any) -> None:  # noqa: ANN401  any callable
     module = function.__globals__["__name__"] if type(function) is FunctionType else type(handler).__module__
     if module.partition(".")[0] not in {"botocore", "boto3", "leasehold"}:
         raise _StrangeError(f"{module} has a hand in it")
-
-
-def _trusting(authorities: str) -> ssl.SSLContext:
-    context = (
-        ssl.create_default_context(capath=authorities)
-        if os.path.isdir(authorities)  # noqa: PTH112  a name as boto3 has it
-        else ssl.create_default_context(cafile=authorities)
-    )
-    # Newer Pythons refuse what boto3 trusts: authorities of a company's own that lack an extension.
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    return context

@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 
 from attrs import frozen
 
-from leasehold.balancer.model import Lease, Notes
+from leasehold.balancer.model import Lease
 from leasehold.stores.fields import (
     FIELDS,
     BadRowField,
@@ -78,10 +78,15 @@ class ObjectLayout:
         ownership = parts.fields("ownership")
         if "weight" in ownership:  # measured since the lease was made
             told["weight"] = weight("weight", ownership["weight"])
-        lease = lease_of(
-            {"key": key, **told}, _NAMES, epoch=whole("counter", ownership.get("counter", "0")), notes=_noted(parts)
-        )
-        return owned(lease, parts, heard)
+        # On equal stamps the notes of the notes object win, and those of the creation lose.
+        latest: StampedNotes = {}
+        for part in ("checkpoint", "ownership", "notes"):
+            for name, note in stamped(parts.fields(part)).items():
+                if note[1] >= latest.get(name, note)[1]:
+                    latest[name] = note
+        notes = tuple(sorted((name, text) for name, (text, _) in latest.items()))
+        counter = whole("counter", ownership.get("counter", "0"))
+        return owned(lease_of({"key": key, **told}, _NAMES, epoch=counter, notes=notes), parts, heard)
 
     def ownership(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
         """With the notes that travel in this write, stamped with its counter."""
@@ -114,13 +119,3 @@ def _stamp(stored: ObjectFields, before: Lease, after: Lease, counter: int) -> s
     """The notes of one object with those that this write changes."""
     changed = {name: (text, counter) for name, text in after.notes if before.note(name) != text}
     return stamps({**stamped(stored), **changed})
-
-
-def _noted(parts: Parts) -> Notes:
-    """The notes of a lease; on equal stamps those of the notes object win, and those of the creation lose."""
-    latest: StampedNotes = {}
-    for part in ("checkpoint", "ownership", "notes"):
-        for name, note in stamped(parts.fields(part)).items():
-            if note[1] >= latest.get(name, note)[1]:
-                latest[name] = note
-    return tuple(sorted((name, text) for name, (text, _) in latest.items()))

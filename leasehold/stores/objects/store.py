@@ -100,9 +100,28 @@ class EtagStore:
         """Write the lease's objects one by one, each under its ETag, in the order that the rules above ask for."""
         match write:
             case CreateLease(lease):
-                return self._create(created(lease))
-            case DeleteLease():
-                return self._delete(write)
+                key, lease = lease.key, created(lease)
+                if self._layout.owned_before_checkpoint and self._objects.get(self._layout.name(key, "ownership")):
+                    return self._done(key, None)
+                # The checkpoint before the ownership: a worker that takes the lease finds where it starts.
+                parts = self._put(key, "checkpoint", Parts(), self._layout.checkpoint({}, lease))
+                noted = bool(lease.notes) and "notes" not in self._layout.parts
+                copied = lease.epoch > 0 and self.promises.counts_owners
+                if parts and (noted or copied):
+                    parts = self._put(key, "ownership", parts, self._layout.ownership({}, lease, lease))
+                return self._done(key, parts)
+            case DeleteLease(lease):
+                for _ in range(_ATTEMPTS):
+                    parts = self._read_one(lease.key)
+                    stored = self._lease(lease.key, parts)
+                    if applied(write, stored) is None:
+                        return Lost(lease.key, stored)
+                    # The ownership first: it guards the version. Each deletion is conditional; the first refused ends
+                    # it.
+                    if stored is None or all(self._objects.delete(one.name, one.etag) for one in parts.existing):
+                        self._seen.pop(lease.key, None)
+                        return Done(lease)
+                raise StoreError(f"lease {lease.key!r}: {_ATTEMPTS} conditional deletions in a row were refused")
             case _:
                 return self._change(write)
 
@@ -126,18 +145,6 @@ class EtagStore:
         """Close all connections."""
         self._pool.shutdown()
         self._objects.close()
-
-    def _create(self, lease: Lease) -> Outcome:
-        key = lease.key
-        if self._layout.owned_before_checkpoint and self._objects.get(self._layout.name(key, "ownership")):
-            return self._done(key, None)
-        # The checkpoint before the ownership: a worker that takes the lease finds where it starts.
-        parts = self._put(key, "checkpoint", Parts(), self._layout.checkpoint({}, lease))
-        noted = bool(lease.notes) and "notes" not in self._layout.parts
-        copied = lease.epoch > 0 and self.promises.counts_owners
-        if parts and (noted or copied):
-            parts = self._put(key, "ownership", parts, self._layout.ownership({}, lease, lease))
-        return self._done(key, parts)
 
     def _change(self, write: LeaseChange) -> Outcome:
         key = write.lease.key
@@ -216,19 +223,6 @@ class EtagStore:
             if now is None or now.ended or now.checkpoint.order > after.checkpoint.order:
                 return None
         raise StoreError(f"lease {key!r}: {_ATTEMPTS} writes of its checkpoint in a row were refused")
-
-    def _delete(self, write: DeleteLease) -> Outcome:
-        key = write.lease.key
-        for _ in range(_ATTEMPTS):
-            parts = self._read_one(key)
-            lease = self._lease(key, parts)
-            if applied(write, lease) is None:
-                return Lost(key, lease)
-            # The ownership first: it guards the version. Each deletion is conditional; the first refused ends it.
-            if lease is None or all(self._objects.delete(one.name, one.etag) for one in parts.existing):
-                self._seen.pop(key, None)
-                return Done(write.lease)
-        raise StoreError(f"lease {key!r}: {_ATTEMPTS} conditional deletions in a row were refused")
 
     def _put(self, key: str, part: Part, parts: Parts, fields: ObjectFields) -> Parts | None:
         """Write one object over the one in `parts`; None if that one is no longer the stored one."""

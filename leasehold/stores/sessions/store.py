@@ -211,21 +211,19 @@ class SessionStore:
         """Apply the write under its condition, or refuse it."""
         match write:
             case CreateLease(lease):
-                return self._create(created(lease))
-            case RenewLease() | CheckpointLease() if not _ends(write):
-                page = self._page_of(write.lease)
-                # The group write asks for all that matters; a refusal is told by what is stored.
-                if page is not None and (done := self._committed(write, page)) is not None:
-                    return done
-        return self._change(write)
-
-    def _create(self, lease: Lease) -> Outcome:
-        row = LeaseRow(lease)
-        if self._cells.put_new(lease_name(lease.key), lease_fields(row)) is None:
-            return self._lost(lease.key)
-        return Done(joined(row, None, {}).lease)
-
-    def _change(self, write: LeaseChange | DeleteLease) -> Outcome:
+                new = LeaseRow(created(lease))
+                if self._cells.put_new(lease_name(lease.key), lease_fields(new)) is None:
+                    return self._lost(lease.key)
+                return Done(joined(new, None, {}).lease)
+            case RenewLease(lease) | CheckpointLease(lease) if not _ends(write):
+                # My page that has this lease, as far as known without a reading.
+                row = self._rows.get(lease.key)
+                page = self._pages.get(row.session) if row else None
+                if page is not None and not page.ended and lease.key not in self._unsettled:
+                    # The group write asks for all that matters; a refusal is told by what is stored.
+                    done = self._committed(write, page)
+                    if done is not None:
+                        return done
         key = write.lease.key
         # A lease that was seen to be nobody's is claimed as it was seen: its row's version refuses it if it was taken.
         known = self._free.pop(key, None) if isinstance(write, ClaimLease) and key not in self._unsettled else None
@@ -306,7 +304,11 @@ class SessionStore:
             case WithdrawRequest():
                 return self._replace(joint, evolve(row, lease=evolve(row.lease, heir=None), heirs=""))
             case AnnotateLease(name=name, value=value):
-                return self._replace(joint, _noted(joint, ((name, value),)))
+                # The note is stamped above what was said before.
+                notes = tuple(sorted({**dict(row.lease.notes), name: value}.items()))
+                stamps = {each: row.stamps.get(each, 0) for each, _ in row.lease.notes}
+                stamps |= restamped(joint, ((name, value),))
+                return self._replace(joint, evolve(row, lease=evolve(row.lease, notes=notes), stamps=stamps))
             case CheckpointLate(position=position):
                 done = self._replace(joint, evolve(row, lease=evolve(row.lease, checkpoint=position)))
                 if done is not None and position.ended:
@@ -324,13 +326,6 @@ class SessionStore:
         return joint.accepted and epoch == joint.row.lease.epoch and count >= page.last.get(seen.key, 0)
 
     # The owner's own writes
-
-    def _page_of(self, lease: Lease) -> Page | None:
-        """My page that has this lease, as far as known without a reading."""
-        row = self._rows.get(lease.key)
-        page = self._pages.get(row.session) if row else None
-        known = page is not None and not page.ended and lease.key not in self._unsettled
-        return page if known else None
 
     def _committed(self, write: RenewLease | CheckpointLease, page: Page) -> Outcome | None:
         """Have the page write it; None if it may not."""
@@ -608,14 +603,6 @@ def _beside(joint: Joint, notes: Notes) -> StampedNotes:
     """Those of these notes that the lease's row does not say, stamped above what was said before."""
     stamps = restamped(joint, notes)
     return {name: (value, stamps[name]) for name, value in notes if (name, value) not in joint.row.lease.notes}
-
-
-def _noted(joint: Joint, notes: Notes) -> LeaseRow:
-    """The row with these notes, stamped above what was said before."""
-    row = joint.row
-    after = tuple(sorted({**dict(row.lease.notes), **dict(notes)}.items()))
-    stamps = {**{name: row.stamps.get(name, 0) for name, _ in row.lease.notes}, **restamped(joint, notes)}
-    return evolve(row, lease=evolve(row.lease, notes=after), stamps=stamps)
 
 
 @runtime_checkable

@@ -5,7 +5,7 @@ from hub_steps import Here
 from waiters import Clock
 
 from leasehold.adapters.sources.protocol import SourceError
-from leasehold.adapters.worker.holdings import RETRY_SECONDS
+from leasehold.adapters.worker.renewing import RETRY_SECONDS
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position

@@ -11,7 +11,8 @@ from attrs import define, evolve
 from leasehold.adapters.reading.lifecycle import ReadingStart
 from leasehold.adapters.steering import checkpoints as checkpoint_moves
 from leasehold.adapters.steering.checkpoints import Move, blank, living
-from leasehold.adapters.worker.holding import LATEST_MS, Holding, Identity
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.notes import LATEST_MS, Identity
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
 from leasehold.stores.contract.actors import done, facts, owned, placed, unowned

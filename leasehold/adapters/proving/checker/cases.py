@@ -60,7 +60,16 @@ def full() -> tuple[Case, ...]:
         *(case for leases in (4, 5) for case in _beside_led(leases)),
         Case("minimal, kcl, kcl-rust, dotnet", _fleet(4, (OURS, KCL, RUST, DOTNET))),
         *(_peers(peer, leases, workers) for peer in PEERS for leases, workers in sizes),
-        *(_alone(peer, rules) for peer, rules in {"minimal": OURS, **PEERS}.items()),
+        *(  # three workers join one that owns all leases
+            Case(
+                f"{peer}, from one owner",
+                _fleet(6, (rules,) * 4),
+                known=_UNEVEN if peer == "python" else frozenset(),
+                owners=(0,) * 6,
+                limit=150_000,
+            )
+            for peer, rules in {"minimal": OURS, **PEERS}.items()
+        ),
         _stuck_4_2_2(),
     )
 
@@ -123,12 +132,6 @@ def _beside_led(leases: int) -> tuple[Case, ...]:
 def _peers(peer: str, leases: int, workers: int) -> Case:
     known = KNOWN.get((peer, leases, workers), frozenset())
     return Case(peer, _fleet(leases, (PEERS[peer],) * workers), known=known)
-
-
-def _alone(peer: str, rules: Config) -> Case:
-    """Three workers join one that owns all leases."""
-    known: frozenset[Fault] = _UNEVEN if peer == "python" else frozenset()
-    return Case(f"{peer}, from one owner", _fleet(6, (rules,) * 4), known=known, owners=(0,) * 6, limit=150_000)
 
 
 def _stuck_4_2_2() -> Case:

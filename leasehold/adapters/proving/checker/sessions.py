@@ -90,7 +90,14 @@ def carried_out(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any]:
         case "read":
             return rows, tuple(row for row in rows if row[0] in request.names)
         case "apply":
-            return _applied(table, request.names[0], request.content)
+            (name,), write = request.names, request.content
+            after = applied(write, table.get(name))
+            outcome: Outcome = Lost(write.lease.key, table.get(name)) if after is None else Done(after)
+            if after is not None:
+                table[name] = after
+                if isinstance(write, DeleteLease):
+                    del table[name]
+            return tuple(sorted(table.items(), key=lambda row: row[0])), outcome
     (name,) = request.names
     there = table.get(name)
     fits = there is None if request.verb == "new" else there is not None and version_of(there) == request.version
@@ -101,17 +108,6 @@ def carried_out(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any]:
         return tuple(sorted(table.items())), True
     table[name] = request.content
     return tuple(sorted(table.items())), version_of(request.content)
-
-
-def _applied(table: dict[str, Any], name: str, write: Write) -> tuple[TableRows, Outcome]:
-    stored = table.get(name)
-    after = applied(write, stored)
-    outcome: Outcome = Lost(write.lease.key, stored) if after is None else Done(after)
-    if after is not None:
-        table[name] = after
-    if after is not None and isinstance(write, DeleteLease):
-        del table[name]
-    return tuple(sorted(table.items(), key=lambda row: row[0])), outcome
 
 
 @define
@@ -443,7 +439,11 @@ class SessionModel:
                     waiting.append(after)
                 wrong = broken or ("" if seen else self.stuck(after))
                 if wrong:
-                    found.append(BrokenLaw(wrong, (*_trace(parents, state.key), what)))
+                    trace, at = list[str](), parents[state.key]
+                    while at[0] is not None:
+                        trace.append(at[1])
+                        at = parents[at[0]]
+                    found.append(BrokenLaw(wrong, (*filter(None, reversed(trace)), what)))
                     break
         return Explored(len(parents), not waiting, tuple(found))
 
@@ -739,15 +739,6 @@ def _put(workers: tuple[At, ...], number: int, at: At) -> tuple[At, ...]:
 
 def _less(left: tuple[tuple[str, int], ...], fault: str) -> tuple[tuple[str, int], ...]:
     return tuple((name, many - (name == fault)) for name, many in left)
-
-
-def _trace(parents: Mapping[tuple[Any, ...], tuple[tuple[Any, ...] | None, str]], key: tuple[Any, ...]) -> list[str]:
-    trace: list[str] = []
-    at: tuple[Any, ...] | None = key
-    while at is not None:
-        at, what = parents[at]
-        trace.append(what)
-    return [what for what in reversed(trace) if what]
 
 
 def _said(request: CellRequest) -> str:

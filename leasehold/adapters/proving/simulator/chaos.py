@@ -75,17 +75,29 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
         seconds=CALM + peace + STILL,
         calm=CALM,
         network=_network(draw),
-        reshapes=_reshapes(draw),
+        reshapes=tuple(
+            Reshape(draw.uniform(5.0, CALM - 20.0), draw.choice(("split", "split", "merge")), draw.randrange(9))
+            for _ in range(draw.choice((0, 0, 1, 2, 3)))
+        ),
         reading=True,
         full=True,
     )
     # An eighth of the streams are those of tables: their shards have no hash ranges, and roll.
     tables = random.Random(f"without ranges {seed}")  # noqa: S311  likewise
-    scenario = evolve(_acknowledging(seed, scenario), ranged=not _chance(tables, 1 / 8))
+    scenario = evolve(scenario, ranged=not _chance(tables, 1 / 8))
+    # The handlers of a quarter of the fleets checkpoint by themselves, which goes with no dead letter.
+    own = random.Random(f"acknowledging {seed}")  # noqa: S311  likewise
+    if _chance(own, 1 / 4):
+        scenario = evolve(scenario, acknowledges=own.choice(("late", "random", "never")))
     # By bulletins; or by everybody, because rows are dated and notes are not free, or once a cycle.
     looks = (scenario, scenario, evolve(scenario, dated=True), evolve(scenario, scan_per_cycle=True))
     scenario = _misbehaving(seed, draw.choice(looks))
-    scenario = _slowed(seed, _emptied(seed, _poisoned(seed, scenario)))
+    scenario = _emptied(seed, _poisoned(seed, scenario))
+    # The stream of a fifth of the fleets answers late for a while.
+    streams = random.Random(f"slow {seed}")  # noqa: S311  likewise
+    if _chance(streams, 1 / 5):
+        slow = Nap(streams.uniform(0.0, CALM - 60.0), streams.uniform(20.0, 60.0))
+        scenario = evolve(scenario, network=evolve(scenario.network, slow=(slow,)))
     return Trial(scenario, limits_of(scenario))
 
 
@@ -214,28 +226,3 @@ def _emptied(seed: int, scenario: Scenario) -> Scenario:
     )
     fair = witnessed and not scenario.scan_per_cycle
     return evolve(scenario, emptyings=(Emptying(at, places),) if fair else ())
-
-
-def _slowed(seed: int, scenario: Scenario) -> Scenario:
-    """The stream of a fifth of the fleets answers late for a while."""
-    draw = random.Random(f"slow {seed}")  # noqa: S311  likewise
-    if not _chance(draw, 1 / 5):
-        return scenario
-    slow = Nap(draw.uniform(0.0, CALM - 60.0), draw.uniform(20.0, 60.0))
-    return evolve(scenario, network=evolve(scenario.network, slow=(slow,)))
-
-
-def _acknowledging(seed: int, scenario: Scenario) -> Scenario:
-    """The handlers of a quarter of the fleets checkpoint by themselves, which goes with no dead letter."""
-    draw = random.Random(f"acknowledging {seed}")  # noqa: S311  likewise
-    if not _chance(draw, 1 / 4):
-        return scenario
-    return evolve(scenario, acknowledges=draw.choice(("late", "random", "never")))
-
-
-def _reshapes(draw: random.Random) -> tuple[Reshape, ...]:
-    count = draw.choice((0, 0, 1, 2, 3))
-    return tuple(
-        Reshape(draw.uniform(5.0, CALM - 20.0), draw.choice(("split", "split", "merge")), draw.randrange(9))
-        for _ in range(count)
-    )

@@ -123,16 +123,13 @@ class Background:
 
     def _run(self) -> None:
         self._loop.run_forever()
-        self._loop.run_until_complete(self._wind_up())
-        self._loop.close()
-
-    async def _wind_up(self) -> None:
         # Cancelled, the client's tasks close their links; those that take too long are left.
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=CLOSE_SECONDS / 2)
+            self._loop.run_until_complete(asyncio.wait(tasks, timeout=CLOSE_SECONDS / 2))
+        self._loop.close()
 
 
 @frozen

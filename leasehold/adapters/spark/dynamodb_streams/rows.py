@@ -34,11 +34,11 @@ SCHEMA = pa.schema([
 
 def columns() -> Columns:
     """The columns of a table's changes."""
-    return Columns(SCHEMA, "data", _rows, lambda rows, row: Position(rows["sequenceNumber"][row].as_py()))
 
+    def rows(lease: Lease, records: Sequence[Record]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pylist([_row(lease.shard, record) for record in records], schema=SCHEMA)
 
-def _rows(lease: Lease, records: Sequence[Record]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([_row(lease.shard, record) for record in records], schema=SCHEMA)
+    return Columns(SCHEMA, "data", rows, lambda rows, row: Position(rows["sequenceNumber"][row].as_py()))
 
 
 def _row(shard: str, record: Record) -> dict[str, Any]:

@@ -99,7 +99,15 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     starts, rest = _by_shard(given)
     since = _position(rest, "kinesis.startingPosition", ("TRIM_HORIZON", "EARLIEST"))
     bounds = bounds_of(given, "kinesis", since, _position(given, "kinesis.endingPosition", ()))
-    lease = lease_options(given, _table(given, region), bounds.initial(), 10.0, "maxRowsPerTrigger")
+    # The KCL names its table after the application.
+    table = given.text("kinesis.dynamodb.tableName", given.text("lease.applicationName"))
+    of_table = credentials_of(given, "lease")
+    if of_table and not table:
+        raise ValueError("option lease.roleArn: it is for lease.applicationName; the URL of lease.store has role_arn=…")
+    told = {"region": region, "endpoint": given.text("kinesis.dynamodb.endpointUrl"), **of_table}
+    query = urlencode({name: value for name, value in told.items() if value})
+    store = f"dynamodb://{quote(table)}{query and '?'}{query}" if table else ""
+    lease = lease_options(given, store, bounds.initial(), 10.0, "maxRowsPerTrigger")
     given.done()
     return KinesisOptions(
         stream, region, endpoint, wire, misplaced, interval / 1000, rows, lease, bounds, starts, consumer, credentials
@@ -119,18 +127,6 @@ def credentials_of(given: Given, whose: str) -> dict[str, str]:
         raise ValueError(f"option {whose}.externalId: it goes with a role; give {whose}.roleArn, or leave it out")
     told = {"profile": profile, "role_arn": role, "external_id": external}
     return {name: value for name, value in told.items() if value}
-
-
-def _table(given: Given, region: str) -> str:
-    """The KCL's own way of naming its table, after the application."""
-    endpoint = given.text("kinesis.dynamodb.endpointUrl")
-    table = given.text("kinesis.dynamodb.tableName", given.text("lease.applicationName"))
-    credentials = credentials_of(given, "lease")
-    if credentials and not table:
-        raise ValueError("option lease.roleArn: it is for lease.applicationName; the URL of lease.store has role_arn=…")
-    told = {"region": region, "endpoint": endpoint, **credentials}
-    query = urlencode({name: value for name, value in told.items() if value})
-    return f"dynamodb://{quote(table)}{query and '?'}{query}" if table else ""
 
 
 AFTER_ALL = 2**31 - 1

@@ -88,13 +88,20 @@ class TracedSpans(WorkerSpans):
             span, awaiting = self._tracer.start_span("leasehold.handle", attributes=told), False
             try:
                 with use_span(span):
-                    answer = handler(batch, *more)
+                    answer: Any = handler(batch, *more)
                 awaiting = inspect.isawaitable(answer)
             finally:
                 # Else it has only begun: the span ends with what is awaited.
                 if not awaiting:
                     span.end()
-            return _awaited(answer, span) if awaiting else answer
+            if not awaiting:
+                return answer
+
+            async def awaited() -> object:
+                with use_span(span, end_on_exit=True):
+                    return await answer
+
+            return awaited()
 
         return cast("Handle", handle)
 
@@ -164,8 +171,3 @@ class TracedReader:
     def close(self) -> None:
         """Close the reader."""
         self._reader.close()
-
-
-async def _awaited(answer: Any, span: Span) -> object:  # noqa: ANN401  whatever can be awaited
-    with use_span(span, end_on_exit=True):
-        return await answer

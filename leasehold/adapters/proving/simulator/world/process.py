@@ -23,8 +23,9 @@ from leasehold.adapters.proving.simulator.world.world import World
 from leasehold.adapters.reading.handling import Delivery, FinalCheckpoint, Handling, Happening
 from leasehold.adapters.reading.runner import Runner, Step
 from leasehold.adapters.sources.protocol import Batch, SourceError
+from leasehold.adapters.worker.handoffs import ParallelMap
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.holdings import ParallelMap, WorkerError
+from leasehold.adapters.worker.holdings import WorkerError
 from leasehold.adapters.worker.scheduler import Unread
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.actions import Look

@@ -17,7 +17,7 @@ from leasehold.adapters.proving.simulator.mishaps import CallEvent
 from leasehold.adapters.proving.simulator.scenario import Member, Scenario
 from leasehold.adapters.proving.simulator.world.tasks import Tasks
 from leasehold.adapters.sources.protocol import Batch, Reader, Record, SourceError, SourceUnavailable
-from leasehold.adapters.worker.holdings import first_watch
+from leasehold.adapters.worker.renewing import first_watch
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, Lease, Position, Shard, at_timestamp
 from leasehold.balancer.watch import Watch

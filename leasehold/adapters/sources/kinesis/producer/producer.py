@@ -159,7 +159,13 @@ class KinesisPutClient:
             with said_plainly(self._stream):
                 answer = self._putting.call("put_records", StreamName=self._stream, Records=rows)
         except SourceUnavailable as fault:
-            return [_without_answer(fault.__cause__)] * len(units)
+            # Throttled or never sent: refused. Anything else may have been written.
+            cause = fault.__cause__
+            refused, code = isinstance(cause, _NOT_SENT), type(cause).__name__
+            if isinstance(cause, ClientError):
+                status = int(cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode", SERVER_ERROR))
+                refused, code = status < SERVER_ERROR, code_of(cause)
+            return [Refused(code) if refused else Unknown(code)] * len(units)
         results = answer.get("Records", ())  # an answer that cannot be read has none
         if len(results) != len(units):
             return [Unknown("ResultCountMismatch")] * len(units)
@@ -167,15 +173,6 @@ class KinesisPutClient:
             Refused(code) if (code := row.get("ErrorCode")) else Placed(row["ShardId"], row["SequenceNumber"])
             for row in results
         ]
-
-
-def _without_answer(cause: BaseException | None) -> UnitOutcome:
-    """Throttled or never sent: refused. Anything else may have been written."""
-    if isinstance(cause, ClientError):
-        status = int(cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode", SERVER_ERROR))
-        return Refused(code_of(cause)) if status < SERVER_ERROR else Unknown(code_of(cause))
-    code = type(cause).__name__
-    return Refused(code) if isinstance(cause, _NOT_SENT) else Unknown(code)
 
 
 _KEY_CHARACTERS = 256

@@ -275,18 +275,13 @@ def _fault(message: EventStreamMessage) -> Any:  # noqa: ANN401  as a service's 
     return {"Error": {"Code": code, "Message": told.get("message", told.get("Message", ""))}}
 
 
-def _initial() -> bytes:
-    headers = b"".join(
-        pack(">B", len(name)) + name + pack(">BH", 7, len(text)) + text
-        for name, text in ((b":message-type", b"event"), (b":event-type", b"initial-response"))
-    )
-    prelude = pack(">II", len(headers) + 2 + 16, len(headers))
-    message = prelude + pack(">I", crc32(prelude)) + headers + b"{}"
-    return message + pack(">I", crc32(message))
-
-
-_INITIAL = _initial()
-
+_INITIAL_HEADERS = b"".join(
+    pack(">B", len(name)) + name + pack(">BH", 7, len(text)) + text
+    for name, text in ((b":message-type", b"event"), (b":event-type", b"initial-response"))
+)
+_INITIAL_PRELUDE = pack(">II", len(_INITIAL_HEADERS) + 2 + 16, len(_INITIAL_HEADERS))
+_INITIAL = _INITIAL_PRELUDE + pack(">I", crc32(_INITIAL_PRELUDE)) + _INITIAL_HEADERS + b"{}"
+_INITIAL += pack(">I", crc32(_INITIAL))
 
 JSON = "application/x-amz-json-1.1"
 REFUSED = 300  # and all above
