@@ -4,23 +4,24 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Never
+from typing import Any, Never, cast
 
 import pytest
 from fake_stream import PAGE, Mortal, Place, Query, Stream
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
-from stepped_loop import a_reader, stepped
+from stepped_loop import Stepped, a_reader, stepped
 
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.spark import lease_loop, stream
 from leasehold.adapters.spark.fetching import Transport
 from leasehold.adapters.spark.lease_loop import LeaseLoop
+from leasehold.adapters.spark.offsets import Offset
 from leasehold.adapters.spark.readers.pool import ReadHere
 from leasehold.balancer.model import Position
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Done, Store, StoreError
-from leasehold.stores.writes import CheckpointLease, ReleaseLease, RequestLease, StealLease
+from leasehold.stores.writes import CheckpointLease, ReleaseLease, RenewLease, RequestLease, StealLease
 
 
 def texts(prefix: str, count: int) -> list[str]:
@@ -374,4 +375,37 @@ def test_what_was_read_ahead_grows_no_older_while_it_waits_for_spark(monkeypatch
     assert reader.reportLatestOffset() == told
     assert told is not None
     assert told["behindMs"] > 0
+    reader.stop()
+
+
+def test_a_query_over_what_is_there_now_knows_what_it_still_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a scheduled query would end before a shard was read, or wait for one that another worker reads."""
+    clock, store = stepped(monkeypatch), MemoryStore()
+    reader = a_reader(Stream({"a": ["x"]}), Mortal(store), rereadable=True, flush="true")
+    reader.prepareForTriggerAvailableNow()
+    run = reader._running()  # noqa: SLF001  what it asks
+    loop = cast("Stepped", run._loop)  # noqa: SLF001  likewise
+    run.join(Offset())
+    assert loop.unfinished == {"(all)": "there are no leases yet"}
+    while not loop._feeds:  # noqa: SLF001  it has the lease, and no step has been made
+        clock.now += 1.0
+        loop._member.turn(clock.now)  # noqa: SLF001  as its task does
+    assert loop.unfinished == {"a": "it cannot be opened"}
+    loop.wait(1.0)
+    assert loop.unfinished == {"a": "its end is not reached"}
+    loop.take(10, 10, 1000)
+    loop.commit({"a": Position("1")})
+    for _ in range(3):
+        loop.tick()
+    assert loop.unfinished == {}
+    taken = store.write(StealLease(store.get(["a"])[0], "thief"))
+    loop._member.renew(clock.now + 10.0)  # noqa: SLF001  by which it hears of that
+    loop.tick()
+    assert loop.unfinished == {"a": "thief owns it and does not renew it"}
+    assert isinstance(taken, Done)
+    assert isinstance(store.write(RenewLease(taken.lease)), Done)
+    assert loop.unfinished == {}, "whoever renews it reads it"
+    store.write(ReleaseLease(store.get(["a"])[0], "thief"))
+    assert loop.unfinished == {"a": "nobody owns it"}
+    assert (reader.reportLatestOffset() or {})["shards"] == 0
     reader.stop()
