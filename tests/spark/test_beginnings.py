@@ -25,8 +25,6 @@ from leasehold.adapters.spark.stream import lease_table
 from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
 from leasehold.stores.urls import open_store
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
-
 WAIT = 120
 
 
@@ -45,6 +43,8 @@ def refusal(spark: SparkSession, folder: Path, trigger: dict[str, bool], options
     return str(caught.value).partition("=== Streaming Query")[0].strip()
 
 
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
 def test_a_lease_table_that_cannot_be_used_is_one_sentence(spark: SparkSession, tmp_path: Path) -> None:
     """Without it a user would look for the cause in three tracebacks of Python's."""
     said = refusal(spark, tmp_path, {"availableNow": True}, {"lease.store": f"sqlite://{tmp_path}/no/leases.db"})
@@ -54,6 +54,8 @@ def test_a_lease_table_that_cannot_be_used_is_one_sentence(spark: SparkSession, 
 
 
 @pytest.mark.services
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
 def test_a_wrong_stream_is_one_sentence_and_leaves_no_table_behind(
     spark: SparkSession, tmp_path: Path, kinesis_url: str
 ) -> None:
@@ -66,6 +68,8 @@ def test_a_wrong_stream_is_one_sentence_and_leaves_no_table_behind(
     assert not leases.exists()
 
 
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
 def test_a_query_by_trigger_once_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """Without it such a query would end without a row, and a job move nothing on for ever."""
     said = refusal(spark, tmp_path, {"once": True}, {"lease.store": f"sqlite://{tmp_path}/leases.db"})

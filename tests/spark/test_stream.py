@@ -1,20 +1,27 @@
 """The reader as Spark calls it, over a stream in memory and a real lease table: no session is needed."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Never
+from typing import Any, Never, cast
 
 import pytest
-from fake_stream import PAGE, Place, Query, Stream
+from fake_stream import PAGE, Mortal, Place, Query, Stream
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from stepped_loop import Stepped, a_reader, stepped
 
+from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.spark import lease_loop, stream
 from leasehold.adapters.spark.fetching import Transport
+from leasehold.adapters.spark.lease_loop import LeaseLoop
+from leasehold.adapters.spark.offsets import Offset
+from leasehold.adapters.spark.readers.pool import ReadHere
 from leasehold.balancer.model import Position
+from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Done, Store, StoreError
-from leasehold.stores.writes import CheckpointLease, ReleaseLease, RequestLease, StealLease
+from leasehold.stores.writes import CheckpointLease, ReleaseLease, RenewLease, RequestLease, StealLease
 
 
 def texts(prefix: str, count: int) -> list[str]:
@@ -269,3 +276,136 @@ def test_a_task_of_another_source_is_refused(place: Place) -> None:
     """Without it a mistake would be answered with an empty batch, and its rows be lost."""
     with pytest.raises(TypeError, match=r"^InputPartition is no partition of this source$"):
         list(place.query().reader.read(InputPartition(0)))
+
+
+def test_a_row_larger_than_a_batch_may_be_comes_alone(place: Place) -> None:
+    """Without it such a row would stop its query for good, or those of other shards be taken and never planned."""
+    place.stream.records = {"a": texts("a", 4), "b": texts("b", 4)}
+    query = place.query()
+    sizes = [len(query.batch(ReadMaxBytes(1))) for _ in range(8)]
+    assert (sizes, sorted(query.rows)) == ([1] * 8, everything(place.stream))
+
+
+def test_an_empty_batch_of_an_earlier_run_is_not_read_again(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """Without it each start behind an idle query would wait for shards that the batch has no rows of, and say so."""
+    query = place.query()
+    assert query.run({"v": 1, "n": 1, "r": {"a": ["5", "5", 1]}}) == []
+    assert "planned by an earlier run" not in caplog.text
+
+
+def test_readers_are_begun_before_the_shards_that_they_are_to_open(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it the first shards would be opened where there is nobody to open them."""
+    begun, start = list[str](), LeaseLoop.start
+
+    def note(loop: LeaseLoop, *, only_now: bool) -> None:
+        begun.append("shards")
+        start(loop, only_now=only_now)
+
+    monkeypatch.setattr(ReadHere, "begin", lambda _way, _woken: begun.append("readers"))
+    monkeypatch.setattr(LeaseLoop, "start", note)
+    place.query().plan()
+    assert begun == ["readers", "shards"]
+
+
+def test_whoever_is_told_to_end_waits_for_no_commit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a shard whose rows Spark has and will not commit any more would be left to expire."""
+    query, ending, stop = place.query(), list[bool](), Runner.stop
+    query.plan()
+    run = query.reader._run  # noqa: SLF001  what its shards look at
+    assert run is not None
+
+    def note(runner: Runner) -> None:
+        ending.append(run._loop._shared.ending)  # noqa: SLF001  likewise
+        stop(runner)
+
+    monkeypatch.setattr(Runner, "stop", note)
+    query.reader.stop()
+    assert ending == [True]
+
+
+def test_a_query_that_ends_sends_its_last_metrics(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it what a scheduled query measured since the last export would never be told."""
+    ended = list[bool]()
+
+    @contextmanager
+    def exporting(_meter: object) -> Iterator[None]:
+        yield
+        ended.append(True)
+
+    monkeypatch.setattr(lease_loop, "exporting", exporting)
+    query = place.query()
+    query.plan()
+    assert ended == []
+    query.reader.stop()
+    assert ended == [True]
+
+
+def test_a_query_is_closed_once_even_where_that_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the signal that follows a closed channel would close again what is half closed."""
+    query, closed = place.query(), list[Callable[[], None]]()
+    query.plan()
+    run = query.reader._run  # noqa: SLF001  what it closes
+    assert run is not None
+    close = run.close
+
+    def refused() -> Never:
+        closed.append(close)
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(run, "close", refused)
+    with pytest.raises(OSError, match="the disk is full"):
+        query.reader.stop()
+    query.reader.stop()
+    assert closed == [close]
+    close()
+
+
+def test_what_was_read_ahead_grows_no_older_while_it_waits_for_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a query with a slow sink would seem to fall behind by what it has in hand."""
+    clock, stream = stepped(monkeypatch), Stream({"a": texts("a", 500)})
+    how: dict[str, Any] = {"rereadable": True, "flush": "true", "lease.bufferRows": "20"}
+    reader = a_reader(stream, Mortal(MemoryStore()), **how)
+    start = reader.initialOffset()
+    while reader.latestOffset(start, ReadMaxRows(1)) == start:
+        pass
+    told = reader.reportLatestOffset()
+    clock.now += 5.0
+    assert reader.reportLatestOffset() == told
+    assert told is not None
+    assert told["behindMs"] > 0
+    reader.stop()
+
+
+def test_a_query_over_what_is_there_now_knows_what_it_still_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a scheduled query would end before a shard was read, or wait for one that another worker reads."""
+    clock, store = stepped(monkeypatch), MemoryStore()
+    reader = a_reader(Stream({"a": ["x"]}), Mortal(store), rereadable=True, flush="true")
+    reader.prepareForTriggerAvailableNow()
+    run = reader._running()  # noqa: SLF001  what it asks
+    loop = cast("Stepped", run._loop)  # noqa: SLF001  likewise
+    run.join(Offset())
+    assert loop.unfinished == {"(all)": "there are no leases yet"}
+    while not loop._feeds:  # noqa: SLF001  it has the lease, and no step has been made
+        clock.now += 1.0
+        loop._member.turn(clock.now)  # noqa: SLF001  as its task does
+    assert loop.unfinished == {"a": "it cannot be opened"}
+    loop.wait(1.0)
+    assert loop.unfinished == {"a": "its end is not reached"}
+    loop.take(10, 10, 1000)
+    loop.commit({"a": Position("1")})
+    for _ in range(3):
+        loop.tick()
+    assert loop.unfinished == {}
+    taken = store.write(StealLease(store.get(["a"])[0], "thief"))
+    loop._member.renew(clock.now + 10.0)  # noqa: SLF001  by which it hears of that
+    loop.tick()
+    assert loop.unfinished == {"a": "thief owns it and does not renew it"}
+    assert isinstance(taken, Done)
+    assert isinstance(store.write(RenewLease(taken.lease)), Done)
+    assert loop.unfinished == {}, "whoever renews it reads it"
+    store.write(ReleaseLease(store.get(["a"])[0], "thief"))
+    assert loop.unfinished == {"a": "nobody owns it"}
+    assert (reader.reportLatestOffset() or {})["shards"] == 0
+    reader.stop()

@@ -82,6 +82,9 @@ def test_a_batch_that_its_handler_checkpointed_whole_before_it_raised_is_done() 
     bench = Bench(ShardRecords(records(4), size=2), does=checkpoints_then_fails)
     bench.steps(bench.reading(), 4)
     assert bench.handed == [data(2), data(2, 2)]
+    bench = Bench(ShardRecords(records(2), ended=True), does=checkpoints_then_fails)
+    bench.steps(bench.reading(), 5)
+    assert (bench.handed, bench.store.row("s-0").ended) == ([data(2)], True), "behind its last record is its end"
 
 
 def test_at_the_end_of_a_shard_no_time_is_lost() -> None:

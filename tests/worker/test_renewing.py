@@ -200,3 +200,33 @@ def test_leases_that_one_write_renews_come_due_together() -> None:
     assert renewing.due(5.4) == pytest.approx(10.7)
     assert looked(10.6) == []
     assert looked(10.8) == ["s-0", "s-1", "s-2"]
+
+
+def test_leases_that_came_together_are_renewed_in_the_order_of_their_keys() -> None:
+    """A simulated fleet would write in another order each time, and no failure of it come again."""
+    clock, store = Clock(6.0), FaultyStore()
+    identity = Identity("a", "p", lambda: "")
+    held = tuple(
+        Holding(
+            store,
+            claimed(store, f"s-{place}"),
+            identity=identity,
+            clock=lambda: clock.now,
+            begun=0.0,
+            lease_seconds=10.0,
+        )
+        for place in range(9)
+    )
+    for holding in held[::2]:
+        holding.ask_release()
+    renewed, released = list[str](), list[str]()
+
+    def each(function: Callable[[Any], object], items: Iterable[Any]) -> Iterable[object]:
+        items = list(items)
+        renewed.extend(holding.key for holding, _ in items)
+        return map(function, items)
+
+    renewing = Renewing(Config(lease_seconds=10.0), lambda holding: released.append(holding.key))
+    renewing.begin(held, 6.0, Me("a"), Look(0.0), each)
+    keys = [holding.key for holding in held]
+    assert (renewed, released) == ([*keys[::2], *keys[1::2]], keys[::2])

@@ -437,10 +437,9 @@ class ShardPrefetcher:
         match cursor.order(expired=holding.expired, free=False):
             # Only what Spark has committed comes here: rows that were planned and not committed are planned again.
             case StoreCheckpoint(to):
-                if not holding.checkpoint(to):  # another has it: what Spark was given stays the sink's
-                    return self._leave()
-                cursor.checkpoint_stored(to)
-                self._written()
+                if holding.checkpoint(to):  # else another has it: what Spark was given stays the sink's
+                    cursor.checkpoint_stored(to)
+                    self._written()
                 return self._step(now)
             case EndShard(children):
                 member = self._member
