@@ -1,7 +1,7 @@
 """What a row, a small poll and a start cost a whole process tree, ours beside what else reads Kinesis.
 
     LEASEHOLD_DYNAMODB_LOCAL=1 python benchmarks/peers.py [--rounds N] [--seconds N] [--only NAME] [--without NAME]
-        [--also NAME=COMMAND]
+        [--also NAME=COMMAND] [--parts]
 
 One canned server, a process of its own, answers every question for a shard at once and counts what it has told. Each
 contestant is a process of its own with all that it starts; what counts is the processor time of that tree between two
@@ -15,7 +15,8 @@ leases in DynamoDB Local, which is not counted; so does KCL's daemon under amazo
 counted either, takes to the server. What is not here (Java and Maven, cargo,
 go) is said and left out. `--also` adds any other as a command, in which `{url}` is the server's address: the stream is
 `canned`, and any credentials do. Below each table: what ours is measured by, met or not, and how many times as much
-each of the others takes; at the end, what they took in one table.
+each of the others takes; at the end, what they took in one table. `--parts` measures ours alone, and says how much of a
+poll its threads take, by their names and by the kernel's count.
 """
 
 import argparse
@@ -137,6 +138,27 @@ def serve(case: Case, ports: Any) -> None:  # noqa: ANN401  a queue
 
 
 HANDLER = "def handle(delivery):\n    sum(len(record.data) for record in delivery.records)\n"
+TELLING = """
+import json, os, re, threading, time
+
+def tell():
+    while True:
+        spent = {}
+        for thread in threading.enumerate():
+            try:
+                with open(f"/proc/self/task/{thread.native_id}/schedstat") as counted:
+                    name = re.sub("[-_0-9]+$", "", thread.name)
+                    spent[name] = spent.get(name, 0) + int(counted.read().split()[0])
+            except OSError:
+                pass
+        with open("threads.new", "w") as file:
+            json.dump(spent, file)
+        os.replace("threads.new", "threads")
+        time.sleep(0.5)
+
+threading.Thread(target=tell, name="measuring", daemon=True).start()
+"""
+"""A handler's module that writes down, twice a second, the nanoseconds that the threads of each name have had."""
 BOTO3 = """
 import sys, boto3
 client = boto3.client("kinesis", region_name="eu-west-1", endpoint_url=sys.argv[1])
@@ -298,6 +320,22 @@ def medians(case: Case, found: Sequence[Cost]) -> dict[str, float]:
     return {**row, POLL: poll * 1e3, CORE: 100 * core, THREADS: threads, MEMORY: memory, START: start}
 
 
+def parts(case: Case, seconds: float, installed: Path) -> None:
+    """Print how much of a poll each kind of ours' threads takes."""
+    ours = contestants(case, {})["ours"]
+    watched = Peer(ours.words, {"handler.py": HANDLER + TELLING})
+    with started(watched, case, installed, "") as (url, process):
+        time.sleep(SETTLING_SECONDS)
+        file = Path(f"/proc/{process}/cwd/threads")
+        before, polls = json.loads(file.read_bytes()), _polls(url)
+        time.sleep(seconds)
+        after, count = json.loads(file.read_bytes()), _polls(url) - polls
+    spent = {name: (after[name] - before.get(name, 0)) / count / 1e6 for name in after if name != "measuring"}
+    print(f"\n{case.name}, {sum(spent.values()):.2f} ms a poll of ours\n| threads | ms a poll |\n|---|---|")
+    for name, cost in sorted(spent.items(), key=lambda item: -item[1]):
+        print(f"| {name} | {cost:.2f} |")
+
+
 def told(case: Case, rows: Mapping[str, Mapping[str, float]]) -> None:
     """Print a table, the bars, and ours beside each of the others."""
     ours, columns = rows["ours"], list(rows["ours"])
@@ -333,18 +371,24 @@ def main() -> None:
         "--without", action="append", default=[], metavar="NAME", help="leave out who has this in its name"
     )
     parser.add_argument("--also", action="append", default=[], metavar="NAME=COMMAND")
+    parser.add_argument("--parts", action="store_true", help="ours alone, by its threads")
     options = parser.parse_args()
     os.environ.update(ENVIRONMENT)
     also = dict(each.split("=", 1) for each in options.also)
     print(f"Python {sys.version.split()[0]}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     found: dict[str, dict[str, dict[str, float]]] = {}
+    cases = [case for case in CASES if case.name.startswith(options.only)]
     with as_installed() as installed, ExitStack() as stack:
+        if options.parts:
+            for case in cases:
+                parts(case, options.seconds, installed)
+            return
         try:
             dynamodb = stack.enter_context(dynamodb_local()).url
         except ServiceError as missing:
             dynamodb = ""
             print(f"what keeps its leases in DynamoDB is left out: {missing}")
-        for case in (each for each in CASES if each.name.startswith(options.only)):
+        for case in cases:
             chosen = {
                 name: peer
                 for name, peer in contestants(case, also).items()
