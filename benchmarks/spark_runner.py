@@ -8,20 +8,22 @@ subscribes (enhanced fan-out), the server sends events as large as those answers
 counts is processor time per row: of how many rows a second it is enough for depends on the processor alone, and
 not on what else runs here. The peer is a bare loop of the same client's GetRecords in the same run. The codec is
 compiled, as in a wheel. It ends with 1 where a row of 1 KB costs more than 5 us, less than 200 MB/s for a processor.
+Last comes a stream of 1,000 shards on which nothing is put, at the usual pace: the share of a processor that it takes.
 """
 
 import json
 import logging
+import math
 import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,6 +45,7 @@ from leasehold.adapters.spark.leased_source import LeasedReader
 T = TypeVar("T")
 
 SHARDS, SECONDS, BATCH_ROWS = 8, 5.0, 40_000
+QUIET_SHARDS, QUIET_SECONDS = 1_000, 20.0
 PLACE = b"@@@@@@@@@@"
 BAR_MICROS = 5.0
 POLLING: Mapping[str, str] = {}
@@ -70,7 +73,7 @@ class Load:
         place = PLACE.decode()
         records = [record | {"SequenceNumber": f"1{place}{number:04}"} for number in range(self.rows // self.in_one)]
         next_ones = {"NextShardIterator": f"shard {place}", "ContinuationSequenceNumber": f"1{place}9999"}
-        return forms_of({"Records": records, "MillisBehindLatest": 60_000, **next_ones})
+        return forms_of({"Records": records, "MillisBehindLatest": 60_000 if records else 0, **next_ones})
 
     def _record(self) -> bytes:
         if self.in_one == 1:
@@ -88,16 +91,17 @@ LOADS = (
 )
 
 
-def serve(load: Load, ports: Any) -> None:  # noqa: ANN401  a queue
+def serve(load: Load, ports: Any, shard_count: int = SHARDS) -> None:  # noqa: ANN401  a queue
     """Answer until ended; in a process of its own."""
-    bodies, part = load.answers(), 2**128 // SHARDS
+    bodies = load.answers()
+    begins = [2**128 * number // shard_count for number in range(shard_count + 1)]
     shards = [
         {
             "ShardId": f"shardId-{number:012}",
-            "HashKeyRange": {"StartingHashKey": str(number * part), "EndingHashKey": str((number + 1) * part - 1)},
+            "HashKeyRange": {"StartingHashKey": str(first), "EndingHashKey": str(beyond - 1)},
             "SequenceNumberRange": {"StartingSequenceNumber": "1"},
         }
-        for number in range(SHARDS)
+        for number, (first, beyond) in enumerate(pairwise(begins))
     ]
     summary = {"StreamDescriptionSummary": {"RecordDistributionStrategy": "AUTO"}}
 
@@ -186,6 +190,46 @@ def bare(endpoint: str, load: Load) -> Spent:
     return measured(work)
 
 
+def reader_of(endpoint: str, store: str, **options: str) -> LeasedReader:
+    """What Spark makes of these options."""
+    reader = KinesisLeased(
+        {
+            "kinesis.streamName": "s",
+            "kinesis.region": "eu-west-1",
+            "kinesis.endpointUrl": endpoint,
+            "kinesis.startingPosition": "TRIM_HORIZON",
+            "lease.store": store,
+            "lease.fetchHost": "127.0.0.1",
+            **options,
+        }
+    ).streamReader(from_arrow_schema(SCHEMA))
+    assert isinstance(reader, LeasedReader)
+    return reader
+
+
+def at_rest(endpoint: str, folder: Path) -> float:
+    """The share of a processor that a query takes of whose shards all are open and none has anything."""
+    # Longer leases than by default: on a busy machine one file could not have 1,000 of them confirmed in time.
+    reader = reader_of(endpoint, f"sqlite:///{folder}/rest.db", **{"lease.durationMs": "60000"})
+    start = reader.initialOffset()
+
+    def look(until: float = math.inf) -> None:
+        while time.monotonic() < until:
+            assert reader.latestOffset(start, ReadMaxRows(BATCH_ROWS)) == start
+            told = reader.reportLatestOffset()
+            if until == math.inf and told is not None and told["shards"] == QUIET_SHARDS:
+                return
+
+    try:
+        look()
+        look(time.monotonic() + QUIET_SECONDS)  # the pauses between two requests grow to their longest
+        began, spent = time.monotonic(), time.process_time()
+        look(began + QUIET_SECONDS)
+        return (time.process_time() - spent) / (time.monotonic() - began)
+    finally:
+        reader.stop()
+
+
 def carried(
     endpoint: str,
     folder: Path,
@@ -196,19 +240,8 @@ def carried(
     more: Mapping[str, str] = POLLING,
 ) -> T:
     """A reader as Spark calls it: plan, make tasks, have another process fetch their rows, commit."""
-    options = {
-        "kinesis.streamName": "s",
-        "kinesis.region": "eu-west-1",
-        "kinesis.endpointUrl": endpoint,
-        "kinesis.startingPosition": "TRIM_HORIZON",
-        "lease.store": f"sqlite:///{folder}/{transport}-{readers}-{len(more)}.db",
-        "lease.readers": str(readers),
-        "lease.transport": transport,
-        "lease.fetchHost": "127.0.0.1",
-        **more,
-    }
-    reader = KinesisLeased(options).streamReader(from_arrow_schema(SCHEMA))
-    assert isinstance(reader, LeasedReader)
+    store = f"sqlite:///{folder}/{transport}-{readers}-{len(more)}.db"
+    reader = reader_of(endpoint, store, **{"lease.readers": str(readers), "lease.transport": transport, **more})
     reader._stock = evolve(reader._stock, interval_seconds=0.0)  # noqa: SLF001  as if shards had no limit
     start = reader.initialOffset()
     asked, done = multiprocessing.SimpleQueue(), multiprocessing.SimpleQueue()  # type: ignore[var-annotated]
@@ -267,21 +300,30 @@ def measured_here() -> int:
     logging.getLogger("leasehold.spark").setLevel(logging.WARNING)
     print(f"{'':44}{'µs a row':>8}{'rows/s':>10}{'MB/s':>8}   a whole processor's; load {os.getloadavg()[0]:.1f}")
     for load in LOADS:
-        ports: multiprocessing.Queue[int] = multiprocessing.Queue()
-        server = multiprocessing.Process(target=serve, args=(load, ports), daemon=True)
-        server.start()
-        endpoint = f"http://127.0.0.1:{ports.get()}"
-        with tempfile.TemporaryDirectory() as folder:
+        with served(load) as endpoint, tempfile.TemporaryDirectory() as folder:
             say(load, "GetRecords alone", bare(endpoint, load))
             fetched = carried(endpoint, Path(folder), "fetch", measured)
             say(load, "fetched", fetched)
             good = good and (load.size < 1000 or fetched.micros <= BAR_MICROS)
             say(load, "fetched, by fan-out", carried(endpoint, Path(folder), "fetch", measured, more=FAN_OUT))
             say(load, "within tasks", carried(endpoint, Path(folder), "embedded", measured))
+    print(f"bar: {BAR_MICROS:g} µs a row of 1 KB, to be fetched, so 200 MB/s: {'pass' if good else 'FAIL'}")
+    with served(Load("nothing", 0, 0), QUIET_SHARDS) as endpoint, tempfile.TemporaryDirectory() as folder:
+        print(f"{QUIET_SHARDS} shards at rest: {at_rest(endpoint, Path(folder)):.2f} of a processor")
+    return 0 if good else 1
+
+
+@contextmanager
+def served(load: Load, shard_count: int = SHARDS) -> Iterator[str]:
+    """The address of a server of its own, while this lasts."""
+    ports: multiprocessing.Queue[int] = multiprocessing.Queue()
+    server = multiprocessing.Process(target=serve, args=(load, ports, shard_count), daemon=True)
+    server.start()
+    try:
+        yield f"http://127.0.0.1:{ports.get()}"
+    finally:
         server.terminate()
         server.join()
-    print(f"bar: {BAR_MICROS:g} µs a row of 1 KB, to be fetched, so 200 MB/s: {'pass' if good else 'FAIL'}")
-    return 0 if good else 1
 
 
 def say(load: Load, how: str, spent: Spent) -> None:
