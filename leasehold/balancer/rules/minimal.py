@@ -223,19 +223,16 @@ class _Turn:
         """M5: a worker that holds nothing takes one lease, and is seen, before it takes its share."""
         if self._held:
             return ()
-        if self.rules.grace_seconds and (inherited := self._inherit()):
-            return inherited
+        if self.rules.grace_seconds:
+            # M12: a successor takes at once as many leases as the median of the others holds.
+            shares = self.shares
+            others = sorted(count for worker, count in shares.counts.items() if worker != self.me.worker)
+            usual = others[(len(others) - 1) // 2] if others else 0
+            if inherited := drawn(shares.census.available, self.me, min(usual, shares.floor, shares.limit)):
+                return tuple(Claim(lease, "M12") for lease in inherited)
         if free:
             return _one_of([Claim(lease, "M5") for lease in drawn(free, self.me, 1 + ALTERNATES)])
         return _one_of([_steal(lease, "M5") for lease in drawn(self._spare(), self.me, 1 + ALTERNATES)])
-
-    def _inherit(self) -> tuple[Action, ...]:
-        """M12: a successor takes at once as many leases as the median of the others holds."""
-        shares = self.shares
-        others = sorted(count for worker, count in shares.counts.items() if worker != self.me.worker)
-        usual = others[(len(others) - 1) // 2] if others else 0
-        leases = drawn(shares.census.available, self.me, min(usual, shares.floor, shares.limit))
-        return tuple(Claim(lease, "M12") for lease in leases)
 
     def _spare(self) -> tuple[Lease, ...]:
         """A joiner draws a few donors and any of their leases but the last.
