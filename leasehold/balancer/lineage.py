@@ -23,16 +23,7 @@ from leasehold.balancer.actions import Create, Delete
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
 from leasehold.balancer.family import Family
-from leasehold.balancer.model import (
-    LATEST,
-    TRIM_HORIZON,
-    History,
-    Hole,
-    Lease,
-    Notes,
-    Position,
-    Shard,
-)
+from leasehold.balancer.model import LATEST, TRIM_HORIZON, History, Hole, Lease, Notes, Position, Shard
 
 NOT_STARTED = frozenset({"TRIM_HORIZON", "AT_TIMESTAMP"})
 """Checkpoints of a child that nobody has read from (L8); LATEST counts as started."""

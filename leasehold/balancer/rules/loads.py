@@ -119,7 +119,7 @@ def takers(
     unknown = average(known)
     # Whether anybody is above the band is asked every turn, before it is worked out what to do about it.
     loads = known.load_of_each(unknown)
-    if not census.moving and max(loads.values()) * len(counts) <= (1 + BAND) * sum(loads.values()):
+    if not census.moving and max(loads.values(), default=0) * len(counts) <= (1 + BAND) * sum(loads.values()):
         return {}
     held: dict[str, list[Lease]] = {worker: [] for worker in counts}
     for lease in census.leases:
