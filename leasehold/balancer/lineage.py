@@ -23,16 +23,7 @@ from leasehold.balancer.actions import Create, Delete
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
 from leasehold.balancer.family import Family
-from leasehold.balancer.model import (
-    LATEST,
-    TRIM_HORIZON,
-    History,
-    Hole,
-    Lease,
-    Notes,
-    Position,
-    Shard,
-)
+from leasehold.balancer.model import LATEST, TRIM_HORIZON, History, Hole, Lease, Notes, Position, Shard
 
 NOT_STARTED = frozenset({"TRIM_HORIZON", "AT_TIMESTAMP"})
 """Checkpoints of a child that nobody has read from (L8); LATEST counts as started."""
@@ -96,7 +87,14 @@ def deletions(family: Family, garbage: Collection[Lease]) -> tuple[Delete, ...]:
     finished = (
         Delete(lease, rule="L8")
         for _, lease in sorted(family.leases.items())
-        if lease.ended and lease.key in family.shards and _succeeded(lease, family)
+        if lease.ended
+        and lease.key in family.shards
+        and (children := family.children.get(lease.key))
+        # Every child has begun, and no parent needs this lease as the proof that its child is done.
+        and all(
+            child in family.leases and family.leases[child].checkpoint.sequence not in NOT_STARTED for child in children
+        )
+        and family.leases.keys().isdisjoint({*lease.parents, *family.shards[lease.key].parents})
     )
     gone = (
         Delete(lease, rule="L10")
@@ -104,16 +102,6 @@ def deletions(family: Family, garbage: Collection[Lease]) -> tuple[Delete, ...]:
         if all(child in family.leases for child in family.children.get(lease.key, ()))  # L9
     )
     return (*finished, *gone)
-
-
-def _succeeded(lease: Lease, family: Family) -> bool:
-    """L8: every child has begun, and no parent needs this lease as the proof that its child is done."""
-    children = family.children.get(lease.key, ())
-    begun = (
-        child in family.leases and family.leases[child].checkpoint.sequence not in NOT_STARTED for child in children
-    )
-    parents = {*lease.parents, *family.shards[lease.key].parents}
-    return bool(children) and all(begun) and family.leases.keys().isdisjoint(parents)
 
 
 def creations(family: Family, garbage: Collection[Lease], history: History, config: Config) -> tuple[Create, ...]:

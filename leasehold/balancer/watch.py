@@ -248,21 +248,15 @@ class Watch:
             leases: Sequence[Lease] = tuple([sighting.lease for sighting in fresh.values()])
             whole, lost = Whole(tuple(leases)), earlier.keys() - fresh.keys()
             stood = not lost and _stood(earlier, fresh)
-            # The ends of the first readings that showed the present owners, and the present fleet.
-            owners_at = self.owners_at if stood or _owners(earlier) == _owners(fresh) else None
-            fleet_at = self.fleet_at if stood or _fleet(earlier) == _fleet(fresh) else None
+            owners_at, fleet_at = self._changes(earlier, fresh, ended, stood=stood)
             history = self._history(sightings, leases, stood=stood)
         else:
             fresh = {lease.key: self._sight(self.sightings.get(lease.key), lease, began, ended) for lease in listing}
-            known = self.sightings if isinstance(self.sightings, Sightings) else Sightings(self.sightings, {})
-            gone = dict.fromkeys(set(asked) - fresh.keys())
-            sightings = Sightings(known.whole, {**known.since, **gone, **fresh})
+            sightings = self._with(fresh, set(asked) - fresh.keys())
             lost, whole = {key for key in asked if key not in fresh and key in self.sightings}, self.whole
             leases = _known(whole, sightings)
-            owners_at, fleet_at = self._unchanged_since(fresh, lost, leases)
+            owners_at, fleet_at = self._changes_in(fresh, lost, leases, ended)
             history = self.history
-        owners_at = ended if owners_at is None else owners_at
-        fleet_at = ended if fleet_at is None else fleet_at
         full_at = self.full_at if asked is not None else ended
         read = (sighting.lease for sighting in fresh.values())
         bulletins = None if self.bulletins is None else self.bulletins.after(read, began, ended, asked, full_at)
@@ -319,6 +313,11 @@ class Watch:
         known = {lease.key: lease for lease in self.history.gone} | {key: self.sightings[key].lease for key in lost}
         return tuple(known[key] for key in sorted(known) if key not in now)
 
+    def _with(self, fresh: Mapping[str, Sighting], gone: Iterable[str]) -> Sightings:
+        """What is known of all leases once these rows are read, and those are gone."""
+        before = self.sightings if isinstance(self.sightings, Sightings) else Sightings(self.sightings, {})
+        return Sightings(before.whole, {**before.since, **dict.fromkeys(gone), **fresh})
+
     def _sight(self, before: Sighting | None, lease: Lease, began: float, ended: float) -> Sighting:
         """A lease is compared with its last sighting: each time goes on if its subject stayed, or starts anew."""
         if before is None:
@@ -355,10 +354,18 @@ class Watch:
         seen = lease.watched(idle, held, max(0.0, began - heir_at) if lease.heir is not None else 0.0)
         return Sighting(seen, version_at, owner_at, heir_at, watched, stood, gap, 0.0 if lease.ended else pace)
 
-    def _unchanged_since(
-        self, fresh: Mapping[str, Sighting], lost: Collection[str], now: Known
-    ) -> tuple[float | None, float | None]:
-        """The same by a reading of few rows, None where one has changed: they alone can have, and whom they name."""
+    def _changes(
+        self, before: Mapping[str, Sighting], now: Mapping[str, Sighting], ended: float, *, stood: bool
+    ) -> tuple[float, float]:
+        """The ends of the first readings that showed the present owners, and the present fleet."""
+        owners_at = self.owners_at if stood or _owners(before) == _owners(now) else None
+        fleet_at = self.fleet_at if stood or _fleet(before) == _fleet(now) else None
+        return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
+
+    def _changes_in(
+        self, fresh: Mapping[str, Sighting], lost: Collection[str], now: Known, ended: float
+    ) -> tuple[float, float]:
+        """The same by a reading of few rows: they alone can have changed, and whom they name."""
         pairs = [(self.sightings.get(key), fresh.get(key)) for key in {*fresh, *lost}]
         changed = [(old, new) for old, new in pairs if _parties(old) != _parties(new)]
         if not changed and self.owners_at is not None and self.fleet_at is not None:
@@ -367,7 +374,9 @@ class Watch:
         named = {name for pair in changed for parties in map(_parties, pair) for name in parties} - {None}
         fleet_same = all(before.names(name) == now.names(name) for name in named)
         owners_same = all(None not in pair and _parties(pair[0])[:1] == _parties(pair[1])[:1] for pair in changed)
-        return (self.owners_at if owners_same else None), (self.fleet_at if fleet_same else None)
+        owners_at = self.owners_at if owners_same else None
+        fleet_at = self.fleet_at if fleet_same else None
+        return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
 
 
 def _known(whole: Whole, sightings: Mapping[str, Sighting]) -> Known:

@@ -109,12 +109,11 @@ class CheckpointLease:
     where the layout writes many at once.
 
     Examples:
-        >>> from leasehold import Lease
+        >>> from leasehold import Lease, Position
         >>> from leasehold.stores import CheckpointLease, ClaimLease, CreateLease, open_store
         >>> store = open_store("memory://example-checkpointlease")
         >>> row = store.write(CreateLease(Lease("shard-0"))).lease
         >>> mine = store.write(ClaimLease(row, "worker-a")).lease
-        >>> from leasehold import Position
         >>> store.write(CheckpointLease(mine, Position("42"))).lease.checkpoint.sequence
         '42'
     """
@@ -133,12 +132,11 @@ class CheckpointLate:
     Condition: the stored checkpoint is before `position` and not SHARD_END.
 
     Examples:
-        >>> from leasehold import Lease
+        >>> from leasehold import Lease, Position
         >>> from leasehold.stores import CheckpointLate, ClaimLease, CreateLease, StealLease, open_store
         >>> store = open_store("memory://example-checkpointlate")
         >>> row = store.write(CreateLease(Lease("shard-0"))).lease
         >>> mine = store.write(ClaimLease(row, "worker-a")).lease
-        >>> from leasehold import Position
         >>> theirs = store.write(StealLease(mine, "worker-b")).lease
         >>> store.write(CheckpointLate(mine, Position("42"))).lease.owner
         'worker-b'
@@ -219,12 +217,11 @@ class GiveLease:
     not SHARD_END. After a KCL 3.x hand-off the heir may be a worker that answers no requests.
 
     Examples:
-        >>> from leasehold import Lease
+        >>> from leasehold import Lease, Position
         >>> from leasehold.stores import ClaimLease, CreateLease, GiveLease, RequestLease, open_store
         >>> store = open_store("memory://example-givelease")
         >>> row = store.write(CreateLease(Lease("shard-0"))).lease
         >>> mine = store.write(ClaimLease(row, "worker-a")).lease
-        >>> from leasehold import Position
         >>> asked = store.write(RequestLease(mine, "worker-b")).lease
         >>> store.write(GiveLease(asked, Position("42"))).lease.owner
         'worker-b'
@@ -241,12 +238,11 @@ class TakeBackLease:
     Refused as soon as the heir has accepted, for that moved the version.
 
     Examples:
-        >>> from leasehold import Lease
+        >>> from leasehold import Lease, Position
         >>> from leasehold.stores import ClaimLease, CreateLease, GiveLease, RequestLease, TakeBackLease, open_store
         >>> store = open_store("memory://example-takebacklease")
         >>> row = store.write(CreateLease(Lease("shard-0"))).lease
         >>> mine = store.write(ClaimLease(row, "worker-a")).lease
-        >>> from leasehold import Position
         >>> asked = store.write(RequestLease(mine, "worker-b")).lease
         >>> given = store.write(GiveLease(asked, Position("42"))).lease
         >>> store.write(TakeBackLease(given, "worker-a")).lease.owner

@@ -91,7 +91,7 @@ def stepped(patch: pytest.MonkeyPatch) -> Clock:
         "stream.LeaseLoop": Stepped,
         "stream.Worker": partial(Worker, clock=clock, uniform=lambda least, _most: least),
         "stream.time": clock,
-        "stream.end_on_signal": lambda _stop: None,
+        "leased_source.end_on_signal": lambda _stop: None,
         "stream.speak": lambda: None,
         "options.uuid4": lambda: UUID(int=next(numbers) << 96),
         "replay.PAUSE_SECONDS": 0.001,

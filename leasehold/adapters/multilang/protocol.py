@@ -256,7 +256,16 @@ class Conversation:
         if not self._begun or self.asking in NO_CHECKPOINT:
             self._say(asked.answer("InvalidStateException"))
             return None
-        position = self._position(asked)
+        last, number, sub = self.delivered, asked.sequence, asked.sub or 0
+        position: Position | None = None  # where what is meant is outside of the range
+        if number is None:
+            position = SHARD_END if self._ending else last
+        elif number.isascii() and number.isdigit() and len(number) <= MOST_DIGITS and sub >= 0:
+            meant = Position(str(int(number)), sub)
+            if self._ending and meant.order == last.order:
+                position = SHARD_END
+            elif self.acknowledged.order <= meant.order <= last.order:
+                position = meant
         if position is None:
             self._say(asked.answer("IllegalArgumentException"))
             return None
@@ -265,21 +274,6 @@ class Conversation:
             return None
         self._wanted = asked, position
         return CheckpointWanted(position)
-
-    def _position(self, asked: _Asked) -> Position | None:
-        """The position that is meant; None where it is outside of the range."""
-        last = self.delivered
-        if asked.sequence is None:
-            return SHARD_END if self._ending else last
-        sub = asked.sub or 0
-        number = asked.sequence
-        if not (number.isascii() and number.isdigit() and len(number) <= MOST_DIGITS) or sub < 0:
-            return None
-        position = Position(str(int(number)), sub)
-        if self._ending and position.order == last.order:
-            return SHARD_END
-        within = self.acknowledged.order <= position.order <= last.order
-        return position if within else None
 
 
 def _record(record: Record) -> dict[str, Any]:

@@ -41,15 +41,7 @@ from leasehold.adapters.reading.cursor import (
     StoreCheckpoint,
 )
 from leasehold.adapters.reading.handling import Delivery, Ending, FinalCheckpoint, Handling, Happening, Withdrawn
-from leasehold.adapters.reading.handovers import (
-    AtWork,
-    CallEnded,
-    GivenUp,
-    Handover,
-    Handovers,
-    LeaseLost,
-    NotBegun,
-)
+from leasehold.adapters.reading.handovers import AtWork, CallEnded, GivenUp, Handover, Handovers, LeaseLost, NotBegun
 from leasehold.adapters.reading.lifecycle import FAULT_WAITS, PARENT_WAITS, ReadingStart, ReadingWorker, end
 from leasehold.adapters.reading.memory import MemoryBudget
 from leasehold.adapters.sources.call_patience import Backoff

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime
-from functools import partial
 from threading import Lock, Semaphore
 from typing import Any
 
@@ -172,29 +171,26 @@ class CallPatience:
                 return self.call(operation, **question)
             if not self._clients.waiting.acquire(blocking=False):
                 raise StillAsked
-            self._aside = self._begun(partial(self.call, operation, **question))
+            aside: Future[Any] = Future()
+
+            def work() -> None:
+                try:
+                    aside.set_result(self.call(operation, **question))
+                except BaseException as error:  # noqa: BLE001  raised where the answer is looked for
+                    aside.set_exception(error)
+                finally:
+                    self._clients.waiting.release()
+
+            try:
+                self._clients.start(work)
+            except BaseException:
+                self._clients.waiting.release()  # there was no thread, and nothing waits
+                raise
+            self._aside = aside
         if not self._aside.done():
             raise StillAsked
-        aside, self._aside = self._aside, None
-        return aside.result()
-
-    def _begun(self, call: Callable[[], Any]) -> "Future[Any]":
-        aside: Future[Any] = Future()
-
-        def work() -> None:
-            try:
-                aside.set_result(call())
-            except BaseException as error:  # noqa: BLE001  raised where the answer is looked for
-                aside.set_exception(error)
-            finally:
-                self._clients.waiting.release()
-
-        try:
-            self._clients.start(work)
-        except BaseException:
-            self._clients.waiting.release()  # there was no thread, and nothing waits
-            raise
-        return aside
+        answered, self._aside = self._aside, None
+        return answered.result()
 
 
 def _lost(fault: BaseException) -> None:

@@ -43,9 +43,7 @@ from leasehold.balancer.lineage import NOT_STARTED
 from leasehold.balancer.lookout import LOOK_SECONDS, scaled
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Me, Position, Shard
 from leasehold.balancer.plan import look_again, plan
-from leasehold.balancer.shards.contradictions import (
-    INCARNATION,
-)
+from leasehold.balancer.shards.contradictions import INCARNATION
 from leasehold.stores.execute import execute
 from leasehold.stores.printable import escaped, few
 from leasehold.stores.protocol import Done, Listing, Lost, OutcomeUnknown, Store, StoreError

@@ -60,20 +60,16 @@ def slack(leases: Sequence[Lease], floor: int) -> int:
         return 0  # where nobody measures, without a look at the rest
     known = indexed(leases)
     measured, load = known.measured()
-    if len(leases) - measured > most or _quiet(known, load, measured):
+    if len(leases) - measured > most or 2 * load < QUIET * measured:
+        return 0
+    counts = {owner: count for owner, count in known.counts().items() if owner is not None and count}
+    # Too little traffic to move anything for; half as much is enough where counts already differ for it.
+    if load < QUIET * measured and (not counts or max(counts.values()) - min(counts.values()) <= 1):
         return 0
     ours = known.signers(math.inf)
-    if ours and not ours >= {owner for owner, count in known.counts().items() if owner is not None and count}:
+    if ours and not ours >= counts.keys():
         return 0  # some sign their leases, and others do not
     return (floor + 1) // 2
-
-
-def _quiet(leases: Known, load: int, measured: int) -> bool:
-    """Whether there is too little traffic to move anything for: half as much where counts already differ for it."""
-    if 2 * load < QUIET * measured or load >= QUIET * measured:
-        return load < QUIET * measured
-    counts = [count for owner, count in leases.counts().items() if owner is not None and count]
-    return not counts or max(counts) - min(counts) <= 1
 
 
 def average(leases: Sequence[Lease]) -> int:

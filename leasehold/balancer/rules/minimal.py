@@ -223,30 +223,22 @@ class _Turn:
         """M5: a worker that holds nothing takes one lease, and is seen, before it takes its share."""
         if self._held:
             return ()
-        if self.rules.grace_seconds and (inherited := self._inherit()):
-            return inherited
+        if self.rules.grace_seconds:
+            # M12: a successor takes at once as many leases as the median of the others holds.
+            shares = self.shares
+            others = sorted(count for worker, count in shares.counts.items() if worker != self.me.worker)
+            usual = others[(len(others) - 1) // 2] if others else 0
+            if inherited := drawn(shares.census.available, self.me, min(usual, shares.floor, shares.limit)):
+                return tuple(Claim(lease, "M12") for lease in inherited)
         if free:
             return _one_of([Claim(lease, "M5") for lease in drawn(free, self.me, 1 + ALTERNATES)])
-        return _one_of([_steal(lease, "M5") for lease in drawn(self._spare(), self.me, 1 + ALTERNATES)])
-
-    def _inherit(self) -> tuple[Action, ...]:
-        """M12: a successor takes at once as many leases as the median of the others holds."""
-        shares = self.shares
-        others = sorted(count for worker, count in shares.counts.items() if worker != self.me.worker)
-        usual = others[(len(others) - 1) // 2] if others else 0
-        leases = drawn(shares.census.available, self.me, min(usual, shares.floor, shares.limit))
-        return tuple(Claim(lease, "M12") for lease in leases)
-
-    def _spare(self) -> tuple[Lease, ...]:
-        """A joiner draws a few donors and any of their leases but the last.
-
-        So joiners seldom meet at one lease, and no donor is left with nothing: it would announce itself, a move more.
-        """
+        # A joiner draws a few donors and any of their leases but the last. So joiners seldom meet at one lease, and no
+        # donor is left with nothing: it would announce itself, a move more.
         digest, counts = digest_under(f"{self.me.worker}\0{self.me.turn}"), self.shares.counts
-        keeps = max(self.shares.floor, 1)
-        donors = [worker for worker, count in counts.items() if count > keeps]
+        donors = [worker for worker, count in counts.items() if count > max(self.shares.floor, 1)]
         few = nsmallest(1 + ALTERNATES, donors, key=lambda donor: (digest(donor), donor))
-        return self.shares.donated({donor: slice(0, counts[donor] - 1) for donor in few})
+        spare = self.shares.donated({donor: slice(0, counts[donor] - 1) for donor in few})
+        return _one_of([_steal(lease, "M5") for lease in drawn(spare, self.me, 1 + ALTERNATES)])
 
     def fill(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
         """M6: a worker takes as many leases of the line as it lacks, from its own place in the line on."""
@@ -321,15 +313,10 @@ class _Turn:
         most, fullest = max((count, worker) for worker, count in shares.counts.items())
         if not full and most >= self._held + 2 + 2 * shares.tolerance and not shares.loaded(self.me.worker):
             return tuple(_steal(lease, "M9") for lease in shares.donated({fullest: slice(0, 1)}))
-        return self._release() if self.rules.release else ()
-
-    def _release(self) -> tuple[Action, ...]:
-        """M11: some peers never steal; for them the overloaded let a lease go, after twice the time of M9."""
-        shares = self.shares
-        if (
-            self._held < min(shares.counts.values()) + 2 + 2 * shares.tolerance
-            or self.me.history.owners_still <= 2 * self.rules.patience * shares.config.cycle_seconds
-        ):
+        # M11: some peers never steal; for them the overloaded let a lease go, after twice the time of M9.
+        overloaded = self._held >= min(shares.counts.values()) + 2 + 2 * shares.tolerance
+        waited = self.me.history.owners_still > 2 * self.rules.patience * shares.config.cycle_seconds
+        if not (self.rules.release and overloaded and waited):
             return ()
         return tuple(Release(lease, "M11") for lease in shares.donated({self.me.worker: slice(0, 1)}))
 

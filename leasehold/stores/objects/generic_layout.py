@@ -13,17 +13,7 @@ from urllib.parse import quote, unquote
 from attrs import frozen
 
 from leasehold.balancer.model import Lease
-from leasehold.stores.fields import (
-    FIELDS,
-    BadRowField,
-    cells,
-    checked,
-    kilobytes,
-    lease_of,
-    text,
-    weight,
-    whole,
-)
+from leasehold.stores.fields import FIELDS, BadRowField, cells, checked, kilobytes, lease_of, text, weight, whole
 from leasehold.stores.protocol import Promises
 from leasehold.stores.requests import ObjectFields, Part, Parts, owned, owner_fields
 from leasehold.stores.words import StampedNotes, heard, said, spelled, stamped, stamps

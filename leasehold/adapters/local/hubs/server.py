@@ -438,7 +438,23 @@ class HubConnection(asyncio.Protocol):
         kind, link, delivery = event.type, event.link, event.delivery
         if link is not None and delivery is not None and kind is Event.DELIVERY:
             if link.is_receiver and not delivery.partial:
-                self._take(delivery, cast("Receiver", link))
+                # A whole message has come: an event or a batch to keep, or a question of a client.
+                receiver, served = cast("Receiver", link), self._links.get(link.name)
+                message = receiver.recv(delivery.pending) or b""
+                receiver.advance()
+                if isinstance(served, LinkWriting):
+                    wake(served.take(delivery, message))
+                elif isinstance(served, Asking):
+                    delivery.update(Delivery.ACCEPTED)
+                    request = Message()
+                    request.decode(message)
+                    cbs = served.node == "$cbs"
+                    answer = authorised(request, self._key) if cbs else managed(request, self._hubs)
+                    for other in self._links.values():
+                        if isinstance(other, Asking) and other.answers(served):
+                            cast("Sender", other.link).send(answer)
+                delivery.settle()
+                receiver.flow(1)
         elif link is not None and kind is Event.LINK_REMOTE_OPEN:
             address = (link.remote_source if link.is_sender else link.remote_target).address or ""
             try:
@@ -475,24 +491,6 @@ class HubConnection(asyncio.Protocol):
         if where.partition is not None:
             hub.partition(where.partition)
         return LinkWriting(hub, where.partition)
-
-    def _take(self, delivery: Delivery, receiver: Receiver) -> None:
-        """A whole message has come: an event or a batch to keep, or a question of a client."""
-        message = receiver.recv(delivery.pending) or b""
-        receiver.advance()
-        link = self._links.get(receiver.name)
-        if isinstance(link, LinkWriting):
-            wake(link.take(delivery, message))
-        elif isinstance(link, Asking):
-            delivery.update(Delivery.ACCEPTED)
-            request = Message()
-            request.decode(message)
-            answer = authorised(request, self._key) if link.node == "$cbs" else managed(request, self._hubs)
-            for other in self._links.values():
-                if isinstance(other, Asking) and other.answers(link):
-                    cast("Sender", other.link).send(answer)
-        delivery.settle()
-        receiver.flow(1)
 
 
 async def serve(hubs: dict[str, Hub], key: str | None, place: tuple[str, int]) -> asyncio.Server:

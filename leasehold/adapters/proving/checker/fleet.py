@@ -105,7 +105,15 @@ class FleetModel:
             attempts = state.pending[worker]
             for place, attempt in enumerate(attempts):
                 rest = _replaced(state.pending, worker, attempts[:place] + attempts[place + 1 :])
-                steps.append(self._applied(state._replace(pending=rest), worker, attempt))
+                arrived = state._replace(pending=rest)
+                for write in attempt:
+                    if (after := _write(arrived, worker, write)) is not None:
+                        before = state.owners[write.lease]
+                        lost = before not in {NOBODY, after.owners[write.lease]} and state.health[before] == ALIVE
+                        steps.append(Transition(after, int(lost), f"{self.workers[worker]}: {write}"))
+                        break
+                else:
+                    steps.append(Transition(arrived, 0, f"{self.workers[worker]}: {attempt} refused"))
         for worker in sorted(self.led.intersection(alive)):
             for lease, owner in enumerate(state.owners):
                 if owner == NOBODY:
@@ -126,15 +134,6 @@ class FleetModel:
                 crashed = state._replace(pending=pending, health=silent)
                 steps.append(Transition(crashed, 0, f"{self.workers[worker]} crashes"))
         return steps
-
-    def _applied(self, state: State, worker: int, attempt: Attempt) -> Transition:
-        for write in attempt:
-            after = _write(state, worker, write)
-            if after is not None:
-                before = state.owners[write.lease]
-                lost = before not in {NOBODY, after.owners[write.lease]} and state.health[before] == ALIVE
-                return Transition(after, int(lost), f"{self.workers[worker]}: {write}")
-        return Transition(state, 0, f"{self.workers[worker]}: {attempt} refused")
 
     def _scans(self, state: State, alive: list[int], *, patient: bool) -> Iterator[Transition]:
         reading = (state.owners, state.heirs, state.health)

@@ -141,7 +141,11 @@ def _reshape(world: World, reshape: Reshape) -> None:
         source.recreate(first_shards(world.scenario))
         return
     if not world.scenario.ranged:
-        _roll(source, reshape)
+        # Where shards have no hash ranges one shard follows another, or two do.
+        several = [each for each in source.listed if each.open]
+        followers = 2 if reshape.what == "merge" else 1
+        for each in several if reshape.what == "double" else [several[reshape.place % len(several)]]:
+            source.end(each.id, *(Shard(f"{each.id}.{number}", parents=(each.id,)) for number in range(followers)))
         return
     ranged = [(each.hash_range, each) for each in source.listed if each.open and each.hash_range]
     shards = [each for _, each in sorted(ranged, key=lambda pair: pair[0])]
@@ -161,15 +165,6 @@ def _reshape(world: World, reshape: Reshape) -> None:
             source.end(right.id, child)
         case "merge":
             pass  # there is but one
-
-
-def _roll(source: ListSource, reshape: Reshape) -> None:
-    """The same where shards have no hash ranges: one shard follows another, or two do."""
-    shards = [each for each in source.listed if each.open]
-    followers = 2 if reshape.what == "merge" else 1
-    for parent in shards if reshape.what == "double" else [shards[reshape.place % len(shards)]]:
-        children = [Shard(f"{parent.id}.{number}", parents=(parent.id,)) for number in range(followers)]
-        source.end(parent.id, *children)
 
 
 ROW_BYTES = 360

@@ -34,14 +34,7 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import (
     kept_whole,
 )
 from leasehold.adapters.sources.kinesis.clients import KinesisClients, seconds_of
-from leasehold.adapters.sources.kinesis.faults import (
-    KINESIS,
-    THROTTLED,
-    PollPace,
-    code_of,
-    said_plainly,
-    understood,
-)
+from leasehold.adapters.sources.kinesis.faults import KINESIS, THROTTLED, PollPace, code_of, said_plainly, understood
 from leasehold.adapters.sources.kinesis.hash_keys import place_of
 from leasehold.adapters.sources.kinesis.records import (
     KinesisRecords,

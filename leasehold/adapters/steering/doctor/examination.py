@@ -294,21 +294,19 @@ def examined(source: str, store: str, fleet: ExaminedFleet) -> Examination:
     grouped = seen.promises.groups_writes or store_options.get("layout") == "sessions"
     asked = Fleet(store_scheme, shards, workers, pause, seen.promises.free_notes, parts, grouped)
     findings.append(cost_of(asked, fleet.config, price))
-    costs = {each.layout: _costs(each, fleet.config, price) for each in layouts(asked)}
+    costs = {
+        each.layout: {
+            name: {
+                "writes": round(load.writes, 3),
+                "reads": round(load.reads, 3),
+                "us_dollars_a_month": None if price is None else round(load.month(price), 2),
+            }
+            for name, load in zip(("at_rest", "under_records"), loads(each, fleet.config), strict=True)
+        }
+        for each in layouts(asked)
+    }
     more = {"shards": shards, "workers": workers, "layout": asked.layout, **costs[asked.layout], "layouts": costs}
     return Examination(tuple(findings), {**expected, **more})
-
-
-def _costs(fleet: Fleet, config: Config, price: Price | None) -> dict[str, dict[str, float | None]]:
-    """The same for JSON."""
-    return {
-        name: {
-            "writes": round(load.writes, 3),
-            "reads": round(load.reads, 3),
-            "us_dollars_a_month": None if price is None else round(load.month(price), 2),
-        }
-        for name, load in zip(("at_rest", "under_records"), loads(fleet, config), strict=True)
-    }
 
 
 @contextmanager

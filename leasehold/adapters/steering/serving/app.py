@@ -144,13 +144,9 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
         return _stream(request, watchers, lambda: [watcher.state() for watcher in watchers])
 
     async def view(request: Request) -> Response:
-        if (watcher := _asked_of(request, watchers)) is None:
-            return _json(NO_TABLE, 404)
-        asked = request.query_params
-        sort, most = asked.get("sort", "status"), decimal(asked.get("most", "25"), ROWS_MOST)
-        if most is None or sort not in SORTS:
-            return _json(NO_VIEW, 404)
-        wanted = ViewWanted(sort, "down" in asked, asked.get("text", "").lower(), most)
+        watcher, wanted = _asked_of(request, watchers), _wanted(request.query_params)
+        if watcher is None or wanted is None:
+            return _json(NO_TABLE if watcher is None else NO_VIEW, 404)
         return _stream(request, watchers, lambda: _groups(watchers) | watcher.view(wanted))
 
     async def leases(_request: Request) -> Response:
@@ -204,6 +200,13 @@ def _asked_of(request: Request, watchers: Sequence[TableWatcher]) -> TableWatche
 
 def _groups(watchers: Sequence[TableWatcher]) -> dict[str, Any]:
     return {"groups": [{"store": watcher.name} | watcher.status.as_json() for watcher in watchers]}
+
+
+def _wanted(asked: Mapping[str, str]) -> ViewWanted | None:
+    sort, most = asked.get("sort", "status"), decimal(asked.get("most", "25"), ROWS_MOST)
+    if most is None or sort not in SORTS:
+        return None
+    return ViewWanted(sort, "down" in asked, asked.get("text", "").lower(), most)
 
 
 class BoundedConnection(H11Protocol):
