@@ -6,6 +6,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Lock, current_thread
 from threading import enumerate as enumerate_threads
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from waiters import until
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading.handling import Delivery, Handling
-from leasehold.adapters.reading.runner import Runner, Schedule, Signal, run
+from leasehold.adapters.reading.runner import Runner, Schedule, Signal, run, stopping_on_signals
 from leasehold.adapters.sources.protocol import Batch, SourceError
 from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.holding import Holding
@@ -219,6 +220,19 @@ def test_a_signal_drains_and_gives_the_handlers_back(name: str) -> None:
         signal.signal(signal.SIGHUP, hung_up)
     assert [lease.owner for lease in store.list().leases] == [None] * 4
     assert happened.count("initialize") == happened.count("stopped") > 0
+
+
+def test_in_another_thread_than_the_main_one_no_signal_is_listened_to() -> None:
+    """Python refuses it there, and a worker that somebody runs in a thread of theirs would end with that fault."""
+    before, seen = signal.getsignal(signal.SIGTERM), list[Any]()
+
+    def work() -> None:
+        with stopping_on_signals(cast("Runner", None)):
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    with ThreadPoolExecutor(1) as another:
+        another.submit(work).result(WAIT)
+    assert seen == [before]
 
 
 def test_a_worker_under_nohup_goes_on_when_its_terminal_is_closed() -> None:
