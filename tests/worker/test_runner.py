@@ -460,6 +460,20 @@ def test_the_first_reason_ends_a_run_and_the_others_are_not_told(caplog: pytest.
     assert told == ["first"]
 
 
+def test_a_worker_with_more_than_it_can_renew_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever reads the log would find that line alone, once for each renewal."""
+    runner = Runner(joined(FaultyStore(), stream()), lambda _delivery: None)
+    monkeypatch.setattr(Worker, "renewers", 1000)
+    for _ in range(2):
+        runner._renew(time.monotonic())  # noqa: SLF001  as its task does
+    runner.stop()
+    runner.run()
+    (said,) = (each.getMessage() for each in caplog.records if each.name == "leasehold.runner")
+    assert said.startswith("0 leases are held, and 60 renewals at a time are too few to renew each in 5.3 s")
+
+
 def test_a_worker_with_a_consumer_of_its_own_is_refused() -> None:
     """Its leases would be read by two."""
     worker = joined(FaultyStore(), stream())
