@@ -342,6 +342,17 @@ def test_a_query_that_ends_sends_its_last_metrics(place: Place, monkeypatch: pyt
     assert ended == [True]
 
 
+def test_a_query_ends_with_what_has_ended_its_worker(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a query whose worker is gone would look idle for ever."""
+
+    def refused(_runner: Runner) -> Never:
+        raise StoreError("the table is away")
+
+    monkeypatch.setattr(Runner, "run", refused)
+    with pytest.raises(StoreError, match=r"^the table is away$"):
+        place.query().plan()
+
+
 def test_a_query_is_closed_once_even_where_that_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it the signal that follows a closed channel would close again what is half closed."""
     query, closed = place.query(), list[Callable[[], None]]()
