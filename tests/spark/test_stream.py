@@ -266,7 +266,11 @@ def test_nothing_is_kept_of_a_batch_that_spark_has_committed(place: Place) -> No
     query = place.query()
     while len(query.rows) < 50:
         query.batch(ReadMaxRows(7))
+    (task, *_) = query.reader.partitions(query.offset, query.offset)
+    assert [*query.reader.read(task)]
     query.reader.commit(query.offset)
+    with pytest.raises(RuntimeError, match=r"^batch \d+ is done: its rows are not kept any more$"):
+        list(query.reader.read(task))
     run = query.reader._run  # noqa: SLF001  what it keeps
     assert run is not None
     assert (dict(run._plans), dict(run._parts)) == ({}, {})  # noqa: SLF001  likewise
