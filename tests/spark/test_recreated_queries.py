@@ -211,3 +211,20 @@ def test_a_run_waits_until_the_stream_says_which_it_is(
     assert len(table.read_up(query)) == 10
     assert query.offset["i"] == "fake:1000"
     assert caplog.messages.count("the stream cannot be reached, trying again: slow down") == 1
+
+
+def test_a_stream_that_learns_by_a_listing_which_it_is_is_listed_first(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The offsets of a run would name no incarnation, and those of a former stream count for this one."""
+    listed, shards, incarnation = list[bool](), Stream.shards, Stream.incarnation
+
+    def listing(stream: Stream) -> tuple[Shard, ...]:
+        listed.append(True)
+        return shards(stream)
+
+    monkeypatch.setattr(Stream, "shards", listing)
+    monkeypatch.setattr(Stream, "incarnation", lambda stream: incarnation(stream) if listed else "")
+    query = table.query()
+    table.read_up(query)
+    assert query.offset["i"] == "fake:1000"

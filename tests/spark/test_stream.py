@@ -266,7 +266,11 @@ def test_nothing_is_kept_of_a_batch_that_spark_has_committed(place: Place) -> No
     query = place.query()
     while len(query.rows) < 50:
         query.batch(ReadMaxRows(7))
+    (task, *_) = query.reader.partitions(query.offset, query.offset)
+    assert [*query.reader.read(task)]
     query.reader.commit(query.offset)
+    with pytest.raises(RuntimeError, match=r"^batch \d+ is done: its rows are not kept any more$"):
+        list(query.reader.read(task))
     run = query.reader._run  # noqa: SLF001  what it keeps
     assert run is not None
     assert (dict(run._plans), dict(run._parts)) == ({}, {})  # noqa: SLF001  likewise
@@ -340,6 +344,17 @@ def test_a_query_that_ends_sends_its_last_metrics(place: Place, monkeypatch: pyt
     assert ended == []
     query.reader.stop()
     assert ended == [True]
+
+
+def test_a_query_ends_with_what_has_ended_its_worker(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a query whose worker is gone would look idle for ever."""
+
+    def refused(_runner: Runner) -> Never:
+        raise StoreError("the table is away")
+
+    monkeypatch.setattr(Runner, "run", refused)
+    with pytest.raises(StoreError, match=r"^the table is away$"):
+        place.query().plan()
 
 
 def test_a_query_is_closed_once_even_where_that_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """How many threads call handlers, in which order, and what becomes of those that are slow: one move after the other."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from threading import Barrier, Condition, Semaphore, Thread, current_thread
@@ -112,7 +113,7 @@ def test_a_slow_thread_goes_on_where_nobody_stands_in(hands: Hands) -> None:
     executor.start(slow)
     executor.start(hands.work("b", executor.close))
     hands.run()
-    assert hands.done == ["a", "b"]
+    assert (hands.done, executor.stuck) == (["a", "b"], False)
 
 
 def test_only_what_is_at_work_can_be_slow(hands: Hands) -> None:
@@ -289,6 +290,31 @@ def test_threads_that_wait_take_what_comes_before_another_is_started(monkeypatch
         assert [waits.acquire(timeout=WAIT) for _ in range(2)] == [True, True]
     executor.close()
     assert len(started) == 2
+
+
+def test_a_thread_that_waits_keeps_nothing_of_its_last_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of megabytes would stay in each thread until that has another to hand over."""
+    waits = Semaphore(0)
+
+    class Told(Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.release()
+            return super().wait(timeout)
+
+    class Batch:
+        """Something large."""
+
+        def handle(self) -> None:
+            """It is handled."""
+
+    monkeypatch.setattr("leasehold.adapters.reading.handovers.Condition", Told)
+    executor, batch = ThreadExecutor(1), Batch()
+    gone = weakref.ref(batch)
+    executor.start(batch.handle)
+    del batch
+    assert waits.acquire(timeout=WAIT)
+    assert gone() is None
+    executor.close()
 
 
 def test_a_call_in_line_is_over_when_it_was_started() -> None:

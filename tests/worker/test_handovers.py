@@ -325,6 +325,23 @@ def test_what_no_loop_awaits_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert inspect.getcoroutinestate(unawaited) == inspect.CORO_CLOSED
 
 
+def test_a_loop_that_could_not_begin_is_begun_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One moment without a descriptor would fail every call of the worker from then on."""
+    faults = [OSError("too many open files")]
+
+    def loop() -> asyncio.AbstractEventLoop:
+        if faults:
+            raise faults.pop()
+        return asyncio.new_event_loop()
+
+    monkeypatch.setattr("leasehold.adapters.reading.handovers.new_event_loop", loop)
+    awaited = Awaited()
+    with pytest.raises(NotAwaited, match=r"^there is no event loop to await it: OSError: too many open files$"):
+        awaited.loop.spawn(awaited.wait(), awaited.over.put)
+    assert awaited.begin()[0].name == "leasehold-loop"
+    awaited.loop.close()
+
+
 def test_closed_handovers_leave_no_thread() -> None:
     """Each worker of a process would leave some behind."""
     told, threads = Told(ThreadExecutor(1)), SimpleQueue[Thread]()

@@ -99,6 +99,23 @@ def test_a_thread_that_cannot_be_started_ends_the_run(monkeypatch: pytest.Monkey
     assert {lease.owner for lease in store.list().leases} <= {None}
 
 
+def test_a_worker_without_a_thread_left_takes_its_requests_back_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its peers would give leases to a worker that has ended, and those lie unread until they are taken back."""
+    worker, closed = joined(FaultyStore()), list[bool]()
+    close = worker.close
+
+    def note() -> None:
+        closed.append(True)
+        close()
+
+    scarce(monkeypatch, "leasehold-close")
+    monkeypatch.setattr(worker, "close", note)
+    ran = Ran(Runner(worker, done_with))
+    ran.runner.stop()
+    assert ran.ended()
+    assert (closed, ran.faults) == ([True], [])
+
+
 def test_a_turn_that_is_ended_from_within_ends_the_run() -> None:
     """Nobody would look any more, while leases are renewed for ever."""
     store = FaultyStore()

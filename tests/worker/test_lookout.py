@@ -13,11 +13,12 @@ from leasehold.adapters.worker.notes import Identity
 from leasehold.adapters.worker.renewing import news
 from leasehold.balancer.actions import Steal
 from leasehold.balancer.bulletin import bulletin_of, note_of
+from leasehold.balancer.calls import CALL
 from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import bulletin_row, lookout_ranks
 from leasehold.balancer.model import TRIM_HORIZON, Bulletin, Lease, Position, Version
 from leasehold.stores.protocol import Promises
-from leasehold.stores.writes import ClaimLease, CreateLease, RequestLease, StealLease, merged
+from leasehold.stores.writes import ClaimLease, CreateLease, RenewLease, RequestLease, StealLease, merged
 
 CONFIG = Config(initial_position=TRIM_HORIZON)
 
@@ -120,6 +121,21 @@ def test_a_lookout_that_is_outranked_says_so_once() -> None:
         lookout.worker.hurry()
         lookout.worker.turn(clock.now)
         assert bulletin_of(board(store, lookout)) == evolve(before, looks=before.looks + 1, acts=before.acts + 1)
+
+
+def test_a_listing_that_has_ended_does_not_go_on() -> None:
+    """C8: nobody would stand in for a lookout that listed once and stands still since."""
+    clock, store = Clock(), FaultyStore()
+    lookout, _ = fleet(store, clock, "a-1", "b-1")
+    worker = lookout.worker
+    worker.hurry()
+    worker.turn(clock.now)
+    worker._look = evolve(worker._look, notes=(("bulletin", "8 2 1"), (CALL, "8 2 s-0")))  # noqa: SLF001  as of a look
+    clock.now += 3.5
+    store.asked.clear()
+    worker.renew(clock.now)
+    notes = [dict(write.notes) for write in store.asked if isinstance(write, RenewLease)]
+    assert {each[CALL] for each in notes if CALL in each} == {"8 2 s-0"}
 
 
 def write(store: FaultyStore, key: str, bulletin: Bulletin) -> None:

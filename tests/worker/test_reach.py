@@ -94,6 +94,16 @@ def test_no_time_is_told_unasked_and_every_time_afterwards() -> None:
     assert (found.untold(again - 1), found.untold(again)) == (False, True)
 
 
+def test_a_handler_that_has_ended_is_at_work_no_more() -> None:
+    """A shard that waits for its next attempt would look as if its handler hung."""
+    for ended in (ReachMeter.rested, lambda each: each.done(2.0)):
+        found = meter()
+        found.working(1.0)
+        assert noted(found, 2.0).work == NOW + 1.0
+        ended(found)
+        assert noted(found, 3.0).work is None
+
+
 def test_moves_are_counted_from_owner_to_owner() -> None:
     """A lease that flaps between two workers would look as quiet as any other."""
     first = Reach(NOW, "b", moves=2)

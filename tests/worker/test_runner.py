@@ -6,6 +6,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Lock, current_thread
 from threading import enumerate as enumerate_threads
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from waiters import until
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading.handling import Delivery, Handling
-from leasehold.adapters.reading.runner import Runner, Schedule, Signal, run
+from leasehold.adapters.reading.runner import Runner, Schedule, Signal, run, stopping_on_signals
 from leasehold.adapters.sources.protocol import Batch, SourceError
 from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.handoffs import ParallelMap
@@ -221,6 +222,19 @@ def test_a_signal_drains_and_gives_the_handlers_back(name: str) -> None:
         signal.signal(signal.SIGHUP, hung_up)
     assert [lease.owner for lease in store.list().leases] == [None] * 4
     assert happened.count("initialize") == happened.count("stopped") > 0
+
+
+def test_in_another_thread_than_the_main_one_no_signal_is_listened_to() -> None:
+    """Python refuses it there, and a worker that somebody runs in a thread of theirs would end with that fault."""
+    before, seen = signal.getsignal(signal.SIGTERM), list[Any]()
+
+    def work() -> None:
+        with stopping_on_signals(cast("Runner", None)):
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    with ThreadPoolExecutor(1) as another:
+        another.submit(work).result(WAIT)
+    assert seen == [before]
 
 
 def test_a_worker_under_nohup_goes_on_when_its_terminal_is_closed() -> None:
@@ -446,6 +460,20 @@ def test_the_first_reason_ends_a_run_and_the_others_are_not_told(caplog: pytest.
         run_to_its_end(runner)
     told = [str(each.exc_info[1]) for each in caplog.records if each.exc_info]
     assert told == ["first"]
+
+
+def test_a_worker_with_more_than_it_can_renew_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever reads the log would find that line alone, once for each renewal."""
+    runner = Runner(joined(FaultyStore(), stream()), lambda _delivery: None)
+    monkeypatch.setattr(Worker, "renewers", 1000)
+    for _ in range(2):
+        runner._renew(time.monotonic())  # noqa: SLF001  as its task does
+    runner.stop()
+    runner.run()
+    (said,) = (each.getMessage() for each in caplog.records if each.name == "leasehold.runner")
+    assert said.startswith("0 leases are held, and 60 renewals at a time are too few to renew each in 5.3 s")
 
 
 def test_a_worker_with_a_consumer_of_its_own_is_refused() -> None:

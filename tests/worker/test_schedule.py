@@ -7,7 +7,7 @@ import pytest
 from attrs import define, field
 
 from leasehold.adapters.proving.simulator.world.tasks import Tasks, VirtualTime
-from leasehold.adapters.reading.runner import FAULT_SECONDS, Schedule
+from leasehold.adapters.reading.runner import FAULT_SECONDS, Pool, Schedule
 
 
 @define
@@ -222,6 +222,26 @@ def test_a_dispatcher_that_fails_says_so_and_goes_on(calendar: Calendar) -> None
     calendar.tasks.run(30.0)
     assert calendar.failed == ["OSError('no clock')"]
     assert calendar.calls == [(0.0, "a"), (1.0 + FAULT_SECONDS, "a")]
+
+
+def test_a_step_that_could_not_be_begun_is_begun_when_it_is_woken(
+    calendar: Calendar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drain would wait in vain for a step that nobody calls, and leave its lease to expire."""
+    faults, submit = [MemoryError("too much")], Pool.submit
+
+    def refused(pool: Pool, work: Callable[[], None]) -> None:
+        if faults:
+            raise faults.pop()
+        submit(pool, work)
+
+    monkeypatch.setattr(Pool, "submit", refused)
+    calendar.kept.add("a", calendar.step("a"))
+    calendar.at(10.0, lambda: calendar.kept.wake("a"))
+    over = calendar.at(10.0, lambda: calendar.kept.drain(60.0))
+    calendar.tasks.run(90.0)
+    assert calendar.failed == ["MemoryError('too much')"]
+    assert (calendar.calls, over) == ([(10.0, "a")], [(True, 10.0)])
 
 
 def test_where_no_task_can_be_had_its_worker_is_told_and_the_step_is_called_all_the_same(calendar: Calendar) -> None:

@@ -71,10 +71,6 @@ class Signal:
         self._given = False
         return given
 
-    def clear(self) -> None:
-        """Take the signal back."""
-        self.wait(-math.inf)
-
 
 class Pool:
     """Work done side by side by a bounded number of tasks, each of which is started when it is first needed.
@@ -310,8 +306,9 @@ class Schedule:
                     step = self._steps.get(key)
                     # What has moved since leaves its former entry behind.
                     if step is not None and step.due == due and not step.running:
-                        step.running, step.woken = True, False
                         self._pool.submit(partial(self._run, key, step))
+                        # Behind it: what could not be begun is begun once it is woken, and no drain waits for it.
+                        step.running, step.woken = True, False
             except self._scheduler.fatal:
                 raise
             except BaseException as fault:  # noqa: BLE001  nobody else would call the steps, those that leave included
@@ -651,7 +648,6 @@ class Runner:
         clock, faults = self._scheduler.clock, 0
         sooner.wait(clock() + pause)
         while going():
-            sooner.clear()
             try:
                 due, faults = work(clock()), 0
             except READABLE as fault:
