@@ -49,11 +49,13 @@ def drained(
     stop = STOPS + Random(seed).uniform(0.0, min(handling, 14.0))  # noqa: S311  a seed, not a secret
     joins = () if newcomer is None else (Member(NEWCOMER, config, starts=stop - newcomer),)
     peer = Member(PEER, config, starts=0.0 if peers else stop + 70.0)
+    # The longest drain, and two batches of 14 s by whoever gets its leases; or the peer that comes after it all.
+    seconds = stop + (80.0 if peers else 110.0)
     scenario = Scenario(
         seed=seed,
         owners=tuple(PEER if peers and place % 2 else LEAVER for place in range(shards)),
         members=(Member(LEAVER, config, ends=stop, ending="leave", drain_seconds=drain_seconds), peer, *joins),
-        seconds=stop + 150.0,
+        seconds=seconds,
         calm=stop + 10.0,
         network=Network(latency=(0.005, 0.05), stall=0.0, unanswered=0.0, reading=(0.01, 0.1)),
         reading=True,

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 WORKERS = ("a-0", "a-1")
 CONFIG = Config(initial_position=TRIM_HORIZON)
-SECONDS, SETTLED = 260.0, 230.0
+SECONDS, SETTLED = 180.0, 150.0
 LIMITS = Limits(dict.fromkeys(WORKERS, CONFIG.lease_seconds), SETTLED, misdeeds=True)
 
 

@@ -113,11 +113,12 @@ def freeing_what_is_left_before_it_is_a_copy(patched: pytest.MonkeyPatch) -> Non
     patched.setattr(RowPair, "side", property(side))
 
 
-FOUND_WITHIN = 25_000
+FOUND_WITHIN = 8_000
 
 HELD = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
 MOVED = (*HELD, (0, "handle", "s0"), (0, "commit", "s0"))
 BACK = (*MOVED, (1, "send", "from"), (0, "commit", "s0"), (0, "handle", "s0"), (0, "commit", "s0"), (1, "send", "to"))
+RETURNING = (*BACK[:6], (0, "commit", "s0", 6))
 FREE = (*MOVED, (0, "release", "s0"), (1, "look", ""))
 CARRIED = (*FREE, (0, "look", "", 1), (1, "carry", "s0"), (1, "look", ""), (1, "carry", "s0", 4))
 
@@ -135,7 +136,7 @@ PLANTS: dict[Plant, Callable[[], SwapModel]] = {
     marking_whatever_stands_there: lambda: setting((1, 1), HELD, "commit steal"),
     a_late_mover_that_does_not_compare: lambda: setting((1, 2), HELD, "look commit steal claim", tick=1),
     reading_one_row: lambda: setting((0, 2), MOVED, "look claim", tick=1),
-    believing_two_moments: lambda: setting((3, 2), BACK[:6], "look claim commit send"),
+    believing_two_moments: lambda: setting((3, 2), RETURNING, "look claim commit send"),
     freeing_what_is_left_before_it_is_a_copy: lambda: setting((2, 3), CARRIED, "look claim"),
 }
 

@@ -1,4 +1,4 @@
-"""A fleet whose lease table goes to another store and back each hour of virtual time, while its workers are killed."""
+"""A fleet whose lease table goes to another store and back, again and again, while its workers are killed."""
 
 import math
 import random
@@ -16,23 +16,24 @@ from leasehold.balancer.model import Lease, Position
 from leasehold.stores import swap
 
 WORKERS, LEASES, LEASE_SECONDS = ("ann", "bob", "cid", "dan"), 8, 10.0
-EACH_SECONDS, LIFE_SECONDS, PEACE_SECONDS = 1800.0, 1800.0, 600.0
+TURN_SECONDS = 900.0
+"""From one move to the next, and how long a worker lives on average."""
 ENDINGS: tuple[MemberEnding, ...] = ("crash", "crash", "leave")
 FAULTS = Network(lost=0.001, unanswered=0.002, late=0.001)
 
 
-def swapped(seed: int, hours: float, *, sessions: bool) -> Scenario:
-    """Four workers of which each dies or leaves every half hour and comes again; leases go there and back each hour.
+def swapped(seed: int, turns: int, *, sessions: bool, turn_seconds: float = TURN_SECONDS) -> Scenario:
+    """Four workers of which each dies or leaves in every turn and comes again; leases go there, back, and there again.
 
     sessions  whether the table that they go to is in that layout
     """
-    draw, seconds = random.Random(seed), hours * 3600.0  # noqa: S311  a seed is the point
+    draw, seconds, peace = random.Random(seed), turns * turn_seconds, turn_seconds / 3  # noqa: S311  a seed is the point
     members = []
     for worker in WORKERS:
         starts = draw.uniform(0.0, 1.0)
-        while starts < seconds - PEACE_SECONDS:
-            ends = starts + draw.expovariate(1 / LIFE_SECONDS)
-            ends = ends if ends < seconds - PEACE_SECONDS else math.inf
+        while starts < seconds - peace:
+            ends = starts + draw.expovariate(1 / turn_seconds)
+            ends = ends if ends < seconds - peace else math.inf
             members.append(Member(worker, Config(), starts=starts, ends=ends, ending=draw.choice(ENDINGS)))
             starts = ends + draw.uniform(1.0, 30.0)
     return Scenario(
@@ -40,14 +41,14 @@ def swapped(seed: int, hours: float, *, sessions: bool) -> Scenario:
         (None,) * LEASES,
         tuple(sorted(members, key=lambda member: member.starts)),
         seconds,
-        calm=seconds - PEACE_SECONDS / 2,
+        calm=seconds - peace / 2,
         network=FAULTS,
         reading=True,
         checkpoints=1.0,
         read_seconds=10.0,
         full=True,
         sessions=sessions,
-        swaps=tuple(EACH_SECONDS * (number + 1 / 6) for number in range(int(2 * hours))),
+        swaps=tuple(turn_seconds * (number + 1 / 6) for number in range(turns)),
     )
 
 
@@ -61,16 +62,16 @@ def judged(scenario: Scenario) -> None:
     history = run(scenario)
     assert breaches(history) == ()
     assert [asked for asked, _ in history.swaps] == list(scenario.swaps)
-    assert all(arrived - asked < EACH_SECONDS / 2 for asked, arrived in history.swaps)
+    assert all(arrived - asked < TURN_SECONDS / 2 for asked, arrived in history.swaps)
     seen = {(event.key, event.digest) for event in history.told("record")}
     assert seen == {(each.key, each.digest) for each in history.sent}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sessions", [False, True])
-def test_an_hour_there_and_back(*, sessions: bool) -> None:
+def test_once_there_and_back(*, sessions: bool) -> None:
     """A death in the middle of a move, or an answer that comes late, would lose records or make a second reader."""
-    judged(swapped(1, 1.0, sessions=sessions))
+    judged(swapped(1, 2, sessions=sessions))
 
 
 @pytest.mark.more
@@ -78,7 +79,7 @@ def test_an_hour_there_and_back(*, sessions: bool) -> None:
 @pytest.mark.parametrize("sessions", [False, True])
 def test_a_day_there_and_back(*, sessions: bool) -> None:
     """Likewise, where each turn finds what two dozen before it have left in either table."""
-    judged(swapped(2, 24.0, sessions=sessions))
+    judged(swapped(2, 48, sessions=sessions, turn_seconds=1800.0))
 
 
 @pytest.mark.slow
@@ -93,5 +94,5 @@ def test_a_move_that_skips_a_record_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
         return evolve(made, checkpoint=further)
 
     monkeypatch.setattr(swap, "_copy", ahead)
-    found = breaches(run(swapped(1, 0.5, sessions=False)))
+    found = breaches(run(swapped(1, 1, sessions=False)))
     assert {breach.what for breach in found} >= {"lost"}
