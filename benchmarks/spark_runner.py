@@ -67,13 +67,15 @@ class Load:
     size: int
     in_one: int = 1
 
-    def answers(self) -> dict[str, bytes]:
-        """The body of an answer or an event in both forms, with the place of the number's variable part marked."""
+    def bodies(self, **next_one: str) -> dict[str, bytes]:
+        """The body of an answer or an event in both forms, with the place of the number's variable part marked.
+
+        next_one  how reading goes on: an answer names an iterator, an event a number
+        """
         record = {"Data": self._record(), "PartitionKey": "k", "ApproximateArrivalTimestamp": 1_795_363_072_573}
         place = PLACE.decode()
         records = [record | {"SequenceNumber": f"1{place}{number:04}"} for number in range(self.rows // self.in_one)]
-        next_ones = {"NextShardIterator": f"shard {place}", "ContinuationSequenceNumber": f"1{place}9999"}
-        return forms_of({"Records": records, "MillisBehindLatest": 60_000 if records else 0, **next_ones})
+        return forms_of({"Records": records, "MillisBehindLatest": 60_000 if records else 0, **next_one})
 
     def _record(self) -> bytes:
         if self.in_one == 1:
@@ -93,7 +95,8 @@ LOADS = (
 
 def serve(load: Load, ports: Any, shard_count: int = SHARDS) -> None:  # noqa: ANN401  a queue
     """Answer until ended; in a process of its own."""
-    bodies = load.answers()
+    bodies = load.bodies(NextShardIterator=f"shard {PLACE.decode()}")
+    events = load.bodies(ContinuationSequenceNumber=f"1{PLACE.decode()}9999")
     begins = [2**128 * number // shard_count for number in range(shard_count + 1)]
     shards = [
         {
@@ -113,7 +116,7 @@ def serve(load: Load, ports: Any, shard_count: int = SHARDS) -> None:  # noqa: A
             asked = cbor2.loads(body) if form == CBOR else json.loads(body)
             wanted = self.headers["X-Amz-Target"].rpartition(".")[2]
             if wanted == "SubscribeToShard":
-                self._send("application/cbor" if form == CBOR else "application/json", bodies[form])
+                self._send("application/cbor" if form == CBOR else "application/json", events[form])
             else:
                 self._say(form, self._answer(wanted, asked, form))
 

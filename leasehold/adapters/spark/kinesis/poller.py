@@ -27,6 +27,8 @@ if TYPE_CHECKING:  # the stubs are no dependency of a user
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
+NOTHING = pa.RecordBatch.from_pylist([], schema=SCHEMA)
+
 
 class ArrowPoller(Poller):
     """A reader of one shard; asks as every other, and makes rows of the answers."""
@@ -39,11 +41,13 @@ class ArrowPoller(Poller):
             made = viewed_rows(self._stream, self._shard, told)
             first, last = (made["sequenceNumber"][at].as_py() for at in (0, -1))
             return self._told(answer, made, Position(last), (first, last), made["data"].buffers()[2].size)
+        if not len(told):  # as nearly all answers of a quiet stream: to make columns of nothing costs as much as to ask
+            return self._told(answer, NOTHING, None, None, 0)
         rows = columns_of(told)
-        if rows.numbers and not rows.sealed:
+        if not rows.sealed:
             return super()._batch(cast("GetRecordsOutputTypeDef", {**answer, "Records": rows}))  # columns become rows
         # Counted before user records are taken out: the throughput of a lease is that of the shard.
-        size, ends = sum(map(len, rows.datas)), (rows.numbers[0], rows.numbers[-1]) if rows.numbers else None
+        size, ends = sum(map(len, rows.datas)), (rows.numbers[0], rows.numbers[-1])
         made, end, trail = self._rows(rows)
         return evolve(self._told(answer, made, end, ends, size), trail=trail)
 
@@ -74,15 +78,13 @@ class ArrowPoller(Poller):
             token=self._had.token,
         )
 
-    def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position | None, Trail | None]:
+    def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position, Trail | None]:
         """As columns, and the position of the last one that was read, be it dropped."""
         users, others = rows_and_others(rows.datas, rows.keys, self._hash_range, self._misplaced)
-        end = None
-        if rows.numbers:
-            last = others.get(len(rows) - 1)
-            # Records that were dropped count as seen, or a tail of nothing else could never be checkpointed.
-            sub = users["sub_sequence_number"][-1].as_py() if last is None else max(len(last) + last.dropped - 1, 0)
-            end = Position(rows.numbers[-1], sub)
+        last = others.get(len(rows) - 1)
+        # Records that were dropped count as seen, or a tail of nothing else could never be checkpointed.
+        sub = users["sub_sequence_number"][-1].as_py() if last is None else max(len(last) + last.dropped - 1, 0)
+        end = Position(rows.numbers[-1], sub)
         for at, found in others.items():
             self._dropped.add(rows.numbers[at], found)
         users, trail = self._undone(rows.numbers, users), None

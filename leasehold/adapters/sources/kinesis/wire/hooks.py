@@ -67,6 +67,7 @@ AnswerRows = RowViews | list[Row]
 
 
 _PLAIN = {"NextShardIterator": str, "MillisBehindLatest": int}
+_KNOWN = {*_PLAIN, "ChildShards"}
 
 
 _UNDEFINED = b"\xf7"
@@ -108,7 +109,8 @@ def plain_answer_of(body: bytes | bytearray) -> dict[str, Any] | None:
         rows, answer = _apart(body, cbor=True)
     except Unreadable:
         return None
-    told = {name: value for name, value in answer.items() if value is not None}
+    # As boto3 we leave out what we have no name for: a field that a service adds must not cost a second reading.
+    told = {name: value for name, value in answer.items() if value is not None and name in _KNOWN}
     plain = all(type(value) is _PLAIN.get(name) for name, value in told.items())
     return {**told, "Records": rows} if plain else None
 
