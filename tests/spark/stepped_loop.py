@@ -68,7 +68,7 @@ class Stepped(LeaseLoop):
     def wait(self, seconds: float) -> None:
         """Have the worker and its shards do what is due until something waits, or so long."""
         end = self.clock.now + seconds
-        while self.clock.now < end and not any(feed.waiting[0] for feed in self._takable()):
+        while self.clock.now < end and not any(self._takable()):
             self.tick()
 
     def tick(self) -> None:

@@ -504,12 +504,13 @@ class ShardPrefetcher:
                 if chunk is not None:
                     self._buffer.put(chunk)
                     self._heard = now
+                    # Of nothing nobody is told: whoever plans would look through all shards at each empty answer.
+                    self._shared.changed.notify_all()
                 self._cursor.batch_read(None if chunk is None else chunk.ends, batch.children)
                 if chunk is not None or batch.behind_seconds is not None:
                     self._shared.answers += 1
                     self._shared.read.add(self.key)
                 self._reached(now, behind=batch.behind_seconds)
-                self._shared.changed.notify_all()
 
         # The position and the rows move under one lock: a batch planned in between would skip or repeat some.
         batch = self._pull.read(keep)  # kept first: what follows may raise

@@ -12,7 +12,7 @@ shards, and a batch that is repeated for its ranges.
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from threading import Condition, Thread
 
@@ -114,7 +114,7 @@ class LeaseLoop:
         """Until something waits to be taken, or so long."""
         with self._changed:
             # A fault ends the wait: the main thread alone can tell Spark of it (`check`).
-            self._changed.wait_for(lambda: self._fault or any(each.waiting[0] for each in self._takable()), seconds)
+            self._changed.wait_for(lambda: self._fault or any(self._takable()), seconds)
 
     @property
     def handing_off(self) -> bool:
@@ -243,8 +243,9 @@ class LeaseLoop:
             self._shared.feeds = len(self._feeds)
         return feed.step
 
-    def _takable(self) -> list[ShardPrefetcher]:
-        return [feed for feed in self._feeds.values() if feed.held is not None]
+    def _takable(self) -> Iterator[ShardPrefetcher]:
+        # Most shards of many have nothing, which is sooner seen than whether they are held.
+        return (feed for feed in self._feeds.values() if feed.waiting[0] and feed.held is not None)
 
     def _left(self, feed: ShardPrefetcher) -> None:
         if self._feeds.get(feed.key) is feed:
