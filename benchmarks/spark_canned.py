@@ -99,7 +99,8 @@ class Stream:
 class Unshared:
     """Reads every shard ahead, as a query's lease loop does, for a query that has them all and tells nobody."""
 
-    releasing, quiet, over = False, False, True
+    handing_off, over, answers = False, True, 0
+    unfinished: Mapping[str, str] = {}
     behind: Mapping[str, float] = {}
 
     def __init__(self, source: Stream, pace: ReadAheadPace) -> None:

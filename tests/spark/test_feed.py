@@ -86,6 +86,25 @@ def test_a_shard_is_asked_no_more_than_four_and_a_half_times_a_second(records: i
     assert 40 <= stream.readings <= 45
 
 
+def test_who_plans_is_woken_by_rows_and_not_by_empty_answers() -> None:
+    """Without it a query of a thousand quiet shards would look through all of them five hundred times a second."""
+    woken, answers = list[int](), 0
+
+    class Told(Condition):
+        def notify_all(self) -> None:
+            woken.append(answers)
+            super().notify_all()
+
+    stream = Stream({"a": ["x"]})
+    _, feed = a_feed(stream, evolve(an_ahead(), changed=Told()))
+    for now in range(20):
+        feed.step(float(now))
+        answers = stream.readings
+    assert answers > 10
+    assert woken[-1] <= 1, "rows came with the first or the second answer, and nothing after them"
+    assert len(woken) == 2, "once it was opened, and once rows had come"
+
+
 def test_the_end_of_a_shard_is_written_when_spark_has_it_and_not_before() -> None:
     """Without it a crash would leave the last records of a shard unread for good."""
     stream = Stream({"a": ["x"], "b": []}, {"a": ("b",)})
