@@ -110,7 +110,8 @@ def test_no_record_is_lost_by_children_that_misbehave(
     for record in caplog.records:
         if record.name == "leasehold.child" and (found := LINE.match(record.message)):
             shard_id, pid, what = found.groups()
-            lives = there[shard_id, worker_of[pid]]
+            # On a slow machine one is given up before it has asked anything, and so before it has said whose it is.
+            lives = there[shard_id, worker_of.get(pid, pid)]
             (lives.add if what == "started" else lives.discard)(pid)
             assert len(lives) <= 1, record.message
     assert not any(there.values())

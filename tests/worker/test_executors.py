@@ -307,7 +307,7 @@ def test_a_thread_that_waits_keeps_nothing_of_its_last_batch(monkeypatch: pytest
         def handle(self) -> None:
             """It is handled."""
 
-    monkeypatch.setattr("leasehold.adapters.reading.handovers.Condition", Told)
+    monkeypatch.setattr("leasehold.adapters.reading.executors.Condition", Told)
     executor, batch = ThreadExecutor(1), Batch()
     gone = weakref.ref(batch)
     executor.start(batch.handle)

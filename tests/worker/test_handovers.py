@@ -334,7 +334,7 @@ def test_a_loop_that_could_not_begin_is_begun_by_the_next_call(monkeypatch: pyte
             raise faults.pop()
         return asyncio.new_event_loop()
 
-    monkeypatch.setattr("leasehold.adapters.reading.handovers.new_event_loop", loop)
+    monkeypatch.setattr("leasehold.adapters.reading.executors.new_event_loop", loop)
     awaited = Awaited()
     with pytest.raises(NotAwaited, match=r"^there is no event loop to await it: OSError: too many open files$"):
         awaited.loop.spawn(awaited.wait(), awaited.over.put)
