@@ -167,21 +167,26 @@ def claimed(store: FaultyStore, key: str) -> Lease:
     return outcome.lease
 
 
-def test_leases_that_one_write_renews_come_due_together() -> None:
-    """Without this each lease of a session would ask for a write of its own, and a fleet pay for each."""
-    clock, store = Clock(), FaultyStore()
-    identity = Identity("a", "p", lambda: "")
-    held = tuple(
+def held_since(clock: Clock, *begun: float) -> tuple[Holding, ...]:
+    """Leases s-0, s-1 and so on of one worker, each held since its time."""
+    store, identity = FaultyStore(), Identity("a", "p", lambda: "")
+    return tuple(
         Holding(
             store,
             claimed(store, f"s-{place}"),
             identity=identity,
             clock=lambda: clock.now,
-            begun=2.0 * place,
+            begun=since,
             lease_seconds=10.0,
         )
-        for place in range(3)
+        for place, since in enumerate(begun)
     )
+
+
+def test_leases_that_one_write_renews_come_due_together() -> None:
+    """Without this each lease of a session would ask for a write of its own, and a fleet pay for each."""
+    clock = Clock()
+    held = held_since(clock, 0.0, 2.0, 4.0)
     for holding in held:
         holding.grouped = True
     renewing, tended = Renewing(Config(lease_seconds=10.0), lambda _holding: None), list[list[str]]()
@@ -204,19 +209,8 @@ def test_leases_that_one_write_renews_come_due_together() -> None:
 
 def test_leases_that_came_together_are_renewed_in_the_order_of_their_keys() -> None:
     """A simulated fleet would write in another order each time, and no failure of it come again."""
-    clock, store = Clock(6.0), FaultyStore()
-    identity = Identity("a", "p", lambda: "")
-    held = tuple(
-        Holding(
-            store,
-            claimed(store, f"s-{place}"),
-            identity=identity,
-            clock=lambda: clock.now,
-            begun=0.0,
-            lease_seconds=10.0,
-        )
-        for place in range(9)
-    )
+    clock = Clock(6.0)
+    held = held_since(clock, *[0.0] * 9)
     for holding in held[::2]:
         holding.ask_release()
     renewed, released = list[str](), list[str]()

@@ -1,4 +1,4 @@
-"""What comes next after a batch has failed: again after a wait, in halves, to the dead letter, or to another worker.
+"""The step after a batch has failed: again after a wait, in halves, to the dead letter, or to another worker.
 
 The policy: a batch whose handler raises, or answers anything but None, is handed over again after a growing wait,
 without the records the handler has already checkpointed. After the last attempt the shard stops here and says so: its

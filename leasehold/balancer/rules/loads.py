@@ -117,10 +117,11 @@ def takers(
     if not tolerance or census.available:
         return {}
     unknown = average(known)
-    # Whether anybody is above the band is asked every turn, before it is worked out what to do about it.
-    loads = known.load_of_each(unknown)
-    if not census.moving and max(loads.values(), default=0) * len(counts) <= (1 + BAND) * sum(loads.values()):
-        return {}
+    if not census.moving:
+        # Whether anybody is above the band is asked every turn, before it is worked out what to do about it.
+        loads = known.load_of_each(unknown)
+        if max(loads.values()) * len(counts) <= (1 + BAND) * sum(loads.values()):
+            return {}
     held: dict[str, list[Lease]] = {worker: [] for worker in counts}
     for lease in census.leases:
         if lease.owner is not None and lease.key not in moving and lease.held >= settling:

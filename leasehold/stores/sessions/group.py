@@ -294,18 +294,7 @@ class Page:
                 told[ticket.key] = change.remark
         if not any(ticket.change for ticket in tickets):
             return True
-        # What no decision rests on is written if it changed; first, so that a version which moved shows it.
-        known, remarks = self._told_at, told_fields(told)
-        for _ in range(2 if told != self.told else 0):
-            version = (
-                self._cells.put_new(TOLD + self.id, remarks)
-                if known is None
-                else self._cells.put_over(TOLD + self.id, remarks, known.etag)
-            )
-            if version is not None:
-                self.told, self._told_at = told, Stored(TOLD + self.id, version, remarks)
-                break
-            known = self._cells.read([TOLD + self.id]).get(TOLD + self.id)  # an answer was lost
+        self._tell(told)
         after = evolve(before, count=count, entries=entries, touched=frozenset())
         fields, stored = session_fields(after), before.stored
         self.settled = False  # until the answer says what became of it
@@ -319,6 +308,20 @@ class Page:
             ticket.key: count for ticket in tickets if ticket.change and ticket.change.entry
         }
         return True
+
+    def _tell(self, told: Remarks) -> None:
+        """Write what no decision rests on, if it changed; first, so that a version which moved shows it."""
+        if told == self.told:
+            return
+        name, fields, known = TOLD + self.id, told_fields(told), self._told_at
+        for _ in range(2):
+            version = (
+                self._cells.put_new(name, fields) if known is None else self._cells.put_over(name, fields, known.etag)
+            )
+            if version is not None:
+                self.told, self._told_at = told, Stored(name, version, fields)
+                return
+            known = self._cells.read([name]).get(name)  # an answer was lost
 
     def _read(self) -> None:
         """Learn what is stored; this renews nothing (G3)."""
