@@ -13,7 +13,6 @@ drops the rows.
 
 import argparse
 import logging
-import multiprocessing
 import os
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from attrs import frozen
-from spark_runner import LOADS, Spent, carried, serve
+from spark_runner import LOADS, Spent, carried, served
 from standins.spark import spark_cluster
 
 from leasehold.adapters.demo.child import ENVIRONMENT
@@ -190,14 +189,14 @@ def main() -> int:
     os.environ.update(ENVIRONMENT)
     logging.getLogger("leasehold.spark").setLevel(logging.WARNING)
     load = LOADS[0]
-    ports: multiprocessing.Queue[int] = multiprocessing.Queue()
-    server = multiprocessing.Process(target=serve, args=(load, ports), daemon=True)
-    server.start()
-    endpoint = f"http://127.0.0.1:{ports.get()}"
     print(f"{load.name}, load {os.getloadavg()[0]:.1f}; µs of processor time for a row")
     print(f"{'':12}{'planner':>9}{'each reader':>20}{'one processor each carries':>30}{'by the clock, here':>22}")
     busiest = {}
-    with tempfile.TemporaryDirectory() as folder, cluster_session() if cluster else nullcontext() as spark:
+    with (
+        served(load) as endpoint,
+        tempfile.TemporaryDirectory() as folder,
+        cluster_session() if cluster else nullcontext() as spark,
+    ):
         for readers in WAYS[cluster:]:
             if spark is None:
                 found = carried(endpoint, Path(folder), "fetch", shared, readers)
@@ -208,7 +207,6 @@ def main() -> int:
             rate = f"{1e6 / found.busiest:,.0f} rows/s"
             clock = f"{found.planner.rows / found.planner.seconds:,.0f} rows/s"
             print(f"{readers} readers   {found.planner.micros:9.1f}{each:>20}{rate:>30}{clock:>22}")
-    server.terminate()
     gain = busiest[1] / busiest[2]
     print(f"two readers / one: {gain:.2f}, bar {BAR:g}: {'pass' if gain >= BAR else 'FAIL'}")
     return 0 if gain >= BAR else 1

@@ -8,7 +8,8 @@ subscribes (enhanced fan-out), the server sends events as large as those answers
 counts is processor time per row: of how many rows a second it is enough for depends on the processor alone, and
 not on what else runs here. The peer is a bare loop of the same client's GetRecords in the same run. The codec is
 compiled, as in a wheel. It ends with 1 where a row of 1 KB costs more than 5 us, less than 200 MB/s for a processor.
-Last comes a stream of 1,000 shards on which nothing is put, at the usual pace: the share of a processor that it takes.
+Last comes a stream of 1,000 shards on which nothing is put, at the usual pace: how long it takes to open them, and the
+share of a processor that they take from then on, that of the threads which ask beside it.
 """
 
 import json
@@ -19,6 +20,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -210,11 +212,11 @@ def reader_of(endpoint: str, store: str, **options: str) -> LeasedReader:
     return reader
 
 
-def at_rest(endpoint: str, folder: Path) -> float:
-    """The share of a processor that a query takes of whose shards all are open and none has anything."""
+def at_rest(endpoint: str, folder: Path) -> str:
+    """What a query takes of whose shards none has anything: to open all, and then of a processor."""
     # Longer leases than by default: on a busy machine one file could not have 1,000 of them confirmed in time.
     reader = reader_of(endpoint, f"sqlite:///{folder}/rest.db", **{"lease.durationMs": "60000"})
-    start = reader.initialOffset()
+    start, begun = reader.initialOffset(), time.monotonic()
 
     def look(until: float = math.inf) -> None:
         while time.monotonic() < until:
@@ -223,14 +225,21 @@ def at_rest(endpoint: str, folder: Path) -> float:
             if until == math.inf and told is not None and told["shards"] == QUIET_SHARDS:
                 return
 
+    def asking() -> float:
+        threads = [each.native_id for each in threading.enumerate() if each.name.startswith("leasehold-read")]
+        return sum(int(Path(f"/proc/self/task/{each}/schedstat").read_text().split()[0]) for each in threads) / 1e9
+
     try:
         look()
-        look(time.monotonic() + QUIET_SECONDS)  # the pauses between two requests grow to their longest
-        began, spent = time.monotonic(), time.process_time()
+        opened = time.monotonic()
+        look(opened + QUIET_SECONDS)  # the pauses between two requests grow to their longest
+        began, spent, asked = time.monotonic(), time.process_time(), asking()
         look(began + QUIET_SECONDS)
-        return (time.process_time() - spent) / (time.monotonic() - began)
+        passed = time.monotonic() - began
+        shares = [(time.process_time() - spent) / passed, (asking() - asked) / passed]
     finally:
         reader.stop()
+    return f"all open in {opened - begun:.0f} s, then {shares[0]:.2f} of a processor, {shares[1]:.2f} of it to ask"
 
 
 def carried(
@@ -312,7 +321,7 @@ def measured_here() -> int:
             say(load, "within tasks", carried(endpoint, Path(folder), "embedded", measured))
     print(f"bar: {BAR_MICROS:g} µs a row of 1 KB, to be fetched, so 200 MB/s: {'pass' if good else 'FAIL'}")
     with served(Load("nothing", 0, 0), QUIET_SHARDS) as endpoint, tempfile.TemporaryDirectory() as folder:
-        print(f"{QUIET_SHARDS} shards at rest: {at_rest(endpoint, Path(folder)):.2f} of a processor")
+        print(f"{QUIET_SHARDS:,} shards at rest: {at_rest(endpoint, Path(folder))}")
     return 0 if good else 1
 
 
