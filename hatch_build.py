@@ -18,13 +18,12 @@ HOT = (
     "leasehold/adapters/sources/kinesis/aggregation/encode.py",
     "leasehold/adapters/sources/kinesis/aggregation/spans.py",
     "leasehold/adapters/sources/kinesis/aggregation/places.py",
-    "leasehold/adapters/sources/kinesis/wire/views.py",
 )
 """What is written so that mypyc can compile it."""
 
 IN_C = "leasehold/adapters/sources/kinesis/wire/scan.c"
-"""What is written in C; a file beside it does the same in Python. It asks for more of Python than its stable interface
-has, and the others are made for one Python each anyway."""
+"""What is written in C; where it is not compiled, cbor2 does the same. It asks for more of Python than its stable
+interface has, and the others are made for one Python each anyway."""
 
 PURE = "LEASEHOLD_PURE"
 """Set to anything, no file is compiled."""

@@ -20,7 +20,8 @@ _USERS = (
     "leasehold.adapters.sources.kinesis.aggregation.decode",
     "leasehold.adapters.sources.kinesis.aggregation.arrow",
 )
-_PACKAGES = sorted({name.rpartition(".")[0] for name in _HOT_MODULES})
+_IN_C = IN_C.removesuffix(".c").replace("/", ".")
+_PACKAGES = sorted({name.rpartition(".")[0] for name in (*_HOT_MODULES, _IN_C)})
 
 
 def _forget() -> None:
@@ -74,7 +75,7 @@ def plain_and_compiled() -> Iterator[dict[str, dict[str, ModuleType]]]:
         sys.path.insert(0, scratch)
         for package in packages:
             package.__path__.insert(0, str(Path(scratch).joinpath(*package.__name__.split("."))))
-        forms["compiled"] = {**_imported(), "scan": importlib.import_module(IN_C.removesuffix(".c").replace("/", "."))}
+        forms["compiled"] = {**_imported(), "scan": importlib.import_module(_IN_C)}
         for package, path in zip(packages, paths, strict=True):
             package.__path__[:] = path
         sys.path.remove(scratch)

@@ -29,10 +29,10 @@ from rich.table import Table
 from leasehold.adapters.reading.status import lags_of, statuses_of
 from leasehold.adapters.report.watching import WatchedTable, picture
 from leasehold.adapters.steering.explaining import plans
-from leasehold.adapters.worker.collecting import uncollected
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.notes import Identity
 from leasehold.adapters.worker.renewing import Renewing
+from leasehold.adapters.worker.worker import uncollected
 from leasehold.balancer.actions import Look
 from leasehold.balancer.bulletin import BulletinTracker
 from leasehold.balancer.config import Config

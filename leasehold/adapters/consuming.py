@@ -58,7 +58,7 @@ class Options(TypedDict, total=False):
     initial_position    TRIM_HORIZON, LATEST, or a time: `2026-11-22T06:00Z`, `now-2h`. New leases only. [LATEST]
     timestamp_ms        for AT_TIMESTAMP: milliseconds since 1970
     until               read a slice, from `initial_position` up to this time, and end
-    if_recreated        where leases begin anew if the stream was made anew under its name
+    if_recreated        where leases begin if the stream was created again under its name
     set                 other settings of the planner, by name, or each as `name=value`
     concurrency         keys of a batch at once, each in order; for `async def` handlers
     attempts            how often a batch is handed over. [5]

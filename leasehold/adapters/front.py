@@ -4,10 +4,10 @@ A source is a URL, or an object with the protocol of sources; leases likewise. T
 `leasehold consume` by the same names (`Options`), checked by the code that the command uses; wrong ones raise a
 ValueError, with the sentence that the command prints. `consuming` opens and runs the worker for all of them.
 
-`read` hands batches to whoever iterates. Its worker has no threads for handlers: a batch waits in `BatchQueue` until
-the consumer asks for the next one, and only then is it looked whether the lease is still held. The call that hands it
-over ends when the consumer asks once more, which acknowledges it; a consumer that goes away ends it with `Withdrawn`,
-which acknowledges nothing. So all laws of the worker's readings hold, and none is written here again.
+`read` hands batches to the iterating consumer. Its worker has no threads for handlers: a batch waits in `BatchQueue`
+until the consumer asks for the next one, and only then is it looked whether the lease is still held. The call that
+hands it over ends when the consumer asks once more, which acknowledges it; a consumer that goes away ends it with
+`Withdrawn`, which acknowledges nothing. So all laws of the worker's readings hold, and none is written here again.
 """
 
 import asyncio
@@ -146,7 +146,7 @@ def read(source: str | Source, *, leases: str | Store, **options: Unpack[Options
     """Iterate over the batches of a worker's shards, by `for` or `async for`.
 
     The next step acknowledges the batch before. `break`, or an exception, acknowledges nothing: the leases are
-    released, and that batch comes again to whoever reads next. Shards are handed over in turn, one batch at a time.
+    released, and that batch comes again to the next reader. Shards are handed over in turn, one batch at a time.
 
     Examples:
         >>> import leasehold
@@ -260,7 +260,7 @@ def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
 
 
 def _in_loop(loop: asyncio.AbstractEventLoop, given: Callable[..., Awaitable[None] | None]) -> Any:  # noqa: ANN401  as given
-    """The same callable, but what it returns to be awaited is awaited in this loop."""
+    """The callable, whose awaitable results are awaited in this loop."""
 
     async def there(answer: Awaitable[object]) -> object:
         return await answer
@@ -295,7 +295,7 @@ def _draining_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], Non
 
 
 class BatchQueue:
-    """Where the worker of an iteration calls its handler: nowhere, until the consumer takes the next batch."""
+    """The executor of an iteration: no handler is called until the consumer takes the next batch."""
 
     stuck = False
 

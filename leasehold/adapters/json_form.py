@@ -201,7 +201,7 @@ def shard_json(shard: Shard) -> dict[str, Any]:
 
 
 Form = Callable[[JsonValue], Any]
-"""How one field is written."""
+"""The written form of one field."""
 
 _FIRST = ("TRIM_HORIZON", "LATEST", "AT_TIMESTAMP")
 
@@ -325,7 +325,7 @@ def _by_name(form: Callable[[JsonValue], T]) -> Callable[[JsonValue], tuple[tupl
 
 
 def _count(value: JsonValue) -> int:
-    """As large as rows may hold; of `sub`, under AT_TIMESTAMP, milliseconds since 1970."""
+    """A sequence or sub-sequence as large as rows may hold; `sub` under AT_TIMESTAMP is in milliseconds since 1970."""
     return value.whole(most=10**COUNT_DIGITS - 1)
 
 

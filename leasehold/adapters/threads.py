@@ -1,4 +1,4 @@
-"""Threads: how each of them begins and who is told when it fails, and the scheduler of a real process.
+"""Threads: the start of each and the report of its failure, and the scheduler of a real process.
 
 Rule: no thread ends alone. What it raises goes to its owner, who ends the run with this reason, or begins another.
 """
@@ -92,7 +92,7 @@ class ThreadQueue:
         self._clock, self.put = clock, self._items.put
 
     def get(self, until: float = math.inf) -> Any:  # noqa: ANN401  as in the protocol
-        """Take the next, or None if there is none by then."""
+        """Take the next, or None if none comes in time."""
         while True:
             most = SIGNAL_SECONDS if threading.current_thread() is threading.main_thread() else threading.TIMEOUT_MAX
             seconds = until - self._clock()

@@ -63,7 +63,7 @@ class Census:
         return tuple(held)
 
     def each_held_by(self, owners: Collection[str]) -> Iterator[Lease]:
-        """The same leases one after the other: where all owners are asked for, a copy costs more than the counting."""
+        """The leases of `held_by`, one after the other: for all owners a tuple costs more than the counting."""
         dead = {lease.key for lease in self.expired}
         return (lease for lease in self.leases if lease.owner in owners and lease.key not in dead)
 
@@ -92,17 +92,17 @@ class Whole:
 
     @cached_property
     def counts(self) -> Mapping[str | None, int]:
-        """How many leases each owner has, ended and expired ones among them."""
+        """The number of leases of each owner, ended and expired ones included."""
         return {owner: len(leases) for owner, leases in self.by_owner.items()}
 
     @cached_property
     def named(self) -> Mapping[str | None, int]:
-        """How often each worker is named, as an owner or as an heir."""
+        """The number of leases that name each worker, as owner or heir."""
         return Counter([name for lease in self.leases for name in (lease.owner, lease.heir)])
 
     @cached_property
     def measured(self) -> tuple[int, int]:
-        """How many leases have a weight, and the sum of these."""
+        """The number of leases with a weight, and the sum of their weights."""
         known = [lease.weight for lease in self.leases if lease.weight is not None]
         return len(known), sum(known)
 
@@ -117,7 +117,7 @@ class Whole:
         return found
 
     def odd(self, limit: float) -> Mapping[str, Lease]:
-        """By key, the few leases that are anything but held and alive."""
+        """The few leases that are not held and alive, by key."""
         if limit not in self._odd:
             self._odd[limit] = {lease.key: lease for lease in odd(self.leases, limit)}
         return self._odd[limit]
@@ -182,7 +182,7 @@ class Known(Sequence[Lease]):
         return self.since[key] if key in self.since else self.whole.by_key.get(key)
 
     def without(self, keys: Iterable[str]) -> "Known":
-        """The same, but for the leases of these keys."""
+        """All leases but those of these keys."""
         return Known(self.whole, {**self.since, **dict.fromkeys(keys)})
 
     def owned_by(self, worker: str | None) -> Iterator[Lease]:
@@ -214,7 +214,7 @@ class Known(Sequence[Lease]):
         return left > 0
 
     def counts(self) -> dict[str | None, int]:
-        """How many leases each owner has, ended and expired ones among them."""
+        """The number of leases of each owner, ended and expired ones included."""
         counts = dict(self.whole.counts)
         for key in self.moved:
             for lease, sign in ((self.whole.by_key.get(key), -1), (self.since[key], 1)):
@@ -223,7 +223,7 @@ class Known(Sequence[Lease]):
         return counts
 
     def measured(self) -> tuple[int, int]:
-        """How many leases have a weight, and the sum of these."""
+        """The number of leases with a weight, and the sum of their weights."""
         number, load = self.whole.measured
         for key, lease in self.since.items():
             for row, sign in ((self.whole.by_key.get(key), -1), (lease, 1)):
@@ -258,7 +258,7 @@ class Known(Sequence[Lease]):
 
 
 def indexed(leases: Sequence[Lease]) -> Known:
-    """The same leases, indexed for more than one question."""
+    """These leases, indexed for several questions."""
     return leases if isinstance(leases, Known) else Known(Whole(tuple(leases)), {})
 
 

@@ -29,7 +29,7 @@ NOT_STARTED = frozenset({"TRIM_HORIZON", "AT_TIMESTAMP"})
 """Checkpoints of a child that nobody has read from (L8); LATEST counts as started."""
 
 EPOCHS_UNSEEN = 1_000_000
-"""A row made anew from a reading goes on above every number that its writers may have given since (L13)."""
+"""A row written again from a reading goes on above every number that its writers may have given since (L13)."""
 
 HOLE_CONFIDENCE = 3
 """Full readings in a row that must show a hole before it is believed (L7)."""
@@ -117,7 +117,7 @@ def creations(family: Family, garbage: Collection[Lease], history: History, conf
     }
     # L13: the least number that a new lease begins with. Where rows were deleted, one that came and went between two
     # readings may have been among them, and its numbers were given to handlers. A table shows that by rows that are due
-    # again, or that were made anew far above.
+    # again, or that were written again far above.
     highest = max((lease.epoch for lease in (*family.leases.values(), *due.values())), default=0)
     above = highest + EPOCHS_UNSEEN if due else highest if highest >= EPOCHS_UNSEEN else 0
     created = {

@@ -47,8 +47,7 @@ from heapq import nsmallest
 from attrs import evolve, frozen
 
 from leasehold.balancer.actions import Action, Claim, Create, Look, Release, Renew, RequestHandoff, Steal
-from leasehold.balancer.bulletin import BulletinTracker, bulletin_of, note_of  # noqa: F401  embedders take the first here
-from leasehold.balancer.calls import CALL, Summons, call_of, note_of_call, rank_digest
+from leasehold.balancer.bulletin import CALL, Summons, bulletin_of, call_of, note_of, note_of_call, rank_digest
 from leasehold.balancer.census import Census, Known, signed, signers
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above, late_owners, take_census
@@ -102,7 +101,7 @@ OUTAGE_SECONDS = 2.0
 """A store that answers no reading for longer has an outage: the owners could not renew either (C17)."""
 
 AT_ONCE_SECONDS = 0.05
-"""A worker that hears that it is called reads the rows so soon (C7)."""
+"""A worker that finds itself called reads the rows so soon (C7)."""
 
 LISTING_MOST = 60.0
 """A lookout that has listed for longer may hang: others stand in after twice this, and two missing looks (C8)."""
@@ -338,7 +337,7 @@ def _news(leases: Sequence[Lease], me: Me, config: Config, ours: LookoutRanks, c
     # C8: one listing starts this worker's clocks, or a second lease_seconds would be lost.
     early = scaled(EARLY_SECONDS, config) * (1 if ours.behind(me) < EARLY_PLACES else 2)
     unheard = full_still > ours.silent > early + (0.0 if call is None else 2 * call.seconds)
-    # Whoever is not called reads nothing. A worker without a lease cannot be seen, and so not be called.
+    # A worker that is not called reads nothing. A worker without a lease cannot be seen, and so not be called.
     cheaper = call is not None and len(call.keys(me.worker)) > len(_called(leases, me, call))
     concerns = call is None or call.lists(me.worker) or cheaper or not census.mine
     acts = hearing.latest.acts != hearing.acts_read and concerns
@@ -393,7 +392,7 @@ def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
 
 
 def until_late_judged(leases: Iterable[Lease], me: Me, config: Config) -> float:
-    """C16: the time until a second reading tells whether a late owner has died; infinite where nobody is late."""
+    """C16: the time until a second reading shows whether a late owner has died; infinite where none is late."""
     late = late_owners(me, config) if config.rules.keeps_lookout else frozenset()
     left = [expires_above(config) - lease.idle for lease in leases if lease.owner in late and not lease.ended]
     # 0.02: 0.2 s for the reading itself, since a lease stands still from the end of the reading that showed it.
@@ -473,7 +472,8 @@ def _uneven(census: Census, me: Me, config: Config) -> bool:
     floor = len(census.leases) // len(counts)
     if max(counts.values()) - min(counts.values()) >= 2 + 2 * slack(census.leases, floor):
         return True
-    # Groups may be uneven where counts differ by one. Whoever should take from the living is called to the whole table.
+    # Groups may be uneven where counts differ by one. A worker that should take from the living is called to the whole
+    # table.
     if not all(config.rules.calls(census, me, config).values()):
         return True
     moving = live_moves(census, config)

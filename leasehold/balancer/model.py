@@ -164,7 +164,7 @@ class Lease:
         return self.checkpoint.ended
 
     def watched(self, idle: float, held: float, heir_idle: float) -> "Lease":
-        """The same row with what watching it has taught."""
+        """The same row with these seconds, which watching has taught."""
         fields = self.__dict__.copy()
         fields["idle"], fields["held"], fields["heir_idle"] = idle, held, heir_idle
         return _copy(fields)
@@ -252,7 +252,7 @@ class BulletinState:
     looks_still  seconds that the looks stood still
     warned       seconds since the warns last grew; infinite if they never did
     turned       whether a row read alone is gone, or has another owner than at the last full reading
-    call         whom that bulletin calls, as its lookout wrote it (`calls.py`); "" where it says nothing of that
+    call         whom that bulletin calls, as its lookout wrote it (`bulletin.py`); "" where it says nothing of that
     """
 
     latest: Bulletin = Bulletin()

@@ -91,7 +91,7 @@ def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, confi
     """The answer says when to look next after these actions of `plan`, and at which leases.
 
     Leases asked for are looked at alone, until they are handed over; but the whole table is read every
-    `cycle_seconds` meanwhile. `me.history` tells whether `leases` come from a reading of all or of a few.
+    `cycle_seconds` meanwhile. `me.history` says whether `leases` come from a reading of all or of a few.
 
     Examples:
         >>> from leasehold import Config, Kcl, Lease, Me, look_again

@@ -55,7 +55,7 @@ class FleetSeconds(Protocol):
 
 @frozen
 class RuleSet:
-    """A rule set tells other parts what they need to know of it; each set says where it differs.
+    """The properties by which other parts know a rule set; each set overrides those in which it differs.
 
     name             in commands, options and the JSON form
     renewal_rule     the rule by which its workers renew
@@ -91,13 +91,13 @@ class RuleSet:
         return {cls.name: cls()}
 
     def given(self, **options: object) -> Self:
-        """The same set with these options, as far as it has them; None leaves an option as it is."""
+        """The same set with these options; None, and an option that the set does not have, changes nothing."""
         known = fields_dict(type(self))
         return evolve(self, **{name: value for name, value in options.items() if name in known and value is not None})
 
     @property
     def groups(self) -> Literal["prefix"] | tuple[str, ...] | None:
-        """How its workers form groups, as `Groups` of `rules/groups.py` says; None: they form none."""
+        """The way in which its workers form groups (`Groups` in `rules/shares.py`); None: they form none."""
         return None
 
     @property

@@ -1,4 +1,4 @@
-"""The watch tells how long each lease has stood still, by our own clock: a pure fold over readings of the table.
+"""The watch measures how long each lease has stood still, by our own clock: a pure fold over readings of the table.
 
 Rule 1: nothing here reads a clock; a reading comes with the times it began and ended (seconds of one
 monotonic clock). Rule 2: our watching runs from the *end* of the first reading that showed something
@@ -181,7 +181,7 @@ class Watch:
     owners_at   end of the first reading that showed the present owner of every lease
     fleet_at    end of the first reading that showed the present set of owners and heirs
     full_at     end of the last reading of the whole table
-    bulletins   hears bulletins; None where none are written (C14)
+    bulletins   follows bulletins; None where none are written (C14)
     roll        of the workers that report beside the leases
     whole       the last reading of the whole table, as `look` answered it
     silence_seconds
@@ -211,7 +211,7 @@ class Watch:
     back_at: float = -math.inf
 
     def unanswered(self, began: float) -> "Watch":
-        """The same after a reading that began then and got no answer."""
+        """The watch after a reading that began at this time and got no answer."""
         return self if self.silent_at is not None else evolve(self, silent_at=began)
 
     def look(
@@ -276,7 +276,7 @@ class Watch:
         return evolve(seen, silence_seconds=self.silence_seconds, back_at=self.back_at), leases
 
     def _history(self, sightings: Mapping[str, Sighting], leases: Iterable[Lease], *, stood: bool) -> History:
-        """The history, with what only a reading of the whole table tells."""
+        """The history, with what only a reading of the whole table shows."""
         holes = self.history.holes
         again = (evolve(hole, times=hole.times + 1) for hole in holes)
         holes = tuple(again) if stood else holes_after(leases, holes)
@@ -298,7 +298,7 @@ class Watch:
         return next((lease for lease in self.history.gone if lease.key == key), None)
 
     def recalling(self, own: Mapping[str, Lease], shards: Collection[Shard] | None) -> "Watch":
-        """The same, with what this process itself last wrote of leases that are gone, and without unlisted shards."""
+        """The watch with what this process last wrote of leases that are gone, and without those of unlisted shards."""
         if not self.history.gone:
             return self
         latest = (max(lease, own.get(lease.key, lease), key=lambda each: each.epoch) for lease in self.history.gone)
@@ -314,7 +314,7 @@ class Watch:
         return tuple(known[key] for key in sorted(known) if key not in now)
 
     def _with(self, fresh: Mapping[str, Sighting], gone: Iterable[str]) -> Sightings:
-        """What is known of all leases once these rows are read, and those are gone."""
+        """The sightings of all leases after `fresh` ones, without those that are gone."""
         before = self.sightings if isinstance(self.sightings, Sightings) else Sightings(self.sightings, {})
         return Sightings(before.whole, {**before.since, **dict.fromkeys(gone), **fresh})
 
@@ -332,7 +332,7 @@ class Watch:
             return Sighting(seen, version_at=ended, owner_at=owner_at, heir_at=ended)
         old, version_at, owner_at, heir_at, watched, stood, gap, pace = before
         kept = old.owner == lease.owner
-        # A row that was deleted and made anew counts from the start, and comes by versions that were seen before (L13).
+        # A row that was deleted and written again counts from the start, and comes by versions seen before (L13).
         if kept and old.version == lease.version:
             version_at = max(version_at, self.back_at)
         else:
@@ -365,7 +365,7 @@ class Watch:
     def _changes_in(
         self, fresh: Mapping[str, Sighting], lost: Collection[str], now: Known, ended: float
     ) -> tuple[float, float]:
-        """The same by a reading of few rows: they alone can have changed, and whom they name."""
+        """The same times after a reading of few rows: only these and the workers that they name can change."""
         pairs = [(self.sightings.get(key), fresh.get(key)) for key in {*fresh, *lost}]
         changed = [(old, new) for old, new in pairs if _parties(old) != _parties(new)]
         if not changed and self.owners_at is not None and self.fleet_at is not None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # imported where it is needed: it costs a start some 0.1 s of
     import boto3
 
 SESSION_NAME = "leasehold"
-"""As which the assumed role shows in the service's trail."""
+"""The session of an assumed role has this name in CloudTrail."""
 
 
 def session_of(

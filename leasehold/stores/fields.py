@@ -6,13 +6,14 @@ its own file keeps only what no other layout does. A row becomes a lease, or a c
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 from attrs import frozen
 
 from leasehold.balancer.model import HASH_KEYS, WEIGHT_MAX, HashRange, Lease, Notes, Position
-from leasehold.stores.protocol import Malformed, StoreError
+from leasehold.stores.protocol import Listing, Malformed, StoreError
 
 T = TypeVar("T")
 
@@ -227,6 +228,13 @@ def insist(row: Lease | Malformed) -> Lease:
     if isinstance(row, Malformed):
         raise StoreError(f"lease {row.key}: {row.field}: {row.why}; correct the row, or delete it")
     return row
+
+
+def listing_of(rows: Iterable[Lease | Malformed | None]) -> Listing:
+    """The leases among these rows, and the rows that cannot be read, each in order of key."""
+    read = sorted((row for row in rows if row is not None), key=attrgetter("key"))
+    leases = tuple(row for row in read if isinstance(row, Lease))
+    return Listing(leases, tuple(row for row in read if isinstance(row, Malformed)))
 
 
 def position(field: str, sequence: str, sub: int, token: str = "") -> Position:

@@ -29,13 +29,13 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from leasehold.balancer.model import Lease
 from leasehold.stores.embedded.sqlite import COLUMNS, cell_of, to_lease, to_row
-from leasehold.stores.fields import insist
+from leasehold.stores.fields import insist, listing_of
 from leasehold.stores.printable import escaped, printable
 from leasehold.stores.protocol import (
+    ATTEMPTS,
     Done,
     Listing,
     Lost,
-    Malformed,
     Outcome,
     OutcomeUnknown,
     Patience,
@@ -73,9 +73,6 @@ PATIENCE = Patience(connect_seconds=3, read_seconds=5, attempts=3)
 CONNECTIONS = 8
 """Most of one process; all but one are closed once they are idle."""
 IDLE_SECONDS = 60.0
-_ATTEMPTS = 64
-"""Each repetition needs a competing write in between; more than so many in a row are a fault of the service."""
-
 _AGAIN = (errors.SerializationFailure, errors.DeadlockDetected)
 """Certainly not applied: where the database's default isolation is stricter, this is how it refuses."""
 _NO_ANSWER = (OperationalError, InterfaceError, InternalError)
@@ -100,9 +97,9 @@ SqlRow = Mapping[str, Any]
 
 @frozen
 class PostgresPlace:
-    """Where a lease table is: what libpq wants to know, and the table's name, its schema before it.
+    """Where a lease table is: the settings of libpq, and the table's name, its schema before it.
 
-    What is not said comes from libpq's own environment: PGHOST, PGUSER, PGPASSWORD, PGPASSFILE, PGSSLMODE.
+    Settings that are None come from libpq's own environment: PGHOST, PGUSER, PGPASSWORD, PGPASSFILE, PGSSLMODE.
     """
 
     host: str
@@ -147,7 +144,7 @@ class Statements:
 
     @classmethod
     def of(cls, named: tuple[str, ...]) -> "Statements":
-        """Of the table of this name, which may have its schema before it."""
+        """The statements for the table of this name, which may have its schema before it."""
         columns = [Identifier(name) for name in COLUMNS]
         every = SQL(", ").join(columns)
         new = SQL(", ").join(map(Placeholder, COLUMNS))
@@ -181,7 +178,7 @@ class _Bounded(Connection[DictRow]):
     seconds: float = PATIENCE.read_seconds
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:  # noqa: ANN401  psycopg's
-        """As long as one request may take."""
+        """Wait for the server, `seconds` at most unless a call sets its own time-out."""
         return super().wait(gen, interval, self.seconds if timeout is None else timeout)
 
 
@@ -227,7 +224,7 @@ class PostgresStore:
         return Promises()
 
     def list(self) -> Listing:
-        """Every lease, sorted by key, as of one moment. A table that is gone is made anew by who may."""
+        """Every lease, sorted by key, as of one moment. A dropped table is created again, where rights allow."""
         try:
             rows = self.rows(self._sql.every)
         except StoreError as fault:
@@ -237,11 +234,7 @@ class PostgresStore:
             self._prepare()
             rows = self.rows(self._sql.every)
         self._seen = {row["key"]: row for row in rows}
-        read = [to_lease(row) for row in rows]
-        return Listing(
-            tuple(sorted((each for each in read if isinstance(each, Lease)), key=lambda lease: lease.key)),
-            tuple(each for each in read if isinstance(each, Malformed)),
-        )
+        return listing_of(map(to_lease, rows))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002  never stale
         """Read these leases, in the order asked; those not there are left out."""
@@ -257,7 +250,7 @@ class PostgresStore:
         fresh = row is None and not isinstance(write, CreateLease)
         if fresh:
             row = self._read(key)
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             stored = insist(to_lease(row)) if row else None
             after = applied(write, stored)
             if after is None and fresh:
@@ -265,7 +258,7 @@ class PostgresStore:
             if after and self._put(key, row, None if isinstance(write, DeleteLease) else after):
                 return Done(after)
             row, fresh = self._read(key), True
-        raise StoreError(f"lease {key!r}: {_ATTEMPTS} conditional writes in a row were refused")
+        raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were refused")
 
     def prove(self) -> None:
         """Return if the service keeps conditions, and what it has answered. Raises StoreError.
@@ -305,7 +298,7 @@ class PostgresStore:
             connection.execute(statement, _over(row, row))
 
     def standbys(self) -> tuple[int, str]:
-        """How many servers follow this one, and the names of those that its commits wait for."""
+        """The number of servers that follow this one, and the names of those that its commits wait for."""
         asked = (
             b"SELECT count(*) AS many, current_setting('synchronous_standby_names') AS waited FROM pg_stat_replication"
         )

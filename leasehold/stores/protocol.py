@@ -18,6 +18,9 @@ from leasehold.balancer.model import Lease
 from leasehold.balancer.watch import NO_REPORTS, Reports
 from leasehold.stores.writes import Write
 
+ATTEMPTS = 64
+"""Tries of one write: each needs a competing write in between, so that more in a row are a fault of the service."""
+
 
 @frozen
 class Done:
@@ -211,7 +214,7 @@ class Patience:
     attempts: int
 
     def within(self, seconds: float | None) -> "Patience":
-        """As much of it as takes at most so many seconds, pauses included; all of it for None."""
+        """The same patience with fewer attempts, which take `seconds` at most, pauses included; unchanged for None."""
         if seconds is None:
             return self
         attempts = next((most for most in range(self.attempts, 1, -1) if _each(seconds, most) >= TRY_SECONDS), 1)

@@ -9,20 +9,23 @@ object of its own and removes it again, so that any number may ask at once. It l
 leases, where no layout and no official worker looks.
 
 The parts of one lease stand here, too: the objects that it is made of, and the fields of the ownership that both
-layouts have.
+layouts have. Texts, values and notes are spelled in printable ASCII alone, in objects and in rows of layout `sessions`.
 """
 
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from threading import Lock
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
+from urllib.parse import quote, unquote
 from uuid import uuid4
 
 from attrs import evolve, frozen
 
 from leasehold.balancer.model import Lease, Version
+from leasehold.stores.fields import BadRowField, CellKind, from_json, text, whole
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import StoreError
 
@@ -85,6 +88,11 @@ def age(service_now: float, last_modified: float) -> float:
     return max(0.0, service_now - last_modified - 1.0)
 
 
+def unanswered(status: int) -> bool:
+    """Whether this HTTP status is no usable answer: busy, or a failure of the service's own."""
+    return status < 400 or status >= 500 or status in {408, 429}  # noqa: PLR2004  HTTP's classes of answers
+
+
 class SkewWarning:
     """Says once, with the measured seconds, that the local clock is far off the service's.
 
@@ -98,7 +106,7 @@ class SkewWarning:
         self._said = False
 
     def saw(self, service_now: float) -> None:
-        """Compare with the service's clock (seconds since 1970), as its Date header tells it."""
+        """Compare with the service's clock (seconds since 1970), as in its Date header."""
         skew = self._clock() - service_now
         with self._lock:
             far = abs(skew) > SKEW_SECONDS and not self._said
@@ -144,7 +152,7 @@ class Parts:
         return stored.fields if stored else {}
 
     def having(self, part: Part, stored: Stored | None) -> "Parts":
-        """The same objects with another in the place of this part."""
+        """The same objects, but `stored` as this part."""
         return evolve(self, **{part: stored})
 
 
@@ -224,3 +232,46 @@ def _clear(objects: Objects, name: str) -> None:
         left = objects.get(name)
         if left:
             objects.delete(name, left.etag)
+
+
+_PRINTABLE = "!#$&'()*+,/:;<=>?@[]^`{|}"
+
+StampedNotes = dict[str, tuple[str, int]]
+"""Notes by name, each with the ownership's counter when it was written; the later word wins."""
+
+
+def said(word: str) -> str:
+    """Readable, and safe in a header: all but printable ASCII percent-encoded."""
+    return quote(word, safe=_PRINTABLE)
+
+
+def heard(fields: ObjectFields, name: str) -> str:
+    """The reverse; nothing where it is not said."""
+    try:
+        return text(name, unquote(fields.get(name, ""), errors="strict"))
+    except UnicodeDecodeError:
+        raise BadRowField(name, "it is not UTF-8") from None
+
+
+def spelled(kind: CellKind, cell: Any) -> str:  # noqa: ANN401  by kind
+    """The cell as text, "" for one that is to be left out."""
+    if cell in (None, "", []):
+        return ""
+    return said(cell) if kind == "text" else json.dumps(cell) if kind == "names" else str(cell)
+
+
+def stamped(fields: ObjectFields) -> StampedNotes:
+    """The notes of one object."""
+    found, stamped = from_json("notes", fields.get("notes", "{}")), {}
+    for name, pair in found.items() if isinstance(found, dict) else [("", None)]:
+        match pair:
+            case [str(value), int(stamp)]:
+                stamped[text("notes", name)] = text("notes", value), whole("notes", stamp)
+            case _:
+                raise BadRowField("notes", "not an object of [text, counter] pairs")
+    return stamped
+
+
+def stamps(notes: StampedNotes) -> str:
+    """The reverse, "" for none."""
+    return json.dumps(notes) if notes else ""

@@ -25,8 +25,10 @@ from typing import TYPE_CHECKING, Literal
 from attrs import evolve, frozen
 
 from leasehold.balancer.model import SHARD_END, Lease, Notes, Version
+from leasehold.stores import writes
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import (
+    ATTEMPTS,
     Done,
     Listing,
     Lost,
@@ -38,24 +40,6 @@ from leasehold.stores.protocol import (
     StoreError,
 )
 from leasehold.stores.urls import name_of, open_store, store_address
-from leasehold.stores.writes import (
-    AnnotateLease,
-    CheckpointLate,
-    CheckpointLease,
-    ClaimLease,
-    CreateLease,
-    DeleteLease,
-    GiveLease,
-    LeaseChange,
-    ReleaseLease,
-    RenewLease,
-    RequestLease,
-    ResetLease,
-    StealLease,
-    TakeBackLease,
-    WithdrawRequest,
-    Write,
-)
 
 if TYPE_CHECKING:  # an extra brings it
     from boto3 import Session
@@ -82,17 +66,14 @@ LOOK_SECONDS = 2.0
 """A worker that writes anything reads the control row as often."""
 
 MOVES_AT_ONCE = 8
-"""Of one worker. A renewal that finds so many under way is a renewal and no more, or others would wait for it."""
-
-_ATTEMPTS = 64
-"""Each repetition needs a competing write in between; more than so many in a row are a fault of the service."""
+"""The most leases that one worker moves at a time. With so many under way a renewal moves none, for others wait."""
 
 Way = Literal["to", "from", "closed", ""]
-"""Where leases are to go; "closed": all are in TO; "": nowhere."""
+"""The table to which leases are to move; "closed": all are in TO; "": none is to move."""
 
 _NAMES = ("from", "to")
 
-_BY_OWNER = (StealLease, ReleaseLease, RequestLease, WithdrawRequest, AnnotateLease)
+_BY_OWNER = (writes.StealLease, writes.ReleaseLease, writes.RequestLease, writes.WithdrawRequest, writes.AnnotateLease)
 """Writes that want the owner as seen, and not the version."""
 
 
@@ -132,15 +113,15 @@ PLACES = {(FROM, False): "FROM", (FROM, True): "FROM>TO", (TO, True): "TO>FROM",
 
 
 def place_of(lease: Lease) -> str:
-    """Where a joined lease is, in a word."""
+    """The place of a joined lease, as one word."""
     return PLACES[parted(lease)[:2]]
 
 
 @frozen
 class SwapPlaces:
-    """Where the leases of two tables are.
+    """The places of the leases of two tables.
 
-    way      where they are to go
+    way      the table to which they are to move
     there    leases that FROM speaks for; `moving`: that are on their way; `gone`: that TO speaks for
     """
 
@@ -289,7 +270,7 @@ class SwapStore:
     def _mended(self, pairs: Mapping[str, RowPair]) -> dict[str, RowPair]:
         """Read rows again of which none speaks; what stands so still is a copy whose other row was deleted (W5)."""
         found = dict(pairs)
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             torn = [key for key, pair in found.items() if pair.torn]
             if not torn:
                 break
@@ -325,10 +306,10 @@ class SwapStore:
 
     # Writing
 
-    def write(self, write: Write) -> Outcome:
+    def write(self, write: writes.Write) -> Outcome:
         """Apply the write under its condition where the lease was seen, or refuse it; a renewal may move the lease."""
         match write:
-            case CreateLease(lease):
+            case writes.CreateLease(lease):
                 # In FROM until the swap is closed: nobody may look for a lease in one table only that is in the other
                 # (W6).
                 if (there := self._pair(lease.key).lease) is not None:
@@ -337,9 +318,9 @@ class SwapStore:
                 side = TO if self._closed else FROM
                 outcome = self._tables[side].write(write)
                 return Done(joined(side, outcome.lease)) if isinstance(outcome, Done) else self._lost(lease.key)
-            case DeleteLease():
+            case writes.DeleteLease():
                 return self._delete(write)
-            case CheckpointLate():
+            case writes.CheckpointLate():
                 # Only where the lease still is: a row that does not speak would keep it to itself.
                 side, was_marked, seen = parted(write.lease)
                 pair = self._pair(seen.key)
@@ -352,17 +333,19 @@ class SwapStore:
         if was_marked:
             return self._onward(write)
         # Asked before the write, for whatever comes after it could hide that another has taken the lease meanwhile.
-        goes = isinstance(write, RenewLease | CheckpointLease) and self._wish() == 1 - side
+        goes = isinstance(write, writes.RenewLease | writes.CheckpointLease) and self._wish() == 1 - side
         # A row without a mark under the version or the owner as seen is one that speaks: no other table need be asked.
         sent = evolve(write, lease=seen)
-        if side == FROM and isinstance(sent, RenewLease | ClaimLease | StealLease):
+        if side == FROM and isinstance(sent, writes.RenewLease | writes.ClaimLease | writes.StealLease):
             # It notes that its worker knows TO (W8).
-            me = (write.lease.owner or "") if isinstance(sent, RenewLease) else sent.me
+            me = (write.lease.owner or "") if isinstance(sent, writes.RenewLease) else sent.me
             sent = evolve(sent, notes=(*sent.notes, knowing(me, self._goal_name)))
         outcome = self._tables[side].write(sent)
         if not isinstance(outcome, Done):
             now = self._pair(seen.key).lease
-            by_owner = isinstance(write, _BY_OWNER) and not (isinstance(write, ReleaseLease) and write.me != seen.owner)
+            by_owner = isinstance(write, _BY_OWNER) and not (
+                isinstance(write, writes.ReleaseLease) and write.me != seen.owner
+            )
             if by_owner and now is not None and now.owner == seen.owner and parted(now)[:2] != (side, False):
                 # Its condition is the owner, who has moved the lease meanwhile and has it still.
                 return self.write(evolve(write, lease=evolve(write.lease, version=now.version)))
@@ -381,7 +364,9 @@ class SwapStore:
             return Done(joined(side, held))
         self._moving.add(held.key)
         try:
-            mark = self._tables[side].write(ReleaseLease(held, "", MARK + me))  # under the version, not the owner
+            mark = self._tables[side].write(
+                writes.ReleaseLease(held, "", MARK + me)
+            )  # under the version, not the owner
             arrived = self._through(side, mark.lease, me) if isinstance(mark, Done) else None
         finally:
             self._moving.discard(held.key)
@@ -395,48 +380,54 @@ class SwapStore:
         side, was_marked, row = parted(seen)
         if seen.owner is not None or (side == goal and not was_marked):
             return self._lost(seen.key)
-        mark = Done(row) if was_marked else self._tables[side].write(ReleaseLease(row, "", MARK))
+        mark = Done(row) if was_marked else self._tables[side].write(writes.ReleaseLease(row, "", MARK))
         arrived = self._through(side, evolve(mark.lease, owner=MARK), None) if isinstance(mark, Done) else None
         return self._lost(seen.key) if arrived is None else Done(arrived)
 
     def _through(self, side: int, row: Lease, taker: str | None) -> Lease | None:
         """Go on in the other table with a lease that was marked just now; None if another did."""
         pair = RowPair((None, None)).put(side, row)
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             if (arrived := self._arrived(pair, taker)) is not None:
                 return arrived
             pair = self._pair(row.key)
             if pair.row is None or pair.row.owner != row.owner or pair.side != side:
                 return None
-        raise StoreError(f"lease {row.key!r}: {_ATTEMPTS} conditional writes in a row were refused")
+        raise StoreError(f"lease {row.key!r}: {ATTEMPTS} conditional writes in a row were refused")
 
-    def _onward(self, write: LeaseChange) -> Outcome:
+    def _onward(self, write: writes.LeaseChange) -> Outcome:
         """A write of a lease that was seen marked: it goes on in the other table, and is written there."""
         key, seen = write.lease.key, write.lease
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             pair = self._pair(key)
             lease = pair.lease
             if lease is None or lease.version != seen.version or lease.owner != seen.owner:
                 return Lost(key, lease)
             notes: Notes = ()
             match write:
-                case ClaimLease(me=me, notes=notes) | StealLease(me=me, notes=notes):
+                case writes.ClaimLease(me=me, notes=notes) | writes.StealLease(me=me, notes=notes):
                     taker: str | None = me
-                case TakeBackLease(me=me):
+                case writes.TakeBackLease(me=me):
                     taker = me
-                case RenewLease() | CheckpointLease() | GiveLease() | ReleaseLease() | AnnotateLease() if lease.owner:
+                case (
+                    writes.RenewLease()
+                    | writes.CheckpointLease()
+                    | writes.GiveLease()
+                    | writes.ReleaseLease()
+                    | writes.AnnotateLease()
+                ) if lease.owner:
                     taker = lease.owner
-                case ResetLease() if lease.owner is None:
+                case writes.ResetLease() if lease.owner is None:
                     taker = None
                 case _:
                     return Lost(key, lease)
             arrived = self._arrived(pair, taker, notes)
             if arrived is None:
                 continue
-            if isinstance(write, ClaimLease | StealLease | TakeBackLease):
+            if isinstance(write, writes.ClaimLease | writes.StealLease | writes.TakeBackLease):
                 return Done(arrived)
             return self.write(evolve(write, lease=evolve(arrived, weight=seen.weight)))
-        raise StoreError(f"lease {key!r}: {_ATTEMPTS} conditional writes in a row were refused")
+        raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were refused")
 
     def _arrived(self, pair: RowPair, taker: str | None, notes: Notes = ()) -> Lease | None:
         """Go on in the other table with a lease whose row is marked (W3, W4); None if another wrote there meanwhile.
@@ -448,7 +439,7 @@ class SwapStore:
             return None
         table, there = self._tables[goal], pair.rows[goal]
         if there is None:
-            made = table.write(CreateLease(_copy(row)))
+            made = table.write(writes.CreateLease(_copy(row)))
             if (there := made.lease) is None:
                 return None
         if there.epoch > row.epoch:
@@ -456,12 +447,12 @@ class SwapStore:
         # What is left of an earlier turn is a copy before it is nobody's: who read the two tables in different moments
         # would take it for the truth.
         further = row.epoch + (taker is None)
-        steps: tuple[tuple[bool, Callable[[Lease], Write]], ...] = (
-            (there.note(COPY) != str(row.epoch), lambda old: AnnotateLease(old, COPY, str(row.epoch))),
-            (there.owner is not None, lambda old: ReleaseLease(old, "")),
+        steps: tuple[tuple[bool, Callable[[Lease], writes.Write]], ...] = (
+            (there.note(COPY) != str(row.epoch), lambda old: writes.AnnotateLease(old, COPY, str(row.epoch))),
+            (there.owner is not None, lambda old: writes.ReleaseLease(old, "")),
             (
                 there.epoch < further,
-                lambda old: ResetLease(
+                lambda old: writes.ResetLease(
                     evolve(old, parents=row.parents, hash_range=row.hash_range),
                     row.checkpoint,
                     _copy(row).notes,
@@ -477,13 +468,13 @@ class SwapStore:
                 there = outcome.lease
         if taker is None:
             return joined(goal, there)
-        claim = table.write(ClaimLease(there, taker, notes))
+        claim = table.write(writes.ClaimLease(there, taker, notes))
         return joined(goal, claim.lease) if isinstance(claim, Done) else None
 
-    def _delete(self, write: DeleteLease) -> Outcome:
+    def _delete(self, write: writes.DeleteLease) -> Outcome:
         """The row that does not speak goes first, or it would speak once the other is gone (W7)."""
         key = write.lease.key
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             pair = self._pair(key)
             side, row, lease = pair.side, pair.row, pair.lease
             if row is None or lease is None:
@@ -491,11 +482,11 @@ class SwapStore:
             if not (lease.ended if write.lease.ended else lease.version == write.lease.version):
                 return Lost(key, lease)
             rest = pair.rows[1 - side]
-            if rest is not None and not isinstance(self._tables[1 - side].write(DeleteLease(rest)), Done):
+            if rest is not None and not isinstance(self._tables[1 - side].write(writes.DeleteLease(rest)), Done):
                 continue
-            if isinstance(self._tables[side].write(DeleteLease(row)), Done):
+            if isinstance(self._tables[side].write(writes.DeleteLease(row)), Done):
                 return Done(write.lease)
-        raise StoreError(f"lease {key!r}: {_ATTEMPTS} conditional writes in a row were refused")
+        raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were refused")
 
     def _lost(self, key: str) -> Lost:
         return Lost(key, self._pair(key).lease)
@@ -519,7 +510,7 @@ def wish_of(control: Lease) -> int:
 
 
 def way_of(control: Lease) -> Way:
-    """Where leases are to go, by the control row."""
+    """The table to which leases are to move, by the control row."""
     if control.note(WISH) == CLOSED:
         return "closed"
     ways: dict[int, Way] = {FROM: "from", TO: "to"}
@@ -552,7 +543,7 @@ def announced(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease:
                 f"{names[FROM]} is over, start the workers with TO as their only store"
             )
         control = Lease(CONTROL, checkpoint=SHARD_END, notes=((ORIGIN, names[FROM]), (WISH, "")))
-        made = tables[TO].write(CreateLease(control))
+        made = tables[TO].write(writes.CreateLease(control))
         found = (made.lease,) if made.lease else ()
     if not found:
         raise OutcomeUnknown("the swap's control row came and went; try again")

@@ -29,7 +29,7 @@ import re
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from attrs import frozen
@@ -44,6 +44,9 @@ if TYPE_CHECKING:  # an extra brings it
 @frozen
 class Scheme:
     """The meaning of a scheme: the module that has `open_url`, the options that it understands, and its libraries.
+
+    `open_url(place, options, …)` opens what is there. It raises ValueError, naming an option that it cannot use; a
+    module of AWS takes `session`, of boto3's.
 
     extra  the extra of leasehold that brings these libraries; "" where it needs none
     """
@@ -93,33 +96,11 @@ def read_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, s
     return parts.scheme, unquote(parts.netloc + parts.path), options
 
 
-class _StoreModule(Protocol):
-    """The function that each of the modules below provides."""
-
-    def open_url(
-        self,
-        place: str,
-        options: Mapping[str, str],
-        *,
-        create: bool,
-        request_seconds: float | None,
-        **session: "Session",
-    ) -> Store:
-        """The store at this place; raises ValueError naming an option it cannot use."""
-
-
-class _Provable(Protocol):
-    """A store on a service that may or may not keep its conditions."""
-
-    def prove(self) -> None:
-        """Raises StoreError if it does not."""
-
-
 AWS = frozenset({"region", "endpoint", "profile", "role_arn", "external_id"})
 """The options of every URL of AWS."""
 
 ROLE = re.compile(r"arn:[\w-]+:iam::\d{12}:role/[\w+=,.@/-]+")
-"""What `role_arn=` may be."""
+"""The form of `role_arn=`."""
 
 _PROVED = frozenset({"dynamodb", "azblob", "s3", "gcs", "postgres"})
 
@@ -164,18 +145,19 @@ def open_store(
         >>> store.close()
     """
     scheme, place, options = store_address(url)
-    module: _StoreModule = _SCHEMES[scheme].load("store", StoreError)
     told = session_for(_SCHEMES[scheme], session, "store URL")
-    store = module.open_url(place, options, create=create, request_seconds=request_seconds, **told)
+    module = _SCHEMES[scheme].load("store", StoreError)
+    store: Any = module.open_url(place, options, create=create, request_seconds=request_seconds, **told)
     try:
         if "layout" in _SCHEMES[scheme].options:
             store = _LAYOUTS.load("layout", StoreError).in_layout(store, options.get("layout"))
         if write and scheme in _PROVED:
-            cast("_Provable", store).prove()
+            store.prove()
     except BaseException:
         store.close()
         raise
-    return store
+    opened: Store = store
+    return opened
 
 
 def session_for(scheme: Scheme, session: "Session | None", where: str) -> "dict[str, Session]":

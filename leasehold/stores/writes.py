@@ -148,7 +148,7 @@ class CheckpointLate:
 
 @frozen
 class ReleaseLease:
-    """Drop the owner, the heir and any hand-off; with `to`, make that worker the owner, who is none of ours (M14).
+    """Drop the owner, the heir and any hand-off; with `to`, make that worker of another library the owner (M14).
 
     Condition: the owner is me; of a foreign expired lease, the version as seen, in case its owner woke up.
 
@@ -279,7 +279,7 @@ class ResetLease:
     Condition: the version as seen, and nobody owns the lease; an owner would read on from another place, and
     checkpoint over it. The counter grows by one, or to `epoch` where that is further: a lease copied from
     another store goes on above the numbers that its handlers have seen. Parents and hash range become those of
-    `lease`: of a stream that was made anew, a shard of the same id may have others.
+    `lease`: in a stream that was created again, a shard of the same id may have others.
     """
 
     lease: Lease
@@ -290,7 +290,7 @@ class ResetLease:
 
 @frozen
 class DeleteLease:
-    """Remove the lease. Condition: still ended where it was seen ended, whoever owns it; else the version as seen.
+    """Remove the lease. Condition: still ended where it was seen ended, with any owner; else the version as seen.
 
     Done carries the lease as it was seen; a lease that is gone already is Done.
 

@@ -23,8 +23,7 @@ from looking_fleet import (
 )
 
 from leasehold.balancer.actions import Claim, Look
-from leasehold.balancer.bulletin import BulletinTracker
-from leasehold.balancer.calls import CALL_MOST, Summons, call_of, digits_of, going_on, note_of_call
+from leasehold.balancer.bulletin import CALL_MOST, BulletinTracker, Summons, call_of, digits_of, going_on, note_of_call
 from leasehold.balancer.counting import take_census
 from leasehold.balancer.lookout import lookout_ranks
 from leasehold.balancer.model import Bulletin, History, Lease, Me

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from leasehold.adapters.proving.properties.strategies import scenes
 from leasehold.adapters.proving.simulator.world.world import shard
-from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Shard
-from leasehold.balancer.shards.contradictions import (
+from leasehold.balancer.contradictions import (
     CONTRADICTION,
     INCARNATION,
     SETTLED,
@@ -18,6 +17,7 @@ from leasehold.balancer.shards.contradictions import (
     noted,
     restarts,
 )
+from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Shard
 
 OLD, NEW = "1:orders:7", "1:orders:9"
 SPLIT = (shard("0", 0, 99, open=False), shard("1", 0, 49, "0"), shard("2", 50, 99, "0"))

@@ -216,7 +216,7 @@ STORES = (
     FuzzTarget(
         "object-names", ("stores/objects/generic_layout.py", "stores/objects/event_hubs_layout.py"), _object_name
     ),
-    FuzzTarget("session-rows", ("stores/sessions/rows.py", "stores/words.py"), _session_rows),
+    FuzzTarget("session-rows", ("stores/sessions/rows.py", "stores/requests.py"), _session_rows),
     FuzzTarget("session-cells", ("stores/dynamodb/cells.py",), _session_cell),
     FuzzTarget("direct-answers", ("stores/aws_calls/tables.py",), _direct, pack=in_json),
     FuzzTarget("s3-objects", ("stores/objects/s3.py",), _content, pack=in_json),

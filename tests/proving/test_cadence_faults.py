@@ -19,8 +19,7 @@ from leasehold.adapters.proving.simulator.world.world import SimulatedHistory
 from leasehold.balancer import lookout as cadence
 from leasehold.balancer import lookout as ranks
 from leasehold.balancer.actions import Release
-from leasehold.balancer.bulletin import NOTE
-from leasehold.balancer.calls import CALL
+from leasehold.balancer.bulletin import CALL, NOTE
 from leasehold.balancer.census import Census
 from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import LookoutRanks, lookout_ranks

@@ -11,8 +11,8 @@ from waiters import Clock
 
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.worker.discovery import SAFETY_SECONDS, MadeAnew
+from leasehold.balancer.contradictions import INCARNATION
 from leasehold.balancer.model import Position, Shard
-from leasehold.balancer.shards.contradictions import INCARNATION
 from leasehold.stores.embedded.memory import MemoryStore
 
 NOT_TOLD: Mapping[str, str] = {}

@@ -27,8 +27,7 @@ from botocore.exceptions import (
     SSLError,
 )
 
-from leasehold.stores.aws_calls.calls import DirectCalls
-from leasehold.stores.aws_calls.signing import Signer
+from leasehold.stores.aws_calls.calls import DirectCalls, Signer
 
 VECTORS = [json.loads(line) for line in Path(__file__).with_name("sigv4_vectors.jsonl").read_text().splitlines()]
 JSON = "application/x-amz-json-1.1"

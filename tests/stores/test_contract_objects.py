@@ -8,10 +8,7 @@ from collections.abc import Iterator
 import pytest
 from object_memory import ObjectMemory
 
-from leasehold.stores.contract.checkpoints import Checkpoints
-from leasehold.stores.contract.handoff import Handoff
-from leasehold.stores.contract.ownership import Ownership
-from leasehold.stores.contract.resets import Resets
+from leasehold.stores.contract.clauses import Checkpoints, Handoff, Ownership, Resets
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
 

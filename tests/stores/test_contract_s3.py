@@ -16,10 +16,7 @@ from object_stores import AgelessS3, bucket
 from process_race import assert_one_winner_each
 
 from leasehold.stores.contract import StoreContract
-from leasehold.stores.contract.checkpoints import Checkpoints
-from leasehold.stores.contract.handoff import Handoff
-from leasehold.stores.contract.ownership import Ownership
-from leasehold.stores.contract.resets import Resets
+from leasehold.stores.contract.clauses import Checkpoints, Handoff, Ownership, Resets
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
 

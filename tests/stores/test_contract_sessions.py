@@ -17,14 +17,11 @@ from leasehold.adapters.local.postgres import store_url
 from leasehold.balancer.model import Lease
 from leasehold.stores.contract import StoreContract
 from leasehold.stores.contract.actors import done
-from leasehold.stores.contract.checkpoints import Checkpoints
-from leasehold.stores.contract.handoff import Handoff
-from leasehold.stores.contract.ownership import Ownership
-from leasehold.stores.contract.resets import Resets
+from leasehold.stores.contract.clauses import Checkpoints, Handoff, Ownership, Resets
 from leasehold.stores.dynamodb.store import DynamoStore
-from leasehold.stores.embedded.cells import MemoryCells
+from leasehold.stores.embedded.memory import MemoryCells
 from leasehold.stores.embedded.sqlite import SqliteCells, SqliteStore
-from leasehold.stores.objects.cells import ObjectCells
+from leasehold.stores.objects.store import ObjectCells
 from leasehold.stores.protocol import Store, StoreError
 from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.urls import open_store

@@ -11,7 +11,7 @@ from attrs import Factory, define
 from object_memory import ObjectMemory
 
 from leasehold.balancer.model import Position
-from leasehold.stores.objects.cells import ObjectCells
+from leasehold.stores.objects.store import ObjectCells
 from leasehold.stores.sessions.group import EntryChange, Page, Ticket
 from leasehold.stores.sessions.rows import SessionEntry
 

@@ -1,6 +1,5 @@
 """A batch as columns, for handlers that want Arrow."""
 
-import importlib
 import sys
 from collections.abc import Sequence
 
@@ -11,7 +10,7 @@ from virtual_fleet import FaultySource
 
 from leasehold.adapters.proving.simulator.world.world import ShardRecords, records
 from leasehold.adapters.reading.handling import Delivery
-from leasehold.adapters.sources.protocol import Batch, Record, arrow_wanted
+from leasehold.adapters.sources.protocol import Batch, Record, rows_in_columns
 
 
 def told(given: Sequence[Record]) -> list[bytes]:
@@ -68,5 +67,5 @@ def test_a_source_without_columns_says_so() -> None:
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it the author of a handler would install pyspark for three megabytes of columns, or the wrong thing."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ModuleNotFoundError, match=r"needs pyarrow; install leasehold\[arrow\]"), arrow_wanted():
-        importlib.import_module("pyarrow")
+    with pytest.raises(ModuleNotFoundError, match=r"needs pyarrow; install leasehold\[arrow\]"):
+        rows_in_columns("pyarrow")

@@ -12,8 +12,8 @@ from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.worker.discovery import Discovery
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
+from leasehold.balancer.contradictions import noted
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, BulletinState, History, Hole, Lease, Me, Position, Shard
-from leasehold.balancer.shards.contradictions import noted
 from leasehold.stores.protocol import Listing, Malformed
 from leasehold.stores.writes import CreateLease, DeleteLease, ReleaseLease, ResetLease, Write
 

@@ -12,8 +12,7 @@ from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.notes import Identity
 from leasehold.adapters.worker.renewing import news
 from leasehold.balancer.actions import Steal
-from leasehold.balancer.bulletin import bulletin_of, note_of
-from leasehold.balancer.calls import CALL
+from leasehold.balancer.bulletin import CALL, bulletin_of, note_of
 from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import bulletin_row, lookout_ranks
 from leasehold.balancer.model import TRIM_HORIZON, Bulletin, Lease, Position, Version

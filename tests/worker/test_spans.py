@@ -15,8 +15,7 @@ from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRe
 from leasehold.adapters.reading.handling import Delivery, Handler, Handling
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.protocol import Selective
-from leasehold.adapters.worker.tracing.configured import spans_of
-from leasehold.adapters.worker.worker import Worker
+from leasehold.adapters.worker.worker import Worker, spans_of
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.stores.embedded.memory import MemoryStore
@@ -162,7 +161,7 @@ def test_a_traced_source_of_several_streams_still_says_which_leases_it_reads() -
 def test_without_a_provider_nothing_stands_between(monkeypatch: pytest.MonkeyPatch, missing: bool) -> None:
     """Without it everybody would pay for spans that nobody wants."""
     if missing:
-        monkeypatch.setitem(sys.modules, "leasehold.adapters.worker.tracing.traced", None)
+        monkeypatch.setitem(sys.modules, "leasehold.adapters.worker.traced", None)
     store, source, handling = MemoryStore(), ListSource(even_shards(("s-0",))), Handling(lambda _batch: None)
     worker = Worker(store=store, source=source, me="a-1", config=CONFIG)
     assert worker.store is store
@@ -172,6 +171,6 @@ def test_without_a_provider_nothing_stands_between(monkeypatch: pytest.MonkeyPat
 
 def test_the_programs_own_provider_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a program that has configured OpenTelemetry would have to say so once more."""
-    monkeypatch.setattr("leasehold.adapters.worker.tracing.traced.get_tracer_provider", TracerProvider)
+    monkeypatch.setattr("leasehold.adapters.worker.traced.get_tracer_provider", TracerProvider)
     store = MemoryStore()
     assert Worker(store=store, source=ListSource([]), me="a-1", config=CONFIG).store is not store

@@ -15,8 +15,8 @@ from leasehold.adapters.reading.status import (
 )
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.worker.reach import NOTE, STEP_SECONDS, STEPS, Reach, ReachMeter, growing, patience, reach_of
+from leasehold.balancer.contradictions import CONTRADICTION
 from leasehold.balancer.model import SHARD_END, Lease, Position
-from leasehold.balancer.shards.contradictions import CONTRADICTION
 
 NOW = 1_700_000_000.0
 TIP = Reach(NOW - 5, "a", behind=0.0, end=True, read=NOW - 5, done=NOW - 5, tried=NOW - 5, lease=10.0)

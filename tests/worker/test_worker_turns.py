@@ -14,9 +14,9 @@ from leasehold.adapters.worker.renewing import RETRY_SECONDS
 from leasehold.adapters.worker.worker import SOON_SECONDS, Worker
 from leasehold.balancer.actions import Claim, Release, RequestHandoff
 from leasehold.balancer.config import Config
+from leasehold.balancer.contradictions import INCARNATION
 from leasehold.balancer.lineage import EPOCHS_UNSEEN
 from leasehold.balancer.model import HASH_KEYS, LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Version
-from leasehold.balancer.shards.contradictions import INCARNATION
 from leasehold.stores.protocol import Done, Lost
 from leasehold.stores.writes import ClaimLease, CreateLease, DeleteLease, StealLease
 

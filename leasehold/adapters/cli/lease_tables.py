@@ -12,9 +12,9 @@ from rich.text import Text
 from leasehold.adapters.cli.common.columns import Cells, Column, drawn, hint
 from leasehold.adapters.reading.status import NUMBERS, Status, fleet_lag
 from leasehold.adapters.report.watching import SeenMove, WatchedTable, shares
+from leasehold.balancer.contradictions import noted
 from leasehold.balancer.model import Lease, Position
 from leasehold.balancer.rules.shares import path_of
-from leasehold.balancer.shards.contradictions import noted
 from leasehold.stores.fields import kilobytes
 from leasehold.stores.printable import few, printable
 from leasehold.stores.swap import place_of

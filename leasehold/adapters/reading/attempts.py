@@ -82,7 +82,7 @@ class Attempts:
         """The records to hand over now; none if the handler has checkpointed them all."""
 
         def count(records: Sequence[Record], end: PlaceOrder) -> int:
-            """How many of the records, which are in order, come no later than this place."""
+            """The number of records, which are in order, up to and including this place."""
             return bisect_right(records, end, key=lambda record: record.position.order)
 
         # What the handler checkpointed before it raised is not handed over again.

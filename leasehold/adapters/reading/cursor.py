@@ -153,7 +153,7 @@ class Cursor:
         self.delivered = self.read = start
 
     def pinned_at(self, start: Position) -> None:
-        """What the lease says by a word (LATEST, a time) means this place, and nothing before it is to be delivered."""
+        """Take this place as the meaning of the lease's LATEST or time: nothing before it is delivered."""
         # It is not stored: the lease says the word until a record is done, so that a crash before that begins at the
         # same place. But whoever resumes does so here: LATEST itself would be the tip of that moment.
         self.acknowledged = self.delivered = self.read = start

@@ -1,6 +1,6 @@
 """The events of a worker's shards and records, as one JSON line each, for programs that watch from outside.
 
-Log lines as JSON objects, one a line, for whoever collects them.
+Log lines as JSON objects, one a line, for collectors of logs.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """The handler of a user: how it is checked, the records that it is given, and the patience with it.
 
-What comes after a fault is told in `reading/attempts.py`.
+`reading/attempts.py` does what follows a fault.
 
 A handler or dead letter may be async, or return anything else to be awaited: the batch is done when that has ended,
 on the one event loop of the worker. A handler at work for longer than `slow_seconds` is logged and counted, and
@@ -109,7 +109,7 @@ CHECKPOINT_SECONDS = 1.0
 
 
 class HeldLease(Protocol):
-    """The lease that a batch came by, as far as a handler is told of it."""
+    """The lease of a batch, as handlers see it."""
 
     @property
     def key(self) -> str:

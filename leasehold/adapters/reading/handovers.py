@@ -45,7 +45,7 @@ class CallEnded:
 
 @frozen
 class NotBegun:
-    """The lease had expired by the time a thread was free: nothing was handed over, and a renewal tells who owns it."""
+    """The lease had expired by the time a thread was free: nothing was handed over, and a renewal shows who owns it."""
 
 
 @frozen

@@ -1,8 +1,8 @@
 """The measurements for alarms on a fleet, reported to OpenTelemetry; the program chooses the exporter.
 
-The names are kcl-rust's, but for the lag of the whole application. What the table says is told by whoever read it
-lately: under `minimal` most workers read it seldom, and an old view would set off alarms, or keep them silent. Finished
-leases and closed shards do not count, or every reshard would look like a loss.
+The names are kcl-rust's, but for the lag of the whole application. Only workers that read the table
+lately export its figures: under `minimal` most workers read it seldom, and an old view would set off alarms, or keep
+them silent. Finished leases and closed shards do not count, or every reshard would look like a loss.
 """
 
 import time
@@ -32,7 +32,7 @@ from leasehold.balancer.model import Lease
 SCOPE = "leasehold"
 
 FRESH_CYCLES = 2.0
-"""A worker tells figures of the table if it read it within so many `cycle_seconds`; the lookout always has (C5)."""
+"""A worker exports figures of the table if it read it within so many `cycle_seconds`; the lookout always has (C5)."""
 
 
 class WorkerMetrics:
@@ -80,7 +80,7 @@ class WorkerMetrics:
         return self._of_table(lambda: sum(lease.owner is None or lease.idle > dead for lease in self._leases()))
 
     def lag_max(self) -> Iterable[Observation]:
-        """The seconds of the lease that is furthest behind, of all workers; nothing where no row tells."""
+        """The seconds of the lease that is furthest behind, of all workers; nothing where no row has a note."""
         lag = self._fleet_lag()
         return () if lag is None or lag.most is None else self._observed(lag.most)
 
@@ -113,7 +113,7 @@ class WorkerMetrics:
         return self._observed(sum(not holding.lease.ended for holding in self._worker.holdings))
 
     def rows_remade(self) -> Iterable[Observation]:
-        """The number of rows, deleted under the fleet, that this worker has made anew since it started."""
+        """The number of deleted rows that this worker has written again since it started."""
         return self._observed(self._worker.rows_remade)
 
     def millis_behind_latest(self) -> Iterable[Observation]:

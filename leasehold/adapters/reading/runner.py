@@ -155,7 +155,7 @@ class Pool:
         return ()
 
     def close(self, until: float) -> bool:
-        """End the tasks after their running work; return whether they are over by then."""
+        """End the tasks after their running work; return whether they are over in time."""
         with self._lock:
             tasks, self._size = self._tasks, 0
         for _ in range(tasks):
@@ -257,7 +257,7 @@ class Schedule:
     in both places.
 
     tasks      how many steps may run side by side
-    scheduler  runs them, and tells the time
+    scheduler  runs them, and has the clock
     failed     told when no task can be had, or dispatching raised: steps may wait for ever then
     """
 
@@ -287,7 +287,7 @@ class Schedule:
         return over.get(until) is not None
 
     def close(self, until: float = math.inf) -> bool:
-        """Begin nothing more; False if what runs is not over by then."""
+        """Begin nothing more; False if what runs is not over in time."""
         self._closed = True
         self._messages.put(Closed())
         over = self._over.get(until) is not None
@@ -479,13 +479,13 @@ READERS = 30
 WRITERS = 20
 RENEWERS = 10
 RENEWERS_MOST = 3 * WRITERS
-"""Of twenty writers; no client of a store keeps more connections than these and a few."""
+"""The most renewals at a time; no client of a store keeps more connections than these and a few."""
 ACTORS_KEPT = 4
-"""Writers that wait for work between two bursts of it; the others end, and are started anew."""
+"""Writers that wait for work between two bursts of it; the others end, and others start."""
 MEMORY_BYTES = 256 * 2**20
 DRAIN_SECONDS = 30.0
 READABLE = (WorkerError, StoreError, SourceError)
-"""Faults whose text tells a user the cause."""
+"""Faults whose text names the cause to a user."""
 
 
 class Runner:
@@ -686,7 +686,7 @@ class Runner:
         self._ends.put((fault,))
 
     def _drain(self, tasks: dict[str, Queue], until: float) -> bool:
-        """Finish the running batches and release the leases; return whether all was done by then."""
+        """Finish the running batches and release the leases; return whether all was done in time."""
         # In this order: no turn begins any more, the one that runs is hurried, and what is held is asked for already.
         self._readings.taking = False
         self._turn_sooner.set()

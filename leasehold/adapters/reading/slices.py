@@ -61,7 +61,7 @@ class Slice:
 
     @property
     def begin(self) -> Position:
-        """Where reading of a shard begins: a record that arrived in time may lie before one that did not."""
+        """The start of reading in each shard: a record that arrived in time may lie before one that did not."""
         return at_timestamp(max(0, self.since_ms - round(LATE_SECONDS * 1000))) if self.since_ms else TRIM_HORIZON
 
     def within(self, batch: Batch) -> Batch:

@@ -16,9 +16,9 @@ from attrs import Factory, asdict, evolve, frozen
 
 from leasehold.adapters.sources.protocol import Source, SourceError
 from leasehold.adapters.worker.reach import STEP_SECONDS, STEPS, Reach, growing, patience, reach_of
+from leasehold.balancer.contradictions import noted_on
 from leasehold.balancer.lineage import readable
 from leasehold.balancer.model import Lease
-from leasehold.balancer.shards.contradictions import noted_on
 
 
 @frozen
@@ -46,7 +46,7 @@ class LeaseLag:
 
 
 def lag_of(lease: Lease, now: float, limit: float) -> LeaseLag:
-    """The lag of an unfinished lease, as its row tells it.
+    """The lag of an unfinished lease, by its row's note.
 
     now    seconds since 1970
     limit  an owner whose lease stands still for more seconds counts as dead
@@ -92,10 +92,10 @@ def fleet_lag(lags: Mapping[str, LeaseLag]) -> FleetLag:
 
 
 def asked(source: Source, leases: Iterable[Lease], lags: Mapping[str, LeaseLag]) -> dict[str, LeaseLag]:
-    """The lags, with what the stream itself says of leases of which no row tells, such as Java's.
+    """The lags, where a row has no note, such as Java's, by the stream itself.
 
     Where the stream numbers its events without a gap (Event Hubs), they are counted; else one batch is read at the
-    checkpoint, which tells how far that is behind. Raises SourceError.
+    checkpoint, which shows how far that is behind. Raises SourceError.
     """
     found = dict(lags)
     for lease in leases:
@@ -309,7 +309,7 @@ def status_of(
 
 
 def _told(reach: Reach, now: float, long: float) -> Status:
-    """By the owner's own note."""
+    """The status by the owner's note."""
     work, stands = reach.work, 0.0 if reach.done is None else now - reach.done
     if stands <= long:
         if reach.grows:
@@ -333,7 +333,7 @@ def _behind(reach: Reach) -> str:
 
 
 def _untold(lease: Lease, lag: LeaseLag, watched: float, watch: LeaseWatch, long: float) -> Status:
-    """Of another library's lease, whose row says nothing of its reading: by what was seen of it."""
+    """The status of another library's lease, whose row says nothing of its reading, by what was seen of it."""
     waiting = lag.seconds if lag.events is None else float(lag.events)
     how = f"{lag.events} events behind" if lag.events is not None else f"{waiting or 0.0:.1f} s behind"
     # Before the rest: a shard at its tip stands still because nothing comes.

@@ -24,10 +24,10 @@ from leasehold.adapters.reading.status import (
 )
 from leasehold.adapters.sources.protocol import Source
 from leasehold.balancer.config import Config
+from leasehold.balancer.contradictions import noted
 from leasehold.balancer.counting import expires_above
 from leasehold.balancer.model import History, Lease
 from leasehold.balancer.rules.shares import Groups, favoured
-from leasehold.balancer.shards.contradictions import noted
 from leasehold.balancer.watch import Watch
 from leasehold.stores.fields import kilobytes
 from leasehold.stores.protocol import Malformed, Store

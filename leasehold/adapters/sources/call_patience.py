@@ -31,9 +31,9 @@ POLL_SECONDS = 5.0, 10.0, 20.0, 30.0
 """For the next bytes of an answer. A connection that went silent leaves a held shard unread for the first of them; an
 answer too large to come in time is asked for in smaller parts."""
 SUBSCRIPTION_SECONDS = 15.0, 30.0
-"""A subscription tells about every five seconds that it is alive."""
+"""A subscription sends a sign of life about every five seconds."""
 WAITING = 30
-"""How many calls of one source may wait in threads of their own; others wait until one of these has its answer."""
+"""So many calls of one source wait in threads of their own; others wait until one of these has its answer."""
 LOOK_SECONDS = 0.25
 """Between two looks at a call that waits."""
 
@@ -164,7 +164,7 @@ class CallPatience:
     def ask(self, operation: str, **question: Any) -> Any:  # noqa: ANN401  likewise
         """Answer as `call` does; but where that may take longer than the least time-out, wait aside (rule 2).
 
-        Raises StillAsked while the answer is not there: whoever asks is to ask the same again.
+        Raises StillAsked while the answer is not there: the caller is to ask the same again.
         """
         if self._aside is None:
             if self.seconds(operation) == self._limits[0]:

@@ -1,4 +1,4 @@
-"""The change of an item of DynamoDB that the data of a record tells, in Python's own values.
+"""The change of an item of DynamoDB in a record's data, in Python's own values.
 
 The data is JSON text in the form of the Streams API, of Lambda's events and of Kinesis Data Streams for DynamoDB:
 values carry DynamoDB's types (`{"N": "17"}`), and bytes are base64.
@@ -39,7 +39,7 @@ class Change:
 
 
 def change_of(data: bytes) -> Change:
-    """The change that a record's data tells. Raises ValueError for data that tells none."""
+    """The change in a record's data. Raises ValueError for other data."""
     try:
         row = json.loads(data)
         told = row["dynamodb"]
@@ -64,7 +64,7 @@ _MILLISECONDS = 10**11
 
 
 class _FromJson(TypeDeserializer):
-    """Of bytes JSON has the base64, from which boto3 would make a class of its own."""
+    """Reads bytes from the base64 of JSON; boto3 alone would make its own class of them."""
 
     def _deserialize_b(self, value: str) -> bytes:
         return b64decode(value)

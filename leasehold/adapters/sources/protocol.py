@@ -6,8 +6,8 @@ Spark, the simulator) does the waiting.
 A source that passes every call on to another: what a wrapper of a source begins with.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from attrs import Factory, evolve, field, frozen
@@ -50,14 +50,14 @@ class Record(NamedTuple):
 
     @property
     def change(self) -> "Change":
-        """The change of an item of DynamoDB that the data tells. Raises ValueError for any other data."""
+        """The change of an item of DynamoDB in this data. Raises ValueError for any other data."""
         from leasehold.adapters.sources.changes import change_of  # noqa: PLC0415  boto3 is an extra
 
         return change_of(self.data)
 
 
 SETTLE_SECONDS = 5.0
-"""So long after a time nothing more arrives before it, whatever the clocks of a service's machines differ by."""
+"""So long after a time no record arrives with an earlier one: the clocks of a service's machines differ by less."""
 
 InColumns = Callable[[Sequence[Record]], Any]
 
@@ -104,7 +104,7 @@ class Batch:
 
     @property
     def count(self) -> int:
-        """How many user records, in whatever form they came."""
+        """The number of user records, in any form."""
         return len(self.records)
 
     @property
@@ -118,19 +118,19 @@ class Batch:
         return self.records[-1].arrived if self.records else None
 
     def between(self, since: float, until: float) -> "Batch":
-        """The same reading without the records that arrived before `since`, or at `until` and later."""
+        """The batch without the records that arrived before `since`, or at `until` and later."""
         kept = tuple(each for each in self.records if each.arrived is None or since <= each.arrived < until)
         return evolve(self, records=kept, read_to=self.end)
 
 
-@contextmanager
-def arrow_wanted() -> Iterator[None]:
-    """Around the import of what needs pyarrow. Raises ModuleNotFoundError, naming the extra."""
+def rows_in_columns(home: str, *told: Any) -> Any:  # noqa: ANN401  an extra has the type
+    """The answer of `rows_of` of this module. Raises ModuleNotFoundError, naming the extra."""
     try:
-        yield
+        module = import_module(home)  # it wants pyarrow
     except ModuleNotFoundError as missing:
         what = f"batch.to_arrow() needs {missing.name}; install leasehold[arrow]"
         raise ModuleNotFoundError(what, name=missing.name) from missing
+    return module.rows_of(*told)
 
 
 class SourceError(Exception):
@@ -169,7 +169,7 @@ class Selective(Protocol):
 
 @runtime_checkable
 class Identified(Protocol):
-    """A source that tells its stream from an earlier one of the same name."""
+    """A source that distinguishes its stream from an earlier one of the same name."""
 
     def incarnation(self) -> str:
         """`<stream>:<seconds since 1970 at which it was made>`, or "" if that cannot be told; asked after a listing.

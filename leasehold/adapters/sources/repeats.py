@@ -123,7 +123,7 @@ class _Query:
 
 
 _Queries = dict[str, _Query]
-"""By name; the one that wrote last is last."""
+"""Queries by name; the one that wrote last is last."""
 
 
 @define
@@ -191,7 +191,7 @@ class Had:
 
     @property
     def token(self) -> str:
-        """As positions carry it; "" where no record had a tag."""
+        """The token of a position here; "" where no record had a tag."""
         if self._text is None:
             self._text = ""
             if self.at is not None and self:
@@ -281,7 +281,7 @@ class Trail(NamedTuple):
     notes: Sequence[tuple[Note, ...]]
 
     def token(self, row: int) -> str:
-        """As the position of this row carries it."""
+        """The token of this row's position."""
         return self._until(row + 1).token
 
     def behind(self, row: int) -> "Trail":
@@ -311,7 +311,7 @@ class Tokens(NamedTuple):
     told: Sequence[str]
 
     def token(self, row: int) -> str:
-        """As the position of this row carries it."""
+        """The token of this row's position."""
         return self.told[row]
 
     def behind(self, row: int) -> "Tokens":

@@ -16,20 +16,13 @@ Those of AWS take `profile=NAME`, `role_arn=…` and `external_id=…` in place 
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from leasehold.adapters.sources.protocol import Source, SourceError
 from leasehold.stores.urls import AWS, Scheme, endpoint_of, read_url, session_for
 
 if TYPE_CHECKING:  # an extra brings it
     from boto3 import Session
-
-
-class _SourceModule(Protocol):
-    """The function that each of the modules below provides."""
-
-    def open_url(self, place: str, options: Mapping[str, str], **session: "Session") -> Source:
-        """The source at this place; raises ValueError naming an option it cannot use."""
 
 
 _SCHEMES = {
@@ -39,7 +32,7 @@ _SCHEMES = {
         "aws",
     ),
     "dynamodb-streams": Scheme(
-        "leasehold.adapters.sources.dynamodb_streams.source",
+        "leasehold.adapters.sources.dynamodb_streams",
         AWS | {"if_trimmed", "poll_seconds"},
         "aws",
     ),
@@ -62,8 +55,9 @@ def open_source(url: str, *, session: "Session | None" = None) -> Source:
         >>> open_source("kinesis://orders?region=eu-west-1").close()
     """
     scheme, place, options = source_address(url)
-    module: _SourceModule = _SCHEMES[scheme].load("source", SourceError)
-    return module.open_url(place, options, **session_for(_SCHEMES[scheme], session, "source URL"))
+    module = _SCHEMES[scheme].load("source", SourceError)
+    source: Source = module.open_url(place, options, **session_for(_SCHEMES[scheme], session, "source URL"))
+    return source
 
 
 def source_address(url: str) -> tuple[str, str, Mapping[str, str]]:

@@ -27,8 +27,8 @@ from leasehold.adapters.spark.readers.pool import way_of
 from leasehold.adapters.spark.replay import Place, believed, replayed
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.contradictions import INCARNATION, made_later
 from leasehold.balancer.model import Position
-from leasehold.balancer.shards.contradictions import INCARNATION, made_later
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
 from leasehold.stores.swap import OneTableStore

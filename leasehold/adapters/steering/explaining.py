@@ -24,11 +24,11 @@ from leasehold.adapters.worker.reach import reach_of
 from leasehold.balancer.actions import Action, Claim, Release, Renew, RequestHandoff, Steal, Taking
 from leasehold.balancer.census import Known, Whole, signers
 from leasehold.balancer.config import Config
+from leasehold.balancer.contradictions import noted
 from leasehold.balancer.counting import expires_above
 from leasehold.balancer.model import Lease, Me
 from leasehold.balancer.plan import plan
 from leasehold.balancer.rules.loads import slack
-from leasehold.balancer.shards.contradictions import noted
 from leasehold.stores.fields import kilobytes
 from leasehold.stores.swap import place_of
 

@@ -18,10 +18,7 @@ from leasehold.adapters.worker.notes import LATEST_MS, LATEST_POSITION, UNPINNED
 from leasehold.balancer.actions import Action, Create
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
-from leasehold.balancer.family import apart, problems
-from leasehold.balancer.lineage import HOLE_CONFIDENCE, ripe
-from leasehold.balancer.model import LATEST, History, Hole, Lease, Me, Position, Shard
-from leasehold.balancer.shards.contradictions import (
+from leasehold.balancer.contradictions import (
     CONTRADICTION,
     INCARNATION,
     SETTLED,
@@ -32,6 +29,9 @@ from leasehold.balancer.shards.contradictions import (
     noted_on,
     restarts,
 )
+from leasehold.balancer.family import apart, problems
+from leasehold.balancer.lineage import HOLE_CONFIDENCE, ripe
+from leasehold.balancer.model import LATEST, History, Hole, Lease, Me, Position, Shard
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Done, Listing, Outcome, Store, StoreError
 from leasehold.stores.writes import AnnotateLease, CreateLease, DeleteLease, ReleaseLease, ResetLease
@@ -41,7 +41,7 @@ log = escaped(logging.getLogger("leasehold.discovery"))
 SAFETY_SECONDS = 300.0
 
 LISTERS = 3
-"""Where all workers see the same cause to list, so many of them do; others are drawn the next time."""
+"""So many workers list where all see the same cause to; others are drawn the next time."""
 
 
 class MadeAnew(SourceError):
@@ -276,7 +276,7 @@ class Recreated:
         self.beginning = False
 
     def planned(self, config: Config, history: History) -> tuple[Config, History]:
-        """By what leases are planned: while the stream begins anew, a former place is no memory of a deleted row."""
+        """The config and history to plan by; while the stream starts over, former places restore no deleted row."""
         if not self.beginning or self._start is None:
             return config, history
         of_this = {SETTLED, self._discovery.incarnation}
@@ -341,7 +341,7 @@ class Recreated:
                 raise AssertionError(step)
 
     def _note(self, found: Collection[Contradiction], leases: Collection[Lease]) -> None:
-        """Tell who sees the table alone; an owner whose renewal that costs, only of a stream that was made anew."""
+        """Note it for readers of the table; where that costs a renewal, only if the stream was created again."""
         wrong = {each.key: each.what for each in found}
         whole = next((each.what for each in found if each.of_stream), None)
         present = {None, SETTLED, self._discovery.incarnation}

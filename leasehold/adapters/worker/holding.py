@@ -49,20 +49,9 @@ from leasehold.adapters.worker.notes import Identity
 from leasehold.adapters.worker.reach import ReachMeter, Throughput
 from leasehold.balancer.lineage import EPOCHS_UNSEEN
 from leasehold.balancer.model import Lease, Notes, Position
+from leasehold.stores import writes
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Done, Outcome, OutcomeUnknown, Store, StoreError
-from leasehold.stores.writes import (
-    AnnotateLease,
-    CheckpointLate,
-    CheckpointLease,
-    ClaimLease,
-    CreateLease,
-    GiveLease,
-    ReleaseLease,
-    RenewLease,
-    StealLease,
-    Write,
-)
 
 log = escaped(logging.getLogger("leasehold.holding"))
 
@@ -172,10 +161,12 @@ class Holding:
         """Renew the lease, at once unless `patient`; False if it is lost. Raises OutcomeUnknown."""
         # Whatever becomes of it: from here `Renewing` counts the second until it tries again.
         self.renewed = self._clock()
-        return self._write(lambda lease: RenewLease(self._weighed(lease), self._signed(lease, notes), patient=patient))
+        return self._write(
+            lambda lease: writes.RenewLease(self._weighed(lease), self._signed(lease, notes), patient=patient)
+        )
 
     def reconfirm(self) -> None:
-        """Renew now, since a reading shows another owner or no row (C9): the answer tells who owns the lease."""
+        """Renew now, since a reading shows another owner or no row (C9): the answer shows who owns the lease."""
         try:
             self.renew()
         except StoreError as fault:
@@ -200,25 +191,25 @@ class Holding:
 
         # Decided under the lock, on the lease as the write before left it: a position that is stored is not written
         # again.
-        def moved(lease: Lease) -> Write | None:
+        def moved(lease: Lease) -> writes.Write | None:
             if position.order <= lease.checkpoint.order or (unless_releasing and self.releasing):
                 return None
             # Whatever becomes of the write: the handler has finished with these records.
             self.reach.progressed(self._clock())
             weighed = self._weighed(lease)
             patient = unless_releasing  # nobody waits for it
-            return CheckpointLease(weighed, position, children=children, keep_owner=keep_owner, patient=patient)
+            return writes.CheckpointLease(weighed, position, children=children, keep_owner=keep_owner, patient=patient)
 
         return self._write(moved, ended=position.ended and not keep_owner)
 
     def checkpoint_late(self, position: Position) -> bool:
         """After a theft: move the checkpoint forward without touching owner or counter."""
         # Past `_write`, which writes nothing more once the lease is lost.
-        return isinstance(self._store.write(CheckpointLate(self._lease, position)), Done)
+        return isinstance(self._store.write(writes.CheckpointLate(self._lease, position)), Done)
 
     def annotate(self, name: str, value: str) -> bool:
         """Set one of our attributes; False if the lease is lost. Raises OutcomeUnknown."""
-        return self._write(lambda lease: AnnotateLease(lease, name, value))
+        return self._write(lambda lease: writes.AnnotateLease(lease, name, value))
 
     def release(self, position: Position | None = None) -> bool:
         """Give the lease to its heir, or release it, with everything up to `position` processed.
@@ -249,10 +240,10 @@ class Holding:
         self._giving_to = None if self._lease.leaving else heir
         if heir is not None:
             outcome = self._attempt(
-                lambda lease: GiveLease(lease, max(position, lease.checkpoint, key=lambda place: place.order))
+                lambda lease: writes.GiveLease(lease, max(position, lease.checkpoint, key=lambda place: place.order))
             )
         else:
-            outcome = self._attempt(lambda lease: ReleaseLease(lease, self._me, self._release_to))
+            outcome = self._attempt(lambda lease: writes.ReleaseLease(lease, self._me, self._release_to))
         if not isinstance(outcome, Done):
             self._settle(outcome.lease)
             return
@@ -261,7 +252,7 @@ class Holding:
         taker = heir or self._release_to
         self._lose(f"given to {taker}" if taker else "released")
 
-    def _write(self, make: Callable[[Lease], Write | None], *, ended: bool = False) -> bool:
+    def _write(self, make: Callable[[Lease], writes.Write | None], *, ended: bool = False) -> bool:
         with self._lock:
             # A lost reply costs one refusal, an heir that names itself in between another: a few tries pass them all.
             for _ in range(ATTEMPTS):
@@ -277,7 +268,7 @@ class Holding:
                 raise OutcomeUnknown(f"lease {self.key}: {ATTEMPTS} writes were refused although we own it")
             return ended and self._ended
 
-    def _attempt(self, make: Callable[[Lease], Write | None]) -> Outcome:
+    def _attempt(self, make: Callable[[Lease], writes.Write | None]) -> Outcome:
         begun, write = self._clock(), make(self._lease)
         if write is None:
             # Nothing to write: it is stored already, or the lease is to go, and the hand-over carries the position.
@@ -322,14 +313,14 @@ class Holding:
             self._lose("re-adopted by another process of this worker id")
         else:
             self._lease = stored
-            self._attempt(lambda lease: RenewLease(lease, self._signed(lease, ())))
+            self._attempt(lambda lease: writes.RenewLease(lease, self._signed(lease, ())))
 
     def _restored(self, stored: Lease | None) -> Lease | None:
         """The row as it is once what we remember is in it; ours, unless the lease expired or another knows more."""
         ours = self._lease
         if stored is None:
             # Another may have taken the lease since we last heard of it, under numbers that we never saw.
-            made = self._store.write(CreateLease(evolve(ours, epoch=ours.epoch + EPOCHS_UNSEEN)))
+            made = self._store.write(writes.CreateLease(evolve(ours, epoch=ours.epoch + EPOCHS_UNSEEN)))
             stored = made.lease
             if isinstance(made, Done):
                 self._remade(f"{self.key} at {ours.checkpoint.sequence}")
@@ -342,8 +333,8 @@ class Holding:
             return stored
         if stored.checkpoint.order < ours.checkpoint.order:
             # Before the claim: if this process ends in between, the next owner begins where it was all the same.
-            self._store.write(CheckpointLate(stored, ours.checkpoint))
-        begun, take = self._clock(), StealLease if stored.owner else ClaimLease
+            self._store.write(writes.CheckpointLate(stored, ours.checkpoint))
+        begun, take = self._clock(), writes.StealLease if stored.owner else writes.ClaimLease
         outcome = self._store.write(take(stored, self._me, self._identity.notes_on(stored)))
         if isinstance(outcome, Done):
             self.confirmed = begun

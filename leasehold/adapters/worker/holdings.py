@@ -20,8 +20,8 @@ from threading import Lock
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.notes import Identity
 from leasehold.balancer.actions import Action, Claim, RequestHandoff, Steal
+from leasehold.balancer.contradictions import INCARNATION
 from leasehold.balancer.model import Lease, Version
-from leasehold.balancer.shards.contradictions import INCARNATION
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Done, Store, StoreError
 from leasehold.stores.writes import ClaimLease
@@ -69,7 +69,7 @@ class Holdings:
         self.released: dict[str, Lease] = {}
         """Every lease held once and not now, as last written here."""
         self.dropped: set[str] = set()
-        """Those of them that nobody took from us: they could not be confirmed in time."""
+        """The released leases that no other worker took: no write confirmed them in time."""
 
     @property
     def all(self) -> tuple[Holding, ...]:
@@ -212,7 +212,7 @@ class Holdings:
 class Bench:
     """Keys of leases, each with the time until which this worker does not take it, and of which stream it was.
 
-    Of a stream that was made anew under its name (L14) another lease of that key may be read well.
+    In a stream that was created again under its name (L14) another lease of that key may be read well.
     """
 
     def __init__(self) -> None:

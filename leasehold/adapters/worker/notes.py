@@ -5,8 +5,8 @@ from collections.abc import Callable
 from attrs import field, frozen
 from attrs.validators import matches_re
 
+from leasehold.balancer.contradictions import INCARNATION, SETTLED
 from leasehold.balancer.model import Lease, Notes, Position, at_timestamp
-from leasehold.balancer.shards.contradictions import INCARNATION, SETTLED
 
 PROCESS = "process"
 """Our attribute that names the process which took a lease last, and for which worker."""
@@ -15,7 +15,7 @@ LATEST_MS = "latest_ms"
 """Our attribute: the time that LATEST means on this row, in milliseconds since 1970."""
 
 LATEST_POSITION = "latest_position"
-"""Our attribute where a source tells LATEST as a number, as event hubs do: that number, `@`, and its token."""
+"""Our attribute where a source gives LATEST as a number, as event hubs do: that number, `@`, and its token."""
 
 UNPINNED = "-"
 """Their value once the row was set to LATEST anew: the next owner pins it."""
@@ -60,7 +60,7 @@ class Identity:
     def notes_on(self, lease: Lease) -> Notes:
         """The notes that every taking writes on this row.
 
-        They distinguish a restart from a second living process, and a stream from one made anew under its name. The
+        They distinguish a restart from a second living process, and a stream from a later one of its name. The
         incarnation is noted once: a row that names another one keeps it, for its checkpoint belongs to that (L14).
         """
         present = self.incarnation() if lease.note(INCARNATION) in {None, SETTLED} else ""

@@ -7,7 +7,7 @@ fleet.
 
 Rule 1: it is a note of ours, which every other library keeps and none reads; it travels with renewals where notes are
 free, and costs a write of its own only where checkpoints alone renewed a lease for `TELL_SECONDS`. Rule 2: times in it
-are of the owner's wall clock; whoever reads it can only trust them as far as the clocks of the two agree.
+are of the owner's wall clock; a reader can only trust them as far as the clocks of the two agree.
 Rule 3: to have tried, to have read, and to have failed are three things: a reading that failed is no reading, and lag
 is never 0 because nothing came of it.
 """
@@ -75,7 +75,7 @@ TELL_SECONDS = 20.0
 """A lease that checkpoints alone renew is renewed for the note's sake after so many seconds."""
 
 FIRST_SECONDS = 3.0
-"""A new owner tells so soon, or a look would miss the lag of what has just moved."""
+"""A new owner writes its note so soon, or a look would miss the lag of a lease that has just moved."""
 
 SILENT_SECONDS = 30.0
 """A reader that read nothing for longer is behind by that time too: what arrived since, nobody knows."""
@@ -132,7 +132,7 @@ class Reach:
     fault    why it gave no answer then, or why a batch could not be handled; "" once one was
     work     since when the handler has been at work without an end or a checkpoint, seconds since 1970
     grows    whether lag has only grown over the window
-    lease    the owner's `lease_seconds`; by them whoever looks knows how long is long
+    lease    the owner's `lease_seconds`; by which readers of the note know how long is long
     excused  why it is not read, where that is no fault
     """
 
@@ -173,7 +173,7 @@ _TIMES = ("at", "behind", "arrived", "done", "tried", "read", "work", "lease")
 
 
 def reach_of(lease: Lease) -> Reach | None:
-    """The reach that the row tells, or None where it tells nothing that can be read."""
+    """The reach in the row's note; None without a note that can be read."""
     try:
         said = json.loads(lease.note(NOTE) or "null")
         # In a rolling upgrade a newer worker may tell more than this one knows.
@@ -229,7 +229,7 @@ class ReachMeter:
         self._lock = Lock()
 
     def tell(self, host: str, wall: Callable[[], float], now: float) -> None:
-        """Write notes from now on; `wall` tells seconds since 1970."""
+        """Write notes from now on; `wall` returns seconds since 1970."""
         self._wall, self._told = wall, now + FIRST_SECONDS - TELL_SECONDS
         self._now = evolve(self._now, host=host)
 
@@ -307,7 +307,7 @@ class ReachMeter:
         return self._wall is not None and now - self._told >= TELL_SECONDS
 
     def reach(self, now: float, wall: float) -> Reach:
-        """How far it has come now; `wall` is this moment in seconds since 1970."""
+        """The reach now; `wall` is this moment in seconds since 1970."""
 
         def since_1970(at: float | None) -> float | None:
             return None if at is None else round(max(0.0, wall - (now - at)), 3)

@@ -54,7 +54,7 @@ def _aged(holding: Holding, now: float) -> Lease:
 class Renewing:
     """The renewals of one worker.
 
-    Each lease is looked at when it may be due, and not at each call: a heap tells whose turn is next. A call with
+    Each lease is looked at when it may be due, and not at each call: a heap has whose turn is next. A call with
     nothing due costs the same however many are held. What a checkpoint renewed is found to be early, and waits on.
 
     release  called with each lease that is to be handed over once the running batch is done
@@ -137,7 +137,7 @@ class Renewing:
 
     @property
     def side_by_side(self) -> int:
-        """How many renewals must go on at a time to renew all in time as the store answers, twice over for stalls."""
+        """The number of renewals that must run at a time to be in time at the store's speed, twice over for stalls."""
         return math.ceil(2 * len(self._held) * self._took / self._config.renew_seconds)
 
     def due(self, now: float) -> float:

@@ -25,7 +25,7 @@ class Queue(Protocol):
         """Add one; a signal's handler may do so too."""
 
     def get(self, until: float = math.inf) -> Any:  # noqa: ANN401  likewise
-        """Take the next, or None if there is none by then."""
+        """Take the next, or None if none comes in time."""
 
 
 class Scheduler(Protocol):
@@ -45,7 +45,7 @@ class Scheduler(Protocol):
         """A new queue."""
 
     def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-        """Begin a task; `failed` is told what it raises. Raises RuntimeError if there can be no more of them."""
+        """Begin a task; `failed` is called with its exception. Raises RuntimeError if there can be no more of them."""
 
     def unforeseen(self, where: str, fault: BaseException) -> None:
         """Say that something was raised which nothing provides for."""

@@ -5,12 +5,14 @@ never wait for each other. Rule 2: no thread, no sleep and no wall clock in here
 Rule 3: a failed write never ends a worker; the next turn reads the table anew and plans on what it finds.
 """
 
+import gc
 import logging
 import math
 import random
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from threading import Event
 from typing import TYPE_CHECKING, Literal
 
@@ -19,7 +21,6 @@ from attrs import evolve
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Source, SourceError, SourceUnavailable
 from leasehold.adapters.threads import ThreadScheduler, seconds
-from leasehold.adapters.worker.collecting import uncollected
 from leasehold.adapters.worker.discovery import Discovery, MadeAnew, Recreated
 from leasehold.adapters.worker.handoffs import Handoffs, ParallelMap
 from leasehold.adapters.worker.holding import Holding
@@ -35,15 +36,15 @@ from leasehold.adapters.worker.renewing import (
     renew_pause,
 )
 from leasehold.adapters.worker.scheduler import HoldingConsumer, Scheduler
-from leasehold.adapters.worker.tracing.configured import spans_of
+from leasehold.adapters.worker.spans import WorkerSpans
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal
-from leasehold.balancer.calls import going_on
+from leasehold.balancer.bulletin import going_on
 from leasehold.balancer.config import Config
+from leasehold.balancer.contradictions import INCARNATION
 from leasehold.balancer.lineage import NOT_STARTED
 from leasehold.balancer.lookout import LOOK_SECONDS, scaled
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Me, Position, Shard
 from leasehold.balancer.plan import look_again, plan
-from leasehold.balancer.shards.contradictions import INCARNATION
 from leasehold.stores.execute import execute
 from leasehold.stores.printable import escaped, few
 from leasehold.stores.protocol import Done, Listing, Lost, OutcomeUnknown, Store, StoreError
@@ -152,7 +153,7 @@ class Worker:
 
     @property
     def renewers(self) -> int:
-        """How many renewals must go on side by side for the leases held now and a store as slow as it is."""
+        """The number of renewals that must run at a time, for the leases held now and the store's present speed."""
         return self._renewing.side_by_side
 
     def renew(self, now: float, each: BackgroundMap = map) -> float:
@@ -398,7 +399,7 @@ class Worker:
         return {one: seconds for one, seconds in left.items() if seconds > 0}
 
     def _pinned(self, action: Action) -> Action:
-        """The same, at what LATEST meant when the lease was first seen to be due."""
+        """The action with the place that LATEST meant when the lease was first seen to be due."""
         pin = self._latest.get(action.lease.key)
         if not isinstance(action, Create) or action.lease.checkpoint != LATEST or pin is None:
             return action
@@ -496,3 +497,35 @@ def _said(action: Action, outcome: str, key: str | None = None) -> dict[str, str
 
 def nobody() -> None:
     """Wake no task: a program that calls `turn` by itself looks in time."""
+
+
+def spans_of(worker: str, tracer: "Tracer | None" = None) -> WorkerSpans:
+    """The spans of this worker: by this tracer; by the program's own provider, if left out and one is set; or none.
+
+    Without OpenTelemetry, or without a tracer provider when a worker is made, its store, source and handlers are the
+    very ones that it was given.
+    """
+    try:
+        from leasehold.adapters.worker.traced import TracedSpans, own_tracer  # noqa: PLC0415  OpenTelemetry is an extra
+    except ModuleNotFoundError:
+        return WorkerSpans()
+    chosen = tracer or own_tracer()
+    return WorkerSpans() if chosen is None else TracedSpans(chosen, worker)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Pause the collector of garbage, for all threads; where it is off already it stays off.
+
+    For the moment in which a reading replaces what is known of every lease, some 5 µs for each, without a request of
+    the store. A reading of 100,000 rows makes 300,000 objects, and lets as many old ones go. In between they look like
+    growth to the collector, which visited every object of the process two to four times: more than half of what a
+    reading cost. Of several workers of a process the first that ends lets it go on.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()

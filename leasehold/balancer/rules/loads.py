@@ -46,7 +46,7 @@ QUIET = 10_000
 """Bytes a second for each lease, a hundredth of what a shard of Kinesis takes: below it counts alone decide."""
 
 UNKNOWN = 10
-"""Of so many leases one may be unmeasured: a shard that was just split must not end the balance of loads."""
+"""One in so many leases may be unmeasured: a shard that was just split must not end the balance of loads."""
 
 
 def slack(leases: Sequence[Lease], floor: int) -> int:

@@ -245,7 +245,7 @@ class Shares:
 
     @cached_property
     def lacking(self) -> dict[str, int]:
-        """How many leases each worker lacks; below zero is its surplus."""
+        """The number of leases that each worker lacks; below zero it is a surplus."""
         usual, more, chosen = min(self.floor, self.limit), min(self.floor + 1, self.limit), self._favoured
         return {worker: (more if worker in chosen else usual) - count for worker, count in self.counts.items()}
 
@@ -264,7 +264,7 @@ class Shares:
         return others - signers(self.census.leases) if others else others
 
     def place(self, worker: str) -> int:
-        """How many leases those before this worker still lack; workers that write no bulletin come last."""
+        """The number of leases that the workers before this one still lack; workers without a bulletin come last."""
         strangers = self.non_bulletin_workers
         here = worker in strangers, worker
         return sum(lack for other, lack in self.lacking.items() if lack > 0 and (other in strangers, other) < here)
@@ -321,7 +321,7 @@ class Shares:
 GATHER = 0.5
 """A newcomer waits for so many `lease_seconds` after each change of the fleet for the next change (C10)."""
 MOST_SECONDS = 10.0
-"""Where nothing is heard, leases may be long because renewals are dear; joiners come no later for that."""
+"""The most that a newcomer without bulletins waits: leases may be long because renewals are dear."""
 
 
 def awaits_joiners(leases: Iterable[Lease], me: Me, config: FleetSeconds) -> bool:

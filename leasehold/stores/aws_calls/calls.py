@@ -3,7 +3,7 @@
 boto3 makes the first call of each kind. What it sends is the pattern of the calls that follow: the address, the
 headers, the region and the service that are signed for. So endpoints, and whatever else boto3 knows of a service, stay
 its own. What comes of a call beside a plain answer (any other status, a fault of the connection) is handed to boto3 as
-the outcome of the first attempt of the same call, made anew: it says which error that is, and repeats what may be
+the outcome of the first attempt of the same call, sent again: it says which error that is, and repeats what may be
 repeated.
 
 Rule 1: a pattern is only taken where all of it is understood: a POST of known headers to the root, whose signature is
@@ -13,13 +13,18 @@ every call, as it does where its inside is not as it is known here.
 Rule 2: a pattern is good for the credentials that it was taken with, be they fetched anew under the same name or not:
 with others boto3 makes the next call.
 Rule 3: nothing is sent twice that may have been carried out, but what boto3 itself would repeat.
+
+`Signer` makes Signature Version 4 of requests that differ in nothing but their time and their body. All that stays the
+same is put into its canonical form once, and the key of a day is made once a day: what is left are two digests.
 """
 
+import hashlib
+import hmac
 import logging
 import os
 import ssl
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from operator import attrgetter
@@ -44,12 +49,13 @@ from botocore.httpsession import where
 from urllib3 import HTTPResponse
 
 from leasehold.stores.aws_calls.line import CutOff, HttpAnswer, KeptLine, Silent, SocketOption, Unconnected
-from leasehold.stores.aws_calls.signing import ALGORITHM, DATE, Signer
 from leasehold.stores.printable import escaped, said
 
 log = escaped(logging.getLogger("leasehold.calls"))
 
 OK = 200
+ALGORITHM = "AWS4-HMAC-SHA256"
+DATE = "x-amz-date"
 _KEPT = frozenset({"content-type", "user-agent", "x-amz-target"})
 """Headers that every call of a kind has alike."""
 _MADE = frozenset({"authorization", "content-length", "amz-sdk-invocation-id", "amz-sdk-request", DATE})
@@ -85,6 +91,53 @@ Attempted = HttpAnswer | BotoCoreError
 
 class _StrangeError(Exception):
     """Something of a call is not understood; it says what."""
+
+
+def _keyed(key: bytes, text: str) -> bytes:
+    return hmac.digest(key, text.encode(), "sha256")
+
+
+class Signer:
+    """Signs requests for `/` of one service by one pair of keys. It reads no clock and no environment.
+
+    headers  all that is signed but the time: names in lower case
+    """
+
+    def __init__(
+        self,
+        access_key: str,
+        secret_key: str,
+        *,
+        region: str,
+        service: str,
+        headers: Mapping[str, str],
+        method: str = "POST",
+    ) -> None:
+        self._access_key, self._secret_key = access_key, secret_key
+        self._scope = f"{region}/{service}/aws4_request"
+        names = sorted({*headers, DATE})
+        self.signed = ";".join(names)
+        """The names of what is signed."""
+        # Spaces around a value do not count, and several in it count as one.
+        lines = [f"{name}:{' '.join(headers[name].split())}\n" if name != DATE else "" for name in names]
+        at = names.index(DATE)
+        self._before = f"{method}\n/\n\n{''.join(lines[:at])}{DATE}:"
+        self._after = f"\n{''.join(lines[at:])}\n{self.signed}\n"
+        self._kept = "", b""  # a day and its key, in one value: other threads may be at it
+
+    def authorization(self, time: str, body: bytes) -> str:
+        """The header that signs this body at this time, which is written as in 20150830T123600Z."""
+        day, (kept_for, key) = time[:8], self._kept
+        if day != kept_for:
+            key = f"AWS4{self._secret_key}".encode()
+            for part in (day, *self._scope.split("/")):
+                key = _keyed(key, part)
+            self._kept = day, key
+        canonical = f"{self._before}{time}{self._after}{hashlib.sha256(body).hexdigest()}"
+        digest = hashlib.sha256(canonical.encode()).hexdigest()
+        scope = f"{day}/{self._scope}"
+        signature = _keyed(key, f"{ALGORITHM}\n{time}\n{scope}\n{digest}").hex()
+        return f"{ALGORITHM} Credential={self._access_key}/{scope}, SignedHeaders={self.signed}, Signature={signature}"
 
 
 @frozen

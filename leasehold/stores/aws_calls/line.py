@@ -25,7 +25,7 @@ HEAD_BYTES = 1 << 16
 """The most that a head may have, and what is read of an answer at first."""
 _WITH_BODY = "HTTP/1.1 200 ", "HTTP/1.1 4", "HTTP/1.1 5"
 _DIGITS = 8
-"""Of a length. No answer of these services is as long as a hundred megabytes, and room is made before it has come."""
+"""The most digits of a length: memory is taken by it beforehand, and these services answer less than 100 MB."""
 TOGETHER = 1 << 15
 """A body up to here is sent with its head, of which it is a copy then."""
 
@@ -79,7 +79,7 @@ class KeptLine:
         # A client that nobody closes leaves no open connection behind.
         self._let_go = weakref.finalize(self, _close_all, self._idle)
         self.opened = 0
-        """How many connections there were in all."""
+        """The number of connections opened so far."""
 
     def ask(self, head: bytes, body: bytes, *, again: bool) -> HttpAnswer:
         """Send this, and read the answer. Raises Unconnected, Silent or CutOff.
@@ -208,7 +208,7 @@ def _read(connection: socket.socket, begun: bytes) -> tuple[HttpAnswer, bool]:
 
 
 class _Come(io.RawIOBase):
-    """What has come of a connection, and then what comes; the connection stays open behind it."""
+    """The bytes already read from a connection, then the rest; closing this leaves the connection open."""
 
     def __init__(self, connection: socket.socket, begun: bytes) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ class _Come(io.RawIOBase):
         return io.BufferedReader(self)
 
     def readable(self) -> bool:
-        """As every such file."""
+        """Say yes, as io.RawIOBase asks of a file that is read."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # the stubs know any buffer

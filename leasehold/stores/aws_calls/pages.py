@@ -16,11 +16,11 @@ from typing import Any, overload
 from attrs import frozen
 
 Parse = Callable[[bytes], Any]
-"""What makes values of JSON; raises ValueError."""
+"""A parser of JSON; it raises ValueError."""
 
 _BORDER = b"}},{"
 _BEGINS = re.compile(rb'\{(?:"(?:Scanned)?Count":\d+,)*"Items":\[\{')
-"""So DynamoDB begins a page; what begins otherwise is parsed as a whole."""
+"""The beginning of a page of DynamoDB's; a page that begins otherwise is parsed as a whole."""
 _ENDS = b"}}]"
 
 
@@ -41,14 +41,14 @@ class RowTexts(Sequence[Any]):
     parse: Parse
 
     def item(self, text: bytes) -> Any:  # noqa: ANN401  whatever the service says
-        """What a text says; raises Unsplit."""
+        """The item of this text. Raises Unsplit."""
         try:
             return self.parse(b"{" + text + b"}}")
         except ValueError:
             raise Unsplit from None
 
     def items(self) -> list[Any]:
-        """What all of them say, parsed as a whole; raises LookupError where that is no JSON."""
+        """All items, parsed as a whole. Raises LookupError where that is no JSON."""
         try:
             said: list[Any] = self.parse(self.array)
         except ValueError as fault:

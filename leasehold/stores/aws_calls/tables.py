@@ -1,4 +1,4 @@
-"""Calls of a table of DynamoDB past boto3, whose client is changed: whoever calls it need not know."""
+"""Calls of a table of DynamoDB past boto3, by a change to its client, whose callers need not know."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -23,7 +23,7 @@ OPERATIONS: Mapping[str, bool] = {
     "UpdateItem": False,
     "DeleteItem": False,
 }
-"""What goes past boto3, and whether asking twice does no harm: a condition meets what its own first attempt wrote."""
+"""The operations sent past boto3, and whether each may be repeated: a condition meets what its first attempt wrote."""
 
 
 def call_directly(client: "DynamoDBClient") -> None:

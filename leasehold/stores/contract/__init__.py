@@ -5,15 +5,6 @@ gives a new, empty store to each test. Every test is about what workers may rely
 that fails one loses records, or lets two workers read one shard.
 """
 
-from leasehold.stores.contract.checkpoints import Checkpoints
-from leasehold.stores.contract.handoff import Handoff
-from leasehold.stores.contract.ownership import Ownership
-from leasehold.stores.contract.races import Races
-from leasehold.stores.contract.resets import Resets
-
-
-class StoreContract(Ownership, Checkpoints, Handoff, Resets, Races):
-    """All clauses of `leasehold.stores.protocol`."""
-
+from leasehold.stores.contract.clauses import StoreContract
 
 __all__ = ["StoreContract"]

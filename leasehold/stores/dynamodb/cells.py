@@ -26,7 +26,7 @@ CELL = "CELL"
 """The `entityType` of our rows."""
 
 UNIT_BYTES = 1024
-"""Of a write unit."""
+"""The bytes that one write unit pays for."""
 
 PAGE_LEASES = 400
 """An item has 400 KB at most, and a lease needs less than 1,000 bytes in it."""
@@ -184,7 +184,7 @@ def _stored(table: str, item: Item) -> Stored:
 
 
 BATCH = 100
-"""So many keys BatchGetItem takes at the most."""
+"""The most keys that one BatchGetItem takes."""
 
 
 def items_of(

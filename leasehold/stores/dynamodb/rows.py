@@ -146,7 +146,7 @@ RowRest = tuple[tuple[str, ...], bytes]
 """The names of a row's notes, in order, and all that it says besides them and its counter; empty: not comparable."""
 
 RowText = tuple[bytes, bytes, bytes, Lease]
-"""What a row's text says before its counter, the counter's digits, what it says behind them, and its lease."""
+"""The text of a row before its counter, the counter's digits, the text behind them, and the row's lease."""
 
 _KEY_TEXT, _COUNT_TEXT = f'"{KEY}":{{"S":"'.encode(), f'"{_COUNT.item}":{{"N":"'.encode()
 
@@ -165,7 +165,7 @@ class RowsRead:
         del self.leases[leases:], self.malformed[malformed:], self.others[others:]
 
     def counts(self) -> "tuple[int, int, int]":
-        """How many of each."""
+        """The numbers of leases, malformed rows and other rows."""
         return len(self.leases), len(self.malformed), len(self.others)
 
 
@@ -291,7 +291,7 @@ def _again(item: Item, lease: Lease, attributes: tuple[str, ...], rest: bytes) -
 
 
 def _rest(item: Item, notes: Iterable[str]) -> bytes:
-    """What the row says besides its counter and these notes; empty where that cannot be said as JSON."""
+    """The row without its counter and these notes, as JSON; empty where JSON cannot hold it."""
     rest = dict(item)
     for name in (_COUNT.item, *notes):
         rest.pop(name, None)

@@ -413,7 +413,7 @@ class DynamoStore:
         return Promises()
 
     def list(self) -> Listing:
-        """Every lease, page by page; a page that fails fails the listing. A table that is gone is made anew."""
+        """Every lease, page by page; a page that fails fails the listing. A deleted table is created again."""
         try:
             return self.scan()
         except StoreError as fault:
@@ -498,7 +498,7 @@ class DynamoStore:
         prove(self._clients.writes, self._table, self._prefix)
 
     def layouts(self, *, asked: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs one row
-        """Whether the table has rows of layout `sessions`, and of this one, as far as one row tells."""
+        """Whether the table has rows of layout `sessions`, and of this one, to judge by one row."""
         one: dict[str, Any] = {"TableName": self._table, "Limit": 1}
         look: Callable[..., Any] = self._clients.reads.scan
         if self._prefix:

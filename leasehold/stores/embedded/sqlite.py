@@ -23,7 +23,18 @@ from types import NoneType
 from typing import Any
 
 from leasehold.balancer.model import Lease
-from leasehold.stores.fields import FIELDS, BadRowField, CellKind, cells, checked, insist, lease_of, readable, shown
+from leasehold.stores.fields import (
+    FIELDS,
+    BadRowField,
+    CellKind,
+    cells,
+    checked,
+    insist,
+    lease_of,
+    listing_of,
+    readable,
+    shown,
+)
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, OutcomeUnknown, Promises, StoreError
 from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Stored
@@ -92,7 +103,7 @@ def _lease(row: Row | Mapping[str, Any]) -> Lease:
 log = escaped(logging.getLogger("leasehold.sqlite"))
 
 BUSY_SECONDS = 10.0
-"""How long a write waits for another process's; a write takes milliseconds, so this means trouble."""
+"""A write waits so long for another process's write, which takes milliseconds unless something is wrong."""
 
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM leases"  # noqa: S608  our own column names
 _INSERT = f"INSERT INTO leases ({', '.join(COLUMNS)}) VALUES ({', '.join(':' + name for name in COLUMNS)})"  # noqa: S608
@@ -202,10 +213,8 @@ class SqliteStore:
     def list(self) -> Listing:
         """Every lease, sorted by key, as of one moment."""
         with self.current() as connection:
-            rows = connection.execute(f"{_SELECT} ORDER BY key").fetchall()
-        read = tuple(to_lease(row) for row in rows)
-        leases = tuple(lease for lease in read if isinstance(lease, Lease))
-        return Listing(leases, tuple(row for row in read if isinstance(row, Malformed)))
+            rows = connection.execute(_SELECT).fetchall()
+        return listing_of(map(to_lease, rows))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002  never stale
         """Read these leases, in the order asked; those not there are left out."""
@@ -252,7 +261,7 @@ def _inode(path: str) -> _Inode | None:
 
 
 def _text(raw: bytes) -> str | bytes:
-    """As text, or as it is where it is none: the driver's own way fails the whole reading for one such row."""
+    """The text of these bytes, or the bytes if they are no UTF-8, for which the driver would fail the whole reading."""
     try:
         return raw.decode()
     except UnicodeDecodeError:

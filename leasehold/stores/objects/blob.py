@@ -28,7 +28,7 @@ from leasehold.stores.objects.event_hubs_layout import EventHubLayout, full_name
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore, Layout
 from leasehold.stores.protocol import OutcomeUnknown, Patience, StoreError
-from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, bare
+from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, bare, unanswered
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 
 CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
@@ -36,7 +36,7 @@ CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
 
 _STARTS: Mapping[str, Position] = {"TRIM_HORIZON": TRIM_HORIZON, "LATEST": LATEST}
 _REFUSED = frozenset({"BlobAlreadyExists", "BlobNotFound", "ConditionNotMet", "TargetConditionNotMet"})
-_BUSY, _UNSIGNED = frozenset({408, 429}), frozenset({401, 403})
+_UNSIGNED = frozenset({401, 403})
 _SIGN_IN = f"check the key in {CONNECTION_STRING}, or give the identity the role 'Storage Blob Data Contributor'"
 _ONCE: Mapping[str, Any] = {"retry_total": 0}
 """A write sent twice could be refused by its own first try (rule 3 of `objects`)."""
@@ -249,7 +249,7 @@ def asking(container: ContainerClient) -> Iterator[None]:
         raise StoreError(f"container {name!r}: the service refused the credentials; {_SIGN_IN}") from refused
     except HttpResponseError as error:
         status = error.status_code or 0
-        if status < 400 or status >= 500 or status in _BUSY:  # noqa: PLR2004  HTTP's classes of answers
+        if unanswered(status):
             raise OutcomeUnknown(f"container {name!r}: no usable answer (HTTP {status})") from error
         if status in _UNSIGNED:
             raise StoreError(f"container {name!r}: the service refused: {_code(error)}; {_SIGN_IN}") from error

@@ -26,7 +26,7 @@ from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.printable import printable, said, text_of
 from leasehold.stores.protocol import OutcomeUnknown, Patience, StoreError
-from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age
+from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, unanswered
 from leasehold.stores.urls import date_of, endpoint_of
 
 T = TypeVar("T")
@@ -36,11 +36,10 @@ os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 EMULATOR = "STORAGE_EMULATOR_HOST"
-"""Where Google's own libraries look for a stand-in."""
+"""The variable in which Google's own libraries look for the URL of an emulator."""
 PAGE_LEASES = 20
 """All metadata of an object have 8 KiB, and notes of a lease some 300 bytes."""
 PATIENCE = Patience(connect_seconds=5, read_seconds=10, attempts=3)
-_BUSY = frozenset({408, 429})
 _ADVICE: Mapping[int, str] = {
     401: "the credentials are not valid; fetch new ones",
     403: "these credentials may not do this; a worker needs the role Storage Object User on the bucket",
@@ -232,7 +231,7 @@ class GcsObjects:
             raise OutcomeUnknown(f"{self._where}: the service cannot be reached") from error
         except GoogleAPICallError as error:
             status = int(error.code or 0)
-            if status < 400 or status >= 500 or status in _BUSY:  # noqa: PLR2004  HTTP's classes of answers
+            if unanswered(status):
                 raise OutcomeUnknown(f"{self._where}: no usable answer (HTTP {status})") from error
             advice = _ADVICE.get(status, printable(text_of(error, 200)))
             raise StoreError(f"{self._where}: the service refused (HTTP {status}): {advice}") from error

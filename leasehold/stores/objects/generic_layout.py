@@ -15,8 +15,19 @@ from attrs import frozen
 from leasehold.balancer.model import Lease
 from leasehold.stores.fields import FIELDS, BadRowField, cells, checked, kilobytes, lease_of, text, weight, whole
 from leasehold.stores.protocol import Promises
-from leasehold.stores.requests import ObjectFields, Part, Parts, owned, owner_fields
-from leasehold.stores.words import StampedNotes, heard, said, spelled, stamped, stamps
+from leasehold.stores.requests import (
+    ObjectFields,
+    Part,
+    Parts,
+    StampedNotes,
+    heard,
+    owned,
+    owner_fields,
+    said,
+    spelled,
+    stamped,
+    stamps,
+)
 
 _NAMES = {field.name: field.object for field in FIELDS}
 _OWNERSHIP = frozenset({"owner", "epoch", "heir", "yields", "notes"})

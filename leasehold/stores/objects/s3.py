@@ -29,7 +29,7 @@ from leasehold.stores.aws import session_of
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.protocol import OutcomeUnknown, Patience, StoreError
-from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, bare
+from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, bare, unanswered
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ _THERE = frozenset({"PreconditionFailed", "412"})
 _NO_CONDITIONS = frozenset({"NotImplemented", "501"})
 _ADVICE = {"RequestTimeTooSkewed": "; set this machine's clock"}
 _OUR_FAULT = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, NoRegionError, ParamValidationError)
-_BUSY = frozenset({408, 429})
 _FETCHES = 8
 """Objects fetched at a time, where a listing shows them changed."""
 PATIENCE = Patience(connect_seconds=5, read_seconds=10, attempts=3)
@@ -239,7 +238,7 @@ class S3Objects:
             yield
         except ClientError as error:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            if status < 400 or status >= 500 or status in _BUSY:  # noqa: PLR2004  HTTP's classes of answers
+            if unanswered(status):
                 raise OutcomeUnknown(f"{where}: no usable answer (HTTP {status})") from error
             hint = _ADVICE.get(_code(error), "")
             raise StoreError(f"{where}: the service refused: {_code(error)} (HTTP {status}){hint}") from error

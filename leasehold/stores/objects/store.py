@@ -18,20 +18,16 @@ Rule 5: a lease is read ownership first, then checkpoint: the reverse of the ord
 an heir that reads itself as the owner also reads the giver's last checkpoint.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from leasehold.balancer.model import Lease
-from leasehold.stores.fields import insist, readable
-from leasehold.stores.objects.cells import ObjectCells
+from leasehold.stores.fields import insist, listing_of, readable
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, Promises, StoreError
+from leasehold.stores.protocol import ATTEMPTS, Done, Listing, Lost, Malformed, Outcome, Promises, StoreError
 from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Objects, Part, Parts, Stored, prove
 from leasehold.stores.writes import CreateLease, DeleteLease, LeaseChange, Write, applied, created
-
-_ATTEMPTS = 64
-"""Each repetition needs a competing write in between; more than so many in a row are a fault of the service."""
 
 _LISTED = 8
 """An object in a listing costs about an eighth of a request of its own, to both ends."""
@@ -43,13 +39,13 @@ _OWNERSHIP = ("owner", "epoch", "heir", "yields")
 """The fields of a lease for whose sake the ownership is written; its weight travels along."""
 
 _CHECKPOINT = ("checkpoint", "parents", "hash_range")
-"""Those of the checkpoint object; the last two change by a reset only."""
+"""The fields for whose sake the checkpoint is written; only a reset changes the last two."""
 
 
 Layout = ObjectLayout | EventHubLayout
-"""How a lease is written down, purely: `parts` in the order in which they are to be read; `prefix`, `name` and `key` of
-the objects; `lease`, made of them; and their new fields, `ownership`, `checkpoint` and `notes`, which keep those not
-understood. `owned_before_checkpoint` says whether an ownership without a checkpoint is a lease."""
+"""The form of a lease in objects, without I/O: `parts` in the order in which they are to be read; `prefix`, `name` and
+`key` of the objects; `lease`, made of them; and their new fields, `ownership`, `checkpoint` and `notes`, which keep
+those not understood. `owned_before_checkpoint` says whether an ownership without a checkpoint is a lease."""
 
 
 class EtagStore:
@@ -81,11 +77,7 @@ class EtagStore:
                 if key is not None:
                     found[key] = found.get(key, Parts()).having(part, stored)
         self._seen = dict(found)
-        rows = [self._row(key, parts) for key, parts in sorted(found.items())]
-        return Listing(
-            tuple(row for row in rows if isinstance(row, Lease)),
-            tuple(row for row in rows if isinstance(row, Malformed)),
-        )
+        return listing_of(self._row(key, parts) for key, parts in sorted(found.items()))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Read these leases, in the order asked. Raises StoreError for one that cannot be read as a lease.
@@ -111,7 +103,7 @@ class EtagStore:
                     parts = self._put(key, "ownership", parts, self._layout.ownership({}, lease, lease))
                 return self._done(key, parts)
             case DeleteLease(lease):
-                for _ in range(_ATTEMPTS):
+                for _ in range(ATTEMPTS):
                     parts = self._read_one(lease.key)
                     stored = self._lease(lease.key, parts)
                     if applied(write, stored) is None:
@@ -121,11 +113,11 @@ class EtagStore:
                     if stored is None or all(self._objects.delete(one.name, one.etag) for one in parts.existing):
                         self._seen.pop(lease.key, None)
                         return Done(lease)
-                raise StoreError(f"lease {lease.key!r}: {_ATTEMPTS} conditional deletions in a row were refused")
+                raise StoreError(f"lease {lease.key!r}: {ATTEMPTS} conditional deletions in a row were refused")
             case _:
                 return self._change(write)
 
-    def cells(self) -> ObjectCells:
+    def cells(self) -> "ObjectCells":
         """The rows of layout `sessions` below the same prefix."""
         above = self._layout.above if isinstance(self._layout, ObjectLayout) else ""
         return ObjectCells(self._objects, above, page_leases=self._page_leases)
@@ -151,7 +143,7 @@ class EtagStore:
         parts = self._seen.get(key)
         if parts and (outcome := self._attempt(write, parts, fresh=False)):
             return outcome
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             # After a request the new ownership alone is enough. A refusal carries the whole lease as stored.
             parts = self._fetched({key: parts}, ("ownership",))[key] if parts else None
             if parts is None or not self._fits(write, parts):
@@ -161,7 +153,7 @@ class EtagStore:
             if outcome := self._attempt(write, parts, fresh=True):
                 return outcome
             parts = None  # notes that another wrote meanwhile are another object
-        raise StoreError(f"lease {key!r}: {_ATTEMPTS} conditional writes in a row were refused")
+        raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were refused")
 
     def _fits(self, write: LeaseChange, parts: Parts) -> bool:
         return applied(write, self._lease(write.lease.key, parts)) is not None
@@ -214,7 +206,7 @@ class EtagStore:
 
     def _advance(self, key: str, parts: Parts, after: Lease) -> Parts | None:
         """Move the checkpoint object forward; None if it is past this position already, or ended."""
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             moved = self._put(key, "checkpoint", parts, self._layout.checkpoint(parts.fields("checkpoint"), after))
             if moved:
                 return moved
@@ -222,7 +214,7 @@ class EtagStore:
             now = self._lease(key, parts)
             if now is None or now.ended or now.checkpoint.order > after.checkpoint.order:
                 return None
-        raise StoreError(f"lease {key!r}: {_ATTEMPTS} writes of its checkpoint in a row were refused")
+        raise StoreError(f"lease {key!r}: {ATTEMPTS} writes of its checkpoint in a row were refused")
 
     def _put(self, key: str, part: Part, parts: Parts, fields: ObjectFields) -> Parts | None:
         """Write one object over the one in `parts`; None if that one is no longer the stored one."""
@@ -284,3 +276,46 @@ class EtagStore:
         self._seen[key] = parts
         lease = self._lease(key, parts)
         return Done(lease) if lease else Lost(key, None)
+
+
+class ObjectCells:
+    """Rows of layout `sessions` as objects below a prefix."""
+
+    def __init__(self, objects: Objects, above: str, *, page_leases: int = PAGE_LEASES) -> None:
+        self.page_leases = page_leases
+        self._objects, self._above = objects, f"{above.strip('/')}/".lstrip("/")
+        self._pool = ThreadPoolExecutor(_READS, thread_name_prefix="leasehold-sessions")
+
+    def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
+        """List the objects, once for each kind."""
+        return tuple(self._inside(one) for prefix in prefixes for one in self._objects.list(self._above + prefix))
+
+    def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002  never stale
+        """The objects of these names that are there, read side by side."""
+        each = self._pool.map if len(names) > 1 else map  # one alone needs no thread
+        found = each(self._objects.get, [self._above + name for name in names])
+        return {name: self._inside(one) for name, one in zip(names, found, strict=True) if one is not None}
+
+    def put_new(self, name: str, fields: ObjectFields) -> str | None:
+        """Write it if the name is free."""
+        return self._objects.put_new(self._above + name, fields)
+
+    def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
+        """Replace it if it is still this one."""
+        return self._objects.put_over(self._above + name, fields, version)
+
+    def delete(self, name: str, version: str) -> bool:
+        """Remove it if it is still this one."""
+        return self._objects.delete(self._above + name, version)
+
+    def prove(self) -> None:
+        """Return if the service keeps its conditions. Raises StoreError."""
+        prove(self._objects, self._above)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._pool.shutdown()
+        self._objects.close()
+
+    def _inside(self, stored: Stored) -> Stored:
+        return Stored(stored.name.removeprefix(self._above), stored.etag, stored.fields, stored.age)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from attrs import define, evolve, frozen
 
-from leasehold.stores.protocol import OutcomeUnknown, StoreError
+from leasehold.stores.protocol import ATTEMPTS, OutcomeUnknown, StoreError
 from leasehold.stores.requests import ObjectFields, Stored
 from leasehold.stores.sessions.rows import (
     SESSIONS,
@@ -34,15 +34,12 @@ from leasehold.stores.sessions.rows import (
     told_fields,
 )
 
-ATTEMPTS = 64
-"""Each repetition needs a competing write in between; more than so many in a row are a fault of the service."""
-
 GATHER_SECONDS = 0.2
 """Readers ask for records as often, so that the checkpoints which one moment makes due come within this time."""
 
 QUIET_SECONDS = 0.05
-"""Where a wait was in vain, a group is written once nobody has joined for so long: those who have not come may be held
-up by this very write, for fewer threads renew and read than there are leases."""
+"""After a wait in vain a group is written once no lease has joined it for so long: this very write may hold up the
+others, for fewer threads renew and read than there are leases."""
 
 
 class VersionedRows(Protocol):
@@ -250,7 +247,7 @@ class Page:
         return found
 
     def _missing(self) -> set[str] | None:
-        """Of the leases here, those that came in the round before and not yet in this one; None in the first round."""
+        """The leases here that came in the previous round and not yet in this one; None in the first round."""
         if self._before is None:
             return None
         return {key for key in self._before - self._round - self.parted.keys() if key in self.session.entries}

@@ -1,6 +1,6 @@
 """The rows of layout `sessions` as values, their fields, and the one lease that they make together.
 
-A lease's row tells its owner and where it stood when it came to that owner. The owner's session row tells that it
+A lease's row names its owner and where it stood when it came to that owner. The owner's session row tells that it
 lives, and how far each of its leases has come since. A third row of the session holds what no decision rests on: notes
 and throughput, which would make each group write longer.
 
@@ -31,11 +31,10 @@ from leasehold.stores.fields import (
     whole,
 )
 from leasehold.stores.protocol import Malformed, StoreError
-from leasehold.stores.requests import ObjectFields, Stored
-from leasehold.stores.words import StampedNotes, heard, said, spelled, stamped, stamps
+from leasehold.stores.requests import ObjectFields, StampedNotes, Stored, heard, said, spelled, stamped, stamps
 
 LEASES, SESSIONS, TOLD = "lease/", "session/", "told/"
-"""Where the three kinds of rows stand below the table's prefix."""
+"""The prefixes of the three kinds of rows, below the table's own."""
 
 _NAMES = {each.name: each.object for each in FIELDS}
 _FIELDS = tuple(each for each in FIELDS if each.object and each.name != "notes")
@@ -214,13 +213,13 @@ def _entry(told: Any) -> SessionEntry:  # noqa: ANN401  whatever somebody wrote
 
 
 def told_fields(told: Remarks) -> ObjectFields:
-    """The row of what a session tells beside its entries."""
+    """The row of a session's remarks, beside its entries."""
     rows = {key: [one.epoch, one.weight, one.notes] for key, one in told.items()}
     return {"told": json.dumps(rows, separators=(",", ":"))}
 
 
 def told_of(stored: Stored | None) -> Remarks:
-    """The remarks that the row tells; nothing where the row cannot be read, for no decision rests on it."""
+    """The remarks of the row; none where the row cannot be read, for no decision rests on it."""
     found: dict[str, Remark] = {}
     try:
         rows = from_json("told", stored.fields.get("told", "{}")) if stored else {}

@@ -1,6 +1,6 @@
 """The store of layout `sessions`: every write of the protocol, in the order of the rows that it changes.
 
-`specs/sessions.md` tells each rule and what is lost without it; the numbers stand beside the lines that keep them.
+`specs/sessions.md` has each rule and what is lost without it; the numbers stand beside the lines that keep them.
 Whoever renews or checkpoints leaves a ticket with its page (`group`). Whoever changes the owner reads the lease's row
 and its owner's session, stops that owner there, and then replaces the lease's row as read.
 
@@ -15,7 +15,9 @@ from uuid import uuid4
 from attrs import evolve
 
 from leasehold.balancer.model import Lease, Notes, Version
+from leasehold.stores import writes
 from leasehold.stores.protocol import (
+    ATTEMPTS,
     Done,
     Listing,
     Lost,
@@ -26,9 +28,8 @@ from leasehold.stores.protocol import (
     Store,
     StoreError,
 )
-from leasehold.stores.requests import Stored
+from leasehold.stores.requests import StampedNotes, Stored
 from leasehold.stores.sessions.group import (
-    ATTEMPTS,
     GATHER_SECONDS,
     EntryChange,
     Pace,
@@ -59,30 +60,10 @@ from leasehold.stores.sessions.rows import (
     session_of,
     told_of,
 )
-from leasehold.stores.words import StampedNotes
-from leasehold.stores.writes import (
-    AnnotateLease,
-    CheckpointLate,
-    CheckpointLease,
-    ClaimLease,
-    CreateLease,
-    DeleteLease,
-    GiveLease,
-    LeaseChange,
-    ReleaseLease,
-    RenewLease,
-    RequestLease,
-    ResetLease,
-    StealLease,
-    TakeBackLease,
-    WithdrawRequest,
-    Write,
-    applied,
-    created,
-)
+from leasehold.stores.writes import applied, created
 
 IDLE_SECONDS = 3600.0
-"""A session that names no lease and has stood still for so long is ended by whoever lists the table (G11)."""
+"""The next worker that lists the table ends a session that names no lease and has stood still for so long (G11)."""
 
 _TOUCHES = 4
 """A touch that is refused so often is left out: its lease's row says the same, and is read in time."""
@@ -207,15 +188,15 @@ class SessionStore:
 
     # Writing
 
-    def write(self, write: Write) -> Outcome:
+    def write(self, write: writes.Write) -> Outcome:
         """Apply the write under its condition, or refuse it."""
         match write:
-            case CreateLease(lease):
+            case writes.CreateLease(lease):
                 new = LeaseRow(created(lease))
                 if self._cells.put_new(lease_name(lease.key), lease_fields(new)) is None:
                     return self._lost(lease.key)
                 return Done(joined(new, None, {}).lease)
-            case RenewLease(lease) | CheckpointLease(lease) if not _ends(write):
+            case writes.RenewLease(lease) | writes.CheckpointLease(lease) if not _ends(write):
                 # My page that has this lease, as far as known without a reading.
                 row = self._rows.get(lease.key)
                 page = self._pages.get(row.session) if row else None
@@ -226,14 +207,16 @@ class SessionStore:
                         return done
         key = write.lease.key
         # A lease that was seen to be nobody's is claimed as it was seen: its row's version refuses it if it was taken.
-        known = self._free.pop(key, None) if isinstance(write, ClaimLease) and key not in self._unsettled else None
+        known = (
+            self._free.pop(key, None) if isinstance(write, writes.ClaimLease) and key not in self._unsettled else None
+        )
         if known is not None and known.lease.version != write.lease.version:
             known = None
         for _ in range(ATTEMPTS):
             joint, known = known or self._see([key]).get(key), None
             if joint is None:
                 self._forget(key, None)
-                return Done(write.lease) if isinstance(write, DeleteLease) else Lost(key, None)
+                return Done(write.lease) if isinstance(write, writes.DeleteLease) else Lost(key, None)
             if not self._settled(joint):
                 continue
             outcome = self._attempt(write, joint)
@@ -257,7 +240,7 @@ class SessionStore:
         self._unsettled.pop(key, None)
         return True
 
-    def _attempt(self, write: LeaseChange | DeleteLease, joint: Joint) -> Outcome | None:  # noqa: C901  a case for each write
+    def _attempt(self, write: writes.LeaseChange | writes.DeleteLease, joint: Joint) -> Outcome | None:  # noqa: C901  a case for each write
         """Try the write once on what was just read; None if another wrote meanwhile."""
         seen, key, row = write.lease, write.lease.key, joint.row
         self._forget(key, row)
@@ -267,54 +250,55 @@ class SessionStore:
         if mine is not None and self._fresh(mine, joint, seen):
             stored = evolve(stored, version=seen.version)
         # A request, and a reset, ask who owns the lease in truth; the rest, whom its row names.
-        asks = isinstance(write, RequestLease | ResetLease | AnnotateLease)
+        asks = isinstance(write, writes.RequestLease | writes.ResetLease | writes.AnnotateLease)
         after = applied(write, joint.lease if asks else stored)
-        if after is None or (isinstance(write, CheckpointLate) and key_and_epoch(seen.version)[0] != row.lease.epoch):
+        late = isinstance(write, writes.CheckpointLate) and key_and_epoch(seen.version)[0] != row.lease.epoch  # G10
+        if after is None or late:
             return Lost(key, joint.lease)
         match write:
-            case RenewLease() | CheckpointLease() | GiveLease() if joint.stopped:
+            case writes.RenewLease() | writes.CheckpointLease() | writes.GiveLease() if joint.stopped:
                 return Lost(key, joint.lease)
-            case RenewLease() | CheckpointLease() if mine is None:
+            case writes.RenewLease() | writes.CheckpointLease() if mine is None:
                 # Another process of this worker's id has it: as in the other layouts the elder takes it back.
                 return self._take(joint, after, seen.owner or "", "frozen")
-            case CheckpointLease() if _ends(write):
+            case writes.CheckpointLease() if _ends(write):
                 return self._replace(joint, _passed(joint, after, ""))
-            case RenewLease() | CheckpointLease():
+            case writes.RenewLease() | writes.CheckpointLease():
                 self._learn(row)
                 return self._committed(write, mine) if mine and joint.accepted else Lost(key, joint.lease)
-            case ClaimLease(me=me) if mine is not None and mine.session.worker == me:
+            case writes.ClaimLease(me=me) if mine is not None and mine.session.worker == me:
                 return self._accept(joint, after, mine, seen)
-            case ClaimLease(me=me):
+            case writes.ClaimLease(me=me):
                 return self._take(joint, after, me, "ended" if joint.accepted else "frozen")
-            case StealLease(me=me) | TakeBackLease(me=me):
+            case writes.StealLease(me=me) | writes.TakeBackLease(me=me):
                 return self._take(joint, after, me, "frozen")
-            case GiveLease() | ReleaseLease():
+            case writes.GiveLease() | writes.ReleaseLease():
                 # Of another process's lease, or of one that this process only thinks it reads, the owner is stopped.
                 if not (mine is not None and joint.accepted) and not self._stop(joint, "frozen"):
                     return None
-                return self._replace(joint, _passed(joint, after, row.heirs if isinstance(write, GiveLease) else ""))
-            case ResetLease(epoch=epoch):
+                heirs = row.heirs if isinstance(write, writes.GiveLease) else ""
+                return self._replace(joint, _passed(joint, after, heirs))
+            case writes.ResetLease(epoch=epoch):
                 return self._replace(joint, _passed(joint, after, "", epoch))
-            case RequestLease(me=me):
-                asked = evolve(row, lease=evolve(row.lease, heir=me), heirs=self._page(me).id)
-                done = self._replace(joint, asked)
+            case writes.RequestLease(me=me):
+                done = self._replace(joint, evolve(row, lease=evolve(row.lease, heir=me), heirs=self._page(me).id))
                 if done is not None:
                     self._touch(joint)
                 return done
-            case WithdrawRequest():
+            case writes.WithdrawRequest():
                 return self._replace(joint, evolve(row, lease=evolve(row.lease, heir=None), heirs=""))
-            case AnnotateLease(name=name, value=value):
+            case writes.AnnotateLease(name=name, value=value):
                 # The note is stamped above what was said before.
                 notes = tuple(sorted({**dict(row.lease.notes), name: value}.items()))
                 stamps = {each: row.stamps.get(each, 0) for each, _ in row.lease.notes}
                 stamps |= restamped(joint, ((name, value),))
                 return self._replace(joint, evolve(row, lease=evolve(row.lease, notes=notes), stamps=stamps))
-            case CheckpointLate(position=position):
+            case writes.CheckpointLate(position=position):
                 done = self._replace(joint, evolve(row, lease=evolve(row.lease, checkpoint=position)))
                 if done is not None and position.ended:
                     self._touch(joint)
                 return done
-            case DeleteLease():
+            case writes.DeleteLease():
                 return self._delete(write, joint)
 
     def _fresh(self, page: Page, joint: Joint, seen: Lease) -> bool:
@@ -327,7 +311,7 @@ class SessionStore:
 
     # The owner's own writes
 
-    def _committed(self, write: RenewLease | CheckpointLease, page: Page) -> Outcome | None:
+    def _committed(self, write: writes.RenewLease | writes.CheckpointLease, page: Page) -> Outcome | None:
         """Have the page write it; None if it may not."""
         seen, key = write.lease, write.lease.key
 
@@ -396,8 +380,8 @@ class SessionStore:
         key, page = after.key, self._page(me)
         left = page.session.entries.get(key)
         if left is not None and left.epoch > joint.row.lease.epoch:
-            # Another thread of mine took it since the row was read; or the row was deleted and made anew, and the entry
-            # of before could come under the same epoch again. A row read after the entry tells which.
+            # Another thread of mine took it since the row was read; or the row was deleted and written again, and the
+            # former entry could come under the same epoch again. A row read after the entry tells which.
             again = self._read_rows([key]).get(key)
             if again is None or again.stored.etag != joint.row.stored.etag:
                 return None
@@ -500,7 +484,7 @@ class SessionStore:
             raise
         return None if version is None else evolve(row, stored=Stored(before.name, version, fields))
 
-    def _delete(self, write: DeleteLease, joint: Joint) -> Outcome | None:
+    def _delete(self, write: writes.DeleteLease, joint: Joint) -> Outcome | None:
         # A finished lease has no position to lose; of any other, the owner's next commit would go with it.
         if not joint.named.ended and not self._stop(joint, "frozen"):
             return None
@@ -519,7 +503,7 @@ class SessionStore:
     def _forget(self, key: str, row: LeaseRow | None) -> None:
         """Let go what is known of this lease, and its entries in my pages, if its row names a later owner (G5).
 
-        Another thread may know of a later row than the one read here, and one that is gone may be made anew by now.
+        Another thread may know of a later row than the one read here, and a deleted one may be written again by now.
         """
         known = self._rows.get(key)
         if known is not None and (row is None or row.lease.epoch > known.lease.epoch):
@@ -587,9 +571,9 @@ def _session_in(stored: Mapping[str, Stored], session: str) -> tuple[Session | N
     return (certain(session_of(there)) if there else None), told_of(stored.get(TOLD + session))
 
 
-def _ends(write: LeaseChange | DeleteLease) -> bool:
+def _ends(write: writes.LeaseChange | writes.DeleteLease) -> bool:
     """Whether it leaves a finished lease that nobody owns."""
-    return isinstance(write, CheckpointLease) and write.position.ended and not write.keep_owner
+    return isinstance(write, writes.CheckpointLease) and write.position.ended and not write.keep_owner
 
 
 def _passed(joint: Joint, after: Lease, session: str, epoch: int = 0) -> LeaseRow:
@@ -600,7 +584,7 @@ def _passed(joint: Joint, after: Lease, session: str, epoch: int = 0) -> LeaseRo
 
 
 def _beside(joint: Joint, notes: Notes) -> StampedNotes:
-    """Those of these notes that the lease's row does not say, stamped above what was said before."""
+    """The notes among these that the lease's row lacks, stamped above earlier ones."""
     stamps = restamped(joint, notes)
     return {name: (value, stamps[name]) for name, value in notes if (name, value) not in joint.row.lease.notes}
 

@@ -14,8 +14,8 @@ from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
+from leasehold.balancer.contradictions import noted
 from leasehold.balancer.model import TRIM_HORIZON
-from leasehold.balancer.shards.contradictions import noted
 from leasehold.stores.embedded.memory import MemoryStore
 
 CONFIG = Config(lease_seconds=3.0, initial_position=TRIM_HORIZON)

@@ -11,7 +11,7 @@ import pytest
 
 from leasehold.adapters.local.tables import FIRST_NUMBER, TableStreams, served
 from leasehold.adapters.sources.changes import Change
-from leasehold.adapters.sources.dynamodb_streams.source import EMPTY_AT_TIP, ChangePoller, TableStream
+from leasehold.adapters.sources.dynamodb_streams import EMPTY_AT_TIP, ChangePoller, TableStream
 from leasehold.adapters.sources.protocol import Batch, Record, SourceError, Trimmed
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp

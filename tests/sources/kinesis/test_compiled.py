@@ -7,19 +7,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import cbor2
 import pytest
 from crafted import cases
 from fuzz_aggregation import mutated
 from test_aggregation import ROWS, Rows
-from test_wire_views import BODY
-from test_wire_views import ROWS as VIEW_ROWS
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 
 from compiled import plain_and_compiled
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import hatch_build
 from leasehold.adapters.sources.protocol import Record
@@ -106,51 +102,9 @@ def test_both_forms_measure_alike(forms: Forms, hash_range: HashRange | None, mi
     assert batches[0].equals(batches[1])
 
 
-def _viewed(module: Any, body: bytes) -> object:  # noqa: ANN401  each form has one
-    """What it makes of an answer, columns included; the words of the error where these cannot be made."""
-    found = module.viewed(body)
-    if found is None:
-        return None
-    try:
-        return found, module.columns(body, *found[:4])
-    except ValueError as error:
-        return found, type(error)
-
-
-DAMAGE = st.tuples(st.integers(0, len(BODY)), st.integers(0, 9), st.binary(max_size=9))
-OTHERS = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text() | st.binary(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=3), inner),
-    max_leaves=9,
-)
-
-
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=1000)
-@given(damage=st.lists(DAMAGE, max_size=3))
-def test_all_forms_take_the_same_views(forms: Forms, damage: list[tuple[int, int, bytes]]) -> None:
-    """An answer would be read differently by those who installed a wheel, or with a compiler for C."""
-    body = BODY
-    for at, gone, come in damage:
-        body = body[:at] + come + body[at + gone :]
-    told = [_viewed(each, body) for each in _takers(forms)]
-    assert told[0] == told[1] == told[2]
-
-
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(rows=st.lists(VIEW_ROWS | OTHERS, max_size=4), others=st.dictionaries(st.text(max_size=3), OTHERS))
-@pytest.mark.parametrize("indefinite", [False, True])
-def test_all_forms_take_the_same_answers(
-    forms: Forms, rows: list[object], others: dict[str, object], indefinite: bool
-) -> None:
-    """Likewise of an answer that is whole, whatever else it says."""
-    body = cbor2.dumps({**others, "Records": rows, "ChildShards": None}, indefinite_containers=indefinite)
-    told = [_viewed(each, body) for each in _takers(forms)]
-    assert told[0] == told[1] == told[2]
-
-
 def test_the_scan_in_c_refuses_views_of_bytes_that_are_not_there(forms: Forms) -> None:
     """A mistake elsewhere would be read as whatever lies behind an answer, or end the process."""
-    _, _, scan = _takers(forms)
+    scan = forms["compiled"]["scan"]
     beyond = struct.pack("<iiii", 20, 0, 0, 90)
     for views, fault in (((beyond,) * 3, IndexError), ((b"\xff" * 16,) * 3, IndexError), ((b"",) * 3, ValueError)):
         with pytest.raises(fault):
@@ -162,7 +116,7 @@ def test_the_scan_in_c_refuses_views_of_bytes_that_are_not_there(forms: Forms) -
 
 def test_records_made_in_c_are_records(forms: Forms) -> None:
     """A handler would meet something that looks like a record, and is none."""
-    _, _, scan = _takers(forms)
+    scan = forms["compiled"]["scan"]
     columns = [b"x", b"y"], ["1", "2"], [0, 0], ["k", None], [None, "7"], [1.5, None], [False, True]
     made = [*scan.records(Record, *columns)]
     assert made == [Record(*row) for row in zip(*columns, strict=True)]
@@ -172,7 +126,3 @@ def test_records_made_in_c_are_records(forms: Forms) -> None:
     next(shrinking)
     columns[0].pop()
     assert [*shrinking] == []
-
-
-def _takers(forms: Forms) -> tuple[ModuleType, ModuleType, ModuleType]:
-    return forms["plain"]["views"], forms["compiled"]["views"], forms["compiled"]["scan"]

@@ -14,8 +14,8 @@ from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
+from leasehold.balancer.contradictions import noted
 from leasehold.balancer.model import TRIM_HORIZON
-from leasehold.balancer.shards.contradictions import noted
 from leasehold.stores.urls import open_store
 
 pytestmark = pytest.mark.services

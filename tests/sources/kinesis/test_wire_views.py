@@ -1,4 +1,4 @@
-"""Answers in CBOR taken apart into views: what cbor2 makes of them, or declined."""
+"""Answers in CBOR taken apart by the scan in C: what cbor2 makes of them, or declined."""
 
 from typing import Any, cast
 from unittest.mock import patch
@@ -8,11 +8,13 @@ import pytest
 import test_wire
 from hypothesis import given
 from hypothesis import strategies as st
+from standins.in_c import scan
 
 from leasehold.adapters.sources.kinesis.poller import columns_of
 from leasehold.adapters.sources.kinesis.wire import hooks as forms
-from leasehold.adapters.sources.kinesis.wire import views
-from leasehold.adapters.sources.kinesis.wire.views import viewed
+
+SCAN = scan()
+pytestmark = pytest.mark.skipif(SCAN is None, reason="there is no compiler of C")
 
 CHILD = {"ShardId": "shardId-1", "ParentShards": ["shardId-0"], "Odd": {"Nested": [1.5, None, -7, b"\xff" * 300]}}
 ANSWER = {
@@ -40,20 +42,20 @@ def as_columns(rows: Any) -> tuple[object, ...]:  # noqa: ANN401  in either form
 
 def by_cbor2(body: bytes) -> tuple[tuple[object, ...], object]:
     """What cbor2 makes of an answer. Raises ValueError or Unreadable."""
-    with patch.object(forms, "VIEWS", new=None):
+    with patch.object(forms, "SCAN", new=None):
         rows, answer = forms._apart(body, cbor=True)  # noqa: SLF001  what it stands in for
     return as_columns(rows), answer
 
 
 def taken(body: bytes) -> tuple[tuple[object, ...], object] | None:
     """Likewise by columns; None if it is declined."""
-    found = viewed(body)
+    found = SCAN.viewed(body)
     if found is None:
         return None
     *shown, sealed, begin, end = found
     rest = cbor2.loads(body[:begin] + b"\xf7" + body[end:])
     assert rest.pop("Records") is cbor2.undefined
-    return (*views.columns(body, *shown), sealed), rest
+    return (*SCAN.columns(body, *shown), sealed), rest
 
 
 @given(st.lists(ROWS, max_size=4), st.booleans(), st.permutations([*ANSWER]))
@@ -90,16 +92,26 @@ def test_a_time_may_be_marked_as_one() -> None:
 )
 def test_any_other_form_is_declined(row: object) -> None:
     """Without it a record might be read in another way than the one that was proved."""
-    assert viewed(cbor2.dumps({**ANSWER, "Records": [test_wire.ROW, row]})) is None
+    assert SCAN.viewed(cbor2.dumps({**ANSWER, "Records": [test_wire.ROW, row]})) is None
 
 
 BODY = cbor2.dumps({**ANSWER, "Records": [test_wire.ROW] * 3})
 
 
-@given(st.integers(0, len(BODY)), st.integers(0, 3), st.binary(max_size=3))
-def test_a_damaged_answer_is_declined_or_read_as_cbor2_reads_it(at: int, gone: int, come: bytes) -> None:
+DAMAGE = st.tuples(st.integers(0, len(BODY)), st.integers(0, 9), st.binary(max_size=9))
+OTHERS = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=9,
+)
+
+
+@given(st.lists(DAMAGE, max_size=3))
+def test_a_damaged_answer_is_declined_or_read_as_cbor2_reads_it(damage: list[tuple[int, int, bytes]]) -> None:
     """Without it a broken answer might pass for another one, behind which reading goes on."""
-    body = BODY[:at] + come + BODY[at + gone :]
+    body = BODY
+    for at, gone, come in damage:
+        body = body[:at] + come + body[at + gone :]
     try:
         found = taken(body)
     except (cbor2.CBORDecodeError, ValueError):
@@ -110,15 +122,26 @@ def test_a_damaged_answer_is_declined_or_read_as_cbor2_reads_it(at: int, gone: i
         assert found == by_cbor2(body)
 
 
+@given(st.lists(ROWS | OTHERS, max_size=4), st.dictionaries(st.text(max_size=3), OTHERS), st.booleans())
+def test_an_answer_of_any_form_is_declined_or_read_as_cbor2_reads_it(
+    rows: list[object], others: dict[str, object], indefinite: bool
+) -> None:
+    """Without it who installed a wheel would be given other records than all others."""
+    body = cbor2.dumps({**others, "Records": rows, "ChildShards": None}, indefinite_containers=indefinite)
+    found = taken(body)
+    if found is not None:
+        assert found == by_cbor2(body)
+
+
 def test_an_answer_that_is_cut_off_is_declined() -> None:
     """Without it the rest of an answer might be passed over."""
     end = BODY.index(b"\x72MillisBehindLatest")
-    assert [viewed(BODY[:size]) for size in range(end)] == [None] * end
+    assert [SCAN.viewed(BODY[:size]) for size in range(end)] == [None] * end
 
 
 def test_the_records_that_come_of_it_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a wheel would read otherwise than what is tested."""
-    monkeypatch.setattr(forms, "VIEWS", views)
+    monkeypatch.setattr(forms, "SCAN", SCAN)
     test_wire.test_every_crafted_aggregate_gives_the_same_records()
     test_wire.test_all_answers_give_the_batches_that_boto3_gives()
     test_wire.test_a_body_that_is_no_answer_fails_as_it_does_with_boto3()
@@ -127,13 +150,13 @@ def test_the_records_that_come_of_it_are_the_same(monkeypatch: pytest.MonkeyPatc
 def test_of_two_lists_the_last_is_read_as_by_cbor2(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it an answer would be read in one way by who installed a wheel, and in another by all others."""
     one, none = cbor2.dumps({"Records": [test_wire.ROW]})[1:], cbor2.dumps({"Records": []})[1:]
-    monkeypatch.setattr(forms, "VIEWS", views)
+    monkeypatch.setattr(forms, "SCAN", SCAN)
     assert forms.answer_of(b"\xa2" + one + none, cbor=True) == ([], b"{}")
 
 
 def test_a_row_looks_as_boto3_has_it() -> None:
     """Without it a caller of the client would find none of what its answer holds, or memory hold each answer twice."""
-    with patch.object(forms, "VIEWS", views):
+    with patch.object(forms, "SCAN", SCAN):
         rows, _ = forms.answer_of(BODY, cbor=True)
     in_seconds = {**test_wire.ROW, "ApproximateArrivalTimestamp": test_wire.ARRIVED / 1000}
     assert [rows[at] for at in range(len(rows))] == [in_seconds] * 3
@@ -141,4 +164,3 @@ def test_a_row_looks_as_boto3_has_it() -> None:
         [test_wire.ROW["SequenceNumber"]] * 3,
         0,
     )  # and its answer is let go
-    assert not views.COMPILED

@@ -21,7 +21,7 @@ from leasehold.adapters.cli.steer.asking import (
 )
 from leasehold.adapters.steering.explaining import plans, rules_of, story
 from leasehold.adapters.steering.swapping import opened
-from leasehold.balancer.shards.contradictions import noted
+from leasehold.balancer.contradictions import noted
 from leasehold.stores.printable import printable
 from leasehold.stores.protocol import StoreError
 

@@ -13,7 +13,7 @@ from typing import Any
 from attrs import NOTHING, Factory, evolve, fields, frozen, has
 from hypothesis import strategies as st
 
-from leasehold.balancer.calls import note_of_call
+from leasehold.balancer.bulletin import note_of_call
 from leasehold.balancer.config import RULE_SETS, Config
 from leasehold.balancer.model import (
     HASH_KEYS,

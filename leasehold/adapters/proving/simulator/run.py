@@ -34,8 +34,8 @@ from leasehold.adapters.proving.simulator.world.world import (
     records,
     shard,
 )
-from leasehold.adapters.worker.collecting import uncollected
 from leasehold.adapters.worker.notes import PROCESS
+from leasehold.adapters.worker.worker import uncollected
 from leasehold.balancer.model import Lease, Shard
 from leasehold.balancer.rules.shares import Groups, least_moves, path_of
 from leasehold.stores.sessions.rows import LeaseRow, lease_fields, lease_name

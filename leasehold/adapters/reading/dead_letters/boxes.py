@@ -140,13 +140,6 @@ class FolderBox:
             os.close(folder)
 
 
-class _BoxModule(Protocol):
-    """The function that each of the modules below provides."""
-
-    def open_url(self, place: str, options: Mapping[str, str], *, create: bool, **session: "Session") -> LetterBox:
-        """The box at this place. Raises ValueError, LetterError."""
-
-
 _SCHEMES = {
     "file": Scheme("leasehold.adapters.reading.dead_letters.boxes"),
     "s3": Scheme("leasehold.adapters.reading.dead_letters.objects", AWS, "aws"),
@@ -209,5 +202,6 @@ def open_stream(url: str) -> "StreamBox":
 def _opened(url: str, kind: str, *, create: bool, session: "Session | None" = None) -> LetterBox:
     scheme, place, options = read_url(url, kind, _SCHEMES)
     endpoint_of(options.get("endpoint"), f"{kind} URL")
-    module: _BoxModule = _SCHEMES[scheme].load(kind, LetterError)
-    return module.open_url(place, options, create=create, **session_for(_SCHEMES[scheme], session, f"{kind} URL"))
+    told = session_for(_SCHEMES[scheme], session, f"{kind} URL")
+    box: LetterBox = _SCHEMES[scheme].load(kind, LetterError).open_url(place, options, create=create, **told)
+    return box

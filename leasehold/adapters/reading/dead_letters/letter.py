@@ -106,7 +106,7 @@ class Letter:
 
 
 def place_of(name: str) -> tuple[int, int, str] | None:
-    """By this letters are sorted: sequence number, sub-sequence number, and the name; None where it names no letter."""
+    """The sort key of a letter: sequence number, sub-sequence number and name; None if it is no letter's name."""
     found = _NAME.fullmatch(name)
     return None if found is None else (int(found[1]), int(found[2]), name)
 

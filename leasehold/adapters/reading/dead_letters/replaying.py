@@ -1,6 +1,6 @@
 """Hands dead letters over again, one after the other in the order of their records.
 
-Rule 1: a letter is removed only after its handler is done with it, so that whoever is killed loses none. Rule 2: a
+Rule 1: a letter is removed only after its handler is done with it, so that a killed process loses none. Rule 2: a
 letter whose handler fails again stays as it is, and the next one follows; so does one that cannot be read.
 
 Hands the letters of a stream over again, under leases of the replay's own.
@@ -155,7 +155,7 @@ OVER_SECONDS = 1.0
 """Between two readings of a shard that is over: its row goes on telling that it is."""
 
 UNKNOWN_SECONDS = 0.001
-"""How far behind a reading with records counts as at least: more may have arrived behind them."""
+"""The least lag of a reading with records: more may have arrived behind them."""
 
 
 def replay_stream(

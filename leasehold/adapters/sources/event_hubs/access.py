@@ -99,14 +99,14 @@ def by_connection_string(secret: str, namespace: str, hub: str, group: str, *, w
 
 
 def by_identity(namespace: str, hub: str, group: str, *, websockets: bool = False) -> Access:
-    """As this machine or user, by whatever `DefaultAzureCredential` finds."""
+    """Access as this machine or user, whom `DefaultAzureCredential` finds."""
     from azure.identity import DefaultAzureCredential  # noqa: PLC0415  slow to load, and not needed beside a key
 
     return Access(namespace, hub, group, identity=AsyncCredential(DefaultAzureCredential()), websockets=websockets)
 
 
 _EXPIRED = "CBS Authentication Expired"
-"""What the client says, without asking the service, where a process slept through a token or its clock was set."""
+"""The client's own fault, without a request, after a process slept through its token's life or its clock was set."""
 
 
 class Contended(SourceUnavailable):

@@ -58,7 +58,7 @@ def _map(values: Mapping[Any, Any]) -> list[tuple[str, str | None]]:
 
 
 def _text(value: object) -> str | None:
-    """As the Azure connector has it: text as it is, anything else as JSON."""
+    """The text of a value, as the Azure connector for Spark has it: text unchanged, other values as JSON."""
     if value is None or isinstance(value, str):
         return value
     return value.decode(errors="replace") if isinstance(value, bytes) else json.dumps(value, default=str)

@@ -29,7 +29,7 @@ import random
 import time
 from asyncio import new_event_loop
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import datetime
@@ -60,7 +60,7 @@ from leasehold.adapters.sources.protocol import (
     Settled,
     SourceError,
     SourceUnavailable,
-    arrow_wanted,
+    rows_in_columns,
 )
 from leasehold.adapters.sources.repeats import Had, own_token
 from leasehold.adapters.threads import seconds, spawn
@@ -73,6 +73,8 @@ with suppress(ModuleNotFoundError):  # there is none for Windows
     # The client takes a turn of the loop for each event, and here a turn costs less.
     from uvloop import new_event_loop
 
+_COLUMNS = "leasehold.adapters.sources.event_hubs.arrow_rows"
+"""Imported late: it needs pyarrow, which is an extra."""
 log = escaped(logging.getLogger("leasehold.event_hubs"))
 
 ANSWER_SECONDS = 30.0
@@ -357,7 +359,7 @@ class PartitionReader:
         self._behind = None if arrived is None else max(0.0, time.time() - arrived)
         self._hear(self._clock())
         self._backoff.reset()
-        in_columns = partial(_in_columns, self._partition)
+        in_columns = partial(rows_in_columns, _COLUMNS, self._partition)
         opening, self._opening = self._opening, None
         unlinked = 0.0 if opening is None else self._clock() - opening
         return Batch(
@@ -417,12 +419,6 @@ class PartitionReader:
         return Batch((), None, None, wait, fault=str(why), unlinked_seconds=unlinked)
 
 
-def _in_columns(partition: str, records: Sequence[Record]) -> Any:  # noqa: ANN401  an extra has the type
-    with arrow_wanted():
-        from leasehold.adapters.sources.event_hubs.arrow_rows import rows_of  # noqa: PLC0415  pyarrow is an extra
-    return rows_of(partition, records)
-
-
 DEFAULT_GROUP = "$Default"
 PREFETCH = 1000
 PREFETCH_MOST = 10_000
@@ -469,7 +465,7 @@ class EventHubsSource:
         return "" if self._made is None else f"{self.stream}:{int(self._made.timestamp())}"
 
     def gone(self, shard: str) -> bool:
-        """Whether the hub answers and has no such partition: it was made anew, with fewer."""
+        """Ask the hub whether it lacks this partition: another hub of its name has fewer."""
         return all(each.id != shard for each in self.shards())
 
     def latest(self, lease: Lease) -> Position:

@@ -13,8 +13,7 @@ from leasehold.stores.aws import core_of
 from leasehold.stores.printable import escaped
 
 try:
-    from leasehold.adapters.sources.kinesis.wire.direct import read_directly
-    from leasehold.adapters.sources.kinesis.wire.hooks import Wire
+    from leasehold.adapters.sources.kinesis.wire.hooks import Wire, read_directly
 except ImportError:  # then boto3 takes answers apart by itself
     Wire = None  # type: ignore[assignment,misc]  # the slow way
 
@@ -29,7 +28,7 @@ MILLISECONDS = 10**11
 """Numbers from here on are milliseconds, which no time of Kinesis in seconds will reach for 3,000 years."""
 
 WireForm = Literal["cbor", "json", "boto3"]
-"""How records are asked for: in CBOR past boto3, in JSON, or in CBOR through boto3."""
+"""The form of requests for records: in CBOR past boto3, in JSON, or in CBOR through boto3."""
 
 
 class KinesisClients(TimedClients):
@@ -61,7 +60,7 @@ def reading_client(
 
     It gives a connection up where nothing comes for `read_seconds`.
 
-    The time of a record is whatever the service wrote: `seconds_of` tells what it means.
+    The time of a record is whatever the service wrote: `seconds_of` reads it.
     """
     client: KinesisClient = patient_client("kinesis", region, endpoint, read_seconds, session)
     if Wire is None:
@@ -108,7 +107,7 @@ def _late_once(caught_exception: Exception | None = None, **_event: object) -> N
 
 
 def utc(value: Any) -> datetime:  # noqa: ANN401  whatever a service may write for a time
-    """A time as Kinesis tells it (seconds since 1970), in UTC; any other form is left to botocore."""
+    """A time of Kinesis's (seconds since 1970), in UTC; any other form is left to botocore."""
     return datetime.fromtimestamp(value, UTC) if isinstance(value, int | float) else parse_timestamp(value)
 
 

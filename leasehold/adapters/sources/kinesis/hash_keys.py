@@ -1,4 +1,4 @@
-"""Where records fall in the hash key space of a stream, 0 to 2**128 - 1."""
+"""The places of records in the hash key space of a stream, 0 to 2**128 - 1."""
 
 import hashlib
 from functools import partial
@@ -19,12 +19,12 @@ def digest_of(partition_key: bytes) -> bytes:
 
 
 def hash_of(partition_key: str) -> int:
-    """Where a partition key falls."""
+    """The hash key of a partition key."""
     return int.from_bytes(digest_of(partition_key.encode()))
 
 
 def place_of(partition_key: str | None, hash_key: str | None) -> int:
-    """Where a record falls: by its explicit hash key, if it has a sound one, else by its partition key."""
+    """The hash key of a record: its explicit one, if it has a valid one, else its partition key's."""
     place = number(hash_key) if hash_key is not None else None
     return hash_of(partition_key or "") if place is None else place
 

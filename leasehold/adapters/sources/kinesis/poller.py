@@ -1,7 +1,7 @@
 """Reads one shard by GetRecords: the start, the pace of requests, and the user records made of the answers.
 
 A reading asks once (`Poller._ask`); the rows of the answer become columns, aggregates are taken apart (`Unpacking`),
-and what was done before is left out; the batch tells how far the shard has been seen.
+and what was done before is left out; the batch says how far the shard has been seen.
 
 Rule 1: two requests a second at the tip and four while behind, one in two seconds where nothing comes, fewer after a
 refusal (`faults.PollPace`).
@@ -15,7 +15,7 @@ Rule 4: before that, after an answer that did not come in time, the next is give
 import logging
 from bisect import bisect
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -45,7 +45,7 @@ from leasehold.adapters.sources.kinesis.records import (
     TokenedColumns,
     children,
 )
-from leasehold.adapters.sources.protocol import Batch, Record, SourceUnavailable, Trimmed, arrow_wanted
+from leasehold.adapters.sources.protocol import Batch, SourceUnavailable, Trimmed, rows_in_columns
 from leasehold.adapters.sources.repeats import Had
 from leasehold.balancer.model import TRIM_HORIZON, HashRange, Position
 from leasehold.stores.printable import escaped
@@ -54,6 +54,8 @@ if TYPE_CHECKING:  # the stubs are no dependency of a user
     from types_boto3_kinesis import KinesisClient
     from types_boto3_kinesis.type_defs import GetRecordsOutputTypeDef, RecordTypeDef, StartingPositionTypeDef
 
+_COLUMNS = "leasehold.adapters.sources.kinesis.arrow_rows"
+"""Imported late: it needs pyarrow, which is an extra."""
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
 _DATA, _NUMBER = itemgetter("Data"), itemgetter("SequenceNumber")
@@ -121,7 +123,7 @@ class Unpacking:
 
     @property
     def records(self) -> KinesisRecords:
-        """All that was not left out, in order."""
+        """The records that were not left out, in order."""
         return KinesisRecords(self._parts)
 
     def take(self, told: "RowViews | RowColumns | list[RecordTypeDef]") -> None:
@@ -186,7 +188,7 @@ class Unpacking:
             records.tokens += [self.had.token] * count
 
     def _take_tagged(self, number: str, arrived: float | None, users: UserRecords, first: int) -> None:
-        """What of an aggregate of a Spark sink was not had before, each with what its position carries along."""
+        """The records of a Spark sink's aggregate that did not come before, each with its position's token."""
         records, tokens = RecordColumns(), list[str]()
         for at in range(first, len(users)):
             key, hash_key, tag = users.keys[at], users.hash_keys[at], users.tags[at]
@@ -411,7 +413,7 @@ class Poller:
             ended=not answer.get("NextShardIterator"),
             children=children(answer.get("ChildShards", ())),
             size=unpacked.size,
-            in_columns=partial(_in_columns, self._stream, self._shard),
+            in_columns=partial(rows_in_columns, _COLUMNS, self._stream, self._shard),
             token=token,
         )
         self._iterator, self._read = answer.get("NextShardIterator") or None, last or self._read
@@ -425,9 +427,3 @@ class Poller:
 
     def _wait(self, *, idle: bool, behind: bool = False) -> float:
         return self._pace.answered(idle=idle, behind=behind)
-
-
-def _in_columns(stream: str, shard: str, records: Sequence[Record]) -> Any:  # noqa: ANN401  an extra has the type
-    with arrow_wanted():
-        from leasehold.adapters.sources.kinesis.arrow_rows import rows_of  # noqa: PLC0415  pyarrow is an extra
-    return rows_of(stream, shard, records)

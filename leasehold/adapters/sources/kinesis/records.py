@@ -68,7 +68,7 @@ class RowViews:
     datas    views of their data
     numbers  of their sequence numbers
     keys     of their partition keys
-    arrived  their times, as the service tells them, in 64 bits
+    arrived  their times, as the service sends them, in 64 bits
     sealed   whether any begins as an aggregate does
     made     makes columns of the first five
     """
@@ -101,7 +101,7 @@ class RowViews:
         self.body = self.datas = self.numbers = self.keys = self.arrived = b""
 
     def columns(self) -> RowColumns:
-        """The same records, with an object for each value."""
+        """The records with an object for each value."""
         rows = RowColumns()
         told = self._made(self.body, self.datas, self.numbers, self.keys, self.arrived)
         rows.datas, rows.numbers, rows.keys, rows.arrived = cast("Any", told)  # none of these is None
@@ -133,14 +133,14 @@ class RecordColumns:
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Self:
-        """The same records as columns."""
+        """These records as columns."""
         made = cls()
         for column, values in zip(made._columns(), zip(*records, strict=True), strict=False):
             column.extend(values)
         return made
 
     def tokened(self, tokens: list[str]) -> "TokenedColumns":
-        """The same records, each with what its position carries along."""
+        """The records, each with its position's token."""
         made = TokenedColumns()
         for name in RecordColumns.__slots__:
             setattr(made, name, getattr(self, name))
@@ -217,13 +217,13 @@ class KinesisRecords(Sequence[Record]):
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Self:
-        """The same records as columns."""
+        """These records as columns."""
         rows = [*records]
         columns, tokens = RecordColumns.of(rows), [row.token for row in rows]
         return cls([columns.tokened(tokens) if any(tokens) else columns])
 
     def columns(self) -> RecordColumns:
-        """The same records as columns, made anew."""
+        """A copy of the records, in one set of columns."""
         made = RecordColumns()
         for part in self._parts:
             made.add(part)

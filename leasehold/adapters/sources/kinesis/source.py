@@ -98,7 +98,7 @@ class PolledStream:
         self._clients.close()
 
     def _asked(self) -> str:
-        """What requests call the stream."""
+        """The name of the stream in requests."""
         return self.name
 
     def _heard(self, answer: Any) -> None:  # noqa: ANN401  each service has its own
@@ -149,7 +149,7 @@ class KinesisSource(PolledStream):
         self._ask_at, self._ask_waits = -math.inf, Backoff(*ASK_SECONDS)
 
     def identity(self) -> str:
-        """`account:stream:creationEpoch`, by which KCL tells streams apart. Raises SourceUnavailable or SourceError."""
+        """`account:stream:creationEpoch`, the KCL's identity of a stream. Raises SourceUnavailable or SourceError."""
         with said_plainly(self.name), understood(self.name):
             told = self._patience.call("describe_stream_summary", StreamName=self.name)
             summary = told["StreamDescriptionSummary"]

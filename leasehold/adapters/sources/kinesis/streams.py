@@ -1,7 +1,7 @@
 """Several Kinesis streams as one source, in KCL's multi-stream form: one table, one worker, many streams.
 
 A lease's key is `account:stream:creationEpoch:shardId`, and its stream is all but the last of these: a stream
-that was deleted and made anew is another stream.
+that was deleted and created again is another stream.
 """
 
 import logging
@@ -62,7 +62,7 @@ class KinesisStreams:
         A stream that never answered, and cannot be used as asked, raises SourceError: its name is probably wrong.
         """
         unnamed = self._learn_names()
-        # A stream that was made anew is another stream: its shards have the ids of the former ones.
+        # A stream that was created again is another stream: its shards have the ids of the former ones.
         for former, source in tuple(self._sources.items()):
             try:
                 present = source.incarnation() or former
@@ -100,7 +100,7 @@ class KinesisStreams:
         return self._source(lease.stream).latest(lease)
 
     def settled(self, lease: Lease, until: float) -> Settled | None:
-        """As its stream says."""
+        """The answer of the lease's own stream."""
         return self._source(lease.stream).settled(lease, until)
 
     def open(self, lease: Lease, start: Position) -> Reader:

@@ -58,6 +58,6 @@ class DynamoLeased(LeasedSource):
 
 def _source(table: str, options: Mapping[str, str]) -> Source:
     # The planner's process needs no client.
-    from leasehold.adapters.sources.dynamodb_streams.source import open_url  # noqa: PLC0415
+    from leasehold.adapters.sources.dynamodb_streams import open_url  # noqa: PLC0415
 
     return open_url(table, options)

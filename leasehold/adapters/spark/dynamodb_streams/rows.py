@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 
-from leasehold.adapters.sources.dynamodb_streams.source import text_of
+from leasehold.adapters.sources.dynamodb_streams import text_of
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.spark.feed import Columns
 from leasehold.balancer.model import Lease, Position

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from leasehold.adapters.sources.call_patience import POLL_SECONDS
-from leasehold.adapters.sources.dynamodb_streams.source import STREAMS, is_arn, region_of
+from leasehold.adapters.sources.dynamodb_streams import STREAMS, is_arn, region_of
 from leasehold.adapters.sources.kinesis.clients import patient_client
 from leasehold.adapters.sources.kinesis.faults import said_plainly
 from leasehold.adapters.sources.protocol import SourceError

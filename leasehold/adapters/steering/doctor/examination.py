@@ -18,9 +18,9 @@ from leasehold.adapters.sources.urls import open_source, source_address
 from leasehold.adapters.steering.doctor.attempts import Finding, RightsTrial, attempted, clock_of, recognised, well
 from leasehold.adapters.worker.reach import TELL_SECONDS
 from leasehold.balancer.config import Config
+from leasehold.balancer.contradictions import contradictions
 from leasehold.balancer.lookout import LOOK_SECONDS, scaled
 from leasehold.balancer.model import Shard
-from leasehold.balancer.shards.contradictions import contradictions
 from leasehold.stores.protocol import Listing, OutcomeUnknown, Promises, Store, StoreError
 from leasehold.stores.urls import Scheme, open_store, store_address
 

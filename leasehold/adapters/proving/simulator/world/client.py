@@ -31,7 +31,7 @@ from leasehold.adapters.proving.simulator.world.world import Caller, ListSource,
 from leasehold.adapters.sources.call_patience import LOOK_SECONDS, CallPatience, StillAsked, TimedClients
 from leasehold.adapters.sources.protocol import Batch, Reader, SourceUnavailable
 from leasehold.adapters.worker.scheduler import Scheduler
-from leasehold.balancer.calls import CALL
+from leasehold.balancer.bulletin import CALL
 from leasehold.balancer.model import Lease, Position, Shard, Version
 from leasehold.stores import writes
 from leasehold.stores.protocol import Done, Listing, Lost, Outcome, OutcomeUnknown, Promises

@@ -21,8 +21,7 @@ from leasehold.adapters.worker.renewing import first_watch
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, Lease, Position, Shard, at_timestamp
 from leasehold.balancer.watch import Watch
-from leasehold.stores.embedded.cells import MemoryCells
-from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.embedded.memory import MemoryCells, MemoryStore
 from leasehold.stores.protocol import Done, Listing, Outcome, Promises
 from leasehold.stores.writes import DeleteLease, Write
 

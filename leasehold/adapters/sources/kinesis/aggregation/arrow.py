@@ -69,7 +69,7 @@ def rows_and_others(
     hash_range: HashRange | None,
     misplaced: Misplaced,
 ) -> tuple[pa.RecordBatch, Mapping[int, UserRecords]]:
-    """The same, and by their places the records that may be cut short: of all others each user record is a row."""
+    """The rows, and by place the user records of what may be cut short: of all others each user record is a row."""
     if (size := sum(map(len, records))) >= _LIMIT:
         raise ValueError(f"records: {size} bytes in one batch; at most {_LIMIT - 1} fit")
     measured, places = _measured(records, hash_range)

@@ -104,7 +104,7 @@ class UserRecords:
 
     @property
     def rows(self) -> tuple[WireRecord, ...]:
-        """The user records as (partition key, explicit hash key, data), made anew each time."""
+        """The user records as (partition key, explicit hash key, data); a new list each time."""
         return tuple(zip(self.keys, self.hash_keys, self.datas, strict=True))
 
     @property

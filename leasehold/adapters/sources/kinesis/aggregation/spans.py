@@ -1,4 +1,4 @@
-"""Where the user records and keys of aggregates lie, as Arrow's views, without an object or a copied byte for each.
+"""The spans of user records and keys in aggregates, as Arrow's views, without an object or a copied byte for each.
 
 Plain typed Python on purpose: the wheel compiles this file, and the same file runs uncompiled. It
 reads the one form that producers write without explicit hash keys, and declines any other. Its
@@ -76,7 +76,7 @@ class Spans:
                 write_i64_le(data, length | i64(read_i32_le(record, begin)) << 32)
                 write_i64_le(data, place | begin << 32)
             else:
-                add_held(data, record, begin, length)
+                _add_held(data, record, begin, length)
             sub += 1
             row += 8
         self.tables[place] = table
@@ -84,7 +84,7 @@ class Spans:
 
 
 def _table(record: bytes, at: i64, end: i64) -> tuple[bytes, i64]:
-    """Where the partition keys begin and end, and where all of them end."""
+    """The beginnings and ends of the partition keys, and the end of the last."""
     table = BytesWriter()
     begin: i64 = at
     stop: i64
@@ -112,7 +112,7 @@ def _copy(column: BytesWriter, record: bytes, at: i64, stop: i64) -> None:
         column.append(record[at])
 
 
-def add_held(column: BytesWriter, record: bytes, at: i64, size: i64) -> None:
+def _add_held(column: BytesWriter, record: bytes, at: i64, size: i64) -> None:
     """Add a view that holds record[at:at+size] itself, and zeros."""
     head: i64 = i64(read_i32_le(record, at))
     rest: i64 = 0

@@ -224,7 +224,7 @@ def _record(body: bytes, at: int, end: int) -> tuple[int, int, int, int, int, in
 
 
 def _our_tag(body: bytes, at: int, end: int) -> tuple[int, int]:
-    """Where the value of a Tag begins and ends if its key is ours, else -1; Java refuses the message for its form."""
+    """The span of a Tag's value if its key is ours, else -1. Java refuses the message if the Tag is malformed."""
     keyed = ours = False
     first = last = -1
     while at < end:
@@ -243,7 +243,7 @@ def _our_tag(body: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def _after(body: bytes, at: int, end: int, tag: int, depth: int) -> int:
-    """Where the field whose tag was just read ends; groups may nest `depth` deep."""
+    """The end of the field whose tag was just read; groups may nest `depth` deep."""
     kind = tag & 7
     if kind == _GROUP:
         return _after_group(body, at, end, tag, depth)
@@ -263,7 +263,7 @@ def _after(body: bytes, at: int, end: int, tag: int, depth: int) -> int:
 
 
 def _after_group(body: bytes, at: int, end: int, tag: int, depth: int) -> int:
-    """Where a group ends. Kept on a list, not on the stack, so that no message can exhaust it."""
+    """The end of a group. Open groups are on a list, not on the stack, which a message could exhaust."""
     ends = [tag + 1]  # the tag that closes a group differs from the one that opens it by one
     while ends:
         if len(ends) > depth or at >= end:
@@ -287,7 +287,7 @@ def _tag(body: bytes, at: int) -> tuple[int, int]:
 
 
 def _span(body: bytes, at: int, end: int) -> tuple[int, int]:
-    """Where the sized field that follows begins and ends."""
+    """The span of the sized field that follows."""
     size, at = _varint(body, at)
     # A length above 2**31 is negative in Java; here it is past any end.
     stop = at + (size & _LOW_32)

@@ -69,7 +69,7 @@ def mapped(shards: Iterable[Shard]) -> ShardMap | None:
 
 @frozen
 class Settings:
-    """How a producer sends.
+    """The settings of a producer.
 
     record_bytes          the largest Kinesis record the stream takes
     least_bytes           aggregates grow to this at least, if records come in time; one PUT unit pays for 25 KiB

@@ -49,8 +49,7 @@ from leasehold.stores.fields import decimal
 from leasehold.stores.printable import escaped, text_of
 
 try:
-    from leasehold.adapters.sources.kinesis.wire.direct import put_directly
-    from leasehold.adapters.sources.kinesis.wire.hooks import PutRows, PutWire
+    from leasehold.adapters.sources.kinesis.wire.hooks import PutRows, PutWire, put_directly
 except ImportError:  # then boto3 writes requests by itself
     PutRows, PutWire = list, None  # type: ignore[assignment,misc]  # the slow way
 
@@ -62,7 +61,7 @@ log = escaped(logging.getLogger("leasehold.kinesis"))
 PUT_SECONDS = 10.0, 20.0, 30.0
 """For the next bytes of an answer; a request given up may have been carried out, and is sent again."""
 QUICK = 20
-"""So many answers in time, one after another, bring the least time-out back: one request is for many shards."""
+"""So many answers in time, one after another, restore the shortest time-out: one request is for many shards."""
 
 _NOT_SENT = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
 

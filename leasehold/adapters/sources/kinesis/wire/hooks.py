@@ -14,13 +14,16 @@ has another end; the question is asked again at once.
 Rule 4: a service proves by its listing of shards, which does no harm, that it speaks CBOR; until then a producer's
 records go in JSON.
 Rule 5: a producer's records are repeated in JSON only where they were refused whole; what may have been written is not.
+
+`read_directly` and `put_directly`: the calls that move records, past boto3 where its service speaks CBOR
+(`stores/aws_calls`). The client is changed: its callers need not know.
 """
 
 import base64
 import io
 import logging
 from collections.abc import Callable, Iterator
-from importlib import import_module
+from contextlib import suppress
 from struct import error as StructError  # noqa: N812  a class
 from struct import pack
 from threading import Lock
@@ -36,7 +39,13 @@ from botocore.parsers import ResponseParserError
 
 from leasehold.adapters.sources.kinesis.faults import CREDENTIALS, DENIED, PASSING, SERVER_ERROR, THROTTLED
 from leasehold.adapters.sources.kinesis.records import RowViews
+from leasehold.stores.aws_calls.calls import DirectCalls
 from leasehold.stores.printable import escaped, said
+
+SCAN: Any = None
+"""Takes answers apart without an object for each record; None: there is nothing quicker than cbor2."""
+with suppress(ImportError):  # where it is not compiled
+    from leasehold.adapters.sources.kinesis.wire import scan as SCAN  # noqa: N812  a module that may be none
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user
     from types_boto3_kinesis import KinesisClient
@@ -44,24 +53,10 @@ if TYPE_CHECKING:  # the stubs are no dependency of a user
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
 
-def _views() -> Any:  # noqa: ANN401  a module
-    """What takes answers apart without an object for each record; None: there is nothing quicker than cbor2."""
-    for name in ("scan", "views"):
-        try:
-            found = import_module(f"leasehold.adapters.sources.kinesis.wire.{name}")
-        except ImportError:  # not compiled; or without librt, or with another than it was compiled for
-            continue
-        if name == "scan" or found.COMPILED:
-            return found
-    return None
-
-
-VIEWS: Any = _views()
-
 CBOR = "application/x-amz-cbor-1.1"
 
 Row = dict[str, Any]
-"""A record as the service tells it, but with its data as bytes. Its time is a number: see `seconds_of`."""
+"""A record as the service sends it, but with its data as bytes. Its time is a number: see `seconds_of`."""
 
 AnswerRows = RowViews | list[Row]
 
@@ -131,13 +126,11 @@ def told_of(payload: bytes | bytearray, *, cbor: bool) -> dict[str, Any]:
 
 def _apart(body: bytes | bytearray, *, cbor: bool) -> tuple[AnswerRows, Any]:
     """The rows, their data as bytes, and the rest by name."""
-    if cbor and VIEWS is not None:
-        whole = body if VIEWS.__name__.endswith("scan") else bytes(body)  # the other reads nothing but bytes
-        if (found := VIEWS.viewed(whole)) is not None:
-            *views, sealed, begin, end = found
-            answer = _loaded(body[:begin] + _UNDEFINED + body[end:], cbor=True)
-            if answer.pop("Records") is cbor2.undefined:  # else there is another list of this name
-                return RowViews(whole, cast("Any", views), VIEWS.columns, sealed=sealed), answer
+    if cbor and SCAN is not None and (found := SCAN.viewed(body)) is not None:
+        *views, sealed, begin, end = found
+        answer = _loaded(body[:begin] + _UNDEFINED + body[end:], cbor=True)
+        if answer.pop("Records") is cbor2.undefined:  # else there is another list of this name
+            return RowViews(body, cast("Any", views), SCAN.columns, sealed=sealed), answer
     answer = _loaded(body, cbor=cbor)
     rows: list[Row] | None = answer.pop("Records", None) if isinstance(answer, dict) else None
     if not isinstance(rows, list):
@@ -257,7 +250,7 @@ def _messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  as abo
 
 
 def _size(data: bytes, begin: int) -> int:
-    """How long the message is that begins here; where its beginning is damaged, no longer than that."""
+    """The length of the message that begins here; of one with a damaged beginning, the length of that."""
     prelude = data[begin : begin + _PRELUDE_BYTES]
     if len(prelude) < _PRELUDE_BYTES or crc32(prelude[:8]) != int.from_bytes(prelude[8:]):
         return _PRELUDE_BYTES
@@ -291,7 +284,7 @@ _UNDERSTOOD = THROTTLED | PASSING | CREDENTIALS | DENIED | {"ResourceNotFoundExc
 """Errors that say that the question was understood."""
 
 Told = dict[str, Any]
-"""A part of what boto3 tells its handlers, which they may change."""
+"""The part of an event of boto3's that its handlers may change."""
 
 Handlers = dict[str, tuple[Callable[..., None], Callable[..., None]]]
 
@@ -322,7 +315,7 @@ class Wire:
         return self._asks_cbor and operation in self._proved
 
     def _handlers(self) -> Handlers:
-        """How each question is asked, and how its answer is read."""
+        """The form of each request and the reader of its answer."""
         return {"GetRecords": (self._ask, self._read), "SubscribeToShard": (self._ask, self._receive)}
 
     def _ask(self, params: Told, **_event: object) -> None:
@@ -448,3 +441,64 @@ class PutWire(Wire):
             if UNREAD in parsed or http.status_code >= SERVER_ERROR:
                 return None
         return super()._judge(response, request_dict, operation, **event)
+
+
+def read_directly(client: "KinesisClient", wire: Wire) -> None:
+    """Have this client ask for records directly."""
+    calls, by_boto = DirectCalls(client, ["GetRecords"]), client.get_records
+
+    def get_records(**question: Any) -> Any:  # noqa: ANN401  as boto3
+        if not wire.speaks_cbor("GetRecords") or question.keys() != {"ShardIterator", "Limit"}:
+            return by_boto(**question)
+        return calls.call(
+            "GetRecords", packed(question), CBOR, read=plain_answer_of, by_boto=lambda: by_boto(**question), again=True
+        )
+
+    _change(client, calls, get_records=get_records)
+
+
+def put_directly(client: "KinesisClient", wire: PutWire) -> None:
+    """Have this client send a producer's records directly; other lists of records are left to boto3."""
+    calls, by_boto = DirectCalls(client, ["PutRecords"]), client.put_records
+
+    def put_records(**question: Any) -> Any:  # noqa: ANN401  as boto3
+        rows = question.get("Records")
+        if not (
+            isinstance(rows, PutRows)
+            and rows
+            and question.keys() == {"StreamName", "Records"}
+            and wire.speaks_cbor("PutRecords")
+            and all(type(row["Data"]) is bytes for row in rows)
+        ):
+            return by_boto(**question)
+        return calls.call(
+            "PutRecords", packed(question), CBOR, read=_results, by_boto=lambda: by_boto(**question), again=False
+        )
+
+    _change(client, calls, put_records=put_records)
+
+
+def _results(body: bytes | bytearray) -> dict[str, Any] | None:
+    """The outcome of each record; None: boto3 is to read it."""
+    try:
+        told = told_of(body, cbor=True)
+    except Unreadable:
+        return None
+    rows = told.get("Records")
+    # Each is a dictionary of texts; a null among them is boto3's to leave out.
+    if not isinstance(rows, list) or not all(
+        type(row) is dict and {str}.issuperset(map(type, row.values())) for row in rows
+    ):
+        return None
+    return told
+
+
+def _change(client: Any, calls: DirectCalls, **methods: Any) -> None:  # noqa: ANN401  boto3 makes its classes as it runs
+    by_boto = client.close
+
+    def close() -> None:
+        calls.close()
+        by_boto()
+
+    for name, method in {**methods, "close": close}.items():
+        setattr(client, name, method)

@@ -1,10 +1,11 @@
-/* The records of an answer in CBOR as views, and as columns: views.py once more, for machines with a C compiler.
+/* The records of an answer in CBOR as Arrow's views into it, and as columns, without an object or a copy for each.
 
-It takes what views.py takes, byte for byte, and declines what that declines; tests hold both to that. Every read is
-behind a check that it lies within the answer; nothing of the answer is written to.
+It takes the form in which the service writes records, as cbor2 would read it, and declines any other, which cbor2 then
+takes apart. Every read is behind a check that it lies within the answer; nothing of the answer is written to.
 
-viewed(body) -> (datas, numbers, keys, arrived, sealed, begin, end) | None
-columns(body, datas, numbers, keys, arrived) -> (datas, numbers, keys, arrived)
+viewed(body) -> (datas, numbers, keys, arrived, sealed, begin, end) | None: views of 16 bytes tell where data, numbers
+  and keys lie, times take 8 bytes each; the array of records is body[begin:end]
+columns(body, datas, numbers, keys, arrived) -> (datas, numbers, keys, arrived), an object for each; times in seconds
 records(kind, datas, numbers, subs, keys, hash_keys, arrived, aggregated) -> an iterator of `kind`, a named tuple
 */
 

@@ -22,7 +22,7 @@ class WorkerSpans:
         return NOTHING
 
     def acting(self, act: Callable[[Action], Acted]) -> Callable[[Action], Acted]:
-        """The same, with its writes under the present span and with the action's rule, in whatever thread."""
+        """The function with its writes under the present span and the action's rule, in any thread."""
         return act
 
     def store(self, store: Store) -> Store:

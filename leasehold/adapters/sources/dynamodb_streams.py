@@ -47,9 +47,9 @@ log = escaped(logging.getLogger("leasehold.dynamodb_streams"))
 STREAMS = AwsService("DynamoDB Streams", "dynamodb")
 PAGE = 100
 DIGITS = 21, 40
-"""Of a sequence number, at least and at most."""
+"""The least and the most digits of a sequence number."""
 EMPTY_AT_TIP = 3
-"""So many empty answers in a row mean that there is nothing more: one may lie between two records, too."""
+"""So many empty answers in a row mean the tip of a shard: single ones also come between two records."""
 BEHIND_SECONDS = 2.0
 """A last record that is older, in whole seconds, has others after it where records come all the time."""
 
@@ -164,7 +164,7 @@ class ChangePoller(Poller):
 def record_of(row: Mapping[str, Any]) -> Record:
     """A stream record of boto3's as a record. Raises KeyError, TypeError or ValueError for one of another shape.
 
-    The data is the change as the API tells it, in JSON with sorted keys: one change is the same text for every reader.
+    The data is the change as the API sends it, in JSON with sorted keys: one change is the same text for every reader.
     The partition key is the item's key in the same form, one text for all changes of the item.
     """
     told = row["dynamodb"]

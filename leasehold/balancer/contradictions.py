@@ -1,6 +1,6 @@
 """L14: where a listing of shards and the lease table contradict each other, and how leases begin anew.
 
-A stream that is deleted and made anew under its name has the same shard ids again. Its former leases then say of other
+A stream that is deleted and created again under its name has the same shard ids. Its former leases then say of other
 records that they are done: a lease at SHARD_END is never read, and a checkpoint may lie beyond records that nobody saw.
 So the leases note the incarnation of their stream, `<stream>:<when it was made>`. A lease without that note (written by
 another library, or by a version before it) is taken for one of the present stream, unless its shard contradicts it.
@@ -155,7 +155,7 @@ def restarts(
 ) -> tuple[Restart, ...]:
     """The steps by which leases begin anew at `start`, in the order in which they must be written.
 
-    Where the stream was made anew, these are all leases that do not note its present incarnation; else those that
+    Where the stream was created again, these are all leases that do not note its present incarnation; else those that
     contradict their shard. Those that note none are marked first, by steps of their own: once the last one that shows
     the contradiction is written, they would be taken for leases of the present stream. Then come leases of shards that
     had none: were a worker to end half-way, they would be made at the initial position, and LATEST would skip records.

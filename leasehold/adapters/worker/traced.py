@@ -22,7 +22,7 @@ from opentelemetry.trace import (
 from opentelemetry.util.types import AttributeValue
 
 from leasehold.adapters.sources.protocol import Batch, PassingSource, Reader, Source
-from leasehold.adapters.worker.tracing.spans import Acted, Handle, WorkerSpans
+from leasehold.adapters.worker.spans import Acted, Handle, WorkerSpans
 from leasehold.balancer.actions import Action
 from leasehold.balancer.model import Lease, Position
 from leasehold.stores.protocol import Done, Listing, Outcome, OutcomeUnknown, PassingStore, Store
@@ -57,7 +57,7 @@ class TracedSpans(WorkerSpans):
         return self.span(name)
 
     def acting(self, act: Callable[[Action], Acted]) -> Callable[[Action], Acted]:
-        """The same, with its writes under the present span and with the action's rule, in whatever thread."""
+        """The function with its writes under the present span and the action's rule, in any thread."""
         # Writes run in threads of a pool, which know nothing of the span that asked for them.
         present = context.get_current()
 
