@@ -20,7 +20,7 @@ import logging
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from threading import Condition
 from typing import Protocol
 
@@ -199,6 +199,39 @@ def up_to(columns: Columns, chunk: Chunk, end: Position) -> pa.RecordBatch:
         return chunk.rows
     orders = range(chunk.count)
     return chunk.rows.slice(0, bisect_right(orders, end.order, key=lambda row: columns.position(chunk.rows, row).order))
+
+
+def read_through(
+    pull: ShardPull,
+    columns: Columns,
+    lease: Lease,
+    *,
+    within: Callable[[Batch], Batch] = lambda batch: batch,
+    ended: Callable[[], bool] = lambda: False,
+) -> Generator[tuple[Batch | SourceUnavailable, list[pa.RecordBatch]]]:
+    """Read up to the cursor's end, or `ended`: each answer, or why there was none, and the rows that it brought.
+
+    within  the part of an answer that counts
+    The pull is closed at the end. Raises SourceError.
+    """
+    cursor, found = pull.cursor, list[Chunk]()
+
+    def keep(batch: Batch) -> None:
+        if (chunk := chunk_of(columns, lease, within(batch))) is not None:
+            found.append(chunk)
+            cursor.batch_read(chunk.ends)
+
+    try:
+        while not (ended() or cursor.over):
+            answer: Batch | SourceUnavailable
+            try:
+                answer = pull.read(keep)
+            except SourceUnavailable as fault:
+                answer = fault
+            yield answer, [up_to(columns, chunk, cursor.until) for chunk in found]
+            found.clear()
+    finally:
+        pull.close()
 
 
 class RowBuffer:

@@ -89,7 +89,7 @@ class ReaderRows(InputPartition):
 
 Rows = FetchedRows | EmbeddedRows | ReaderRows
 
-Server = TypeVar("Server", bound=ThreadingTCPServer)
+Server = TypeVar("Server", bound="TaskServer")
 Again = Callable[[int, int], Sequence[pa.RecordBatch]]
 """Has the rows of one place of a batch that are not kept; none of a batch that is done."""
 
@@ -109,7 +109,7 @@ class RowServer:
 
     def __init__(self, address: Address, most: int, folder: str, again: Again = nothing) -> None:
         self._address, self._most, self._folder = address, most, folder
-        self._server = listening(address, lambda family, place: _Server(family, place, again))
+        self._server = listening(address, lambda family, place: _RowSending(family, place, again))
         spawn("leasehold-rows", lambda: self._server.serve_forever(0.1), self._failed)
         log.info("tasks fetch rows from %s, port %d", address.host, self.port)
 
@@ -194,18 +194,25 @@ class Kept:
                 writer.write_batch(batch)
 
 
-class _Server(ThreadingTCPServer):
-    daemon_threads = True  # a task that takes its time keeps no process from ending
+class TaskServer(ThreadingTCPServer):
+    """Listens in a query's process for tasks or readers of its own, at a place of either family of addresses."""
+
+    daemon_threads = True  # a peer that takes its time keeps no process from ending
     request_queue_size = 128
     allow_reuse_address = True
 
-    def __init__(self, family: int, place: tuple[str, int], again: Again) -> None:
+    def __init__(self, family: int, place: tuple[str, int], handler: type[BaseRequestHandler]) -> None:
         self.address_family = family
+        super().__init__(place, handler)
+
+
+class _RowSending(TaskServer):
+    def __init__(self, family: int, place: tuple[str, int], again: Again) -> None:
         self.again = again
         # Executors' networks are seldom private: rows are sent to who shows what the query's own tasks were given.
         self.token = token_bytes(TOKEN_BYTES)
         self.kept: dict[tuple[int, int], Kept] = {}
-        super().__init__(place, _Sending)
+        super().__init__(family, place, _Sending)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002  the base's names
         fault = sys.exc_info()[1] or OSError()
@@ -214,7 +221,7 @@ class _Server(ThreadingTCPServer):
 
 
 class _Sending(BaseRequestHandler):
-    server: _Server
+    server: _RowSending
     request: socket.socket
 
     def handle(self) -> None:

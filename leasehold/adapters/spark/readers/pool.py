@@ -22,7 +22,7 @@ from hmac import compare_digest
 from itertools import count
 from os import cpu_count
 from secrets import token_bytes
-from socketserver import BaseRequestHandler, ThreadingTCPServer
+from socketserver import BaseRequestHandler
 from threading import Condition, Lock
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
@@ -36,6 +36,7 @@ from leasehold.adapters.spark.fetching import (
     FetchedRows,
     ReaderRows,
     Rows,
+    TaskServer,
     Transport,
     listening,
     received,
@@ -422,15 +423,10 @@ class ReaderPool:
             reader.send(Close(opening.number))
 
 
-class _Listening(ThreadingTCPServer):
-    daemon_threads = True
-    request_queue_size = 128
-    allow_reuse_address = True
-
+class _Listening(TaskServer):
     def __init__(self, family: int, place: tuple[str, int], pool: ReaderPool) -> None:
-        self.address_family = family
         self.pool = pool
-        super().__init__(place, _Admission)
+        super().__init__(family, place, _Admission)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002  the base's names
         fault = sys.exc_info()[1]
