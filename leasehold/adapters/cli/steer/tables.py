@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 from attrs import asdict
 
+from leasehold.adapters.cli.common.asking import AsJson
 from leasehold.adapters.cli.common.columns import Cells, Column, show
 from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.cli.steer.asking import AsJson
 from leasehold.adapters.steering.tables import ListedTable, tables_at
 from leasehold.stores.protocol import StoreError
 
