@@ -1,10 +1,6 @@
-"""Starts the stand-ins for a developer: streams and hubs by name, sample data at a rate, and what to paste.
+"""Starts the stand-ins for a developer: streams, hubs and tables by name, sample data at a rate, and what to paste.
 
-The streams and hubs that a developer names, with their URLs and the environment to paste.
-
-Starts the stand-ins for event hubs and their lease table, for a developer.
-
-Sample data for a developer: records of forty keys at a rate, each key in order.
+Sample data are records of forty keys, each key in order.
 """
 
 import json
@@ -27,7 +23,6 @@ from botocore.exceptions import ClientError
 from leasehold.adapters.demo.child import ENVIRONMENT
 from leasehold.adapters.demo.stage import Stream, StreamError, client, put
 from leasehold.adapters.local.hubs.event_hubs import event_hubs
-from leasehold.adapters.local.node import Service
 from leasehold.adapters.local.postgres import postgres, store_url
 from leasehold.adapters.local.services import (
     AZURITE_ACCOUNT,
@@ -167,10 +162,6 @@ Tables = Callable[[str], str]
 """The URL of the lease table of a stream, by its name."""
 
 
-def _in_postgres(service: Service, name: str) -> str:
-    return store_url(service, re.sub(r"\W", "_", f"{name}_app"))
-
-
 CONTAINER = "leases"
 """A single one for all hubs: in the Azure SDKs' layout the name of a blob begins with its hub."""
 
@@ -225,12 +216,16 @@ def dev_services(
     if folder is not None and any(each.kind != "kinesis" for each in streams):
         raise ValueError("--folder: event hubs and tables are kept in memory; leave it out, or run them by themselves")
     with ExitStack() as stack:
-        tables, running = None, list[DevServices]()
+        tables: Tables | None = None
+        running = list[DevServices]()
         if in_postgres:
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
             service = stack.enter_context(postgres(folder and folder.absolute()))
-            tables = partial(_in_postgres, service)
+
+            def tables(name: str) -> str:
+                return store_url(service, re.sub(r"\W", "_", f"{name}_app"))
+
         if hubs:
             running.append(stack.enter_context(hub_services(hubs, rate, tables)))
         if others:

@@ -43,6 +43,9 @@ from leasehold.adapters.history.run import TAKES, JudgedRun, Life, PositionOrder
 from leasehold.adapters.history.tenures import Tenure
 from leasehold.balancer.rules.shares import least_moves, uneven
 
+VERSIONLESS: frozenset[WriteVerb] = frozenset({"request", "withdraw", "annotate", "checkpoint-late", "delete"})
+"""The writes that leave the version alone, at least in some layouts, and so restart nobody's clock."""
+
 CLOCK_RATE = 0.999
 """How much slower a worker's clock may run than another's."""
 
@@ -83,8 +86,7 @@ def one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
         if after.checkpoint.order < before.checkpoint.order:
             back = f"{before.checkpoint.sequence} became {after.checkpoint.sequence}"
             yield Breach("checkpoint went back", write.t, f"of {write.key}: {back}, written by {write.process}")
-        # The others leave the version alone, at least in some layouts, and so do not restart anybody's clock.
-        if write.verb not in {"request", "withdraw", "annotate", "checkpoint-late"}:
+        if write.verb not in VERSIONLESS:
             last[write.key] = write
 
 
@@ -209,9 +211,6 @@ def ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
         span.end = max(span.begin, last)
         yield span
 
-
-VERSIONLESS: frozenset[WriteVerb] = frozenset({"request", "withdraw", "annotate", "checkpoint-late", "delete"})
-"""The writes that leave the version alone, at least in some layouts."""
 
 MOVES: frozenset[WriteVerb] = frozenset({"checkpoint", "checkpoint-late", "give"})
 """The writes that move a checkpoint."""

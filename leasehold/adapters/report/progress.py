@@ -171,12 +171,6 @@ class QueryProgress:
         return charts
 
 
-def progress_page(name: str, queries: Mapping[str, QueryProgress], *, running: bool) -> str:
-    """The page; while it is `running`, a browser loads it again and again."""
-    template = TEMPLATES.get_template("progress.html.j2")
-    return template.render(name=name, queries=queries, running=running, pause=PAUSE_SECONDS)
-
-
 @define
 class ProgressPage:
     """A file that shows how a pipeline of this name goes."""
@@ -198,7 +192,12 @@ class ProgressPage:
             self.write(running=True)
 
     def write(self, *, running: bool) -> None:
-        """Write the file, whole or not at all, because a browser may be reading it."""
+        """Write the file, whole or not at all, because a browser may be reading it.
+
+        While the pipeline is `running`, the browser loads it again and again.
+        """
         new = self.path.with_name(f".{self.path.name}.new")
-        new.write_text(progress_page(self.name, self.queries, running=running), encoding="utf-8")
+        page = TEMPLATES.get_template("progress.html.j2")
+        text = page.render(name=self.name, queries=self.queries, running=running, pause=PAUSE_SECONDS)
+        new.write_text(text, encoding="utf-8")
         new.replace(self.path)

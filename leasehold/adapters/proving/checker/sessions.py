@@ -664,7 +664,7 @@ class SessionModel:
         raise AssertionError
 
 
-_READS = ("look", "handle", "commit", "claim")
+READS = ("look", "handle", "commit", "claim")
 
 
 def settings() -> Mapping[str, SessionModel]:
@@ -676,7 +676,7 @@ def settings() -> Mapping[str, SessionModel]:
     parted = (*held, (0, "handle", "s0"), (0, "commit", "s0"), (0, "handle", "s0"))
 
     def model(moves: tuple[int, ...], begins: Any, *verbs: str, leases: int = 1, **faults: int) -> SessionModel:  # noqa: ANN401
-        return SessionModel(moves, leases, faults, frozenset({*_READS, *verbs}), begins)
+        return SessionModel(moves, leases, faults, frozenset({*READS, *verbs}), begins)
 
     return {
         "expiry": model((3, 2), held, tick=1),
