@@ -36,7 +36,7 @@ from leasehold.stores.printable import escaped
 log = escaped(logging.getLogger("leasehold.spark"))
 
 PARTS_MOST = 4
-"""Of one shard: its readers share five requests and two megabytes a second (Kinesis), or are five (Event Hubs)."""
+"""Parts of one shard: their readers share five requests and 2 MB a second (Kinesis), or are five (Event Hubs)."""
 EVER_MS = 2**53
 THREADS = 16
 PROBE_SECONDS, LOOK_SECONDS, AHEAD_SECONDS = 20.0, 0.2, 10.0
@@ -226,7 +226,7 @@ class _ShardPlanner:
         self._place, self._source, self._cut, self._parts = place, source, cut, parts
 
     def parts(self, shard: Shard) -> list[ShardPart]:
-        """Of one shard; none if it has nothing."""
+        """The parts of one shard; none if it has no records in the slice."""
         lease, cut, ends = _lease(shard), self._cut, None
         told = Settled()
         if self._parts > 1 or cut.until_ms == EVER_MS:

@@ -43,7 +43,7 @@ REQUEST_SECONDS = 10.0
 AGAIN_SECONDS = 600.0
 """How long a task waits for rows that are read again from the source."""
 FAULT_BYTES = 4 * SAID_MOST
-"""Of the text of a fault, whose characters take four bytes at most."""
+"""Most of the text of a fault that is read; a character takes four bytes at most."""
 NETWORK_SECONDS = 120.0
 """How long a task waits for the next bytes: as long as Spark itself does (`spark.network.timeout`)."""
 PORTS = 16
@@ -114,7 +114,7 @@ class RowServer:
         log.info("tasks fetch rows from %s, port %d", address.host, self.port)
 
     def _failed(self, fault: BaseException) -> None:
-        """Have tasks fail at once: they would wait for rows that nobody sends."""
+        """Close the port, so that tasks fail at once and do not wait for rows that nobody sends."""
         log.error("rows are sent to tasks no more: %s", said(fault), exc_info=fault)
         self._server.server_close()
 
@@ -179,7 +179,7 @@ class Kept:
         return cls(tuple(parts), sum(part.nbytes for part in parts))
 
     def on_disk(self, folder: str) -> "Kept":
-        """The same rows in a file without a name, read from there when they are sent."""
+        """Move the rows into a file without a name, from which they are sent."""
         with tempfile.TemporaryFile(dir=folder or None) as file:
             self.write(file)
             file.flush()
@@ -188,7 +188,7 @@ class Kept:
         return Kept(tuple(pa.ipc.open_stream(pa.py_buffer(mapped))), 0)
 
     def write(self, file: IO[bytes]) -> None:
-        """As a stream of Arrow."""
+        """Write the rows as a stream of Arrow."""
         with pa.ipc.new_stream(pa.PythonFile(file, mode="w"), self.batches[0].schema) as writer:
             for batch in self.batches:
                 writer.write_batch(batch)
@@ -405,7 +405,7 @@ def fetched(rows: FetchedRows, seconds: float = NETWORK_SECONDS) -> Iterator[pa.
 
 
 def received(connection: socket.socket, size: int) -> bytes:
-    """So many bytes. Raises ConnectionError if the other side closes before."""
+    """Read exactly so many bytes. Raises ConnectionError if the other side closes before."""
     found = b""
     while len(found) < size:
         # One call may bring less than was asked for.

@@ -68,7 +68,7 @@ class HubPlace:
 
     @classmethod
     def of(cls, asked: EventHubsOptions) -> "HubPlace":
-        """As these options say."""
+        """The hub that these options name."""
         return cls(asked.namespace, asked.hub, asked.group, asked.prefetch, asked.file, keyed=bool(asked.secret))
 
     @property

@@ -79,7 +79,7 @@ class ArrowPoller(Poller):
         )
 
     def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position, Trail | None]:
-        """As columns, and the position of the last one that was read, be it dropped."""
+        """Make columns of records, and tell the position of the last one, be it dropped."""
         users, others = rows_and_others(rows.datas, rows.keys, self._hash_range, self._misplaced)
         last = others.get(len(rows) - 1)
         # Records that were dropped count as seen, or a tail of nothing else could never be checkpointed.
@@ -112,7 +112,7 @@ class ArrowPoller(Poller):
     def _unrepeated(
         self, numbers: Sequence[str], users: pa.RecordBatch, others: Mapping[int, UserRecords]
     ) -> tuple[pa.RecordBatch, Trail]:
-        """Without what was had before of Spark sinks, and what the position of each row carries along."""
+        """Drop rows of a Spark sink that came before; tell what the position of each other row carries along."""
         tags = {at: dict(zip(found.subs, found.tags, strict=True)) for at, found in others.items() if found.tags}
         # Copied: an answer that cannot be read through is asked for again, and must find things as they were.
         before, had = self._had, self._had.copy()
@@ -130,7 +130,7 @@ class ArrowPoller(Poller):
         return users.filter(pa.array(kept, pa.bool_())), Trail(before, notes)
 
     def _undone(self, numbers: Sequence[str], users: pa.RecordBatch) -> pa.RecordBatch:
-        """Without what lies before the start."""
+        """Drop the rows before the start."""
         # Asked for at a record, the service begins with all of it, and it may be an aggregate that is half done.
         if self._done is None or not users.num_rows:
             return users
