@@ -31,7 +31,7 @@ from leasehold.stores.printable import printable
 from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
 
 LEASE_SECONDS = 10.0
-"""Of a fleet whose rows do not say theirs: what the Java KCL and our own workers have where nobody set it."""
+"""Assumed where rows do not tell: the default of the Java KCL and of our own workers."""
 
 MOVES_SHOWN = 8
 """Changes of owner that a watch shows below the table."""
