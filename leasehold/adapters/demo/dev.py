@@ -87,13 +87,13 @@ class DevServices:
         return "export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in self.environment.items())
 
     def first(self, name: str) -> "DevServices":
-        """The same, with this stream before the others, and its URLs in the environment."""
+        """Put this stream before the others, and its URLs into the environment."""
         chosen = self.streams[name]
         urls = {"SOURCE": chosen.pasted, "STORE": chosen.pasted_table}
         return evolve(self, streams={name: chosen, **self.streams}, environment={**self.environment, **urls})
 
     def beside(self, other: "DevServices") -> "DevServices":
-        """Both of them."""
+        """The services of both."""
         return DevServices(
             (*self.services, *other.services),
             {**self.streams, **other.streams},

@@ -59,7 +59,7 @@ PART_SECONDS = 1.0
 """So long a line of standard error may wait for its end."""
 
 MOST_LETTERS = 300
-"""Of a line that is no message, so much is shown."""
+"""Most characters of a line that is no message in the log."""
 
 StoreChild = Callable[[Position], Awaitable[CheckpointError | None]]
 """Stores a checkpoint; the name of the error, or None once the row says it."""

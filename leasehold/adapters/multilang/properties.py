@@ -368,7 +368,7 @@ class _Understanding:
         return consumer
 
     def _credentials(self) -> tuple[Credentials, Credentials]:
-        """Of the stream and of the table; the first serve for both where the file names no others."""
+        """The credentials of the stream and of the table; one pair serves both where the file names no other."""
         found: dict[str, Credentials] = {}
         for given in self.given:
             # Java finds these keys in any case, and no others.

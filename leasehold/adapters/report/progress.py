@@ -116,7 +116,7 @@ def _seen(progress: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401  a num
 
 
 BATCHES_MAX = 500
-"""So many of the last batches are drawn."""
+"""Most batches that are drawn, the last ones."""
 
 PAUSE_SECONDS = 5.0
 """The page is not written more often than this."""

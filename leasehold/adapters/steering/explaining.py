@@ -242,12 +242,6 @@ def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tupl
     return tuple(found)
 
 
-def explained(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> dict[str, Any]:
-    """Every worker's plan as JSON values, with the rules that they name in a sentence each."""
-    found = plans(table, config, more)
-    return {"workers": [each.as_json() for each in found], "rules": rules_of(found)}
-
-
 def rules_of(found: Sequence[WorkerPlan]) -> Mapping[str, str]:
     """The rules that these plans name, each with its sentence."""
     named = {action.rule for each in found for action in each.actions}

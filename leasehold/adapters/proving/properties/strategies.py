@@ -109,12 +109,12 @@ class SmallFleet(Pasteable):
 
 
 WORKERS = ("a-1", "a-2", "b-1", "b-2", "c")
-"""Of two groups, and one of none."""
+"""Workers of two groups, and one of none."""
 
 KEYS = tuple(f"s-{number}" for number in range(8))
 STREAMS = ("", "orders")
 LEASE_SECONDS = 10.0
-"""Of every configuration drawn; idle times lie on both sides of it, and on it."""
+"""The lease duration of every configuration drawn; idle times lie on both sides of it, and on it."""
 
 _limits = st.none() | st.integers(1, 6)
 _options: dict[type[RuleSet], dict[str, st.SearchStrategy[Any]]] = {

@@ -68,7 +68,7 @@ DENIED: Mapping[str, tuple[tuple[str, ...], Callable[[], BaseException]]] = {
     "threads": (("task.",), lambda: RuntimeError("can't start new thread")),
     "memory": (("",), MemoryError),
 }
-"""What the system may refuse for a while: how the names of the calls that want it begin, and what they raise."""
+"""Resources that the system may refuse for a while: the prefixes of the calls that want them, and what they raise."""
 
 READINGS = ("store.list", "store.get")
 """The calls of a store that write nothing."""

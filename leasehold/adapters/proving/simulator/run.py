@@ -187,7 +187,7 @@ class Traffic:
 
 @frozen
 class FleetOutcome:
-    """How a fleet fared after `since`, when what it had to cope with began.
+    """The figures of a fleet after `since`, when the event began.
 
     cycles         until the last change of owner, in cycles of `cycle_seconds`
     seconds        the same in seconds

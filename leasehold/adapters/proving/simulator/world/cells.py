@@ -86,7 +86,7 @@ class SessionClient(PassingStore):
         self._truth = SessionStore(world.cells, pace=pace)
 
     def write(self, write: writes.Write) -> Outcome:
-        """As the store does it."""
+        """Write as the store does, and tell the history."""
         world, key, verb = self._world, write.lease.key, VERBS[type(write)]
         told = world.scenario.full or not isinstance(write, writes.RenewLease | writes.CheckpointLease)
         told = told or (isinstance(write, writes.CheckpointLease) and write.position.ended)

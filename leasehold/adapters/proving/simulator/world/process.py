@@ -55,7 +55,7 @@ class Paced(Worker):
 
 
 class Present(Worker):
-    """It was there before the run began: of the table it knows what one reading showed, and looks at its own rows."""
+    """A worker from before the run: it knows the table by one reading, and looks first at its own rows."""
 
     def know(self, watch: Watch) -> None:
         """Begin with this reading."""
@@ -66,7 +66,7 @@ class Present(Worker):
 RESTART_SECONDS = 1.0
 
 BEHIND = 3
-"""So many records behind is a handler that acknowledges late."""
+"""Records that a handler which acknowledges late is behind."""
 
 ACKNOWLEDGES, ENDS = 0.3, 0.5
 """How often one that acknowledges at random does so after a batch, and at the end of a shard."""
