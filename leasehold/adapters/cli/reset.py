@@ -1,6 +1,6 @@
 """`leasehold reset`: set checkpoints back or forward.
 
-A reset as a file: what `leasehold reset --dry-run --json` printed, held against the table and carried out.
+A plan is what `leasehold reset --dry-run --json` printed; it is held against the table, and carried out.
 """
 
 import sys

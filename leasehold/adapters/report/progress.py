@@ -1,7 +1,4 @@
-"""The progress of a pipeline's micro-batches, and of its reading between them, as Spark reports it.
-
-The progress of a pipeline, as one page of HTML that reloads itself: rows, lag, and how long batches take.
-"""
+"""The progress of a pipeline, as Spark reports it, of batches and of reading, and a page that shows it and reloads."""
 
 import json
 from collections import deque

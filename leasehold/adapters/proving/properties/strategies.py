@@ -3,7 +3,7 @@
 Every value drawn is one that `plan` must have an answer for: rows whose parents are not there, shards in circles,
 owners that died, histories of any length. All shrink towards few leases, few workers and a listing without oddities.
 
-The cases on which a law is tried, told as Python that can be pasted into a test.
+`Scene` and `SmallFleet`, on which laws are tried, are shown as Python that can be pasted into a test.
 """
 
 import math

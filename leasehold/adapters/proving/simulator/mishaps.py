@@ -12,7 +12,7 @@ A fault is steps joined by " + ", done one after the other; the call answers wha
   stale         a lie: the answer of a moment ago; untrue: somebody else's truth; answer, generate: a value where none
                 is due
 
-The misbehaviour of a user's callables: they raise anything, answer anything, or hang.
+A `Misdeed` is the misbehaviour of a user's callable: it raises anything, answers anything, or hangs.
 """
 
 from asyncio import CancelledError

@@ -20,9 +20,9 @@ from leasehold.adapters.history.rights import QUIET_VERBS, changes, owners_at, r
 from leasehold.adapters.history.run import OPERATOR, alive_at, lives
 from leasehold.adapters.proving.simulator.chaos import Trial
 from leasehold.adapters.proving.simulator.scenario import Emptying, Member, Reshape, Scenario
+from leasehold.adapters.proving.simulator.world.layouts import NAMES, commanded
 from leasehold.adapters.proving.simulator.world.process import RESTART_SECONDS, Process
 from leasehold.adapters.proving.simulator.world.tasks import Tasks
-from leasehold.adapters.proving.simulator.world.two_tables import NAMES, commanded
 from leasehold.adapters.proving.simulator.world.world import (
     ListSource,
     ShardRecords,

@@ -1,8 +1,7 @@
-"""The whole examination, in order: the source, the store, its table, and what to expect.
+"""The whole examination, in order: the source, the store, its table, and what to expect of the fleet.
 
-Computes what to expect of a fleet: the longest that a shard is unread after a crash, and what its store costs.
-
-Computed, for a fleet at rest in its membership. `benchmarks/checkpoint_writes.py` measures the same in virtual time.
+Expectations are computed for a fleet in which nobody comes or goes: the longest that a shard is unread after a crash,
+and what the store costs. `benchmarks/checkpoint_writes.py` measures the same in virtual time.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The read-only server: the page, its events, its curve, explanations, and what monitoring asks for.
 
-The metrics of the watched tables, in the text format of Prometheus.
+`exposition` writes the metrics of the watched tables in the text format of Prometheus.
 """
 
 import asyncio

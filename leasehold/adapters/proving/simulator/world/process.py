@@ -1,7 +1,4 @@
-"""A process of the fleet: a real worker and the real runner under virtual time, and the faults that meet them.
-
-A worker that scans the table once a cycle at most, whatever the plan asks, as workers of other libraries do.
-"""
+"""A process of the fleet: a real worker and the real runner under virtual time, and the faults that meet them."""
 
 import math
 import random
@@ -15,10 +12,9 @@ from attrs import evolve
 from leasehold.adapters.history.events import Incident, IncidentKind, ReadingEvent
 from leasehold.adapters.proving.simulator.mishaps import Whose, poisonous
 from leasehold.adapters.proving.simulator.scenario import Member
-from leasehold.adapters.proving.simulator.world.cells import SessionClient
 from leasehold.adapters.proving.simulator.world.client import Client, Exchange, StreamClient
+from leasehold.adapters.proving.simulator.world.layouts import SessionClient, SwapClient
 from leasehold.adapters.proving.simulator.world.tasks import Killed, VirtualExecutor, VirtualTime
-from leasehold.adapters.proving.simulator.world.two_tables import SwapClient
 from leasehold.adapters.proving.simulator.world.world import World
 from leasehold.adapters.reading.handling import Delivery, FinalCheckpoint, Handling, Happening
 from leasehold.adapters.reading.runner import Runner, Step
