@@ -12,8 +12,7 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 
-from leasehold.adapters.sources.dynamodb_streams.source import open_url, text_of
-from leasehold.adapters.sources.protocol import Record
+from leasehold.adapters.sources.protocol import Record, Source
 from leasehold.adapters.spark.batch import Bounds, bounds_of
 from leasehold.adapters.spark.feed import Columns, SourceSpec
 from leasehold.adapters.spark.leased_source import LeasedSource
@@ -69,7 +68,7 @@ class DynamoLeased(LeasedSource):
             )
         given.done()
         spec = SourceSpec(
-            open=partial(open_url, table, {name: value for name, value in place.items() if value}),
+            open=partial(_source, table, {name: value for name, value in place.items() if value}),
             columns=columns(),
             interval_seconds=interval / 1000,
             shard_rows=rows,
@@ -77,6 +76,13 @@ class DynamoLeased(LeasedSource):
             stream=f"dynamodb-streams://{table}",
         )
         return spec, lease, None, bounds
+
+
+def _source(table: str, options: Mapping[str, str]) -> Source:
+    # The planner's process needs no client, nor do queries of other formats.
+    from leasehold.adapters.sources.dynamodb_streams.source import open_url  # noqa: PLC0415
+
+    return open_url(table, options)
 
 
 def columns() -> Columns:
@@ -89,6 +95,8 @@ def columns() -> Columns:
 
 
 def _row(shard: str, record: Record) -> dict[str, Any]:
+    from leasehold.adapters.sources.dynamodb_streams.source import text_of  # noqa: PLC0415  likewise
+
     whole: Mapping[str, Any] = json.loads(record.data)
     told = whole["dynamodb"]
 
