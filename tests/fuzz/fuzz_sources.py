@@ -39,7 +39,7 @@ from leasehold.adapters.sources.kinesis.wire import hooks as forms
 from leasehold.adapters.sources.kinesis.wire.hooks import Subscription
 from leasehold.adapters.sources.protocol import Batch, Record, SourceError
 from leasehold.adapters.sources.urls import open_source
-from leasehold.adapters.spark.dynamodb_streams import rows as change_rows
+from leasehold.adapters.spark.kinesis import table_changes
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.balancer.model import HASH_KEYS, Lease, Position
 
@@ -69,7 +69,7 @@ def _change_row(data: bytes) -> None:
         made = record_of(row)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as odd:
         raise ValueError("no change") from odd  # a record that no poller hands on
-    rows = change_rows.columns().rows(Lease("shard-0"), [made])
+    rows = table_changes.columns().rows(Lease("shard-0"), [made])
     assert rows.column("sequenceNumber").to_pylist() == [made.sequence_number]
 
 
@@ -282,7 +282,7 @@ SOURCES = (
     ),
     FuzzTarget(
         "change-rows",
-        ("adapters/spark/dynamodb_streams/rows.py",),
+        ("adapters/spark/kinesis/table_changes.py",),
         _change_row,
         (ValueError,),
         "no change",

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from leasehold.adapters.spark.dynamodb_streams.data_source import DynamoLeased
 from leasehold.adapters.spark.event_hubs.options import event_hubs_options
 from leasehold.adapters.spark.kinesis.options import WITHOUT_EFFECT, kinesis_options
+from leasehold.adapters.spark.kinesis.table_changes import DynamoLeased
 from leasehold.adapters.spark.options import MIB, Address
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Position, at_timestamp
 from leasehold.balancer.rules.kcl import Kcl

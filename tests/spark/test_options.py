@@ -272,3 +272,15 @@ def test_shards_begin_where_each_is_told_to() -> None:
             kinesis_options({**KINESIS, "kinesis.startingPosition": wrong})
     with pytest.raises(ValueError, match=r"shardId-1 wants iteratorType and iteratorPosition$"):
         kinesis_options({**KINESIS, "kinesis.startingPosition": '{"shardId-1": {"type": "x"}}'})
+
+
+@pytest.mark.parametrize("absent", ["boto3", "azure"])
+def test_formats_are_registered_without_another_clouds_library(absent: str) -> None:
+    """`register` would fail where one extra of the two is installed, and the formats of that cloud with it."""
+    formats = ("kinesis.data_source", "kinesis.table_changes", "event_hubs.data_source", "lease_table")
+    missing = "; ".join(f"sys.modules[{name!r}] = None" for name in {absent, absent.replace("boto3", "botocore")})
+    imports = ", ".join(f"leasehold.adapters.spark.{each}" for each in formats)
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; {missing}; import {imports}"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

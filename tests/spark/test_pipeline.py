@@ -20,7 +20,7 @@ from waiters import AT_ONCE
 from leasehold.adapters.cli.pipeline import app, run
 from leasehold.adapters.report.progress import BatchProgress, ReadingProgress
 from leasehold.adapters.spark import pipeline as pipeline_run
-from leasehold.adapters.spark.event_hubs.rows import DDL as EVENT_HUBS
+from leasehold.adapters.spark.event_hubs.data_source import DDL as EVENT_HUBS
 from leasehold.adapters.spark.kinesis.rows import DDL as KINESIS
 from leasehold.adapters.spark.pipeline import OutputPlace, Recipe, landed, windowed
 

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
+from leasehold.adapters.cli.common.asking import AsJson, DryRun, EvenIfOwned, StillSeconds
 from leasehold.adapters.cli.common.columns import told
 from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.steering.checkpoints import (
     STILL_SECONDS,
     copied,
@@ -57,14 +57,12 @@ def command(  # noqa: PLR0917  one for each option
     strip: Annotated[str, typer.Option(help="Copy only keys that begin with this, without it.")] = "",
     add: Annotated[str, typer.Option(help="Put this before every key.")] = "",
     stream: Annotated[str | None, typer.Option(help="Say that they are of this stream. [what FROM says]")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing; show what would be.")] = False,
-    still_seconds: Annotated[
-        float, typer.Option(help="An owner silent for this long is gone.", parser=seconds())
-    ] = STILL_SECONDS,
-    even_if_owned: Annotated[bool, typer.Option("--even-if-owned", help="Also under a living owner.")] = False,
+    dry_run: DryRun = False,
+    still_seconds: StillSeconds = STILL_SECONDS,
+    even_if_owned: EvenIfOwned = False,
     even_if_read: Annotated[bool, typer.Option("--even-if-read", help="Also while a fleet reads FROM.")] = False,
     create: Annotated[bool, typer.Option(help="Make TO's table or container if there is none.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Plan, write, verify, tell."""
     with (

@@ -149,7 +149,7 @@ def _number(value: float | None) -> str:
 
 
 def _idle(seconds: float) -> str:
-    """Nothing where it has only now been seen to move, or was never owned."""
+    """The seconds; "" for a lease that was just seen to move, or was never owned."""
     return f"{seconds:.1f}" if 0 < seconds < math.inf else ""
 
 
@@ -172,7 +172,7 @@ SHARES = (
 
 
 def _shares(name: str, place: Callable[[Lease], str], table: WatchedTable) -> Cells:
-    """How the unended leases are shared out among what `place` puts them into."""
+    """A row for each group of unfinished leases that `place` names."""
     working = sorted(table.unended, key=lambda lease: (place(lease), lease.key))
     targets: Counter[str] = Counter()
     for worker, target in shares(working).items():

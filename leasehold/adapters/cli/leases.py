@@ -14,6 +14,7 @@ from attrs import asdict, evolve
 from rich.console import Console
 from rich.live import Live
 
+from leasehold.adapters.cli.common.asking import AsJson, StoreUrl, SwapGoal
 from leasehold.adapters.cli.common.columns import for_eyes, plain
 from leasehold.adapters.cli.common.ending import Ended, ending, unwinding
 from leasehold.adapters.cli.common.times import seconds
@@ -30,7 +31,7 @@ from leasehold.stores.printable import printable
 from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
 
 LEASE_SECONDS = 10.0
-"""Of a fleet whose rows do not say theirs: what the Java KCL and our own workers have where nobody set it."""
+"""Assumed where rows do not tell: the default of the Java KCL and of our own workers."""
 
 MOVES_SHOWN = 8
 """Changes of owner that a watch shows below the table."""
@@ -115,16 +116,14 @@ def readings(
 
 @app.command(help="Show who holds what, and how far they are.", epilog=MORE)
 def command(  # noqa: PLR0917  one for each option
-    store: Annotated[str, typer.Argument(help="Where the leases are, as a URL.", show_default=False)],
-    to: Annotated[
-        str | None, typer.Option(help="Where `leasehold swap` moves the leases: both tables are shown.")
-    ] = None,
+    store: StoreUrl,
+    to: SwapGoal = None,
     watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
     by: Annotated[By | None, typer.Option(help="One row for each worker or group.")] = None,
     every: Annotated[float, typer.Option(help="Time between two looks.", parser=seconds(0.1))] = 2.0,
     wide: Annotated[bool, typer.Option("--wide", help="Plain text with every column, also on a screen.")] = False,
     source: Annotated[str | None, typer.Option(help="The stream, asked for lag where no row tells it.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     check: Annotated[bool, typer.Option("--check", help="End with the group's status as a number; 0: OK.")] = False,
 ) -> None:
     """Look once, or keep watching."""

@@ -1,8 +1,7 @@
-"""The live view on a terminal: a reading as the view's state shows it, redrawn at each key.
+"""The live view on a terminal: a reading of the table as the view's state shows it, drawn again at each key.
 
-The state of the live view as a value, and what a key makes of it: nothing here knows a terminal.
-
-Keys of a terminal, one at a time, without an echo; whatever happens, the terminal is left as it was.
+`LiveView` is the state as a value, and `after` what a key makes of it: both know no terminal. `terminal_keys` reads
+keys one at a time, without an echo; whatever happens, the terminal is left as it was.
 """
 
 import codecs

@@ -165,10 +165,30 @@ def run(
     ending: Callable[[], bool] = lambda: False,
 ) -> Generator[BatchProgress | ReadingProgress]:
     """Run the queries until one ends, or `ending`, and tell how they go; those that then still run are stopped."""
-    waits = Backoff(*WAIT_SECONDS)
+    spark, waits = records.sparkSession, Backoff(*WAIT_SECONDS)
+
+    def whole() -> Generator[BatchProgress | ReadingProgress]:
+        queries = [begun(lambda: land(records, recipe, place, once=once))]
+
+        def look() -> None:
+            if windows and len(queries) == 1:
+                queries.extend(aggregated(spark, recipe, place, also))
+
+        try:
+            if not once:
+                yield from finished(queries, LOOK_SECONDS, look, ending)
+                return
+            yield from finished(queries, LOOK_SECONDS, ending=ending)
+            if windows and not ending():  # what is to be added up has landed by now
+                queries = [aggregate(spark, recipe, place, also, once=True)]
+                yield from finished(queries, LOOK_SECONDS, ending=ending)
+        finally:
+            for query in queries:
+                query.stop()
+
     while True:
         try:
-            for told in _run(records, recipe, place, also, windows=windows, once=once, ending=ending):
+            for told in whole():
                 waits.reset()
                 yield told
         except StreamingQueryException as fault:
@@ -183,35 +203,6 @@ def run(
         for _ in range(math.ceil(wait)):
             if not ending():
                 time.sleep(1.0)
-
-
-def _run(
-    records: DataFrame,
-    recipe: Recipe,
-    place: OutputPlace,
-    also: Sequence[str],
-    *,
-    windows: bool,
-    once: bool,
-    ending: Callable[[], bool],
-) -> Generator[BatchProgress | ReadingProgress]:
-    spark, queries = records.sparkSession, [begun(lambda: land(records, recipe, place, once=once))]
-
-    def look() -> None:
-        if windows and len(queries) == 1:
-            queries.extend(aggregated(spark, recipe, place, also))
-
-    try:
-        if not once:
-            yield from finished(queries, LOOK_SECONDS, look, ending)
-            return
-        yield from finished(queries, LOOK_SECONDS, ending=ending)
-        if windows and not ending():  # what is to be added up has landed by now
-            queries = [aggregate(spark, recipe, place, also, once=True)]
-            yield from finished(queries, LOOK_SECONDS, ending=ending)
-    finally:
-        for query in queries:
-            query.stop()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from leasehold.adapters.cli.common.asking import AsJson
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.json_form import BadJsonField
@@ -50,7 +51,7 @@ def command(  # noqa: PLR0917  one for each option
     snapshots: Annotated[int, typer.Option(help="How many looks at the store.", min=1)] = 1,
     every: Annotated[float, typer.Option(help="Time between two looks.", parser=seconds(0.1))] = 10.0,
     spark: Annotated[bool, typer.Option("--spark", help="Let Spark read and count, in parallel.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Look, count, draw."""
     with ending("report", StoreError, ServiceError, OSError):

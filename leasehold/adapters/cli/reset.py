@@ -1,6 +1,6 @@
 """`leasehold reset`: set checkpoints back or forward.
 
-A reset as a file: what `leasehold reset --dry-run --json` printed, held against the table and carried out.
+A plan is what `leasehold reset --dry-run --json` printed; it is held against the table, and carried out.
 """
 
 import sys
@@ -14,9 +14,9 @@ from typing import Annotated
 import typer
 from attrs import frozen
 
+from leasehold.adapters.cli.common.asking import AsJson, DryRun, EvenIfOwned, StillSeconds, StoreUrl
 from leasehold.adapters.cli.common.columns import said, told
 from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.inputs import named, shift, start
 from leasehold.adapters.json_form import BadJsonField, JsonValue, lease_of, parse
 from leasehold.adapters.steering.checkpoints import STILL_SECONDS, Move, living, planned_resets, readable, reset
@@ -100,7 +100,7 @@ bad usage.
 
 @app.command(help="Set checkpoints back or forward.", epilog=MORE)
 def command(  # noqa: PLR0917  one for each option
-    store: Annotated[str, typer.Argument(help="Where the leases are, as a URL.", show_default=False)],
+    store: StoreUrl,
     to: Annotated[str | None, typer.Option(help="The position or the time to set.", show_default=False)] = None,
     shift_by: Annotated[str | None, typer.Option(help="From where each stands: -15m, +1h.")] = None,
     plan: Annotated[str | None, typer.Option(help="A file that --dry-run --json wrote.", show_default=False)] = None,
@@ -108,12 +108,10 @@ def command(  # noqa: PLR0917  one for each option
     timestamp_ms: Annotated[int | None, typer.Option(help="For AT_TIMESTAMP: ms since 1970.", min=0)] = None,
     sub: Annotated[int, typer.Option(help="With a number: its sub-sequence number.", min=0)] = 0,
     offset: Annotated[str, typer.Option(help="With an event hub's number: its offset.")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing; show what would be.")] = False,
-    still_seconds: Annotated[
-        float, typer.Option(help="An owner silent for this long is gone.", parser=seconds())
-    ] = STILL_SECONDS,
-    even_if_owned: Annotated[bool, typer.Option("--even-if-owned", help="Also under a living owner.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    dry_run: DryRun = False,
+    still_seconds: StillSeconds = STILL_SECONDS,
+    even_if_owned: EvenIfOwned = False,
+    as_json: AsJson = False,
 ) -> None:
     """Plan, write, tell."""
     with ending("reset", StoreError):

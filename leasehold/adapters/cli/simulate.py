@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from leasehold.adapters.cli.common.asking import AsJson
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.local.node import ServiceError
 from leasehold.adapters.proving.simulator.question import (
@@ -80,7 +81,7 @@ def command(  # noqa: PLR0917  typer calls it by name
     sweep: Annotated[int, typer.Option(min=1, help="So many seeds, as of --seed.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Processes for a sweep.")] = os.cpu_count() or 1,
     master: Annotated[str | None, typer.Option(help="A Spark master to sweep on instead.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Ask, and print the answer."""
     with ending("simulate"):

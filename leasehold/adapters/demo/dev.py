@@ -1,10 +1,6 @@
-"""Starts the stand-ins for a developer: streams and hubs by name, sample data at a rate, and what to paste.
+"""Starts the stand-ins for a developer: streams, hubs and tables by name, sample data at a rate, and what to paste.
 
-The streams and hubs that a developer names, with their URLs and the environment to paste.
-
-Starts the stand-ins for event hubs and their lease table, for a developer.
-
-Sample data for a developer: records of forty keys at a rate, each key in order.
+Sample data are records of forty keys, each key in order.
 """
 
 import json
@@ -27,7 +23,6 @@ from botocore.exceptions import ClientError
 from leasehold.adapters.demo.child import ENVIRONMENT
 from leasehold.adapters.demo.stage import Stream, StreamError, client, put
 from leasehold.adapters.local.hubs.event_hubs import event_hubs
-from leasehold.adapters.local.node import Service
 from leasehold.adapters.local.postgres import postgres, store_url
 from leasehold.adapters.local.services import (
     AZURITE_ACCOUNT,
@@ -92,13 +87,13 @@ class DevServices:
         return "export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in self.environment.items())
 
     def first(self, name: str) -> "DevServices":
-        """The same, with this stream before the others, and its URLs in the environment."""
+        """Put this stream before the others, and its URLs into the environment."""
         chosen = self.streams[name]
         urls = {"SOURCE": chosen.pasted, "STORE": chosen.pasted_table}
         return evolve(self, streams={name: chosen, **self.streams}, environment={**self.environment, **urls})
 
     def beside(self, other: "DevServices") -> "DevServices":
-        """Both of them."""
+        """The services of both."""
         return DevServices(
             (*self.services, *other.services),
             {**self.streams, **other.streams},
@@ -167,10 +162,6 @@ Tables = Callable[[str], str]
 """The URL of the lease table of a stream, by its name."""
 
 
-def _in_postgres(service: Service, name: str) -> str:
-    return store_url(service, re.sub(r"\W", "_", f"{name}_app"))
-
-
 CONTAINER = "leases"
 """A single one for all hubs: in the Azure SDKs' layout the name of a blob begins with its hub."""
 
@@ -225,12 +216,16 @@ def dev_services(
     if folder is not None and any(each.kind != "kinesis" for each in streams):
         raise ValueError("--folder: event hubs and tables are kept in memory; leave it out, or run them by themselves")
     with ExitStack() as stack:
-        tables, running = None, list[DevServices]()
+        tables: Tables | None = None
+        running = list[DevServices]()
         if in_postgres:
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
             service = stack.enter_context(postgres(folder and folder.absolute()))
-            tables = partial(_in_postgres, service)
+
+            def tables(name: str) -> str:
+                return store_url(service, re.sub(r"\W", "_", f"{name}_app"))
+
         if hubs:
             running.append(stack.enter_context(hub_services(hubs, rate, tables)))
         if others:

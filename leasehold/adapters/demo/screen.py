@@ -1,7 +1,4 @@
-"""The demo on a terminal: shards against workers, how fast each reads, and the story so far.
-
-The verdict on a run, for people.
-"""
+"""The demo on a terminal: shards against workers, how fast each reads, the story so far, and the verdict at the end."""
 
 from collections import Counter, deque
 from collections.abc import Iterator

@@ -115,7 +115,7 @@ class Explanations:
         return None if found is None else self.explained(found)
 
     def explained(self, wait: RecordWait) -> RecordWait:
-        """The same with what explains it."""
+        """Add the faults that explain a wait."""
         concerned = self._concerned(wait.shard, wait.since, wait.until)
         near = [each for each in self._reaches if each.touches(wait.since, wait.until, concerned)]
         covered, reached = 0.0, wait.since

@@ -1,23 +1,22 @@
-"""The laws of writes as the table took them: one holder at a time, and what is held is read.
+"""The laws of writes: one holder of a lease at a time, what is held is read, and a fleet at rest writes nothing more.
 
-Law 1: only what has expired by its owner's own clock is claimed. Law 2: each change of owner adds one to the counter,
-so that a former owner always notices, and no checkpoint goes back. Law 3: no record is behind a checkpoint that a
-handler has not finished with, or a dead letter taken. Law 4: records are handed over by who holds the lease, or has
-held it until a moment ago. Law 5: a held lease is read, or its process lets it go, within UNREAD_SECONDS.
+As the table took them. Law 1: only what has expired by its owner's own clock is claimed. Law 2: each change of owner
+adds one to the counter, so that a former owner always notices, and no checkpoint goes back. Law 3: no record is behind
+a checkpoint that a handler has not finished with, or a dead letter taken. Law 4: records are handed over by who holds
+the lease, or has held it until a moment ago. Law 5: a held lease is read, or its process lets it go, within
+UNREAD_SECONDS.
 
-The laws of writes as their processes saw them, beside the hand-overs: what no two answers of one table can say.
+As their processes saw them, beside the hand-overs. A write took effect between the moments when it was sent and
+answered, so only a write that was sent after another's answer is known to be the later one. Law 6: no two processes are
+told of one version of a lease that their write made it. Law 7: its counter never falls. Law 8: a process that takes a
+lease, or checkpoints it, is told of no checkpoint before one that was answered already. Law 9: a worker checkpoints
+nothing after another has taken the lease from it. Law 10: a process hands over only for as long as the last write it
+sent keeps the lease. Law 11: only what has expired by its owner's own clock is claimed. A lease that was deleted is not
+judged any more, since its next row begins at its first version; nor are the checkpoints of one that was reset, as where
+its stream was made anew.
 
-A write took effect between the moments when it was sent and answered, so only a write that was sent after another's
-answer is known to be the later one. Law 1: no two processes are told of one version of a lease that their write made
-it. Law 2: its counter never falls. Law 3: who takes a lease, or checkpoints it, is told of no checkpoint before one
-that was answered already. Law 4: a worker checkpoints nothing after another has taken the lease from it. Law 5: a
-process hands over only for as long as the last write it sent keeps the lease. Law 6: only what has expired by its
-owner's own clock is claimed. A lease that was deleted is judged no more: whoever makes it anew begins at its first
-version. Nor are the checkpoints of one that was reset, as where its stream was made anew.
-
-The owners of each lease over time, by its writes or by its readers.
-
-The laws of a fleet at rest: everything has a living owner, nothing is written but renewals, and all is even.
+At rest (`at_rest`): everything has a living owner, nothing is written but renewals, and all is even. The owners of each
+lease over time come from its writes (`written_spans`) or from its readers (`read_spans`).
 """
 
 import math
@@ -42,6 +41,9 @@ from leasehold.adapters.history.events import (
 from leasehold.adapters.history.run import TAKES, JudgedRun, Life, PositionOrder, alive_at, lives
 from leasehold.adapters.history.tenures import Tenure
 from leasehold.balancer.rules.shares import least_moves, uneven
+
+VERSIONLESS: frozenset[WriteVerb] = frozenset({"request", "withdraw", "annotate", "checkpoint-late", "delete"})
+"""The writes that leave the version alone, at least in some layouts, and so restart nobody's clock."""
 
 CLOCK_RATE = 0.999
 """How much slower a worker's clock may run than another's."""
@@ -83,8 +85,7 @@ def one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
         if after.checkpoint.order < before.checkpoint.order:
             back = f"{before.checkpoint.sequence} became {after.checkpoint.sequence}"
             yield Breach("checkpoint went back", write.t, f"of {write.key}: {back}, written by {write.process}")
-        # The others leave the version alone, at least in some layouts, and so do not restart anybody's clock.
-        if write.verb not in {"request", "withdraw", "annotate", "checkpoint-late"}:
+        if write.verb not in VERSIONLESS:
             last[write.key] = write
 
 
@@ -210,9 +211,6 @@ def ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
         yield span
 
 
-VERSIONLESS: frozenset[WriteVerb] = frozenset({"request", "withdraw", "annotate", "checkpoint-late", "delete"})
-"""The writes that leave the version alone, at least in some layouts."""
-
 MOVES: frozenset[WriteVerb] = frozenset({"checkpoint", "checkpoint-late", "give"})
 """The writes that move a checkpoint."""
 
@@ -221,7 +219,7 @@ KEEPS: frozenset[WriteVerb] = TAKES | {"renew", "checkpoint"}
 
 
 def answers_agree(run: JudgedRun) -> Iterator[Breach]:
-    """Laws 1 to 4 and 6, lease by lease; of each law and lease the first breach."""
+    """Laws 6 to 9 and 11, lease by lease; of each law and lease the first breach."""
     by_shard: dict[str, list[WriteAnswer]] = defaultdict(list)
     for each in sorted(run.history.answers, key=lambda each: each.sent):
         by_shard[each.shard].append(each)
@@ -265,7 +263,7 @@ def _falls(
 
 
 def checkpoints_of_another(shard: str, answers: Sequence[WriteAnswer]) -> Iterator[Breach]:
-    """Law 4: look for a taking by another between a worker's own last and its checkpoint."""
+    """Law 9: look for a taking by another between a worker's own last and its checkpoint."""
     takes = [each for each in answers if each.verb in TAKES]
     for each in answers:
         if not each.done or each.verb not in {"checkpoint", "give"}:
@@ -283,7 +281,7 @@ def checkpoints_of_another(shard: str, answers: Sequence[WriteAnswer]) -> Iterat
 
 
 def claimed_early(run: JudgedRun, shard: str, done: Sequence[WriteAnswer]) -> Iterator[Breach]:
-    """Law 6, of claims alone: a thief knows that the lease is held."""
+    """Law 11, of claims alone: a thief knows that the lease is held."""
     for each in done:
         if each.verb != "claim" or each.seen in {None, each.worker}:
             continue
@@ -300,7 +298,7 @@ def claimed_early(run: JudgedRun, shard: str, done: Sequence[WriteAnswer]) -> It
 
 
 def writers_hand_over(run: JudgedRun) -> Iterator[Breach]:
-    """Law 5; of each process and lease the first breach."""
+    """Law 10; of each process and lease the first breach."""
     history, limits = run.history, run.limits
     if not history.answers or not limits.lease_seconds:
         return

@@ -119,7 +119,7 @@ class JudgedRun:
 
     @cached_property
     def tenures(self) -> Mapping[str, list[Tenure]]:
-        """The same by shard, in the order they began."""
+        """The tenures of each shard, in the order they began."""
         return by_shard(self.reading.tenures)
 
     @cached_property

@@ -80,7 +80,7 @@ def store_url(service: Service, table: str = "leases") -> str:
 
 
 def _await(service: Service) -> None:
-    """It listens before it takes anybody in."""
+    """Wait until it accepts connections; it listens before that."""
     from psycopg import OperationalError, connect  # noqa: PLC0415  of an extra
 
     deadline = time.monotonic() + START_SECONDS

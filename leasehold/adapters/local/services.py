@@ -1,8 +1,7 @@
 """The stand-ins that need no licence and no Java: dynalite, kinesis-local, azurite and moto."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from leasehold.adapters.local import guard
@@ -23,8 +22,7 @@ CERTIFICATE = "server.json"
 """kinesis-local's own key and certificate, in the folder of its package."""
 
 
-@contextmanager
-def dynalite(folder: Path | None = None) -> Iterator[Service]:
+def dynalite(folder: Path | None = None) -> AbstractContextManager[Service]:
     """DynamoDB's tables, conditional writes included; no transactions. They are kept in `folder`, if one is named."""
     script = str(installed("aws") / "dynalite" / "cli.js")
     quick = ("--createTableMs", "0", "--deleteTableMs", "0", "--updateTableMs", "0")
@@ -33,12 +31,10 @@ def dynalite(folder: Path | None = None) -> Iterator[Service]:
     def command(port: int) -> Command:
         return Command((*find_node().node, script, "--host", HOST, "--port", str(port), *quick, *kept))
 
-    with serving("dynalite", command) as service:
-        yield service
+    return serving("dynalite", command)
 
 
-@contextmanager
-def kinesis_local(folder: Path | None = None, *, tls_port: int | None = None) -> Iterator[Service]:
+def kinesis_local(folder: Path | None = None, *, tls_port: int | None = None) -> AbstractContextManager[Service]:
     """Kinesis with shard ends, child shards and shard filters; no throttling, no fan-out by boto3.
 
     Streams are kept in `folder`, if one is named: as of a second ago, should it be killed. It answers by TLS, too, on
@@ -64,12 +60,10 @@ def kinesis_local(folder: Path | None = None, *, tls_port: int | None = None) ->
         # By default it listens on every interface of the machine.
         return Command((*find_node().node, "--require", str(LOCKS / "loopback.cjs"), str(package / "main.js")), env)
 
-    with serving("kinesis-local", command) as service:
-        yield service
+    return serving("kinesis-local", command)
 
 
-@contextmanager
-def azurite(folder: Path | None = None) -> Iterator[Service]:
+def azurite(folder: Path | None = None) -> AbstractContextManager[Service]:
     """Azure's blob containers; the account's name is the first part of every path.
 
     They are kept in `folder`, if one is named: written every few seconds, and at its end unless it is killed.
@@ -82,8 +76,7 @@ def azurite(folder: Path | None = None) -> Iterator[Service]:
         words = (*find_node().node, script, "--blobHost", HOST, "--blobPort", str(port), *flags)
         return Command(words, {guard.GRACE: f"{WRITING_SECONDS:g}"})
 
-    with serving("azurite", command) as service:
-        yield service
+    return serving("azurite", command)
 
 
 def azurite_connection_string(service: Service) -> str:
@@ -97,12 +90,10 @@ def azurite_connection_string(service: Service) -> str:
     return ";".join(f"{name}={value}" for name, value in parts.items()) + ";"
 
 
-@contextmanager
-def moto() -> Iterator[Service]:
+def moto() -> AbstractContextManager[Service]:
     """Many of Amazon's services, without atomic conditional writes: never a judge of races."""
 
     def command(port: int) -> Command:
         return Command((sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(port)))
 
-    with serving("moto", command) as service:
-        yield service
+    return serving("moto", command)

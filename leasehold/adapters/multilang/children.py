@@ -59,7 +59,7 @@ PART_SECONDS = 1.0
 """So long a line of standard error may wait for its end."""
 
 MOST_LETTERS = 300
-"""Of a line that is no message, so much is shown."""
+"""Most characters of a line that is no message in the log."""
 
 StoreChild = Callable[[Position], Awaitable[CheckpointError | None]]
 """Stores a checkpoint; the name of the error, or None once the row says it."""
@@ -157,28 +157,25 @@ class ChildProcess:
             await self._exited()
         for number in (signal.SIGTERM, signal.SIGKILL):
             if process.returncode is None:
-                self._kill(number)
+                self.kill(number)
                 await self._exited()
-        self._kill(signal.SIGKILL)  # what it has started itself, and left
+        self.kill()  # what it has started itself, and left
         await asyncio.wait(self._tasks, timeout=END_SECONDS)  # what is in the pipes yet
         for task in self._tasks:
             task.cancel()
         more = f", and {self._odd_lines} lines on its standard output were no messages" if self._odd_lines else ""
         log.info("shard %s, child %d: ended with status %s%s", self.talk.shard, self.pid, process.returncode, more)
 
-    def kill(self) -> None:
-        """Kill it with its group, at once: whoever waits for its answer is told, and sees to the rest."""
-        self._kill(signal.SIGKILL)
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send this to it and its group, at once: whoever waits for its answer notices its end, and does the rest."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
 
     async def _exited(self) -> None:
         """Wait for its end, but not for its pipes, which others may hold; asyncio's own wait is for both."""
         until = self._loop.time() + END_SECONDS
         while self._process.returncode is None and self._loop.time() < until:  # noqa: ASYNC110  see above
             await asyncio.sleep(END_SECONDS / 100)
-
-    def _kill(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
 
     def _write(self) -> None:
         data = self.talk.data_to_send()

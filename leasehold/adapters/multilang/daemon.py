@@ -16,7 +16,6 @@ import logging
 from asyncio import AbstractEventLoop
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future, wait
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -185,7 +184,8 @@ class ChildHandler:
         self._unheard[holding.key].add_done_callback(self._look)
 
     def _beginning(self, holding: Holding) -> tuple[Position, Any]:
-        return holding.lease.checkpoint, partial(self._store, holding)
+        # Stored by a thread, while the loop serves the other children.
+        return holding.lease.checkpoint, lambda position: asyncio.to_thread(self._stored, holding, position)
 
     async def _heard(self, key: str) -> None:
         """Hear what became of the message that nobody has waited for; raises its fault (rule 1)."""
@@ -256,9 +256,6 @@ class ChildHandler:
             raise
 
     # Checkpoints
-
-    async def _store(self, holding: Holding, position: Position) -> CheckpointError | None:
-        return await asyncio.to_thread(self._stored, holding, position)
 
     def _stored(self, holding: Holding, position: Position) -> CheckpointError | None:
         """Store what a child asks for, and say how that went by the names that it knows."""

@@ -212,21 +212,18 @@ def read_properties(
         if not separator or not key.strip():
             raise ValueError(f"--set: {setting!r} is not of the form key=value")
         found[key.strip()] = value
-    return found if environment is None else {key: _expanded(key, value, environment) for key, value in found.items()}
+    if environment is None:
+        return found
+    for key, value in found.items():
+        for name in _VARIABLE.findall(value):
+            if name not in environment:
+                raise ValueError(f"{key}: ${{{name}}} is not in the environment")
+    return {key: _VARIABLE.sub(lambda name: environment[name[1]], value) for key, value in found.items()}
 
 
 def understood_properties(given: Mapping[str, str]) -> MultiLangSettings:
     """The meaning of these keys. Raises ValueError naming the first that is missing, wrong or refused."""
     return _Understanding(given).settings()
-
-
-def _expanded(key: str, value: str, environment: Mapping[str, str]) -> str:
-    def looked_up(match: "re.Match[str]") -> str:
-        if match[1] not in environment:
-            raise ValueError(f"{key}: ${{{match[1]}}} is not in the environment")
-        return environment[match[1]]
-
-    return _VARIABLE.sub(looked_up, value)
 
 
 @frozen
@@ -371,7 +368,7 @@ class _Understanding:
         return consumer
 
     def _credentials(self) -> tuple[Credentials, Credentials]:
-        """Of the stream and of the table; the first serve for both where the file names no others."""
+        """The credentials of the stream and of the table; one pair serves both where the file names no other."""
         found: dict[str, Credentials] = {}
         for given in self.given:
             # Java finds these keys in any case, and no others.

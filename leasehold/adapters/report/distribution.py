@@ -102,17 +102,17 @@ class Distribution:
 
 def tallies(leases: Iterable[Lease]) -> tuple[Tally, ...]:
     """The leases counted by owner and progress (rule 1)."""
-    found = _gathered(leases, lambda lease: (lease.owner, progress_of(lease.checkpoint.sequence)))
+
+    def place(lease: Lease) -> tuple[str | None, str]:
+        sequence = lease.checkpoint.sequence
+        return lease.owner, sequence if sequence in SENTINELS else NUMBER
+
+    found = _gathered(leases, place)
     counted = []
     for (owner, progress), rows in found.items():
         known = [kilobytes(lease.weight) for lease in rows if lease.weight is not None]
         counted.append(Tally(owner, progress, len(rows), math.fsum(known), len(known)))
     return tuple(counted)
-
-
-def progress_of(sequence: str) -> str:
-    """The sentinel, or NUMBER."""
-    return sequence if sequence in SENTINELS else NUMBER
 
 
 def distribution(counted: Iterable[Tally], groups: Groups = "prefix") -> Distribution:

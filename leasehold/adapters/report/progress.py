@@ -1,7 +1,4 @@
-"""The progress of a pipeline's micro-batches, and of its reading between them, as Spark reports it.
-
-The progress of a pipeline, as one page of HTML that reloads itself: rows, lag, and how long batches take.
-"""
+"""The progress of a pipeline, as Spark reports it, of batches and of reading, and a page that shows it and reloads."""
 
 import json
 from collections import deque
@@ -116,7 +113,7 @@ def _seen(progress: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401  a num
 
 
 BATCHES_MAX = 500
-"""So many of the last batches are drawn."""
+"""Most batches that are drawn, the last ones."""
 
 PAUSE_SECONDS = 5.0
 """The page is not written more often than this."""
@@ -171,12 +168,6 @@ class QueryProgress:
         return charts
 
 
-def progress_page(name: str, queries: Mapping[str, QueryProgress], *, running: bool) -> str:
-    """The page; while it is `running`, a browser loads it again and again."""
-    template = TEMPLATES.get_template("progress.html.j2")
-    return template.render(name=name, queries=queries, running=running, pause=PAUSE_SECONDS)
-
-
 @define
 class ProgressPage:
     """A file that shows how a pipeline of this name goes."""
@@ -198,7 +189,12 @@ class ProgressPage:
             self.write(running=True)
 
     def write(self, *, running: bool) -> None:
-        """Write the file, whole or not at all, because a browser may be reading it."""
+        """Write the file, whole or not at all, because a browser may be reading it.
+
+        While the pipeline is `running`, the browser loads it again and again.
+        """
         new = self.path.with_name(f".{self.path.name}.new")
-        new.write_text(progress_page(self.name, self.queries, running=running), encoding="utf-8")
+        page = TEMPLATES.get_template("progress.html.j2")
+        text = page.render(name=self.name, queries=self.queries, running=running, pause=PAUSE_SECONDS)
+        new.write_text(text, encoding="utf-8")
         new.replace(self.path)

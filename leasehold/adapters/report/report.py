@@ -257,7 +257,7 @@ def report_json(said: Report) -> dict[str, Any]:
 
 
 LAST_SECOND = 253_402_300_799
-"""Of the year 9999: no calendar has later times."""
+"""The last second of the year 9999: no calendar has later times."""
 
 
 def looked(

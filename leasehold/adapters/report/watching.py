@@ -92,7 +92,7 @@ class WatchedTable:
 
     @property
     def status(self) -> Status:
-        """Of the whole group."""
+        """The status of the whole group."""
         return group_status(self.statuses, self.trouble)
 
     def lag(self, lease: Lease) -> LeaseLag:

@@ -27,7 +27,7 @@ from leasehold.adapters.reading.cursor import Cursor, ShardPull
 from leasehold.adapters.reading.slices import Slice
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Settled, Sliceable, Source, SourceUnavailable
-from leasehold.adapters.spark.feed import Chunk, Columns, chunk_of, up_to
+from leasehold.adapters.spark.feed import Columns, read_through
 from leasehold.adapters.spark.lease_loop import STUCK_SECONDS
 from leasehold.adapters.spark.options import Given
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, HashRange, Lease, Position, Shard, at_timestamp
@@ -36,7 +36,7 @@ from leasehold.stores.printable import escaped
 log = escaped(logging.getLogger("leasehold.spark"))
 
 PARTS_MOST = 4
-"""Of one shard: its readers share five requests and two megabytes a second (Kinesis), or are five (Event Hubs)."""
+"""Parts of one shard: their readers share five requests and 2 MB a second (Kinesis), or are five (Event Hubs)."""
 EVER_MS = 2**53
 THREADS = 16
 PROBE_SECONDS, LOOK_SECONDS, AHEAD_SECONDS = 20.0, 0.2, 10.0
@@ -226,7 +226,7 @@ class _ShardPlanner:
         self._place, self._source, self._cut, self._parts = place, source, cut, parts
 
     def parts(self, shard: Shard) -> list[ShardPart]:
-        """Of one shard; none if it has nothing."""
+        """The parts of one shard; none if it has no records in the slice."""
         lease, cut, ends = _lease(shard), self._cut, None
         told = Settled()
         if self._parts > 1 or cut.until_ms == EVER_MS:
@@ -297,44 +297,28 @@ class PartReading:
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         """All of them. Raises TimeoutError if nothing comes for too long; SourceError."""
-        found = list[Chunk]()
-
-        def keep(batch: Batch) -> None:
-            if (chunk := chunk_of(self._columns, self._lease, self._part.cut.within(batch))) is not None:
-                found.append(chunk)
-                self._cursor.batch_read(chunk.ends)
-
-        try:
-            while not self._cursor.over:
+        began = time.monotonic()
+        with closing(read_through(self._pull, self._columns, self._lease, within=self._part.cut.within)) as answers:
+            for answer, parts in answers:
+                if isinstance(answer, SourceUnavailable):
+                    log.warning("shard %s: trying again: %s", self._part.shard, answer)
+                yield from (rows for rows in parts if rows.num_rows)
+                if not self._cursor.over:
+                    time.sleep(self._pause(answer, began))
                 began = time.monotonic()
-                batch: Batch | None = None
-                try:
-                    batch = self._pull.read(keep)
-                except SourceUnavailable as fault:
-                    log.warning("shard %s: trying again: %s", self._part.shard, fault)
-                for chunk in found:
-                    rows = up_to(self._columns, chunk, self._cursor.until)
-                    if rows.num_rows:
-                        yield rows
-                found.clear()
-                time.sleep(self._pause(batch, began))
-        finally:
-            self._pull.close()
 
-    def _pause(self, batch: Batch | None, began: float) -> float:
-        if self._cursor.over:
-            return 0.0
+    def _pause(self, answer: Batch | SourceUnavailable, began: float) -> float:
         now = time.monotonic()
         # At the tip there is nothing to hear, and what is to come is there at once.
         # An answer that is behind the tip is one, though it brought nothing: shards have empty stretches.
-        if batch is not None and (batch.end is not None or batch.behind_seconds):
+        if isinstance(answer, Batch) and (answer.end is not None or answer.behind_seconds):
             self._heard = now
         elif now - self._heard > STUCK_SECONDS:
             raise TimeoutError(
                 f"shard {self._part.shard}: nothing came of it for {STUCK_SECONDS:g} s; the task's log may say why it "
                 "cannot be read"
             )
-        if batch is None:
+        if isinstance(answer, SourceUnavailable):
             return self._faults.next()
         self._faults.reset()
-        return max(batch.wait_seconds, began + self._part.pause_seconds - now)
+        return max(answer.wait_seconds, began + self._part.pause_seconds - now)

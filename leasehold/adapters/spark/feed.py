@@ -18,11 +18,11 @@ come to a shard behind its checkpoint, having planned a batch that it has not co
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from threading import Condition
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
@@ -126,7 +126,7 @@ class ArrowBatch(Batch):
         return next(iter(_seconds(self.rows[self.arrived][-1:])), None)
 
     def between(self, since: float, until: float) -> Batch:
-        """The same reading with the rows that arrived in between."""
+        """Return the reading with only the rows that arrived between these times."""
         if self.rows is None:
             return super().between(since, until)
         kept = [time is None or since <= time < until for time in self.arrivals]
@@ -155,31 +155,31 @@ class Chunk:
         return int(self.rows.num_rows)
 
 
-class AheadBuffer(Protocol):
+class AheadBuffer(ABC):
     """The rows that were read ahead of one shard, in order. Not safe for threads by itself.
 
     count, bytes  how much waits
     """
 
-    count: int
-    bytes: int
+    def __init__(self) -> None:
+        self.count = self.bytes = 0
 
+    @abstractmethod
     def __bool__(self) -> bool:
         """Whether anything waits, be it a position without rows."""
-        ...
 
     @property
     def gone(self) -> bool:
         """Whether something waits of which nobody has the rows any more."""
-        ...
+        return False
 
+    @abstractmethod
     def put(self, chunk: Chunk) -> None:
         """Add what was read next."""
-        ...
 
+    @abstractmethod
     def take(self, count: int, most_bytes: int) -> Chunk | None:
         """The first rows, at most so many and so large; None if nothing fits."""
-        ...
 
 
 def chunk_of(columns: Columns, lease: Lease, batch: Batch) -> Chunk | None:
@@ -201,22 +201,49 @@ def up_to(columns: Columns, chunk: Chunk, end: Position) -> pa.RecordBatch:
     return chunk.rows.slice(0, bisect_right(orders, end.order, key=lambda row: columns.position(chunk.rows, row).order))
 
 
-class RowBuffer:
-    """The rows read ahead of one shard, in order. Not safe for threads by itself."""
+def read_through(
+    pull: ShardPull,
+    columns: Columns,
+    lease: Lease,
+    *,
+    within: Callable[[Batch], Batch] = lambda batch: batch,
+    ended: Callable[[], bool] = lambda: False,
+) -> Generator[tuple[Batch | SourceUnavailable, list[pa.RecordBatch]]]:
+    """Read up to the cursor's end, or `ended`: each answer, or why there was none, and the rows that it brought.
+
+    within  the part of an answer that counts
+    The pull is closed at the end. Raises SourceError.
+    """
+    cursor, found = pull.cursor, list[Chunk]()
+
+    def keep(batch: Batch) -> None:
+        if (chunk := chunk_of(columns, lease, within(batch))) is not None:
+            found.append(chunk)
+            cursor.batch_read(chunk.ends)
+
+    try:
+        while not (ended() or cursor.over):
+            answer: Batch | SourceUnavailable
+            try:
+                answer = pull.read(keep)
+            except SourceUnavailable as fault:
+                answer = fault
+            yield answer, [up_to(columns, chunk, cursor.until) for chunk in found]
+            found.clear()
+    finally:
+        pull.close()
+
+
+class RowBuffer(AheadBuffer):
+    """A buffer that has the rows themselves."""
 
     def __init__(self, columns: Columns) -> None:
+        super().__init__()
         self._columns = columns
         self._chunks: deque[tuple[Chunk, int]] = deque()  # each with its size, which takes a while to tell
-        self.count = 0
-        self.bytes = 0
 
     def __bool__(self) -> bool:
         return bool(self._chunks)
-
-    @property
-    def gone(self) -> bool:
-        """Never: the rows are here."""
-        return False
 
     def put(self, chunk: Chunk) -> None:
         """Add what was read next."""
@@ -353,7 +380,7 @@ class ShardPrefetcher:
 
     @property
     def held(self) -> Held | None:
-        """As a batch may take part in it; None if it may not."""
+        """The shard as the next batch may take it; None if no batch may."""
         if not self.opened or self.holding.lost.is_set() or self.holding.releasing or self.holding.expired:
             return None
         if self._held is None or self._held.begins is not self._cursor.delivered:

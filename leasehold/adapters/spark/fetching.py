@@ -43,7 +43,7 @@ REQUEST_SECONDS = 10.0
 AGAIN_SECONDS = 600.0
 """How long a task waits for rows that are read again from the source."""
 FAULT_BYTES = 4 * SAID_MOST
-"""Of the text of a fault, whose characters take four bytes at most."""
+"""Most of the text of a fault that is read; a character takes four bytes at most."""
 NETWORK_SECONDS = 120.0
 """How long a task waits for the next bytes: as long as Spark itself does (`spark.network.timeout`)."""
 PORTS = 16
@@ -89,7 +89,7 @@ class ReaderRows(InputPartition):
 
 Rows = FetchedRows | EmbeddedRows | ReaderRows
 
-Server = TypeVar("Server", bound=ThreadingTCPServer)
+Server = TypeVar("Server", bound="TaskServer")
 Again = Callable[[int, int], Sequence[pa.RecordBatch]]
 """Has the rows of one place of a batch that are not kept; none of a batch that is done."""
 
@@ -109,12 +109,12 @@ class RowServer:
 
     def __init__(self, address: Address, most: int, folder: str, again: Again = nothing) -> None:
         self._address, self._most, self._folder = address, most, folder
-        self._server = listening(address, lambda family, place: _Server(family, place, again))
+        self._server = listening(address, lambda family, place: _RowSending(family, place, again))
         spawn("leasehold-rows", lambda: self._server.serve_forever(0.1), self._failed)
         log.info("tasks fetch rows from %s, port %d", address.host, self.port)
 
     def _failed(self, fault: BaseException) -> None:
-        """Have tasks fail at once: they would wait for rows that nobody sends."""
+        """Close the port, so that tasks fail at once and do not wait for rows that nobody sends."""
         log.error("rows are sent to tasks no more: %s", said(fault), exc_info=fault)
         self._server.server_close()
 
@@ -179,7 +179,7 @@ class Kept:
         return cls(tuple(parts), sum(part.nbytes for part in parts))
 
     def on_disk(self, folder: str) -> "Kept":
-        """The same rows in a file without a name, read from there when they are sent."""
+        """Move the rows into a file without a name, from which they are sent."""
         with tempfile.TemporaryFile(dir=folder or None) as file:
             self.write(file)
             file.flush()
@@ -188,24 +188,31 @@ class Kept:
         return Kept(tuple(pa.ipc.open_stream(pa.py_buffer(mapped))), 0)
 
     def write(self, file: IO[bytes]) -> None:
-        """As a stream of Arrow."""
+        """Write the rows as a stream of Arrow."""
         with pa.ipc.new_stream(pa.PythonFile(file, mode="w"), self.batches[0].schema) as writer:
             for batch in self.batches:
                 writer.write_batch(batch)
 
 
-class _Server(ThreadingTCPServer):
-    daemon_threads = True  # a task that takes its time keeps no process from ending
+class TaskServer(ThreadingTCPServer):
+    """Listens in a query's process for tasks or readers of its own, at a place of either family of addresses."""
+
+    daemon_threads = True  # a peer that takes its time keeps no process from ending
     request_queue_size = 128
     allow_reuse_address = True
 
-    def __init__(self, family: int, place: tuple[str, int], again: Again) -> None:
+    def __init__(self, family: int, place: tuple[str, int], handler: type[BaseRequestHandler]) -> None:
         self.address_family = family
+        super().__init__(place, handler)
+
+
+class _RowSending(TaskServer):
+    def __init__(self, family: int, place: tuple[str, int], again: Again) -> None:
         self.again = again
         # Executors' networks are seldom private: rows are sent to who shows what the query's own tasks were given.
         self.token = token_bytes(TOKEN_BYTES)
         self.kept: dict[tuple[int, int], Kept] = {}
-        super().__init__(place, _Sending)
+        super().__init__(family, place, _Sending)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002  the base's names
         fault = sys.exc_info()[1] or OSError()
@@ -214,7 +221,7 @@ class _Server(ThreadingTCPServer):
 
 
 class _Sending(BaseRequestHandler):
-    server: _Server
+    server: _RowSending
     request: socket.socket
 
     def handle(self) -> None:
@@ -398,7 +405,7 @@ def fetched(rows: FetchedRows, seconds: float = NETWORK_SECONDS) -> Iterator[pa.
 
 
 def received(connection: socket.socket, size: int) -> bytes:
-    """So many bytes. Raises ConnectionError if the other side closes before."""
+    """Read exactly so many bytes. Raises ConnectionError if the other side closes before."""
     found = b""
     while len(found) < size:
         # One call may bring less than was asked for.

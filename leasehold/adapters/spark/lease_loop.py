@@ -111,7 +111,7 @@ class LeaseLoop:
                 raise SourceError(f"{each.what} (of a query: option lease.ifRecreated)")
 
     def wait(self, seconds: float) -> None:
-        """Until something waits to be taken, or so long."""
+        """Wait until rows can be taken, or for so long."""
         with self._changed:
             # A fault ends the wait: the main thread alone can tell Spark of it (`check`).
             self._changed.wait_for(lambda: self._fault or any(self._takable()), seconds)
@@ -158,7 +158,7 @@ class LeaseLoop:
             log.warning("lost meanwhile, so their checkpoints are for others to move: %s", few(lost))
 
     def hurry(self, key: str) -> None:
-        """There is something to do for this shard."""
+        """Have the next step of this shard done now."""
         self._runner.hurry(key)
 
     def was_read(self, keys: Iterable[str]) -> None:
@@ -228,14 +228,14 @@ class LeaseLoop:
     # In the thread of the loop
 
     def _failed(self, fault: BaseException) -> None:
-        """Whatever it is, the query is to end with it."""
+        """End the query with this fault."""
         with self._changed:
             # Under the lock and told: the main thread may be waiting for rows that never come.
             self._fault = fault
             self._changed.notify_all()
 
     def _ahead(self, worker: Worker, holding: Holding, _handling: Handling) -> Step:
-        """Read it ahead."""
+        """Begin to read the shard of a new lease ahead."""
         feed = ShardPrefetcher(worker, holding, self._shared, self._left)
         with self._changed:
             self._ever.add(holding.key)

@@ -167,7 +167,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
-        """Nothing yet; it is asked for twice, and not at all after a restart."""
+        """The offset of a query that has read nothing; Spark asks for it twice, and not after a restart."""
         return encode(Offset(stream=self._stock.stream))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name

@@ -46,7 +46,7 @@ class Range:
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
-        """As they are packed; a quiet shard's range is the same in every batch."""
+        """The range in the packed form; a quiet shard's range is the same in every batch."""
         return texts_of(self.begins, self.ends, self.epoch)
 
 
@@ -175,7 +175,7 @@ def owed(start: Offset, committed: int) -> bool:
 
 
 def shares(waiting: Mapping[str, int], most: int) -> dict[str, int]:
-    """How much of what waits on each shard goes into a batch of at most so much: none starves another."""
+    """Share a batch of at most so much out among the shards, by what waits on each: none starves another."""
     found: dict[str, int] = {}
     left = most
     for place, (key, count) in enumerate(sorted(waiting.items(), key=lambda pair: (pair[1], pair[0]))):

@@ -300,7 +300,7 @@ SETTINGS: dict[str, bool | float | int | str | None] = {
     "spark.sql.shuffle.partitions": 2,
     "spark.log.level": "ERROR",
 }
-"""Of a session on this machine alone: no page, and no network but loopback."""
+"""Settings of a session on this machine alone: no page, and no network but loopback."""
 
 DELTA: dict[str, bool | float | int | str | None] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",

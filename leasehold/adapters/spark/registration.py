@@ -25,9 +25,9 @@ def register(spark: "SparkSession") -> None:
     # The pure modules of this package must be importable without pyspark.
     from pyspark.sql.utils import is_remote  # noqa: PLC0415
 
-    from leasehold.adapters.spark.dynamodb_streams.data_source import DynamoLeased  # noqa: PLC0415
     from leasehold.adapters.spark.event_hubs.data_source import EventHubsLeased  # noqa: PLC0415
     from leasehold.adapters.spark.kinesis.data_source import KinesisLeased  # noqa: PLC0415
+    from leasehold.adapters.spark.kinesis.table_changes import DynamoLeased  # noqa: PLC0415
     from leasehold.adapters.spark.lease_table import LeaseTable  # noqa: PLC0415
 
     # The cores of all executors that are there by now: a client of Spark Connect cannot see them.

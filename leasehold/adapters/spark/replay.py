@@ -17,6 +17,7 @@ the epoch has grown, and says the same; where the store counts no epochs, no ran
 import logging
 from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import closing
 from threading import Event
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
@@ -25,7 +26,7 @@ from attrs import evolve, frozen
 from leasehold.adapters.reading.cursor import Cursor, ShardPull
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Batch, Source, SourceUnavailable, Trimmed
-from leasehold.adapters.spark.feed import Chunk, Columns, chunk_of, up_to
+from leasehold.adapters.spark.feed import Columns, read_through
 from leasehold.adapters.spark.lease_loop import Waiting, told
 from leasehold.adapters.spark.offsets import Offset, Range, text_of
 from leasehold.balancer.model import Lease
@@ -155,39 +156,24 @@ class Repetition:
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         """Raises Trimmed if the end of the range will not come."""
-        columns, found = self._place.columns, list[Chunk]()
-
-        def keep(batch: Batch) -> None:
-            if (chunk := chunk_of(columns, self._lease, batch)) is not None:
-                found.append(chunk)
-                self._cursor.batch_read(chunk.ends)
-
-        try:
-            while not (self._over.is_set() or self._cursor.over):
-                batch = None
-                try:
-                    batch = self._pull.read(keep)
-                except SourceUnavailable as fault:
-                    self.trouble = str(fault)
-                    log.warning("shard %s: a range is to be read again, and cannot be yet: %s", self._lease.key, fault)
-                came = bool(found)  # told before they are handed on, which empties the list
-                if batch is not None and batch.fault:
-                    self.trouble = batch.fault
-                for chunk in found:
-                    yield up_to(columns, chunk, self._cursor.until)
-                found.clear()
+        with closing(read_through(self._pull, self._place.columns, self._lease, ended=self._over.is_set)) as answers:
+            for answer, rows in answers:
+                if isinstance(answer, SourceUnavailable):
+                    self.trouble = str(answer)
+                    log.warning("shard %s: a range is to be read again, and cannot be yet: %s", self._lease.key, answer)
+                elif answer.fault:
+                    self.trouble = answer.fault
+                yield from rows
                 if not self._cursor.over:
-                    self._over.wait(self._pause(batch, came=came))
-        finally:
-            self._pull.close()
+                    self._over.wait(self._pause(answer, came=bool(rows)))
 
-    def _pause(self, batch: Batch | None, *, came: bool) -> float:
+    def _pause(self, answer: Batch | SourceUnavailable, *, came: bool) -> float:
         """Count the silence, and return the seconds until the next reading. Raises Trimmed once it lasted enough."""
-        if batch is None:
+        if isinstance(answer, SourceUnavailable):
             # Unreachable is not silent: the time in which nobody answered counts for nothing.
             return self._faults.next()
         self._faults.reset()
-        pause = max(PAUSE_SECONDS, batch.wait_seconds)
+        pause = max(PAUSE_SECONDS, answer.wait_seconds)
         if came:
             self.answers += 1
             self._silent = self._mute = self._looked = 0.0
@@ -195,9 +181,9 @@ class Repetition:
             # An empty answer is no answer: a link that another reader has displaced says nothing, too.
             self._mute += pause
             self._ask_about(self._mute)
-        elif batch.behind_seconds is not None:
+        elif answer.behind_seconds is not None:
             self.answers += 1
-            self._silent = 0.0 if batch.behind_seconds else self._silent + pause
+            self._silent = 0.0 if answer.behind_seconds else self._silent + pause
             # Only at the tip: an answer behind it shows that there is more to come.
             if self._silent > SILENT_SECONDS:
                 raise Trimmed(f"nothing comes up to {self._wanted.ends.sequence}, and the source says that this is all")

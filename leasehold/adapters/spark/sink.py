@@ -147,7 +147,7 @@ class WriteNames:
 
     @classmethod
     def asked(cls, given: Given) -> "WriteNames":
-        """As options say. Raises ValueError if one says it without the other."""
+        """The names that options give. Raises ValueError if one of the two is given without the other."""
         query, batch = given.text("writer.name"), given.number("writer.batch", None, least=0)
         # One without the other names two runs alike, and the second one's rows would be taken for repeats.
         if bool(query) != (batch is not None):
@@ -232,7 +232,7 @@ def written(place: WritablePlace, names: WriteNames, batches: Iterator[pa.Record
 
 
 class _Writer:
-    """What the writers of one job and of one query share."""
+    """The writing of one task, which writers of a job and of a query do alike."""
 
     def __init__(self, place: WritablePlace, names: WriteNames) -> None:
         self._place, self._names = place, names

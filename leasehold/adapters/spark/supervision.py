@@ -21,7 +21,7 @@ WAIT_SECONDS = 5.0, 300.0
 SILENT_SECONDS = 600.0
 LOOK_SECONDS = 1
 TEXT_MOST = 100_000
-"""How much of a fault's text is looked at: of a failed task it has all tracebacks, and the fault itself behind them."""
+"""Most of a fault's text that is searched: of a failed task it has all tracebacks, and the fault itself behind them."""
 
 PLANNER = "the process of its source ended, killed perhaps for its memory (see the system's log for the OOM killer)"
 CAUSES = {
@@ -42,7 +42,7 @@ CAUSES = {
     "MadeAnew": "its stream was deleted and made anew",
     "nothing was read for": "nothing of a shard could be read for minutes; the fault of the query says which, and why",
 }
-"""What a fault's text has in it, as a pattern, and what that means; nothing else is started again."""
+"""Patterns of a fault's text, each with its cause; a query that ends with any other fault is not started again."""
 
 
 def passing(fault: BaseException) -> str | None:

@@ -102,7 +102,7 @@ def each_living(
     still_seconds: float = STILL_SECONDS,
     pause: Callable[[float], object] | None = None,
 ) -> tuple[frozenset[str], ...]:
-    """Do so for several tables at once, with one wait for all."""
+    """The same keys of several tables, with one wait for all."""
     doubtful = [
         (store, {each.key: each for each in leases if each.owner and not each.ended and each.idle < still_seconds})
         for store, leases in tables

@@ -1,13 +1,12 @@
 """Explains what each worker would do now and by which rule, why a lease is where it is, and when it would move.
 
-By which rule a lease changed hands between two readings of a table.
+`plans` asks the plan of each worker, `story` tells of one lease, and SENTENCES has every rule in a sentence.
 
-The rule is that of the new owner's plan on the earlier reading. Where owners died or left between the two, the workers
-planned without them: so a plan that does not explain a move is asked for once more, with all that those held free.
-Newcomers take one lease, wait for others to join, and then take their shares; where the readings are too far apart to
-show that, their plan is asked for with the first lease theirs for long.
-
-Every rule in a sentence, for people who ask why a worker acts.
+`rules_between` finds the rule of each change of owner between two readings: that of the new owner's plan on the earlier
+one. Where owners died or left between the two, the workers planned without them: so a plan that does not explain a
+move is asked for once more, with all leases of those owners free. Newcomers take one lease, wait for others to join,
+and then take their shares; where the readings are too far apart to show that, their plan is asked for as if the first
+lease had been theirs for long.
 """
 
 import math
@@ -240,12 +239,6 @@ def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tupl
             )
         )
     return tuple(found)
-
-
-def explained(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> dict[str, Any]:
-    """Every worker's plan as JSON values, with the rules that they name in a sentence each."""
-    found = plans(table, config, more)
-    return {"workers": [each.as_json() for each in found], "rules": rules_of(found)}
 
 
 def rules_of(found: Sequence[WorkerPlan]) -> Mapping[str, str]:

@@ -2,12 +2,11 @@
 
 import random
 from collections.abc import Sequence
-from typing import Literal
 
 from attrs import evolve, frozen
 
 from leasehold.adapters.proving.simulator.question import Forecast, forecast_of
-from leasehold.adapters.proving.simulator.scenario import Member, Network, Scenario
+from leasehold.adapters.proving.simulator.scenario import Member, MemberEnding, Network, Scenario
 from leasehold.adapters.report.watching import WatchedTable, alive
 from leasehold.balancer.census import signers
 from leasehold.balancer.config import Config
@@ -15,8 +14,6 @@ from leasehold.stores.fields import decimal
 
 SETTLE_CYCLES = 2.0
 """Cycles before the change, in which the simulated fleet gets to know itself, and what is due anyway happens."""
-
-Going = Literal["crash", "leave"]
 
 
 @frozen
@@ -32,7 +29,7 @@ class FleetChange:
 
     add: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
-    ending: Going = "leave"
+    ending: MemberEnding = "leave"
     cycles: float = 20.0
     seed: int = 0
 

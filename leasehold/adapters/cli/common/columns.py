@@ -1,6 +1,6 @@
 """Tables for people and for pipes: drawn on a terminal that has room, else one row on one line with nothing cut.
 
-How `copy-leases` and `reset` tell what they did: a table for people, or JSON.
+`told` prints what `copy-leases` and `reset` did, as such a table or as JSON.
 """
 
 import json

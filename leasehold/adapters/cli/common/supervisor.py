@@ -39,7 +39,7 @@ SLACK_SECONDS = 5.0
 CHUNK_BYTES = 2**16
 
 PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EIO, errno.ENOMEM, errno.ENOBUFS, errno.EROFS})
-"""What a file may refuse a write with for a while."""
+"""Errors with which a file may refuse a write for a while."""
 
 REFUSED_SECONDS = 0.1, 5.0
 
@@ -172,7 +172,7 @@ class Supervisor:
         relays: list[Thread] = []
 
         def unheard(fault: BaseException) -> None:
-            """Its output is closed by now, at which it ends."""
+            """Log it; the process ends, since its output is closed."""
             self._say("what %s writes cannot be passed on: %s", child.name, said(fault))
 
         def watch() -> None:

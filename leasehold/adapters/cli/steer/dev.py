@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
+from leasehold.adapters.cli.common.asking import AsJson
 from leasehold.adapters.cli.common.ending import Ended, ending, unwinding, wait_for_the_end
-from leasehold.adapters.cli.steer.asking import AsJson
 from leasehold.adapters.demo.child import isolate
 from leasehold.adapters.demo.dev import DevServices, dev_services, wanted
 from leasehold.adapters.demo.stage import StreamError

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
+from leasehold.adapters.cli.common.asking import AsJson, FleetLeaseSeconds, RuleSetName, Setting
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
-from leasehold.adapters.cli.steer.asking import AsJson, FleetLeaseSeconds, RuleSetName, Setting
 from leasehold.adapters.inputs import configuration_for, settings
 from leasehold.adapters.reading.handling import CHECKPOINT_SECONDS
 from leasehold.adapters.steering.doctor.attempts import well

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.cli.steer.asking import (
+from leasehold.adapters.cli.common.asking import (
     AsJson,
     FleetLeaseSeconds,
     For,
@@ -19,6 +18,7 @@ from leasehold.adapters.cli.steer.asking import (
     fleet_config,
     table_of,
 )
+from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.steering.explaining import plans, rules_of, story
 from leasehold.adapters.steering.swapping import opened
 from leasehold.balancer.contradictions import noted

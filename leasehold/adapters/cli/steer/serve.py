@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 import uvicorn
 
+from leasehold.adapters.cli.common.asking import FleetLeaseSeconds, RuleSetName, Setting, fleet_config
 from leasehold.adapters.cli.common.ending import Ended, ending, unwinding
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.cli.leases import stream_of
-from leasehold.adapters.cli.steer.asking import FleetLeaseSeconds, RuleSetName, Setting, fleet_config
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.steering.serving.app import BoundedConnection, server
 from leasehold.adapters.steering.serving.watcher import FleetRecord, TableWatcher

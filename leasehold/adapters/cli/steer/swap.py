@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 from attrs import asdict
 
+from leasehold.adapters.cli.common.asking import AsJson
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
-from leasehold.adapters.cli.steer.asking import AsJson
 from leasehold.adapters.steering.swapping import SwapProgress, awaited, ended, followed, observed, progress, sent
 from leasehold.stores.protocol import StoreError
 from leasehold.stores.swap import TO, SwapStore, announced, tables_apart

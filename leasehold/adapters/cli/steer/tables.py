@@ -2,16 +2,15 @@
 
 import json
 import time
-from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 from attrs import asdict
 
+from leasehold.adapters.cli.common.asking import AsJson
 from leasehold.adapters.cli.common.columns import Cells, Column, show
 from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.cli.steer.asking import AsJson
-from leasehold.adapters.steering.tables import ListedTable, tables_at
+from leasehold.adapters.steering.tables import tables_at
 from leasehold.stores.protocol import StoreError
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -45,6 +44,7 @@ def command(
         if as_json:
             print(json.dumps({"at": round(time.time(), 3), "tables": [asdict(each) for each in found]}))
         else:
+            unread = "{} rows cannot be read (leasehold leases says which)"
             rows = tuple(
                 (
                     each.url,
@@ -57,7 +57,9 @@ def command(
                     _day(each.written),
                     _said(each.protected),
                     _said(each.recoverable),
-                    "; ".join(_remarks(each)),
+                    "; ".join(
+                        filter(None, (each.why, unread.format(each.malformed) if each.malformed else "", *each.swap))
+                    ),
                 )
                 for each in found
             )
@@ -78,14 +80,6 @@ _COLUMNS = (
     Column("recoverable", spare=7),
     Column("remark", words=True),
 )
-
-
-def _remarks(table: ListedTable) -> Iterator[str]:
-    if table.why:
-        yield table.why
-    if table.malformed:
-        yield f"{table.malformed} rows cannot be read (leasehold leases says which)"
-    yield from table.swap
 
 
 def _said(fact: int | bool | None) -> str:

@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from leasehold.adapters.cli.common.columns import Cells, Column, show
-from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.cli.steer.asking import (
+from leasehold.adapters.cli.common.asking import (
     AsJson,
     FleetLeaseSeconds,
     For,
@@ -20,6 +18,8 @@ from leasehold.adapters.cli.steer.asking import (
     fleet_config,
     table_of,
 )
+from leasehold.adapters.cli.common.columns import Cells, Column, show
+from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.report.watching import alive
 from leasehold.adapters.steering.swapping import opened
 from leasehold.adapters.steering.what_if import FleetChange, forecast, names_of

@@ -53,10 +53,10 @@ TableRows = tuple[tuple[str, Any], ...]
 """The table: names and contents, sorted; a content is a text, or a lease where a table is asked for whole leases."""
 
 RECORDS = 2
-"""Of each lease."""
+"""Records of each lease."""
 
 LOST, APPLIED, LATE = "lost", "applied", "late"
-"""What becomes of a write that is not answered."""
+"""The fates of a write that is not answered."""
 
 
 class CellRequest(NamedTuple):
@@ -380,7 +380,7 @@ class SessionState(NamedTuple):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Of two states with the same key the same can follow."""
+        """Two states with the same key have the same future."""
         workers = tuple((one.told, one.action, one.answers, one.tick, one.alive) for one in self.workers)
         return (self.rows, workers, self.ghosts, self.readers, tuple(sorted(self.late, key=repr)), self.tick, self.left)
 
@@ -664,7 +664,7 @@ class SessionModel:
         raise AssertionError
 
 
-_READS = ("look", "handle", "commit", "claim")
+READS = ("look", "handle", "commit", "claim")
 
 
 def settings() -> Mapping[str, SessionModel]:
@@ -676,7 +676,7 @@ def settings() -> Mapping[str, SessionModel]:
     parted = (*held, (0, "handle", "s0"), (0, "commit", "s0"), (0, "handle", "s0"))
 
     def model(moves: tuple[int, ...], begins: Any, *verbs: str, leases: int = 1, **faults: int) -> SessionModel:  # noqa: ANN401
-        return SessionModel(moves, leases, faults, frozenset({*_READS, *verbs}), begins)
+        return SessionModel(moves, leases, faults, frozenset({*READS, *verbs}), begins)
 
     return {
         "expiry": model((3, 2), held, tick=1),

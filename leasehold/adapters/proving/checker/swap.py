@@ -12,6 +12,7 @@ import typer
 from attrs import define
 
 from leasehold.adapters.proving.checker.sessions import (
+    READS,
     At,
     CellRequest,
     CheckedCells,
@@ -131,7 +132,6 @@ class SwapModel(SessionModel):
 
 
 _CONTROL = Lease(CONTROL, checkpoint=SHARD_END, notes=((WISH, "to"),))
-_READS = ("look", "handle", "commit", "claim")
 
 
 def swap_model(
@@ -154,23 +154,23 @@ def swap_settings() -> dict[str, SwapModel]:
     both = ((0, "look", ""), (0, "claim", "s0"), (0, "look", ""), (0, "claim", "s1"), (1, "look", ""), (2, "look", ""))
     free = (*moved, (0, "release", "s0"), (1, "look", ""))
     return {
-        "expiry": swap_model((3, 2), held, *_READS, faults={"tick": 1}),
-        "expiry, crash": swap_model((2, 3), held, *_READS, faults={"tick": 1, "crash": 1}),
-        "theft": swap_model((3, 3), held, *_READS, "steal"),
-        "theft, crash": swap_model((2, 3), held, *_READS, "steal", faults={"crash": 1}),
-        "lost answer": swap_model((3, 2), held, *_READS, "steal", faults={"applied": 1}),
-        "late write": swap_model((3, 2), held, *_READS, "steal", faults={"late": 1}),
-        "back": swap_model((3, 3), back, *_READS, "steal"),
-        "back, lost answer": swap_model((3, 2), back, *_READS, "steal", faults={"applied": 1}),
-        "back, late write": swap_model((3, 2), back, *_READS, "steal", faults={"late": 1}),
-        "to and fro": swap_model((4, 3), moved, *_READS, "send", faults={"tick": 1}),
-        "release": swap_model((3, 3), moved, *_READS, "release", faults={"applied": 1}),
-        "hand-over": swap_model((3, 3), held, *_READS, "request", "give", "take back"),
-        "reset": swap_model((2, 4), free, *_READS, "reset", "send"),
-        "carried": swap_model((2, 4), (*free, (0, "send", "from")), *_READS, "carry", faults={"applied": 1}),
-        "carried, late write": swap_model((1, 3), (*free, (0, "send", "from")), *_READS, "carry", faults={"late": 1}),
-        "three workers": swap_model((2, 2, 2), (*held, (2, "look", "")), *_READS, "steal", faults={"tick": 1}),
-        "three workers, two leases": swap_model((2, 2, 2), both, *_READS, "steal", leases=2, faults={"tick": 1}),
+        "expiry": swap_model((3, 2), held, *READS, faults={"tick": 1}),
+        "expiry, crash": swap_model((2, 3), held, *READS, faults={"tick": 1, "crash": 1}),
+        "theft": swap_model((3, 3), held, *READS, "steal"),
+        "theft, crash": swap_model((2, 3), held, *READS, "steal", faults={"crash": 1}),
+        "lost answer": swap_model((3, 2), held, *READS, "steal", faults={"applied": 1}),
+        "late write": swap_model((3, 2), held, *READS, "steal", faults={"late": 1}),
+        "back": swap_model((3, 3), back, *READS, "steal"),
+        "back, lost answer": swap_model((3, 2), back, *READS, "steal", faults={"applied": 1}),
+        "back, late write": swap_model((3, 2), back, *READS, "steal", faults={"late": 1}),
+        "to and fro": swap_model((4, 3), moved, *READS, "send", faults={"tick": 1}),
+        "release": swap_model((3, 3), moved, *READS, "release", faults={"applied": 1}),
+        "hand-over": swap_model((3, 3), held, *READS, "request", "give", "take back"),
+        "reset": swap_model((2, 4), free, *READS, "reset", "send"),
+        "carried": swap_model((2, 4), (*free, (0, "send", "from")), *READS, "carry", faults={"applied": 1}),
+        "carried, late write": swap_model((1, 3), (*free, (0, "send", "from")), *READS, "carry", faults={"late": 1}),
+        "three workers": swap_model((2, 2, 2), (*held, (2, "look", "")), *READS, "steal", faults={"tick": 1}),
+        "three workers, two leases": swap_model((2, 2, 2), both, *READS, "steal", leases=2, faults={"tick": 1}),
     }
 
 

@@ -1,8 +1,7 @@
 """The findings on a fleet: circles, rest without balance, moves at balance, and moves beyond the least.
 
-The states that a fleet can reach, the circles among them, and the longest way through.
-
-The verdicts as a table, for the screen and for specs/proof.md.
+`explore` finds the states that a fleet can reach, `circle` and `longest` the ways among them, and `judge` what is wrong
+with these. `rows` and `written` make tables of verdicts, for the screen and for specs/proof.md.
 """
 
 from collections import deque

@@ -67,11 +67,8 @@ class Law:
         holds.__name__ = holds.__qualname__ = self.name  # as the report of a failure calls it
         phases = tuple(phase for phase in settings().phases if phase != Phase.explain)  # it would name lines of ours
         wanted = settings(deadline=None, phases=phases, max_examples=examples or settings().max_examples)
-        wanted(given(case=self.cases(_drawn(rules)))(holds))()
-
-
-def _drawn(wanted: Rules) -> st.SearchStrategy[RuleSet]:
-    return wanted if isinstance(wanted, st.SearchStrategy) else st.just(wanted)
+        drawn = rules if isinstance(rules, st.SearchStrategy) else st.just(rules)
+        wanted(given(case=self.cases(drawn))(holds))()
 
 
 def check(plan: Planner, rules: Rules, *, examples: int | None = None) -> None:

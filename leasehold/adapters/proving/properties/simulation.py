@@ -1,8 +1,7 @@
 """Fleets under virtual time with rules and a handler of one's own: real workers, a judge, and the smallest fleet.
 
-Everything is decided by the seed: the same call gives the same run, to the last write, on every machine.
-
-A small fleet that plans and acts until it is at rest, and the words for what went wrong.
+The seed decides everything: the same call gives the same run, to the last write, on every machine. `settled` is
+simpler: the workers of a small fleet plan and act until nothing changes; `LawBroken` tells what went wrong.
 """
 
 from collections import Counter

@@ -3,7 +3,7 @@
 Every value drawn is one that `plan` must have an answer for: rows whose parents are not there, shards in circles,
 owners that died, histories of any length. All shrink towards few leases, few workers and a listing without oddities.
 
-The cases on which a law is tried, told as Python that can be pasted into a test.
+`Scene` and `SmallFleet`, on which laws are tried, are shown as Python that can be pasted into a test.
 """
 
 import math
@@ -109,12 +109,12 @@ class SmallFleet(Pasteable):
 
 
 WORKERS = ("a-1", "a-2", "b-1", "b-2", "c")
-"""Of two groups, and one of none."""
+"""Workers of two groups, and one of none."""
 
 KEYS = tuple(f"s-{number}" for number in range(8))
 STREAMS = ("", "orders")
 LEASE_SECONDS = 10.0
-"""Of every configuration drawn; idle times lie on both sides of it, and on it."""
+"""The lease duration of every configuration drawn; idle times lie on both sides of it, and on it."""
 
 _limits = st.none() | st.integers(1, 6)
 _options: dict[type[RuleSet], dict[str, st.SearchStrategy[Any]]] = {

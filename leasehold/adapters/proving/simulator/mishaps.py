@@ -12,7 +12,7 @@ A fault is steps joined by " + ", done one after the other; the call answers wha
   stale         a lie: the answer of a moment ago; untrue: somebody else's truth; answer, generate: a value where none
                 is due
 
-The misbehaviour of a user's callables: they raise anything, answer anything, or hang.
+A `Misdeed` is the misbehaviour of a user's callable: it raises anything, answers anything, or hangs.
 """
 
 from asyncio import CancelledError
@@ -68,7 +68,7 @@ DENIED: Mapping[str, tuple[tuple[str, ...], Callable[[], BaseException]]] = {
     "threads": (("task.",), lambda: RuntimeError("can't start new thread")),
     "memory": (("",), MemoryError),
 }
-"""What the system may refuse for a while: how the names of the calls that want it begin, and what they raise."""
+"""Resources that the system may refuse for a while: the prefixes of the calls that want them, and what they raise."""
 
 READINGS = ("store.list", "store.get")
 """The calls of a store that write nothing."""

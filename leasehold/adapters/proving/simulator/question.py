@@ -230,7 +230,7 @@ def summed_up(outcomes: Sequence[dict[str, object]]) -> tuple[Summary, ...]:
 
 @contextmanager
 def unlogged() -> Iterator[None]:
-    """What simulated workers would log is no news of a fleet, and stays out of the log."""
+    """Keep the log free of what simulated workers would write there."""
     log = logging.getLogger("leasehold")
     level = log.level
     log.setLevel(logging.CRITICAL)

@@ -20,9 +20,9 @@ from leasehold.adapters.history.rights import QUIET_VERBS, changes, owners_at, r
 from leasehold.adapters.history.run import OPERATOR, alive_at, lives
 from leasehold.adapters.proving.simulator.chaos import Trial
 from leasehold.adapters.proving.simulator.scenario import Emptying, Member, Reshape, Scenario
+from leasehold.adapters.proving.simulator.world.layouts import NAMES, commanded
 from leasehold.adapters.proving.simulator.world.process import RESTART_SECONDS, Process
 from leasehold.adapters.proving.simulator.world.tasks import Tasks
-from leasehold.adapters.proving.simulator.world.two_tables import NAMES, commanded
 from leasehold.adapters.proving.simulator.world.world import (
     ListSource,
     ShardRecords,
@@ -187,7 +187,7 @@ class Traffic:
 
 @frozen
 class FleetOutcome:
-    """How a fleet fared after `since`, when what it had to cope with began.
+    """The figures of a fleet after `since`, when the event began.
 
     cycles         until the last change of owner, in cycles of `cycle_seconds`
     seconds        the same in seconds

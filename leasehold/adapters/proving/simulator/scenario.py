@@ -1,8 +1,7 @@
 """The values that describe a simulated fleet completely, so that equal scenarios run alike.
 
-All times are seconds since the start of the run.
-
-Named scenarios: the fleets by which rule sets are compared, each a function of its size and a seed.
+All times are seconds since the start of the run. The functions at the end make the fleets by which rule sets are
+compared, each of its size and a seed.
 """
 
 import math

@@ -4,24 +4,32 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
+from leasehold.adapters.sources.event_hubs.arrow_rows import SCHEMA, rows_of
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.spark.batch import BoundedSource, Bounds, StreamPlace
-from leasehold.adapters.spark.event_hubs import rows as event_hubs_rows
 from leasehold.adapters.spark.event_hubs.options import EventHubsOptions, event_hubs_options, secret_of_executor
 from leasehold.adapters.spark.event_hubs.sink import hub_sink
 from leasehold.adapters.spark.feed import Columns, SourceSpec
 from leasehold.adapters.spark.leased_source import LeasedSource
 from leasehold.adapters.spark.options import Given, LeaseOptions
 from leasehold.adapters.spark.sink import WritablePlace
+from leasehold.balancer.model import Position
 
 ALL_ROWS = 2**53
 INTERVAL_SECONDS = 0.02
+
+DDL = (
+    "body binary, partition string, offset string, sequenceNumber bigint, enqueuedTime timestamp, "
+    "publisher string, partitionKey string, properties map<string,string>, connectionDeviceID string, "
+    "systemProperties map<string,string>"
+)
+"""The columns, as the Azure connector names them."""
 
 
 class EventHubsLeased(LeasedSource):
     """`spark.readStream.format("eventhubs-leased")` and `spark.read`, `df.writeStream` and `df.write`."""
 
-    FORMAT, DDL = "eventhubs-leased", event_hubs_rows.DDL
+    FORMAT, DDL = "eventhubs-leased", DDL
 
     def asked(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamPlace, Bounds]:
         """Read one hub; a partition has one reader at a time, so that a batch may not be repeatable."""
@@ -29,7 +37,7 @@ class EventHubsLeased(LeasedSource):
         spec = SourceSpec(
             # With an owner level: the link of a process that has lost the lease ends when the next owner opens its own.
             open=lambda: _source(HubPlace.of(asked), asked.secret, asked.prefetch, exclusive=True),
-            columns=event_hubs_rows.columns(),
+            columns=columns(),
             interval_seconds=INTERVAL_SECONDS,
             shard_rows=ALL_ROWS,
             rereadable=False,
@@ -60,13 +68,13 @@ class HubPlace:
 
     @classmethod
     def of(cls, asked: EventHubsOptions) -> "HubPlace":
-        """As these options say."""
+        """The hub that these options name."""
         return cls(asked.namespace, asked.hub, asked.group, asked.prefetch, asked.file, keyed=bool(asked.secret))
 
     @property
     def columns(self) -> Columns:
         """The columns that its events become."""
-        return event_hubs_rows.columns()
+        return columns()
 
     @property
     def pause_seconds(self) -> float:
@@ -95,3 +103,13 @@ def _source(place: HubPlace, secret: str, prefetch: int, *, exclusive: bool) -> 
     else:
         access = by_identity(place.namespace, place.hub, place.group)
     return EventHubsSource(access, prefetch, exclusive=exclusive)
+
+
+def columns() -> Columns:
+    """The columns of a hub's events."""
+    return Columns(
+        SCHEMA,
+        "body",
+        lambda lease, records: rows_of(lease.shard, records),
+        lambda rows, row: Position(str(rows["sequenceNumber"][row].as_py()), token=rows["offset"][row].as_py() or ""),
+    )

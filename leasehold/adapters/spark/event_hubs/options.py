@@ -107,7 +107,7 @@ def secret_in(path: str) -> tuple[str, str]:
 
 
 def secret_of_executor(path: str, *, keyed: bool) -> str:
-    """The same, on an executor; `keyed` if the driver has one. Raises ValueError where this machine does not."""
+    """The connection string on an executor. Raises ValueError if the driver has one (`keyed`), not this machine."""
     secret, _ = secret_in(path)
     # Else it would try its own identity in place of the key, and be refused for a reason that nobody recognises.
     if keyed and not secret:

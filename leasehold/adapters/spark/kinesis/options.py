@@ -115,7 +115,7 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
 
 
 def credentials_of(given: Given, whose: str) -> dict[str, str]:
-    """What a URL of AWS says of credentials; empty for the environment's. Raises ValueError, naming the option.
+    """The options of an AWS URL for credentials; empty for the environment's. Raises ValueError, naming the option.
 
     whose  "kinesis" for the stream's, "lease" for the table's
     """

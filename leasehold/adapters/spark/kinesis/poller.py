@@ -6,11 +6,13 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 from attrs import evolve
 
 from leasehold.adapters.sources.kinesis.aggregation.arrow import rows_and_others
 from leasehold.adapters.sources.kinesis.aggregation.decode import UserRecords
 from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA
+from leasehold.adapters.sources.kinesis.clients import MILLISECONDS
 from leasehold.adapters.sources.kinesis.fan_out import FanOut
 from leasehold.adapters.sources.kinesis.hash_keys import place_of
 from leasehold.adapters.sources.kinesis.poller import Poller, columns_of
@@ -18,7 +20,6 @@ from leasehold.adapters.sources.kinesis.records import RowColumns, RowViews, chi
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.sources.repeats import Note, Trail
 from leasehold.adapters.spark.feed import ArrowBatch
-from leasehold.adapters.spark.kinesis.rows import viewed_rows
 from leasehold.balancer.model import Position
 from leasehold.stores.printable import escaped
 
@@ -28,6 +29,34 @@ if TYPE_CHECKING:  # the stubs are no dependency of a user
 log = escaped(logging.getLogger("leasehold.spark"))
 
 NOTHING = pa.RecordBatch.from_pylist([], schema=SCHEMA)
+
+
+def viewed_rows(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
+    """Records without aggregates as columns, made without an object for each; Arrow copies them out of the answer."""
+    count, body = len(views), pa.py_buffer(views.body)
+    arrived = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(views.arrived)])
+    # Answers tell times in seconds or in milliseconds: the size of the number says which.
+    in_milliseconds = pc.greater_equal(arrived, MILLISECONDS)
+    micros = pc.multiply(arrived, pc.if_else(in_milliseconds, 1000, 1_000_000))
+    columns = [
+        _shown(views.datas, body, pa.binary()),
+        pa.repeat(pa.scalar(stream), count),
+        pa.repeat(pa.scalar(shard), count),
+        _shown(views.keys, body, pa.string()),
+        pa.nulls(count, pa.string()),
+        _shown(views.numbers, body, pa.string()),
+        pa.repeat(pa.scalar(0, pa.int64()), count),
+        micros.cast(SCHEMA.field(ARRIVED).type),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _shown(views: bytes, body: pa.Buffer, kind: pa.DataType) -> pa.Array:
+    """The values that views show: bytes, or texts that are known to be texts."""
+    count = len(views) >> 4
+    found = pa.Array.from_buffers(pa.binary_view(), count, [None, pa.py_buffer(views), body]).cast(pa.binary())
+    # Not a cast to text, which would look at every byte once more: that these are texts is known.
+    return pa.Array.from_buffers(kind, count, found.buffers())
 
 
 class ArrowPoller(Poller):
@@ -79,7 +108,7 @@ class ArrowPoller(Poller):
         )
 
     def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position, Trail | None]:
-        """As columns, and the position of the last one that was read, be it dropped."""
+        """Make columns of records, and tell the position of the last one, be it dropped."""
         users, others = rows_and_others(rows.datas, rows.keys, self._hash_range, self._misplaced)
         last = others.get(len(rows) - 1)
         # Records that were dropped count as seen, or a tail of nothing else could never be checkpointed.
@@ -112,7 +141,7 @@ class ArrowPoller(Poller):
     def _unrepeated(
         self, numbers: Sequence[str], users: pa.RecordBatch, others: Mapping[int, UserRecords]
     ) -> tuple[pa.RecordBatch, Trail]:
-        """Without what was had before of Spark sinks, and what the position of each row carries along."""
+        """Drop rows of a Spark sink that came before; tell what the position of each other row carries along."""
         tags = {at: dict(zip(found.subs, found.tags, strict=True)) for at, found in others.items() if found.tags}
         # Copied: an answer that cannot be read through is asked for again, and must find things as they were.
         before, had = self._had, self._had.copy()
@@ -130,7 +159,7 @@ class ArrowPoller(Poller):
         return users.filter(pa.array(kept, pa.bool_())), Trail(before, notes)
 
     def _undone(self, numbers: Sequence[str], users: pa.RecordBatch) -> pa.RecordBatch:
-        """Without what lies before the start."""
+        """Drop the rows before the start."""
         # Asked for at a record, the service begins with all of it, and it may be an aggregate that is half done.
         if self._done is None or not users.num_rows:
             return users

@@ -57,7 +57,7 @@ END_SECONDS = 5.0
 
 
 class KeptReaders:
-    """So many readers, from `begin` until they are closed."""
+    """Keeps a number of readers alive, from `begin` until they are closed."""
 
     def __init__(self, number: int) -> None:
         self._over = Event()
@@ -110,7 +110,7 @@ COMMAND = (sys.executable, "-m", "leasehold.adapters.spark.readers.process")
 
 
 class ReaderChildren(KeptReaders):
-    """So many children, from `begin` until they are closed."""
+    """Keeps readers as child processes of the one that plans."""
 
     def __init__(self, number: int, spec: ReaderSpec) -> None:
         super().__init__(number)
@@ -140,12 +140,12 @@ class ReaderChildren(KeptReaders):
 # In the program that called `register`
 
 CAPACITY = Struct(">QQ")
-"""What the program says first: how many executors there are now, and how many tasks run at once on all of them."""
+"""The program sends first how many executors there are now, and how many tasks run at once on all of them."""
 WISH = Struct(">QQ")
-"""What the query's process answers: how many readers, and how many bytes follow that say what each is to do."""
+"""The query's process answers with how many readers it wants, and how many bytes follow that describe the task."""
 TASK_BYTES = 1 << 24
 TEXT_MOST = 500
-"""How much of a fault is told; Spark's go on with all their traces."""
+"""Most of a fault's text that is logged; Spark appends all its traces."""
 _PEER = Struct("3i")
 
 
@@ -238,7 +238,7 @@ class _ReaderWish(BaseRequestHandler):
 
 
 class ReaderJobs(KeptReaders):
-    """So many readers as tasks, each of a job of its own.
+    """Keeps readers as tasks on executors, each of a job of its own.
 
     packed  a function, pickled, that returns what the task is to `run`
     told    called when one has ended, and why
@@ -316,14 +316,15 @@ class ExecutorReaders:
         self._connection.sendall(WISH.pack(number, len(packed)) + packed)
         # Nothing is told until a reader ends, which may be days from now.
         self._connection.settimeout(None)
-        spawn("leasehold-jobs", lambda: self._listen(told), lambda fault: told(f"readers are not heard: {said(fault)}"))
 
-    def _listen(self, told: Callable[[str], None]) -> None:
-        with suppress(OSError), self._connection.makefile("rb") as lines:
-            for line in lines:
-                told(line.decode(errors="replace").strip())
-        if not self._closed:
-            told("the program that called register(spark) is gone, and the readers with it")
+        def listen() -> None:
+            with suppress(OSError), self._connection.makefile("rb") as lines:
+                for line in lines:
+                    told(line.decode(errors="replace").strip())
+            if not self._closed:
+                told("the program that called register(spark) is gone, and the readers with it")
+
+        spawn("leasehold-jobs", listen, lambda fault: told(f"readers are not heard: {said(fault)}"))
 
     def close(self) -> None:
         """Have them end."""

@@ -22,20 +22,21 @@ from hmac import compare_digest
 from itertools import count
 from os import cpu_count
 from secrets import token_bytes
-from socketserver import BaseRequestHandler, ThreadingTCPServer
+from socketserver import BaseRequestHandler
 from threading import Condition, Lock
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import field, frozen
 
 from leasehold.adapters.sources.protocol import Batch, PassingSource, Source, SourceError, SourceUnavailable
-from leasehold.adapters.spark.feed import ANY_SIZE, ArrowBatch, Chunk, Columns, RowBuffer, SourceSpec
+from leasehold.adapters.spark.feed import ANY_SIZE, AheadBuffer, ArrowBatch, Chunk, Columns, RowBuffer, SourceSpec
 from leasehold.adapters.spark.fetching import (
     REQUEST_SECONDS,
     TOKEN_BYTES,
     FetchedRows,
     ReaderRows,
     Rows,
+    TaskServer,
     Transport,
     listening,
     received,
@@ -69,7 +70,7 @@ from leasehold.stores.printable import escaped, said
 log = escaped(logging.getLogger("leasehold.spark"))
 
 POLL_SECONDS = 1.0
-"""How often a shard is looked at of which nothing is reported; a report wakes it at once."""
+"""Between two looks at a shard of which nothing is reported; a report wakes it at once."""
 
 
 class FarReader:
@@ -168,12 +169,12 @@ class FarRows:
         return Range(self.begins, self.pieces[-1].ends, self.opening.lease.epoch)
 
 
-class FarBuffer:
-    """The pieces of one shard that were reported and not planned. Not safe for threads by itself."""
+class FarBuffer(AheadBuffer):
+    """A buffer of the pieces of one shard that were reported and not planned: a reader has their rows."""
 
     def __init__(self, _columns: Columns) -> None:
+        super().__init__()
         self._rows: deque[FarRows] = deque()  # one piece each
-        self.count = self.bytes = 0
 
     def __bool__(self) -> bool:
         return bool(self._rows)
@@ -275,7 +276,7 @@ class ReaderConnection:
             self.end()
 
     def wait_kept(self, number: int, seconds: float) -> None:
-        """Until it has said that it keeps its rows of this batch, is gone, or so long."""
+        """Wait until the reader keeps its rows of this batch, or is gone, or for so long."""
         with self._heard:
             # Numbers only grow, so a later one stands for those before it, too.
             self._heard.wait_for(lambda: self._kept >= number or self.over, seconds)
@@ -422,15 +423,10 @@ class ReaderPool:
             reader.send(Close(opening.number))
 
 
-class _Listening(ThreadingTCPServer):
-    daemon_threads = True
-    request_queue_size = 128
-    allow_reuse_address = True
-
+class _Listening(TaskServer):
     def __init__(self, family: int, place: tuple[str, int], pool: ReaderPool) -> None:
-        self.address_family = family
         self.pool = pool
-        super().__init__(place, _Admission)
+        super().__init__(family, place, _Admission)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002  the base's names
         fault = sys.exc_info()[1]
@@ -545,10 +541,10 @@ class ReadHere:
         self.source, self.transport = source, transport
 
     def begin(self, woken: Callable[[str], None]) -> None:
-        """Nothing is to be started."""
+        """Start nothing: this process reads."""
 
     def stop(self) -> None:
-        """Nothing to stop: there are no readers."""
+        """Stop nothing: there are no readers."""
 
     def close(self) -> None:
         """Let all rows go."""
@@ -604,7 +600,12 @@ class QueryReaders:
         self.pool.absent = f"no reader has come; where no slot is free, {MEND}"
         # Tasks reach such a reader by the address by which it reaches the planner.
         spec = self._spec(number, self._address.host, Address("", "", self._address.port))
-        readers.begin(number, spec, self._told)
+
+        def told(text: str) -> None:
+            self.pool.absent = f"no reader is connected: {text}"
+            log.warning("%s", text)
+
+        readers.begin(number, spec, told)
         log.info("%d readers start on %d executors", number, readers.executors)
 
     def stop(self) -> None:
@@ -622,10 +623,6 @@ class QueryReaders:
     def _news(self, key: str) -> None:
         if self._woken is not None:
             self._woken(key)
-
-    def _told(self, text: str) -> None:
-        self.pool.absent = f"no reader is connected: {text}"
-        log.warning("%s", text)
 
     def _number(self, room: int) -> int:
         asked = self._options.readers
@@ -647,7 +644,7 @@ class QueryReaders:
 
 
 def way_of(stock: SourceSpec, options: LeaseOptions, source: Source, place: Place) -> ReadHere | QueryReaders:
-    """How the options ask for the shards of a query to be read: by the process that plans its batches, or by readers.
+    """Choose by the options who reads the shards of a query: the process that plans its batches, or readers.
 
     Either has a `source` that opens shards for the worker, a `buffer` in which what was read of one waits to be
     planned, and a `transport` that has planned rows reach tasks.

@@ -232,7 +232,13 @@ class ShardReader:
     def _serve(self) -> None:
         # One step of a shard at a time, each when the one before asked for it.
         self._steps = Schedule(THREADS, ThreadScheduler(seconds), self._fail)
-        spawn("leasehold-alive", self._beat, self._fail)
+
+        def beat() -> None:
+            # A planner that hears nothing for ten seconds takes this reader for gone, however idle its shards are.
+            while not self._over.wait(ALIVE_SECONDS):
+                self._say(Alive())
+
+        spawn("leasehold-alive", beat, self._fail)
         try:
             with self._connection.makefile("rb") as stream:
                 for line in lines(stream):
@@ -292,11 +298,6 @@ class ShardReader:
             if not self._over.is_set():  # else the planner is gone, which was said
                 log.warning("the planner does not hear: %s", fault)
             self._fail(fault)
-
-    def _beat(self) -> None:
-        # A planner that hears nothing for ten seconds takes this reader for gone, however idle its shards are.
-        while not self._over.wait(ALIVE_SECONDS):
-            self._say(Alive())
 
     def _fail(self, _fault: BaseException) -> None:
         """End: what nobody hears of is read elsewhere."""

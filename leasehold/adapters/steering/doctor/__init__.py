@@ -1,6 +1,5 @@
 """Examines a source and a store before a fleet starts: rights, conditional writes, clocks, the table, the costs.
 
-`findings` are values; `recognised` and `expectations` make them of what was read, purely. `attempts` uses one right
-at a time; which rights there are, `dynamodb`, `objects`, `embedded`, `kinesis` and `event_hubs` know. `examination`
-puts all in order.
+`attempts` uses one right at a time, and makes findings of what came of it; `dynamodb`, `objects`, `postgres`,
+`embedded`, `kinesis`, `dynamodb_streams` and `event_hubs` know which rights there are. `examination` puts all in order.
 """

@@ -65,7 +65,7 @@ _DENIED = frozenset({"AccessDeniedException", "AccessDenied", "KMSAccessDeniedEx
 _DENIED_STATUS = 403
 _DENIED_SQL = "42501"
 REQUEST_SECONDS = 5.0
-"""Of one request, sent once: whoever asks what is wrong sits and waits."""
+"""Most time of one request, which is sent once: somebody waits for the answer."""
 
 HALF_SECOND = 0.5
 """A Date header is cut to whole seconds, so it is that much early on the average."""

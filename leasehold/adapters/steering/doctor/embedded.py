@@ -24,7 +24,7 @@ def sqlite_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
 
 
 def memory_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
-    """Of a table of one process. Raises ValueError."""
+    """The rights on a table of this process. Raises ValueError."""
     store = memory.open_url(place, options, create=True, request_seconds=None)
     return _trial("table in memory", store, "it is of one process alone: other processes have another of this name")
 

@@ -1,8 +1,7 @@
-"""The whole examination, in order: the source, the store, its table, and what to expect.
+"""The whole examination, in order: the source, the store, its table, and what to expect of the fleet.
 
-Computes what to expect of a fleet: the longest that a shard is unread after a crash, and what its store costs.
-
-Computed, for a fleet at rest in its membership. `benchmarks/checkpoint_writes.py` measures the same in virtual time.
+Expectations are computed for a fleet in which nobody comes or goes: the longest that a shard is unread after a crash,
+and what the store costs. `benchmarks/checkpoint_writes.py` measures the same in virtual time.
 """
 
 import math
@@ -32,7 +31,7 @@ MILLION = 1_000_000
 ROW_BYTES, UNIT_BYTES = 360, 4096
 """Of a lease in DynamoDB, and of what one read unit reads; a listing is eventually consistent, at half of it."""
 WRITE_BYTES = 1024
-"""What one write unit writes."""
+"""Bytes that one write unit writes."""
 SESSION_BYTES, TOLD_BYTES = (250, 38), (330, 48)
 """Of a session's row and of what it tells, compressed: with no lease, and for each. Printed by `row_bytes` of
 benchmarks/session_requests.py, for names, sequence numbers and notes of Kinesis."""
@@ -89,7 +88,7 @@ class Fleet:
 
     @property
     def layout(self) -> str:
-        """As it is called in sentences and JSON."""
+        """The name of its layout in sentences and JSON."""
         return "sessions" if self.sessions else "usual"
 
 
@@ -99,7 +98,7 @@ def gap_seconds(config: Config) -> float:
 
 
 def gap_of(config: Config) -> Finding:
-    """The same as a finding."""
+    """The longest time that a shard is unread after a crash, as a finding."""
     said = f"a shard is unread for at most {gap_seconds(config):.1f} s after its worker crashed"
     parts = (
         f"{config.rules.expires_above(config.lease_seconds):g} s until the lease expires, {config.cycle_seconds:g} s"

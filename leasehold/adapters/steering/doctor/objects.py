@@ -38,8 +38,7 @@ def s3_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     patience = module.PATIENCE.within(REQUEST_SECONDS)
     place_of = {"region": options.get("region"), "endpoint": endpoint, "session": module.session_of(options)}
     objects = module.S3Objects(bucket, skew=clock, patience=patience, **place_of)
-    above = ObjectLayout(prefix).prefix("ownership").removesuffix("ownership/")
-    return _trial(f"bucket {bucket}", objects, above, S3, clock)
+    return _trial(f"bucket {bucket}", objects, ObjectLayout(prefix), S3, clock)
 
 
 GCS = ("storage.objects.list", "storage.objects.get", "storage.objects.create", "storage.objects.delete")
@@ -55,8 +54,7 @@ def gcs_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     objects = module.GcsObjects(
         bucket, project=options.get("project"), endpoint=endpoint, skew=clock, patience=patience
     )
-    above = ObjectLayout(prefix).prefix("ownership").removesuffix("ownership/")
-    return _trial(f"bucket {bucket}", objects, above, GCS, clock, unknown="1")
+    return _trial(f"bucket {bucket}", objects, ObjectLayout(prefix), GCS, clock, unknown="1")
 
 
 def blob_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
@@ -66,20 +64,21 @@ def blob_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     # Nothing is asked of the service yet, or a missing container would be no finding.
     client = module.client_of(place, endpoint_of(options.get("endpoint")), REQUEST_SECONDS)
     hub = EventHubLayout(*module.one_hub(options)) if "eventhub" in options else None
-    above = (hub or ObjectLayout(options.get("prefix", ""))).prefix("ownership").removesuffix("ownership/")
-    return _trial(f"container {client.container_name}", module.BlobObjects(client, clock), above, BLOB, clock)
+    layout = hub or ObjectLayout(options.get("prefix", ""))
+    return _trial(f"container {client.container_name}", module.BlobObjects(client, clock), layout, BLOB, clock)
 
 
 def _trial(
     name: str,
     objects: Objects,
-    above: str,
+    layout: ObjectLayout | EventHubLayout,
     rights: tuple[str, ...],
     clock: ServiceClock,
     *,
     unknown: str = _UNKNOWN_ETAG,
 ) -> RightsTrial:
     listing, reading, writing, deleting = rights
+    above = layout.prefix("ownership").removesuffix("ownership/")
     probe = f"{above}{FOLDER}{uuid4().hex}"
 
     def listed() -> str:

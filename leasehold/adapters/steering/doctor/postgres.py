@@ -34,7 +34,7 @@ def trial(place: str, options: Mapping[str, str]) -> RightsTrial:
 
 
 def _standbys(store: PostgresStore) -> str:
-    """What is lost where a standby takes over that was not waited for."""
+    """Tell whether commits wait for standbys; one that takes over without that loses the last of them."""
     standbys, waited = store.standbys()
     if not standbys:
         return "no standby follows it; where one does, and may take over, let commits wait for it"

@@ -1,6 +1,6 @@
 """The read-only server: the page, its events, its curve, explanations, and what monitoring asks for.
 
-The metrics of the watched tables, in the text format of Prometheus.
+`exposition` writes the metrics of the watched tables in the text format of Prometheus.
 """
 
 import asyncio
@@ -102,7 +102,7 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
 
 
 LOOK_SECONDS = 0.25
-"""How soon a new reading reaches the pages that are open."""
+"""Between two looks for a new reading, which is sent to the open pages."""
 
 REQUEST_SECONDS = 10.0
 """A connection on which no request is complete for so long is closed."""
@@ -144,9 +144,11 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
         return _stream(request, watchers, lambda: [watcher.state() for watcher in watchers])
 
     async def view(request: Request) -> Response:
-        watcher, wanted = _asked_of(request, watchers), _wanted(request.query_params)
-        if watcher is None or wanted is None:
+        watcher, asked = _asked_of(request, watchers), request.query_params
+        sort, most = asked.get("sort", "status"), decimal(asked.get("most", "25"), ROWS_MOST)
+        if watcher is None or most is None or sort not in SORTS:
             return _json(NO_TABLE if watcher is None else NO_VIEW, 404)
+        wanted = ViewWanted(sort, "down" in asked, asked.get("text", "").lower(), most)
         return _stream(request, watchers, lambda: _groups(watchers) | watcher.view(wanted))
 
     async def leases(_request: Request) -> Response:
@@ -200,13 +202,6 @@ def _asked_of(request: Request, watchers: Sequence[TableWatcher]) -> TableWatche
 
 def _groups(watchers: Sequence[TableWatcher]) -> dict[str, Any]:
     return {"groups": [{"store": watcher.name} | watcher.status.as_json() for watcher in watchers]}
-
-
-def _wanted(asked: Mapping[str, str]) -> ViewWanted | None:
-    sort, most = asked.get("sort", "status"), decimal(asked.get("most", "25"), ROWS_MOST)
-    if most is None or sort not in SORTS:
-        return None
-    return ViewWanted(sort, "down" in asked, asked.get("text", "").lower(), most)
 
 
 class BoundedConnection(H11Protocol):
@@ -267,7 +262,7 @@ def _json(told: object, status: int = 200) -> Response:
 
 
 def _stream(request: Request, watchers: Sequence[TableWatcher], tell: Callable[[], object]) -> Response:
-    """What is told, at once and after each reading of a table, until the page is closed."""
+    """Send what `tell` returns, at once and after each reading of a table, until the page is closed."""
 
     async def events() -> AsyncIterator[str]:
         told: list[tuple[float, str]] = []

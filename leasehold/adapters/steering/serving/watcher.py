@@ -20,7 +20,7 @@ from leasehold.adapters.reading.status import Status, fleet_lag, group_status
 from leasehold.adapters.report.page import COLOURS, Line, lines
 from leasehold.adapters.report.watching import SeenMove, TableWatch, WatchedTable, moved, picture
 from leasehold.adapters.sources.protocol import Source, SourceError
-from leasehold.adapters.steering.explaining import explained, plans, rules_between, story
+from leasehold.adapters.steering.explaining import plans, rules_between, rules_of, story
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above
@@ -67,7 +67,7 @@ SORTS: Mapping[str, Callable[[dict[str, Any]], Any]] = {
     "switches": lambda row: -(row["lag"].get("moves") or 0),
     "host": lambda row: row["lag"].get("host") or "",
 }
-"""What a page may be sorted by: names in their order, and of numbers the largest first."""
+"""Orders of a page: texts from the first, numbers from the largest."""
 
 
 @frozen
@@ -277,7 +277,7 @@ class TableWatcher:
 
     @property
     def status(self) -> Status:
-        """Of the group, by the last reading; not known where that is too old to be believed."""
+        """The group's status by the last reading; UNKNOWN once that is too old to be believed."""
         seen = self.seen
         why = seen.trouble or ("" if self.fresh else "there is no reading of it, or none lately")
         return group_status({} if seen.table is None else seen.table.statuses, why)
@@ -340,15 +340,15 @@ class TableWatcher:
         if table is None:
             return None
         if key is None:
-            whole = explained(table, self.config)
-            chosen = [each for each in whole["workers"] if worker in {None, each["worker"]}]
-            return whole | {"workers": chosen} if chosen or worker is None else None
+            found = plans(table, self.config)
+            chosen = [each.as_json() for each in found if worker in {None, each.worker}]
+            return {"workers": chosen, "rules": rules_of(found)} if chosen or worker is None else None
         lease = next((row for row in table.leases if row.key == key), None)
         return None if lease is None else story(table, self.config, lease, plans(table, self.config)).as_json()
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """What a page shows of a lease; a name stands for nothing where there is nothing to tell."""
+    """The fields of a lease that a page shows, without those that are empty."""
     lag = row["lag"]
     told = {name: row[name] for name in ("key", "owner", "heir", "idle", "kbps", "ended", "status")}
     told["place"] = row.get("place")

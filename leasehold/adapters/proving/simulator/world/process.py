@@ -1,7 +1,4 @@
-"""A process of the fleet: a real worker and the real runner under virtual time, and the faults that meet them.
-
-A worker that scans the table once a cycle at most, whatever the plan asks, as workers of other libraries do.
-"""
+"""A process of the fleet: a real worker and the real runner under virtual time, and the faults that meet them."""
 
 import math
 import random
@@ -15,10 +12,9 @@ from attrs import evolve
 from leasehold.adapters.history.events import Incident, IncidentKind, ReadingEvent
 from leasehold.adapters.proving.simulator.mishaps import Whose, poisonous
 from leasehold.adapters.proving.simulator.scenario import Member
-from leasehold.adapters.proving.simulator.world.cells import SessionClient
 from leasehold.adapters.proving.simulator.world.client import Client, Exchange, StreamClient
+from leasehold.adapters.proving.simulator.world.layouts import SessionClient, SwapClient
 from leasehold.adapters.proving.simulator.world.tasks import Killed, VirtualExecutor, VirtualTime
-from leasehold.adapters.proving.simulator.world.two_tables import SwapClient
 from leasehold.adapters.proving.simulator.world.world import World
 from leasehold.adapters.reading.handling import Delivery, FinalCheckpoint, Handling, Happening
 from leasehold.adapters.reading.runner import Runner, Step
@@ -55,7 +51,7 @@ class Paced(Worker):
 
 
 class Present(Worker):
-    """It was there before the run began: of the table it knows what one reading showed, and looks at its own rows."""
+    """A worker from before the run: it knows the table by one reading, and looks first at its own rows."""
 
     def know(self, watch: Watch) -> None:
         """Begin with this reading."""
@@ -66,7 +62,7 @@ class Present(Worker):
 RESTART_SECONDS = 1.0
 
 BEHIND = 3
-"""So many records behind is a handler that acknowledges late."""
+"""Records that a handler which acknowledges late is behind."""
 
 ACKNOWLEDGES, ENDS = 0.3, 0.5
 """How often one that acknowledges at random does so after a batch, and at the end of a shard."""

@@ -1,9 +1,8 @@
 """Virtual time: tasks wait for it in one thread, and every run wakes them in the same order.
 
-Each task is a greenlet, so that the code under test is the one that threads run: it calls a store, and
-the call returns later. Tasks due at one time are woken in the order in which they asked to be.
-
-The scheduler of a simulated process: tasks that wait in virtual time, by the process's own clock.
+Each task is a greenlet, so that the code under test is the one that threads run: it calls a store, and the call returns
+later. Tasks due at one time are woken in the order in which they asked to be. `VirtualTime` is the scheduler of one
+simulated process, by that process's own clock.
 """
 
 import contextlib

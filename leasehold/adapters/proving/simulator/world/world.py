@@ -98,7 +98,7 @@ class SimulatedTable(MemoryStore):
         return Listing(tuple(old if t > horizon and chosen() else row for row, t, old in earlier))
 
     def write(self, write: Write) -> Outcome:
-        """As a store does it; what was there before is remembered."""
+        """Write as a store does, and remember the row as it was before."""
         key = write.lease.key
         before = self._table.rows.get(key)
         if not self._weighed and write.lease.weight is not None:
@@ -278,7 +278,7 @@ class World:
     _known: dict[Config, Watch] = field(factory=dict)
 
     def known(self, config: Config, promises: Promises) -> Watch:
-        """What the table showed to those that are present at 0 s: read once for all that are configured alike."""
+        """The reading of the table at 0 s, for members that are present then; those of one configuration share it."""
         if config not in self._known:
             self._known[config], _ = first_watch(config, promises).look(self.history.first, 0.0, 0.0)
         return self._known[config]

@@ -1,4 +1,4 @@
-"""Options and ways that the steering commands share."""
+"""Options that several commands share, and the fleet and the table that they mean."""
 
 from typing import Annotated
 
@@ -26,6 +26,9 @@ For = Annotated[
     float | None,
     typer.Option("--for", help="How long to watch first; 0: one look. [1.2 x lease_seconds]", parser=seconds()),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Write nothing; show what would be.")]
+StillSeconds = Annotated[float, typer.Option(help="An owner silent for this long is gone.", parser=seconds())]
+EvenIfOwned = Annotated[bool, typer.Option("--even-if-owned", help="Also under a living owner.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -1,1 +1,0 @@
-"""Spark's data source over the stream of a DynamoDB table."""

@@ -1,0 +1,117 @@
+"""The Spark data source `dynamodb-leased`: the changes of a DynamoDB table, its shards shared with a group.
+
+A query alone: the service has no time of a shard up to which all is known, by which a batch could end. Items are JSON
+in DynamoDB's own types (`{"n":{"N":"17"}}`), which `from_json` takes apart: items have no fixed columns.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+
+from leasehold.adapters.sources.protocol import Record, Source
+from leasehold.adapters.spark.batch import Bounds, bounds_of
+from leasehold.adapters.spark.feed import Columns, SourceSpec
+from leasehold.adapters.spark.leased_source import LeasedSource
+from leasehold.adapters.spark.options import Given, LeaseOptions, lease_options, start_of
+from leasehold.balancer.model import Lease, Position
+
+INTERVAL_MS = 250
+"""Between two requests for one shard, of which the service answers five a second."""
+
+ROWS_PER_SHARD = 100_000
+
+DDL = (
+    "data binary, event string, keys string, newImage string, oldImage string, sequenceNumber string, "
+    "createdTime timestamp, expired boolean, shardId string"
+)
+SCHEMA = pa.schema([
+    ("data", pa.binary()),
+    ("event", pa.string()),
+    ("keys", pa.string()),
+    ("newImage", pa.string()),
+    ("oldImage", pa.string()),
+    ("sequenceNumber", pa.string()),
+    ("createdTime", pa.timestamp("us", "UTC")),
+    ("expired", pa.bool_()),
+    ("shardId", pa.string()),
+])  # fmt: skip
+
+
+class DynamoLeased(LeasedSource):
+    """`spark.readStream.format("dynamodb-leased")`."""
+
+    FORMAT, DDL = "dynamodb-leased", DDL
+
+    def asked(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, None, Bounds]:
+        """Read one table's stream; any worker can read a shard again, for a day."""
+        given = Given(options)
+        table = given.need("dynamodb.tableName", "name the table, or give its stream's ARN")
+        place = {"region": given.text("dynamodb.region"), "endpoint": given.text("dynamodb.endpointUrl")}
+        interval = given.number("dynamodb.getRecords.fetchIntervalMs", INTERVAL_MS, least=INTERVAL_MS) or 0
+        rows = given.number("dynamodb.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
+        given.refuse(
+            {"dynamodb.endingPosition": "a table's stream is read by a query; trigger(availableNow=True) ends it"}
+        )
+        name = "dynamodb.startingPosition"
+        text = given.text(name)
+        since = start_of(name, text, ("TRIM_HORIZON",), ("LATEST",), text if text.isdigit() else "") if text else None
+        bounds = bounds_of(given, "dynamodb", since, None)
+        lease = lease_options(given, "", bounds.initial(), 10.0, "maxRowsPerTrigger")
+        if lease.readers != 0:
+            raise ValueError(
+                "option lease.readers: not supported; two processes at a time may read a shard, of all applications; "
+                "leave it out"
+            )
+        given.done()
+        spec = SourceSpec(
+            open=partial(_source, table, {name: value for name, value in place.items() if value}),
+            columns=columns(),
+            interval_seconds=interval / 1000,
+            shard_rows=rows,
+            rereadable=True,
+            stream=f"dynamodb-streams://{table}",
+        )
+        return spec, lease, None, bounds
+
+
+def _source(table: str, options: Mapping[str, str]) -> Source:
+    # The planner's process needs no client, nor do queries of other formats.
+    from leasehold.adapters.sources.dynamodb_streams import open_url  # noqa: PLC0415
+
+    return open_url(table, options)
+
+
+def columns() -> Columns:
+    """The columns of a table's changes."""
+
+    def rows(lease: Lease, records: Sequence[Record]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pylist([_row(lease.shard, record) for record in records], schema=SCHEMA)
+
+    return Columns(SCHEMA, "data", rows, lambda rows, row: Position(rows["sequenceNumber"][row].as_py()))
+
+
+def _row(shard: str, record: Record) -> dict[str, Any]:
+    from leasehold.adapters.sources.dynamodb_streams import text_of  # noqa: PLC0415  likewise
+
+    whole: Mapping[str, Any] = json.loads(record.data)
+    told = whole["dynamodb"]
+
+    def image(name: str) -> str | None:
+        return text_of(told[name]) if name in told else None
+
+    return {
+        "data": record.data,
+        "event": whole["eventName"],
+        "keys": record.partition_key,
+        "newImage": image("NewImage"),
+        "oldImage": image("OldImage"),
+        "sequenceNumber": record.sequence_number,
+        "createdTime": None if record.arrived is None else datetime.fromtimestamp(record.arrived, UTC),
+        # Time to live removes items by itself, and only this tells it from a removal of a user's.
+        "expired": (whole.get("userIdentity") or {}).get("PrincipalId") == "dynamodb.amazonaws.com",
+        "shardId": shard,
+    }
