@@ -64,7 +64,6 @@ class ScriptedTable(MemoryStore):
         self.incident, self.minute = incident, 0
 
     def list(self) -> Listing:
-        """The rows now."""
         return Listing(tuple(self._row(number) for number in range(6)))
 
     def _row(self, number: int) -> Lease:

@@ -44,7 +44,6 @@ class Member:
     worker: Worker = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        """Bring it to life."""
         source = ListSource([Shard(str(number), PREFIX) for number in range(4)], stream=PREFIX)
         self.worker = Worker(store=self.store, source=source, me="ann", config=CONFIG, clock=lambda: self.now)
 

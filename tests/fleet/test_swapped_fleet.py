@@ -40,7 +40,6 @@ class Ground:
     commands: list["subprocess.Popen[bytes]"] = field(factory=list)
 
     def swap(self, *more: str) -> "subprocess.Popen[bytes]":
-        """Start the command."""
         words = (sys.executable, "-m", "leasehold.adapters.cli.main", "swap", *self.urls, *more)
         with self.said.open("ab") as said:
             self.commands.append(subprocess.Popen(words, stdout=said, stderr=said))

@@ -98,7 +98,6 @@ class Feed:
         return self.sent >= count
 
     def end(self) -> None:
-        """Send nothing more."""
         self._ended.set()
 
     def _plain(self, row: Row) -> bool:

@@ -84,7 +84,6 @@ class Observer:
     seen: dict[str, list[tuple[float, str]]] = field(factory=dict)
 
     def look(self, leases: tuple[Lease, ...], mine: frozenset[str]) -> None:
-        """Once."""
         for lease in leases:
             if lease.key in mine:
                 times = self.seen.setdefault(lease.key, [])

@@ -197,7 +197,6 @@ class RunLines:
         self._test = nodeid
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """How long it took."""
         self.seconds[report.nodeid] += report.duration
 
     def trace(self, frame: FrameType, _event: str, _argument: object, /) -> Any:  # noqa: ANN401  as typeshed has it

@@ -60,7 +60,6 @@ class Place:
 
     @property
     def table(self) -> str:
-        """Where the leases are."""
         return f"dynamodb://{self.name}?region={REGION}&endpoint={self.aws.service.url}"
 
     def policy(self, name: str, without: str = "") -> Document:
@@ -72,7 +71,6 @@ class Place:
         self.sign_in(*self.aws.user(*policies))
 
     def sign_in(self, key: str, secret: str) -> None:
-        """Use this access key."""
         self.monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
         self.monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
         self.monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which remembers another

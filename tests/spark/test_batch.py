@@ -87,11 +87,9 @@ class Ground:
     pause_seconds: float = 0.0
 
     def open(self) -> Stream:
-        """The stream."""
         return self.stream
 
     def probe(self) -> Stream:
-        """The same."""
         return self.stream
 
 

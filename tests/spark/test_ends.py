@@ -34,12 +34,10 @@ class Process:
     answers: IO[str]
 
     def told(self) -> str:
-        """What it says next."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def hangs_up(self) -> None:
-        """Close Spark's channel."""
         assert self.process.stdin is not None
         self.process.stdin.close()
 
@@ -88,7 +86,6 @@ class Slow(Stream):
     """A stream whose readings are answered once the file can be locked."""
 
     def open(self, lease: Lease, start: Position) -> FakeReader:  # noqa: ARG002  as in the protocol
-        """From the oldest record."""
         return SlowReader(self, lease.shard, 0)
 
 
@@ -96,7 +93,6 @@ class SlowReader(FakeReader):
     """Reads as any, later."""
 
     def read(self) -> Batch:
-        """Wait for the answer."""
         self.stream.readings += 1
         with Path(sys.argv[1], ANSWERS).open() as answers:
             flock(answers, LOCK_SH)

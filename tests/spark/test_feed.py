@@ -39,7 +39,6 @@ class Hands:
     held: list[Holding] = Factory(list)
 
     def begin(self, holding: Holding) -> None:
-        """One more."""
         self.held.append(holding)
 
     def release(self, holding: Holding) -> None:

@@ -138,7 +138,6 @@ class Idler:
     )
 
     def awaitTermination(self, _seconds: int) -> bool:  # noqa: N802  Spark's name
-        """At once."""
         return True
 
 
@@ -167,7 +166,6 @@ class Endless(Idler):
     """The same, and it goes on."""
 
     def awaitTermination(self, _seconds: int) -> bool:  # noqa: N802  Spark's name
-        """Not yet."""
         return False
 
 
@@ -191,7 +189,6 @@ class Late:
         self.isActive, self.fault = fault is None, fault
 
     def exception(self) -> str | None:
-        """As Spark's."""
         return self.fault
 
 

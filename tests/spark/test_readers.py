@@ -203,7 +203,6 @@ class Refusing(Stream):
     """A stream of which nothing may be read."""
 
     def open(self, _lease: Lease, _start: Position) -> Never:
-        """Refused."""
         raise SourceError("access denied")
 
 
@@ -220,7 +219,6 @@ class News:
     seen: list[object] = Factory(list)
 
     def __call__(self, key: str) -> None:
-        """One more."""
         self.keys.append(key)
         self.seen.append(self.look())
         self.event.set()
@@ -734,11 +732,9 @@ class Children:
         self.told.clear()
 
     def begin(self) -> None:
-        """Noted."""
         self.told.append("begun")
 
     def close(self) -> None:
-        """Noted."""
         self.told.append("closed")
 
 

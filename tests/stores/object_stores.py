@@ -19,11 +19,9 @@ class AgelessBlobs(BlobObjects):
     """A container whose blobs are always new: a lease read a second later must equal itself."""
 
     def list(self, prefix: str) -> tuple[Stored, ...]:
-        """Every blob, age 0."""
         return tuple(evolve(one, age=0.0) for one in super().list(prefix))
 
     def get(self, name: str) -> Stored | None:
-        """One blob, age 0."""
         one = super().get(name)
         return one and evolve(one, age=0.0)
 
@@ -32,11 +30,9 @@ class AgelessS3(S3Objects):
     """A bucket whose objects are always new."""
 
     def list(self, prefix: str) -> tuple[Stored, ...]:
-        """Every object, age 0."""
         return tuple(evolve(one, age=0.0) for one in super().list(prefix))
 
     def get(self, name: str) -> Stored | None:
-        """One object, age 0."""
         one = super().get(name)
         return one and evolve(one, age=0.0)
 

@@ -35,7 +35,6 @@ class Identity:
     asked: list[str] = field(factory=list)
 
     def get_token(self, *scopes: str, **_more: Any) -> None:  # noqa: ANN401  the SDK's own
-        """Give none."""
         self.asked.extend(scopes)
 
 
@@ -161,16 +160,13 @@ class Container:
             raise fault
 
     def list_blobs(self, **how: int) -> list[object]:
-        """Ask for one page."""
         self._answer(f"list {how}")
         return []
 
     def create_container(self) -> None:
-        """Make it."""
         self._answer("create")
 
     def close(self) -> None:
-        """Close its connections."""
         self.asked.append("close")
 
 

@@ -37,7 +37,6 @@ class TestDynalite(StoreContract):
 
     @pytest.fixture
     def store(self, dynalite_url: str, session: Session) -> Iterator[DynamoStore]:
-        """A new, empty store."""
         yield from new_store(dynalite_url, session)
 
 
@@ -63,7 +62,6 @@ class TestDynaliteThroughBoto3(StoreContract):
 
     @pytest.fixture
     def store(self, dynalite_url: str, session: Session) -> Iterator[DynamoStore]:
-        """A new, empty store."""
         yield from new_store(dynalite_url, session, directly=False)
 
 
@@ -74,7 +72,6 @@ class TestDynamoDBLocal(StoreContract):
 
     @pytest.fixture
     def store(self, dynamodb_local_url: str, session: Session) -> Iterator[DynamoStore]:
-        """A new, empty store."""
         yield from new_store(dynamodb_local_url, session)
 
 

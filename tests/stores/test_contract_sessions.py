@@ -58,7 +58,6 @@ class TestObjects(Ownership, Checkpoints, Handoff, Resets):
 
     @pytest.fixture
     def store(self) -> SessionStore:
-        """Objects of its own."""
         return SessionStore(ObjectCells(ObjectMemory(), "fleet/one"), gather=0.0)
 
 

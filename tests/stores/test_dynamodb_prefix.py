@@ -41,7 +41,6 @@ class TestDynalite(StoreContract):
 
     @pytest.fixture
     def store(self, dynalite_url: str, session: Session) -> Iterator[DynamoStore]:
-        """A new, empty part."""
         opened = under(dynalite_url, session, f"app-{next(_numbers)}/")
         yield opened
         opened.close()
@@ -53,7 +52,6 @@ class TestDynamoDBLocal(StoreContract):
 
     @pytest.fixture
     def store(self, dynamodb_local_url: str, session: Session) -> Iterator[DynamoStore]:
-        """A new, empty part."""
         opened = under(dynamodb_local_url, session, f"app-{next(_numbers)}/")
         yield opened
         opened.close()

@@ -46,7 +46,6 @@ class TestFakeGcs(StoreContract):
     @pytest.fixture(scope="class")
     @classmethod
     def objects(cls, gcs_url: str) -> Iterator[AgelessGcs]:
-        """One bucket."""
         with closing(AgelessGcs("contract", endpoint=gcs_url)) as objects:
             objects.ensure(create=True)
             yield objects

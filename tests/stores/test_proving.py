@@ -36,14 +36,12 @@ class CarelessMemory(ObjectMemory):
     ignores: str = ""
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
-        """Over whatever there is."""
         if self.ignores != "new":
             return ObjectMemory.put_new(self, name, fields)
         self._ask("new", name)
         return self._put("new", name, fields)
 
     def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
-        """Likewise."""
         if self.ignores == "etag":
             self.stored[name] = Stored(name, etag, fields)
             return etag
@@ -54,7 +52,6 @@ class CarelessMemory(ObjectMemory):
         )
 
     def delete(self, name: str, etag: str) -> bool:
-        """Whichever it is."""
         if self.ignores == "delete":
             self.stored.pop(name, None)
         return ObjectMemory.delete(self, name, etag)

@@ -75,7 +75,6 @@ class TestAtRest(StoreContract):
 
     @pytest.fixture
     def store(self, contract_tables: tuple[Store, Store]) -> SwapStore:
-        """A new, empty store."""
         return swap_of(contract_tables)
 
 
@@ -84,7 +83,6 @@ class TestMoving(StoreContract):
 
     @pytest.fixture
     def store(self, contract_tables: tuple[Store, Store]) -> SwapStore:
-        """A new, empty store."""
         return swap_of(contract_tables, "to")
 
 
@@ -135,7 +133,6 @@ class Counted:
         self.left = writes
 
     def table(self, store: Store) -> Store:
-        """One of the tables."""
         counted = self
 
         class Table(PassingStore):

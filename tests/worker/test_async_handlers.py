@@ -35,7 +35,6 @@ class Seen:
     lock: Lock = field(factory=Lock)
 
     def add(self, delivery: Delivery) -> None:
-        """Another batch is done."""
         with self.lock:
             self.by_shard.setdefault(delivery.shard, []).extend(record.data for record in delivery.records)
             if sum(map(len, self.by_shard.values())) >= self.expected:
@@ -52,7 +51,6 @@ class AwaitedLater:
         self.inner = inner
 
     def __await__(self) -> Generator[object, None, None]:
-        """Await what is inside."""
         return self.inner.__await__()
 
 
@@ -63,7 +61,6 @@ class Called:
         self.handle = handle
 
     async def __call__(self, delivery: Delivery) -> None:
-        """Handle it."""
         await self.handle(delivery)
 
 

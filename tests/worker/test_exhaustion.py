@@ -61,7 +61,6 @@ class Handled:
         return self.later if self.asynchronous else self.at_once
 
     def at_once(self, delivery: Delivery) -> None:
-        """Done."""
         with self.lock:
             done = self.done.setdefault(delivery.shard, [])
             done += [int(record.sequence_number) for record in delivery.records]
@@ -71,7 +70,6 @@ class Handled:
                 self.all.set()
 
     async def later(self, delivery: Delivery) -> None:
-        """Done, after a moment."""
         await asyncio.sleep(0)
         self.at_once(delivery)
 

@@ -50,7 +50,6 @@ class Watched:
 
     @property
     def clock(self) -> Clock:
-        """The one of all."""
         return self.bench.clock
 
     def begin(self, call: Callable[[], object] = lambda: None) -> Found:

@@ -48,7 +48,6 @@ class GeneratorObject:
     """Calls that do nothing."""
 
     def __call__(self, _batch: object) -> Iterator[None]:
-        """Do nothing."""
         yield
 
 

@@ -44,7 +44,6 @@ class Told:
         self.over.set()
 
     def begin(self, call: Callable[[], object]) -> Handover:
-        """The call, begun."""
         handover = Handover(self.bench.holding, Handling(lambda _batch: None), lambda: 42.0, call)
         assert self.handovers.begin(handover) is None
         return handover
@@ -255,7 +254,6 @@ class Awaited:
     loop: EventLoop = field(factory=lambda: EventLoop(lambda _reason: None))
 
     async def wait(self) -> None:
-        """Wait for ever."""
         self.thread.put(current_thread())
         await asyncio.Event().wait()
 

@@ -68,7 +68,6 @@ class Ran:
             self.faults.append(fault)
 
     def ended(self) -> bool:
-        """Wait for the end."""
         self.thread.join(WAIT)
         return not self.thread.is_alive()
 
@@ -266,30 +265,24 @@ class Leaving:
         self.scheduler, self.put = self, self.messages.append
 
     def queue(self) -> "Leaving":
-        """The one of all."""
         return self
 
     def start(self, *_task: object) -> None:
         """The test does the work."""
 
     def clock(self) -> float:
-        """The time stands still."""
         return 1000.0
 
     def unforeseen(self, where: str, _fault: BaseException) -> None:
-        """Remember where."""
         self.faults.append(where)
 
     def exclude(self, key: str, seconds: float) -> None:
-        """Remember what."""
         self.excluded.append((key, seconds))
 
     def ask_release(self) -> None:
-        """Remember it."""
         self.releasing = True
 
     def release(self) -> bool:
-        """The next answer."""
         answer = self.answers.pop(0)
         if isinstance(answer, StoreError):
             raise answer

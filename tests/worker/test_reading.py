@@ -70,7 +70,6 @@ class Bench:
 
     @property
     def holding(self) -> Holding:
-        """What it holds."""
         return self.consumer.begun[0]
 
     def handle(self, delivery: Delivery) -> None:
@@ -276,7 +275,6 @@ class Uncountable(Batch):
 
     @property
     def count(self) -> int:
-        """Nobody can say."""
         raise SourceUnavailable("its columns are gone")
 
 

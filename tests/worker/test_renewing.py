@@ -34,7 +34,6 @@ class Stalling:
     begun: list[str] = field(factory=list)
 
     def __call__(self, function: Callable[[Any], object], items: Iterable[Any]) -> Iterable[object]:
-        """Nobody waits."""
         for item in items:
             self.begun.append(item[0].key)
             if item[0].key != self.key:

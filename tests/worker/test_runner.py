@@ -513,12 +513,10 @@ class HandedOver:
     taker: Callable[[], object] = lambda: None
 
     def put(self, item: object) -> None:
-        """Hand it over."""
         self.items.append(item)
         self.taker()
 
     def get(self, _until: float = math.inf) -> object:
-        """The next, or None."""
         return self.items.pop(0) if self.items else None
 
 

@@ -34,16 +34,13 @@ class Run:
     stops: int = 0
 
     def run(self) -> None:
-        """Do it."""
         self.does(self)
 
     def stop(self) -> None:
-        """Note it."""
         self.stops += 1
         self.stopped.set()
 
     def __call__(self, worker: Worker, handling: Handling, **more: object) -> "Run":
-        """Made with these."""
         self.given = {"worker": worker, "handling": handling, **more}
         return self
 
@@ -248,7 +245,6 @@ class Table:
 
     @property
     def worker(self) -> Worker:
-        """It looks."""
         config = Config(initial_position=TRIM_HORIZON)
         return Worker(store=self.store, source=self.source, me="a", config=config, clock=Clock())
 

@@ -73,12 +73,10 @@ class Fleet:
         return Worker(store=CUT.store(self.store), source=CUT.source(self.source), me=name, config=config)
 
     def handle(self, delivery: Delivery) -> None:
-        """Take all."""
         self.handled += [int(each.sequence_number) for each in delivery.records]
 
     @property
     def wanted(self) -> list[int]:
-        """What arrived in time."""
         rows = (each for shard_log in self.source.shard_logs.values() for each in shard_log.records)
         return sorted(int(each.sequence_number) for each in rows if (each.arrived or 0) * 1000 < UNTIL)
 

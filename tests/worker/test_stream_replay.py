@@ -51,7 +51,6 @@ class Post:
         """Nothing to close."""
 
     def deliver(self, one: Letter) -> Exception | None:
-        """Take it, or fail."""
         number = one.record.sequence_number
         self.taken.append(number)
         return self.fault if number in self.poison else None

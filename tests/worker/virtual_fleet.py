@@ -54,7 +54,6 @@ class FaultyStore(MemoryStore):
 
     @property
     def promises(self) -> Promises:
-        """As it was made."""
         return self._promises
 
     def _reach(self) -> None:
@@ -62,7 +61,6 @@ class FaultyStore(MemoryStore):
             raise OutcomeUnknown("the store cannot be reached")
 
     def list(self) -> Listing:
-        """Every lease, if reachable."""
         self.readings.append((None, True))
         if self.fault is not None:
             raise self.fault
@@ -153,7 +151,6 @@ class FaultyReader:
         return batch if given is None else given
 
     def close(self) -> None:
-        """Once."""
         assert not self.closed, "a reader is closed twice"
         self.closed = True
         self.reader.close()
@@ -175,7 +172,6 @@ class ManualExecutor:
     refuses: bool = False
 
     def start(self, work: Work) -> None:
-        """Let it wait."""
         if self.refuses:
             raise RuntimeError("can't start new thread")
         self.waiting.append(work)
@@ -188,7 +184,6 @@ class ManualExecutor:
         return True
 
     def replace(self, work: Work) -> None:
-        """Remember for whom."""
         self.replaced.append(work)
 
     def close(self) -> None:
@@ -212,7 +207,6 @@ class Kept:
     busy: bool = False
 
     def begin(self, holding: Holding) -> None:
-        """Remember it."""
         self.begun.append(holding)
 
     def release(self, holding: Holding) -> None:
@@ -241,7 +235,6 @@ class Driven:
         self.clock.now = end
 
     def step(self) -> None:
-        """Whatever is due now."""
         now = self.clock.now
         if self.renew_due <= now:
             self.renew_due = self.worker.renew(now, self.each_renewal)
@@ -250,7 +243,6 @@ class Driven:
 
     @property
     def held(self) -> list[str]:
-        """The keys it holds."""
         return [holding.key for holding in self.worker.holdings]
 
 

@@ -23,7 +23,6 @@ class Clock:
     now = 1_800_000_000.0
 
     def __call__(self) -> float:
-        """The time."""
         return self.now
 
 

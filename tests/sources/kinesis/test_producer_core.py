@@ -77,7 +77,6 @@ class World:
         self.core.put(Entry(ticket, b"%d" % ticket, KEYS[key], hash_of(KEYS[key]), None, self.now, inf))
 
     def burst(self, keys: list[int]) -> None:
-        """Some records."""
         for key in keys:
             self.put(key)
 
@@ -130,7 +129,6 @@ class World:
             self.land()
 
     def do(self, step: tuple[str, Any]) -> None:
-        """One step."""
         name, argument = step
         getattr(self.stream if name in {"split", "merge"} else self, name)(argument)
 
