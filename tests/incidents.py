@@ -15,7 +15,6 @@ Incident = Callable[[int, int], tuple[float, float, int, float]]
 
 
 def healthy(_minute: int, _number: int) -> tuple[float, float, int, float]:
-    """All is well."""
     return 0.0, 0.0, 1, 10.0
 
 

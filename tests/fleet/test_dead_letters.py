@@ -104,7 +104,6 @@ def rows_of(client: "KinesisClient", stream: str) -> list[bytes]:
 
 
 def all_but_poison() -> list[str]:
-    """In order."""
     return [str(number) for number in range(COUNT) if number not in POISON]
 
 

@@ -91,7 +91,6 @@ def reading(worker: Worker, handling: Handling | Callable[[Delivery], None]) -> 
 
 @pytest.fixture
 def orders(kinesis_client: "KinesisClient") -> Orders:
-    """A new stream."""
     made = Orders(kinesis_client)
     made.make()
     return made

@@ -174,7 +174,6 @@ def _until(holds: Callable[[], bool], what: str) -> None:
 
 
 def main() -> int:
-    """Run it by hand."""
     asked = options("Block a query's sink, and count the leases that it loses.")
     asked.add_argument("--seconds", type=float, default=600.0, help="for how long (%(default)s)")
     given = asked.parse_args()

@@ -242,7 +242,6 @@ def _finish(run: Run) -> tuple[int, int]:
 
 
 def verdict(run: Run, sent: Sequence[Row], at_tip: tuple[int, int]) -> Found:
-    """What the files say."""
     landed = pd.concat([_landed(run.folder / "rows" / name, name) for name in ("one", "two", "plain")])
     identity = ["shardId", "sequenceNumber", "subSequenceNumber"]
     flown = landed[landed["number"] >= 0]
@@ -318,12 +317,10 @@ def tried(ground: Ground, sent: Sequence[Row], folder: Path, *, rate: int, told:
 
 
 def printed(found: Found) -> str:
-    """As JSON."""
     return json.dumps(asdict(found), indent=2) + "\n"
 
 
 def main() -> int:
-    """Run it by hand."""
     asked = options("Share flights between Spark and plain Python; print what came of it.")
     asked.add_argument("--rows", type=int, default=ROWS, help="how many (%(default)s)")
     asked.add_argument("--rate", type=int, default=3_000, help="rows a second at most (%(default)s)")

@@ -417,7 +417,6 @@ def unseen() -> list[dict[str, str]]:
 
 
 def main() -> int:
-    """Plant and tell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("where", nargs="?", default="", help="a room, or the end of a module's path")
     parser.add_argument("--anew", action="store_true", help="try again what was tried before")

@@ -41,7 +41,6 @@ _records = count()
 
 
 def record(minute: int, carrier: str = "UA", delay: int = 5) -> str:
-    """One departure."""
     return json.dumps({"at": f"2026-01-01T{minute // 60:02}:{minute % 60:02}:00Z", "carrier": carrier, "delay": delay})
 
 

@@ -58,7 +58,6 @@ PATIENCE = 60.0
 
 
 def pieces(*ends: int, rows: int = 1) -> tuple[Piece, ...]:
-    """Pieces that end there."""
     return tuple(Piece(rows, 100 * rows, Position(str(end))) for end in ends)
 
 
@@ -226,7 +225,6 @@ class News:
 
 @contextmanager
 def a_pool() -> Iterator[tuple[ReaderPool, News]]:
-    """One that listens."""
     news = News()
     pool = ReaderPool(Address(HOST, HOST), news)
     try:
@@ -534,7 +532,6 @@ def test_a_shard_that_nobody_could_read_is_woken_when_a_reader_comes(monkeypatch
 
 
 def numbers(batches: Iterator[pa.RecordBatch]) -> list[int]:
-    """As they come."""
     return [int(number) for batch in batches for number in batch["sequenceNumber"].to_pylist()]
 
 
@@ -592,7 +589,6 @@ def test_a_task_whose_reader_is_gone_has_exactly_its_rows_from_the_planner(tmp_p
 
 
 def closed_port() -> int:
-    """Nobody listens there."""
     with socket.create_server((HOST, 0)) as listening:
         return int(listening.getsockname()[1])
 
@@ -646,12 +642,10 @@ def the_readers(parent: int) -> list[int]:
 
 
 def records(count: int) -> dict[str, list[str]]:
-    """Of three shards."""
     return {key: [f"{key}{number}" for number in range(count)] for key in "abc"}
 
 
 def whole(stream: Stream) -> list[tuple[str, int, str]]:
-    """Every record."""
     return sorted((key, number, text) for key, texts in stream.records.items() for number, text in enumerate(texts, 1))
 
 
@@ -764,7 +758,6 @@ def test_once_a_query_is_closed_nothing_of_it_listens(
 
 
 def refused(port: int) -> bool:
-    """Whether nobody listens there."""
     try:
         socket.create_connection((HOST, port), PATIENCE).close()
     except ConnectionRefusedError:

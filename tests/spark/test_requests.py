@@ -24,7 +24,6 @@ Answer = Callable[[int], dict[str, Any]]
 
 
 def refused(code: str) -> ClientError:
-    """As the service refuses."""
     return ClientError({"Error": {"Code": code, "Message": "no"}}, "GetRecords")
 
 

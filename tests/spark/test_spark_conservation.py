@@ -83,7 +83,6 @@ def _position(rows: pa.RecordBatch, row: int) -> Position:
 
 
 def numbers(rows: pa.RecordBatch) -> list[int]:
-    """As they come."""
     return [int(each) for each in rows["sequenceNumber"].to_pylist()]
 
 

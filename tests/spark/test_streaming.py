@@ -137,7 +137,6 @@ class Stream:
 
 @pytest.fixture
 def stream(kinesis_client: KinesisClient) -> Stream:
-    """Of four shards."""
     name = f"spark-{uuid4().hex[:8]}"
     kinesis_client.create_stream(StreamName=name, ShardCount=4)
     kinesis_client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)

@@ -66,7 +66,6 @@ def refusal(code: str) -> ClientError:
 
 
 def tried(*attempts: RightAttempt, read_only: bool = False) -> list[Finding]:
-    """What comes of these."""
     trial = RightsTrial("table t", attempts, None, None, lambda: None)
     return list(attempted(trial, read_only=read_only))
 

@@ -45,14 +45,12 @@ class AgelessGcs(GcsObjects):
 
 
 def container(connection: str) -> ContainerClient:
-    """A new, empty container."""
     client = ContainerClient.from_connection_string(connection, f"test-{uuid4().hex}", retry_total=0)
     client.create_container()
     return client
 
 
 def bucket(endpoint: str) -> AgelessS3:
-    """A new, empty bucket."""
     name = f"test-{uuid4().hex}"
     client = boto3.client("s3", endpoint_url=endpoint)
     client.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})

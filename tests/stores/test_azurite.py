@@ -32,7 +32,6 @@ ACCOUNT = "devstoreaccount1"
 
 @pytest.fixture
 def blobs(azurite_connection: str) -> Iterator[ContainerClient]:
-    """A new, empty container."""
     with container(azurite_connection) as client:
         yield client
 

@@ -89,7 +89,6 @@ def test_a_place_is_an_account_and_a_container(place: str) -> None:
 
 
 def settings(client: ContainerClient) -> dict[str, Any]:
-    """How the client asks."""
     config: Any = client._config  # noqa: SLF001  the SDK shows it nowhere else
     transport: Any = client._pipeline._transport  # noqa: SLF001
     inner = getattr(transport, "_transport", transport)

@@ -25,7 +25,6 @@ _FORBIDDEN: Any = {"HTTPStatusCode": 403}
 
 @pytest.fixture
 def objects(moto_url: str) -> Iterator[S3Objects]:
-    """A new, empty bucket."""
     made = bucket(moto_url)
     yield made
     made.close()

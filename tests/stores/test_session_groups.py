@@ -72,7 +72,6 @@ def written(script: Script, page: Page, comes: Mapping[float, Ticket]) -> list[t
 
 @pytest.fixture
 def script() -> Script:
-    """Nobody comes yet."""
     return Script()
 
 

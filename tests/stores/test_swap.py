@@ -56,7 +56,6 @@ def send(tables: tuple[Store, Store], wish: str) -> None:
 
 @pytest.fixture(params=pairs())
 def tables(request: pytest.FixtureRequest) -> tuple[Store, Store]:
-    """Two new, empty tables."""
     return opened_pair(request)
 
 
@@ -66,7 +65,6 @@ CLAUSES_TRIED = ("counters", "to sessions", "from sessions", "dynamodb to postgr
 
 @pytest.fixture(params=pairs(CLAUSES_TRIED, pytest.mark.more))
 def contract_tables(request: pytest.FixtureRequest) -> tuple[Store, Store]:
-    """Likewise."""
     return opened_pair(request)
 
 

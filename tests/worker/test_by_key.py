@@ -61,7 +61,6 @@ def test_each_key_is_in_order_and_so_many_are_at_work(keys: list[str | None], mo
 
 
 async def awaited(handler: object, batch: Delivery) -> None:
-    """Call it, and wait."""
     assert callable(handler)
     await handler(batch)
 

@@ -26,7 +26,6 @@ def pair(clock: Clock, store: FaultyStore) -> tuple[Driven, Driven]:
 
 
 def consumer(driven: Driven) -> Kept:
-    """Its consumer."""
     assert isinstance(driven.worker.consumer, Kept)
     return driven.worker.consumer
 

@@ -17,7 +17,6 @@ from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, Reque
 
 
 def held(store: FaultyStore, clock: Callable[[], float] | None = None) -> Holding:
-    """A lease just claimed."""
     store.write(CreateLease(Lease("s-0")))
     store.write(ClaimLease(store.row("s-0"), "a-1", (("process", "p-1/a-1"),)))
     return Holding(

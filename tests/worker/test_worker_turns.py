@@ -32,7 +32,6 @@ def settled(clock: Clock, store: FaultyStore, me: str = "a-1", process: str = "p
 
 
 def owners(store: FaultyStore) -> dict[str, str | None]:
-    """Who owns what."""
     return {lease.key: lease.owner for lease in store.list().leases}
 
 

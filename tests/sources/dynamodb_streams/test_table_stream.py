@@ -28,7 +28,6 @@ class Clock:
 
 @pytest.fixture
 def clock() -> Clock:
-    """The service's clock."""
     return Clock()
 
 
@@ -48,7 +47,6 @@ def url(table: TableStreams, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def opened(url: str) -> TableStream:
-    """The source."""
     source = open_source(url)
     assert isinstance(source, TableStream)
     return source

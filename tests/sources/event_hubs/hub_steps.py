@@ -83,5 +83,4 @@ def fault(reader: PartitionReader) -> Batch:
 
 
 def texts(records: Iterable[Record]) -> list[str]:
-    """What they carry."""
     return [record.data.decode() for record in records]

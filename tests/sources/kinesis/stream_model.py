@@ -63,5 +63,4 @@ class Stream:
 
 
 def falls(key: str) -> int:
-    """Where a key falls."""
     return hash_of(key)

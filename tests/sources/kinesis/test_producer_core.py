@@ -45,7 +45,6 @@ ROUNDS = st.tuples(STEPS, STEPS, STEPS, STEPS, STEPS, STEPS, STEPS, STEPS)
 
 
 def a_map(stream: Stream) -> ShardMap:
-    """The stream's present map."""
     found = mapped(stream.shards)
     assert found is not None
     return found

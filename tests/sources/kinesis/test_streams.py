@@ -182,7 +182,6 @@ class Told:
 
 
 def several(*sources: Told) -> KinesisStreams:
-    """These as one source."""
     return KinesisStreams(cast("list[KinesisSource]", sources))
 
 
