@@ -11,12 +11,10 @@ from attrs import define, field
 from virtual_fleet import FaultyStore, four_shards
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
-from leasehold.adapters.reading.handling import Delivery, Handling, Happening
-from leasehold.adapters.reading.reading import ShardReading
-from leasehold.adapters.reading.runner import Readings, Runner, Schedule, ScheduledStep, ScheduleMessage, run
+from leasehold.adapters.reading.handling import Delivery, Handling
+from leasehold.adapters.reading.runner import Readings, Runner, Schedule, ScheduledStep, ScheduleMessage
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.holdings import WorkerError
-from leasehold.adapters.worker.scheduler import Unread
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON
@@ -154,27 +152,6 @@ def raising(fault: BaseException) -> Callable[..., NoReturn]:
     return call
 
 
-@pytest.mark.parametrize("fault", [BrokenPipeError(), GeneratorExit()])
-@pytest.mark.parametrize("who", ["observer", "measure"])
-def test_an_observer_cannot_keep_a_shard_from_being_read_and_left(who: str, fault: BaseException) -> None:
-    """A closed pipe would leave every lease held, unread, and never released."""
-    store, count, all_done = FaultyStore(), [0], Event()
-
-    def handle(delivery: Delivery) -> None:
-        count[0] += len(delivery.records)
-        if count[0] == 20:
-            all_done.set()
-
-    onlooker: dict[str, Any] = {who: raising(fault)}
-    runner = Runner(joined(store), Handling(handle, **onlooker), readers=1)
-    ran = Ran(runner)
-    assert all_done.wait(WAIT)
-    runner.stop()
-    assert ran.ended()
-    assert ran.faults == []
-    assert {lease.owner for lease in store.list().leases} == {None}
-
-
 def test_a_handler_that_hangs_does_not_keep_a_worker_from_ending(caplog: pytest.LogCaptureFixture) -> None:
     """Neither Ctrl-C nor SIGTERM would end it."""
     store, begun, finish = FaultyStore(), Event(), Event()
@@ -202,38 +179,6 @@ def test_a_handler_that_hangs_does_not_keep_a_worker_from_ending(caplog: pytest.
         thread.join(WAIT)
         assert not thread.is_alive()
     assert store.row("s-0") == before, "nothing is written of a lease that others may have by then"
-
-
-def test_a_reading_that_raises_for_ever_lets_its_lease_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault nobody foresaw would leave a lease held and not read, for as long as the process lives."""
-    monkeypatch.setattr("leasehold.adapters.reading.runner.FAULT_SECONDS", 0.0)
-    store, released = FaultyStore(), Event()
-    step = ShardReading.step
-
-    def fail(reading: ShardReading, now: float) -> float:
-        if reading.holding.key != "s-0":
-            return step(reading, now)
-        if not reading.holding.lost.is_set():
-            monkeypatch.setattr(reading.holding, "_noticed", _then(reading.holding, released))
-        raise AssertionError("unforeseen")
-
-    monkeypatch.setattr(ShardReading, "step", fail)
-    runner = Runner(joined(store), done_with)
-    ran = Ran(runner)
-    assert released.wait(WAIT)
-    assert store.row("s-0").owner is None
-    runner.stop()
-    assert ran.ended()
-
-
-def _then(holding: Holding, event: Event) -> Callable[[Holding], None]:
-    noticed = holding._noticed  # noqa: SLF001  what follows is waited for
-
-    def tell(lost: Holding) -> None:
-        noticed(lost)
-        event.set()
-
-    return tell
 
 
 class Step:
@@ -353,27 +298,3 @@ def test_a_step_that_raises_while_its_lease_is_to_go_is_not_tried_again(*, relea
         one.held.lost.set()
     assert [one.run(), one.run()] == [1000.0, math.inf]
     assert one.held.excluded == ([("s-0", 60.0)] if releasing else [])
-
-
-def test_a_worker_with_a_consumer_of_its_own_is_not_run() -> None:
-    """Two would work on what it holds, or nobody."""
-    worker = Worker(store=FaultyStore(), source=ListSource(), me="a-1", consumer=Unread())
-    with pytest.raises(ValueError, match="it has a consumer of its own"):
-        run(worker, done_with)
-
-
-def test_an_observer_is_told_as_before() -> None:
-    """What guards it must not keep it from being told."""
-    told: list[Happening] = []
-    begun = Event()
-
-    def observe(happening: Happening, _holding: Holding) -> None:
-        told.append(happening)
-        begun.set()
-
-    runner = Runner(joined(FaultyStore()), Handling(done_with, observer=observe))
-    ran = Ran(runner)
-    assert begun.wait(WAIT)
-    runner.stop()
-    assert ran.ended()
-    assert told.count("initialize") == told.count("stopped") > 0

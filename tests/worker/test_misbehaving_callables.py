@@ -93,7 +93,7 @@ def test_a_dead_letter_is_given_an_exception_whatever_was_raised() -> None:
     assert bench.store.row("s-0").checkpoint == Position("100")
 
 
-@pytest.mark.parametrize("error", [CancelledError(), Odd()], ids=repr)
+@pytest.mark.parametrize("error", [CancelledError(), Odd(), OSError("disk full")], ids=repr)
 def test_every_exception_of_a_dead_letter_stops_the_shard(error: BaseException) -> None:
     """Without it the shard is frozen for ever, unsaid, and hangs the drain."""
     bench = Bench(does=raising(OSError()))

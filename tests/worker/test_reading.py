@@ -363,33 +363,6 @@ def test_a_handler_that_keeps_raising_stops_its_shard_and_skips_nothing(caplog: 
     assert bench.worker.holdings == ()
 
 
-def test_a_dead_letter_takes_a_record_over_and_the_shard_goes_on() -> None:
-    """Without it those who prefer going on to waiting would have no way."""
-    letters: list[tuple[list[bytes], str]] = []
-
-    def fails_on_the_first(delivery: Delivery) -> None:
-        if delivery.records[0].data == b"0":
-            raise ValueError("poison")
-
-    bench = Bench(ShardRecords(records(4), size=2), does=fails_on_the_first)
-    dead_letter = lambda delivery, error: letters.append(([each.data for each in delivery.records], str(error)))  # noqa: E731
-    bench.steps(bench.reading(attempts=2, dead_letter=dead_letter), 6)
-    assert letters == [(data(1), "poison")]
-    assert bench.handed == [data(2), data(2), data(1), data(1, 1), data(2, 2)]
-    assert bench.store.row("s-0").checkpoint == Position("103")
-
-
-def test_a_dead_letter_that_raises_stops_the_shard() -> None:
-    """Without it records could vanish between the handler and the dead letter."""
-
-    def fails(*_given: object) -> None:
-        raise OSError("disk full")
-
-    bench = Bench(does=fails)
-    bench.until_over(bench.reading(attempts=1, dead_letter=fails))
-    assert (bench.happened, bench.store.row("s-0").checkpoint) == (["initialize", "stopped"], TRIM_HORIZON)
-
-
 def test_a_handler_whose_lease_was_stolen_is_told_so() -> None:
     """Without it a handler could commit on the strength of a checkpoint that was refused."""
     told: list[bool] = []

@@ -76,62 +76,6 @@ def test_no_step_runs_beside_itself(schedule: Schedule) -> None:
     assert (len(calls), beside) == (200, [])
 
 
-def test_a_successor_waits_for_its_predecessor(schedule: Schedule) -> None:
-    """Without it a lease lost and won again would have two handlers at work on its shard."""
-    running, finish, order = Event(), Event(), []
-
-    def first(_now: float) -> float:
-        running.set()
-        assert finish.wait(WAIT)
-        order.append("first")
-        return float("inf")
-
-    def second(_now: float) -> float:
-        order.append("second")
-        return float("inf")
-
-    schedule.add("s", first)
-    assert running.wait(WAIT)
-    schedule.add("s", second)
-    finish.set()
-    assert schedule.drain(time.monotonic() + WAIT)
-    assert order == ["first", "second"]
-
-
-def test_a_thousand_shards_need_few_threads(schedule: Schedule) -> None:
-    """Without it a big worker would need a thread for each shard, or starve some."""
-    lock, counts = Lock(), dict.fromkeys(range(1000), 0)
-
-    def stepping(number: int) -> Callable[[float], float]:
-        def step(now: float) -> float:
-            with lock:
-                counts[number] += 1
-            return now + 0.001 if counts[number] < 3 else float("inf")
-
-        return step
-
-    for number in counts:
-        schedule.add(f"s-{number}", stepping(number))
-    assert schedule.drain(time.monotonic() + WAIT)
-    assert set(counts.values()) == {3}
-
-
-def test_a_step_that_raises_is_called_again(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it one unforeseen fault would leave a held shard unread for ever."""
-    monkeypatch.setattr("leasehold.adapters.reading.runner.FAULT_SECONDS", 0.0)
-    calls: list[float] = []
-
-    def step(now: float) -> float:
-        calls.append(now)
-        if len(calls) == 1:
-            raise RuntimeError("unforeseen")
-        return float("inf")
-
-    schedule.add("s", step)
-    assert schedule.drain(time.monotonic() + WAIT)
-    assert len(calls) == 2
-
-
 def test_stopping_finishes_the_running_batch_checkpoints_and_releases() -> None:
     """Without it every deployment would repeat a batch and wait for expiry."""
     store, started, finish = FaultyStore(), Event(), Event()

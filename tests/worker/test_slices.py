@@ -5,13 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import pytest
-from attrs import define, evolve, field
+from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
 from test_slice_bounds import CUT, SINCE, UNTIL, Timed, read_to_the_end, record
 from typer.testing import CliRunner
-from virtual_fleet import FaultyStore
-from waiters import Clock
 
 from leasehold.adapters.cli.consume import app
 from leasehold.adapters.proving.simulator.world.world import ShardRecords, shard
@@ -28,7 +26,7 @@ from leasehold.adapters.reading.slices import (
 )
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
-from leasehold.balancer.model import SHARD_END, Lease
+from leasehold.balancer.model import Lease
 from leasehold.stores.contract.actors import placed
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.urls import open_store
@@ -150,22 +148,6 @@ def test_async_handlers_and_dead_letters_count_too() -> None:
     verdict = run_slice(fleet.worker("a-1"), Handling(handle, attempts=1, dead_letter=dead_letter), look_seconds=0.05)
     assert (verdict.finished, verdict.records, verdict.letters) == (True, len(fleet.wanted) - 1, 1)
     assert sorted(fleet.handled) == fleet.wanted
-
-
-def test_a_slice_is_not_read_while_a_child_has_no_lease_or_the_table_does_not_answer() -> None:
-    """Without it a worker would end before the children are read, or with a false verdict."""
-    fleet, store = Fleet(), FaultyStore()
-    ended = Lease("p", hash_range=(0, 9), checkpoint=SHARD_END, notes=((NOTE, CUT.note),))
-    for lease in (ended, evolve(ended, key="q", shard="q", hash_range=(10, 19))):
-        placed(store, lease)
-    config = Config(initial_position=CUT.since)
-    worker = Worker(store=CUT.store(store), source=CUT.source(fleet.source), me="a", config=config, clock=Clock())
-    assert not is_read(worker)
-    for name in ("p.0", "p.1"):
-        placed(store, evolve(ended, key=name, shard=name, parents=("p",)))
-    assert is_read(worker)
-    store.down = True
-    assert not is_read(worker)
 
 
 @pytest.mark.parametrize(
