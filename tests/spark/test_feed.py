@@ -71,20 +71,6 @@ def an_ahead() -> ReadAheadState:
     return ReadAheadState(pace(), Condition(), lambda _holding, checkpoint: checkpoint, lambda _key: None, feeds=1)
 
 
-@pytest.mark.parametrize("records", [0, 100_000])
-def test_a_shard_is_asked_no_more_than_four_and_a_half_times_a_second(records: int) -> None:
-    """Without it the five requests a second that all readers of a shard share would be used up by one (K5)."""
-    stream = Stream({"a": ["x"] * records})
-    _, feed = a_feed(stream, an_ahead())
-    now = 0.0
-    while now < 10.0:
-        feed.take(10_000, 1 << 20)
-        due = feed.step(now)
-        assert due > now or stream.readings == 0
-        now = max(due, now)
-    assert 40 <= stream.readings <= 45
-
-
 def test_who_plans_is_woken_by_rows_and_not_by_empty_answers() -> None:
     """Without it a query of a thousand quiet shards would look through all of them five hundred times a second."""
     woken, answers = list[int](), 0
@@ -216,18 +202,6 @@ def test_columns_without_a_time_say_nothing_of_when_they_arrived() -> None:
     assert (batch.count, batch.last_arrived) == (1, None)
 
 
-def test_the_reader_of_a_lease_that_goes_is_closed() -> None:
-    """Without it each lease that moves would leave a connection open, until the process has no more descriptors."""
-    stream, gone = Stream({"a": ["x"]}), list[str]()
-    worker, feed = a_feed(stream, an_ahead(), left=lambda each: gone.append(each.key))
-    feed.step(1.0)
-    assert stream.open_readers == ["a"]
-    assert isinstance(worker.store.write(StealLease(worker.store.get(["a"])[0], "thief")), Done)
-    feed.holding.renew()
-    assert feed.step(2.0) == math.inf
-    assert (stream.open_readers, gone) == ([], ["a"])
-
-
 def test_one_batch_alone_is_not_copied() -> None:
     """Without it each row of a quick query would be copied once more."""
     one = pa.RecordBatch.from_pydict({"data": [b"x"]})
@@ -260,23 +234,6 @@ def test_every_reading_is_measured() -> None:
     for now in range(4):
         feed.step(float(now))
     assert told == [("a", 10, 0.005), ("a", 5, 0.0), ("a", 0, 0.0)]
-
-
-def test_rows_read_ahead_and_not_committed_are_not_checkpointed_on_the_way_out() -> None:
-    """Without it whoever takes the shard next would skip what was still in memory here."""
-    stream = Stream({"a": ["x"] * 30})
-    ahead = an_ahead()
-    worker, feed = a_feed(stream, ahead)
-    for now in range(5):
-        feed.step(float(now))
-    feed.take(15, 1 << 20)
-    feed.commit(Position("12"))
-    feed.holding.ask_release()
-    waiting = feed.step(5.0)
-    ahead.ending = True
-    assert (waiting, feed.step(6.0)) == (5.25, math.inf)
-    lease = worker.store.get(["a"])[0]
-    assert (lease.owner, lease.checkpoint) == (None, Position("12"))
 
 
 def test_a_query_over_what_is_there_now_ends_where_records_never_cease() -> None:
@@ -320,23 +277,6 @@ def test_a_shard_is_read_however_many_share_the_room(rows: int, size: int) -> No
         chunk = feed.take(10_000, 1 << 20)
         found += chunk.count if chunk is not None else 0
     assert found == 30
-
-
-def test_nothing_is_read_or_planned_of_a_lease_that_has_expired_by_our_own_clock() -> None:
-    """Without it a process that had been suspended would hand on what another worker has read since."""
-    now = [0.0]
-    stream = Stream({"a": ["x"] * 30})
-    worker, feed = a_feed(stream, an_ahead(), lambda: now[0])
-    for _ in range(3):
-        feed.step(now[0])
-    now[0] = worker.config.lease_seconds + 1
-    before = stream.readings
-    feed.step(now[0])
-    assert (feed.held, stream.readings) == (None, before)
-    worker.renew(now[0])
-    feed.step(now[0])
-    assert feed.held is not None
-    assert stream.readings == before + 1
 
 
 def test_a_fault_after_a_reading_leaves_no_record_out(monkeypatch: pytest.MonkeyPatch) -> None:

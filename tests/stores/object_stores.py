@@ -15,26 +15,23 @@ from leasehold.stores.objects.s3 import S3Objects
 from leasehold.stores.requests import ObjectFields, Objects, Part, Parts, Stored
 
 
-class AgelessBlobs(BlobObjects):
-    """A container whose blobs are always new: a lease read a second later must equal itself."""
+class _Ageless:
+    """Objects that are always new: a lease read a second later must equal itself."""
 
     def list(self, prefix: str) -> tuple[Stored, ...]:
-        return tuple(evolve(one, age=0.0) for one in super().list(prefix))
+        return tuple(evolve(one, age=0.0) for one in super().list(prefix))  # type: ignore[misc]  # of what it is mixed into
 
     def get(self, name: str) -> Stored | None:
-        one = super().get(name)
+        one = super().get(name)  # type: ignore[misc]  # likewise
         return one and evolve(one, age=0.0)
 
 
-class AgelessS3(S3Objects):
-    """A bucket whose objects are always new."""
+class AgelessBlobs(_Ageless, BlobObjects):
+    """A container."""
 
-    def list(self, prefix: str) -> tuple[Stored, ...]:
-        return tuple(evolve(one, age=0.0) for one in super().list(prefix))
 
-    def get(self, name: str) -> Stored | None:
-        one = super().get(name)
-        return one and evolve(one, age=0.0)
+class AgelessS3(_Ageless, S3Objects):
+    """A bucket."""
 
 
 class AgelessGcs(GcsObjects):
