@@ -6,9 +6,7 @@ from collections.abc import Callable
 import pytest
 from attrs import define, evolve, field
 from test_letters import letter
-from typer.testing import CliRunner
 
-from leasehold.adapters.cli.main import app
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, shard
 from leasehold.adapters.reading.dead_letters.letter import Letter, LetterError, letter_of
 from leasehold.adapters.reading.dead_letters.replaying import LetterSource, ReplayVerdict, replay_stream
@@ -154,27 +152,3 @@ def test_the_table_of_a_fleet_is_refused() -> None:
     assert {lease.note(NOTE) for lease in post.store.list().leases} == {"letters"}
     with pytest.raises(ValueError, match="replay: its table holds leases of another replay"):
         own_table(post.store, "replay", "other letters")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["file:///tmp", "--store", "memory://x"], "--store: it goes with letters in a stream"),
-        (["file:///tmp", "--from", "now-1h"], "--from: it goes with letters in a stream"),
-        (["kinesis://letters"], "letters in a stream want --store"),
-        (["kinesis://letters", "--store", "memory://x", "--from", "LATEST"], "--from: a replay begins at TRIM_HORIZON"),
-        (["kinesis://letters", "--store", "memory://x", "--from", "soon"], "--from: 'soon' is neither"),
-    ],
-)
-def test_bad_usage_is_one_sentence(arguments: list[str], says: str) -> None:
-    """Without it a typing error would replay something else than meant."""
-    done = CliRunner().invoke(app, ["replay", *arguments, "--handler", "json:dumps"])
-    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-    assert says in done.stderr
-
-
-def test_letters_do_not_go_back_into_their_own_stream() -> None:
-    """Without it every record would come back as what is no letter."""
-    arguments = ["kinesis://a?region=eu-west-1", "--store", "memory://x", "--to", "kinesis://a"]
-    done = CliRunner().invoke(app, ["replay", *arguments])
-    assert (done.exit_code, "--to: it is the stream that the letters are in" in done.stderr) == (2, True)
