@@ -174,11 +174,6 @@ def test_a_signal_that_another_thread_receives_ends_them() -> None:
         other.join()
 
 
-def open_files(pid: int) -> int:
-    """How many files a process has open."""
-    return len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208  as short
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="LIMITS OF ANOTHER PROCESS ARE NOT LOWERED: it wants Linux")
 def test_a_restart_that_is_refused_is_tried_again_and_the_others_go_on() -> None:
     """The supervisor would end of it, and all others with it, undrained."""

@@ -409,7 +409,7 @@ class Shelving(Reading):
 
     def teardown(self) -> None:
         """With all faults mended, all of it comes, and nothing stays open."""
-        if not hasattr(self, "shelves"):
+        if not hasattr(self, "aheads"):
             return
         self.mend()
         self.unheard = 0
