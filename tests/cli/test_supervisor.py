@@ -15,12 +15,12 @@ from typing import IO, Any
 
 import pytest
 from children import child
+from waiters import WAIT
 
 from leasehold.adapters.cli.common.supervisor import Supervisor
 
 pytestmark = pytest.mark.slow
 
-WAIT = 60.0
 SUPERVISOR = """
 import signal, sys
 from leasehold.adapters.cli.common.supervisor import Supervisor

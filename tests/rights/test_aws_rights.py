@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from policies import actions, policy
 from standins.iam import REGION, Account, Document
 from typer.testing import CliRunner
-from waiters import until
+from waiters import WAIT, until
 
 from leasehold.adapters.cli.leases import app as leases
 from leasehold.adapters.cli.produce import app as produce
@@ -32,7 +32,6 @@ from leasehold.stores.urls import open_store
 
 pytestmark = pytest.mark.services
 
-WAIT = 30.0
 SHARD = "shardId-000000000001"
 SUBSCRIBING = [action for action in actions("fan-out-consumer") if action not in actions("consumer")]
 

@@ -12,6 +12,7 @@ import pytest
 from attrs import define
 from fake_stream import FakeReader, Place, Stream
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from waiters import WAIT
 
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.balancer.model import Lease, Position
@@ -19,7 +20,6 @@ from leasehold.stores.urls import open_store
 
 pytestmark = pytest.mark.timeout(60)
 
-WAIT = 30
 SHARDS = ("a", "b")
 ANSWERS = "answers"
 """The file whose lock stands for the service: it answers no reading while this process has it."""

@@ -71,6 +71,20 @@ def an_ahead() -> ReadAheadState:
     return ReadAheadState(pace(), Condition(), lambda _holding, checkpoint: checkpoint, lambda _key: None, feeds=1)
 
 
+@pytest.mark.parametrize("records", [0, 100_000])
+def test_a_shard_is_asked_no_more_than_four_and_a_half_times_a_second(records: int) -> None:
+    """Without it the five requests a second that all readers of a shard share would be used up by one (K5)."""
+    stream = Stream({"a": ["x"] * records})
+    _, feed = a_feed(stream, an_ahead())
+    now = 0.0
+    while now < 10.0:
+        feed.take(10_000, 1 << 20)
+        due = feed.step(now)
+        assert due > now or stream.readings == 0
+        now = max(due, now)
+    assert 40 <= stream.readings <= 45
+
+
 def test_who_plans_is_woken_by_rows_and_not_by_empty_answers() -> None:
     """Without it a query of a thousand quiet shards would look through all of them five hundred times a second."""
     woken, answers = list[int](), 0
@@ -277,6 +291,23 @@ def test_a_shard_is_read_however_many_share_the_room(rows: int, size: int) -> No
         chunk = feed.take(10_000, 1 << 20)
         found += chunk.count if chunk is not None else 0
     assert found == 30
+
+
+def test_nothing_is_read_or_planned_of_a_lease_that_has_expired_by_our_own_clock() -> None:
+    """Without it a process that had been suspended would hand on what another worker has read since."""
+    now = [0.0]
+    stream = Stream({"a": ["x"] * 30})
+    worker, feed = a_feed(stream, an_ahead(), lambda: now[0])
+    for _ in range(3):
+        feed.step(now[0])
+    now[0] = worker.config.lease_seconds + 1
+    before = stream.readings
+    feed.step(now[0])
+    assert (feed.held, stream.readings) == (None, before)
+    worker.renew(now[0])
+    feed.step(now[0])
+    assert feed.held is not None
+    assert stream.readings == before + 1
 
 
 def test_a_fault_after_a_reading_leaves_no_record_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ class _Ageless:
         return tuple(evolve(one, age=0.0) for one in super().list(prefix))  # type: ignore[misc]  # of what it is mixed into
 
     def get(self, name: str) -> Stored | None:
-        one = super().get(name)  # type: ignore[misc]  # likewise
+        one: Stored | None = super().get(name)  # type: ignore[misc]  # likewise
         return one and evolve(one, age=0.0)
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from attrs import define, field
 from botocore.exceptions import ClientError
+from waiters import WAIT
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 PAGE = 2
-WAIT = 30.0
 
 
 def refusal(code: str, status: int) -> ClientError:

@@ -37,13 +37,6 @@ def objects(blobs: ContainerClient) -> BlobObjects:
     return BlobObjects(blobs)
 
 
-@pytest.fixture
-def connection(azurite_connection: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The connection string, where a URL looks for it."""
-    monkeypatch.setenv(CONNECTION_STRING, azurite_connection)
-    return azurite_connection
-
-
 def test_the_matrix_of_conditions(objects: BlobObjects) -> None:
     """A condition the service ignores makes two owners of one lease."""
     try_conditions(objects)

@@ -25,12 +25,6 @@ def new_store(url: str, session: Session, *, directly: bool = True) -> Iterator[
     opened.close()
 
 
-@pytest.fixture(scope="session")
-def session() -> Session:
-    """One session for all, for the service's description takes long to read."""
-    return Session()
-
-
 @pytest.mark.services
 class TestDynalite(StoreContract):
     """Every clause, where a refusal brings no row."""

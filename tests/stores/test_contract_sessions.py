@@ -80,12 +80,6 @@ def test_one_winner_between_processes_on_sqlite(tmp_path: Path) -> None:
 class TestDynalite(StoreContract):
     """Every clause, in DynamoDB."""
 
-    @pytest.fixture(scope="class")
-    @classmethod
-    def session(cls) -> Session:
-        """One for all, for the service's description takes long to read."""
-        return Session()
-
     @pytest.fixture
     def store(self, dynalite_url: str, session: Session) -> Iterator[SessionStore]:
         """A table of its own."""

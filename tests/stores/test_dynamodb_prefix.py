@@ -25,12 +25,6 @@ PAIR = ("shared/orders/", "shared/orders")
 """The one begins with the other."""
 
 
-@pytest.fixture(scope="session")
-def session() -> Session:
-    """One session for all, for the service's description takes long to read."""
-    return Session()
-
-
 def under(url: str, session: Session, prefix: str, table: str = "shared") -> DynamoStore:
     """A store under this prefix."""
     return DynamoStore(table, endpoint=url, session=session, prefix=prefix)

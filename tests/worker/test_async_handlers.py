@@ -9,7 +9,7 @@ import pytest
 from attrs import define, field
 from running import WAIT, run_to_its_end, running
 from test_reading import Bench, data
-from virtual_fleet import FaultyStore, four_shards
+from virtual_fleet import FaultyStore, four_shards, stream_of_five
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
 from leasehold.adapters.reading.handling import Delivery, Handling
@@ -259,7 +259,7 @@ def test_a_task_that_raises_system_exit_ends_the_worker_in_good_order() -> None:
             tasks.append(asyncio.get_running_loop().create_task(ends()))
         await asyncio.sleep(0)
 
-    source = ListSource(four_shards(), {f"s-{n}": ShardRecords(records(5)) for n in range(4)})
+    source = stream_of_five()
     with pytest.raises(SystemExit) as ended:
         run_to_its_end(Runner(joined(store, source), handle))
     assert (ended.value.code, [lease.owner for lease in store.list().leases]) == (3, [None] * 4)

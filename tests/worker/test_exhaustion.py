@@ -16,6 +16,7 @@ import pytest
 from attrs import define, field
 from refusing import DESCRIPTOR, THREAD, Refusal, refusing
 from virtual_fleet import four_shards
+from waiters import WAIT
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading.dead_letters.boxes import dead_letters
@@ -30,7 +31,6 @@ from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Store, StoreError
 from leasehold.stores.writes import CreateLease
 
-WAIT = 30.0
 SHARDS, RECORDS, PIECE = 4, 6, 3
 STARTS_MOST = 8
 """A supervisor would have started the worker so often, at the most: each time the worker said why it has ended."""

@@ -13,12 +13,11 @@ from threading import Event, Thread, current_thread
 import pytest
 from attrs import define, field
 from test_reading import Bench
+from waiters import WAIT
 
 from leasehold.adapters.reading.executors import EventLoop, InlineExecutor, ThreadExecutor, Work
 from leasehold.adapters.reading.handling import Handling, NotAwaited, Unhandled
 from leasehold.adapters.reading.handovers import CallEnded, Handover, Handovers
-
-WAIT = 30.0
 
 
 class Fatal(BaseException):

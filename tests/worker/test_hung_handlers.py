@@ -13,6 +13,7 @@ from test_async_handlers import Seen, joined
 from test_metrics import told
 from test_reading import Bench, data
 from virtual_fleet import FaultyStore, four_shards
+from waiters import WAIT
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
 from leasehold.adapters.reading.executors import ThreadExecutor
@@ -23,8 +24,6 @@ from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.worker.holdings import WorkerError
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold.stores.writes import ClaimLease, StealLease
-
-WAIT = 30.0
 
 
 @define

@@ -8,25 +8,15 @@ from typing import Any, NoReturn, cast
 
 import pytest
 from attrs import define, field
-from virtual_fleet import FaultyStore, four_shards
+from test_async_handlers import joined
+from virtual_fleet import FaultyStore, stream_of_five
+from waiters import WAIT
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.runner import Readings, Runner, Schedule, ScheduledStep, ScheduleMessage
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.holdings import WorkerError
-from leasehold.adapters.worker.worker import Worker
-from leasehold.balancer.config import Config
-from leasehold.balancer.model import TRIM_HORIZON
 from leasehold.stores.protocol import OutcomeUnknown, StoreError
-
-WAIT = 30.0
-
-
-def joined(store: FaultyStore) -> Worker:
-    """A worker of four shards of five records each."""
-    source = ListSource(four_shards(), {f"s-{n}": ShardRecords(records(5)) for n in range(4)})
-    return Worker(store=store, source=source, me="a-1", config=Config(initial_position=TRIM_HORIZON))
 
 
 def done_with(_delivery: Delivery) -> None:
@@ -87,7 +77,7 @@ def test_a_thread_that_cannot_be_started_ends_the_run(monkeypatch: pytest.Monkey
     """Leases would be renewed for ever, and read by nobody."""
     scarce(monkeypatch, name)
     store = FaultyStore()
-    ran = Ran(Runner(joined(store), done_with))
+    ran = Ran(Runner(joined(store, stream_of_five()), done_with))
     if name == "leasehold-renew":
         scarce(monkeypatch, name)
     assert ran.ended()
@@ -98,7 +88,7 @@ def test_a_thread_that_cannot_be_started_ends_the_run(monkeypatch: pytest.Monkey
 
 def test_a_worker_without_a_thread_left_takes_its_requests_back_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its peers would give leases to a worker that has ended, and those lie unread until they are taken back."""
-    worker, closed = joined(FaultyStore()), list[bool]()
+    worker, closed = joined(FaultyStore(), stream_of_five()), list[bool]()
     close = worker.close
 
     def note() -> None:
@@ -117,7 +107,7 @@ def test_a_turn_that_is_ended_from_within_ends_the_run() -> None:
     """Nobody would look any more, while leases are renewed for ever."""
     store = FaultyStore()
     store.fault = SystemExit(3)
-    ran = Ran(Runner(joined(store), done_with))
+    ran = Ran(Runner(joined(store, stream_of_five()), done_with))
     assert ran.ended()
     assert "SystemExit: 3" in str(ran.faults[0])
 
@@ -125,7 +115,7 @@ def test_a_turn_that_is_ended_from_within_ends_the_run() -> None:
 def test_a_dispatcher_that_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """No shard would be read again, while all of them are held."""
     store, handled, broken = FaultyStore(), Event(), Event()
-    runner = Runner(joined(store), lambda _delivery: handled.set())
+    runner = Runner(joined(store, stream_of_five()), lambda _delivery: handled.set())
     schedule = runner._readings.schedule  # noqa: SLF001  nothing outside makes it fail
     take = schedule._take  # noqa: SLF001  likewise
 
@@ -160,17 +150,19 @@ def test_a_handler_that_hangs_does_not_keep_a_worker_from_ending(caplog: pytest.
     def hang(delivery: Delivery) -> None:
         if delivery.shard == "s-0":
             begun.set()
-            finish.wait(2 * WAIT)
+            finish.wait(WAIT)
 
-    runner = Runner(joined(store), hang, drain_seconds=0.5)
+    runner = Runner(joined(store, stream_of_five()), hang, drain_seconds=0.5)
     ran = Ran(runner)
     assert begun.wait(WAIT)
+    (held,) = (each for each in runner.worker.holdings if each.key == "s-0")
     runner.stop()
     assert ran.ended()
     assert ran.faults == []
     owners = {lease.key: lease.owner for lease in store.list().leases}
     assert owners == {"s-0": "a-1", "s-1": None, "s-2": None, "s-3": None}
     assert "not released within 0.5 s, left to expire: s-0" in caplog.text
+    assert (held.why, "everything is released" in caplog.text) == ("left to expire", False)
     before = store.row("s-0")
     at_work = [thread for thread in threading.enumerate() if thread.name.startswith("leasehold-handle")]
     at_work = [thread for thread in at_work if thread not in others]

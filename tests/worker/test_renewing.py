@@ -9,7 +9,7 @@ import pytest
 from attrs import define, evolve, field
 from running import running
 from virtual_fleet import Driven, FaultyStore, four_shards, member
-from waiters import Clock
+from waiters import WAIT, Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.adapters.reading.runner import Runner
@@ -22,8 +22,6 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease, Me, Position, Version
 from leasehold.stores.protocol import Done, Outcome
 from leasehold.stores.writes import ClaimLease, CreateLease, RenewLease, Write
-
-WAIT = 30.0
 
 
 @define

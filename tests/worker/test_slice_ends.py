@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from attrs import define, evolve, field
 from virtual_fleet import FaultyStore
-from waiters import Clock
+from waiters import WAIT, Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, shard
 from leasehold.adapters.reading.handling import Handling
@@ -20,7 +20,6 @@ from leasehold.stores.contract.actors import placed
 from leasehold.stores.protocol import Listing, Malformed
 
 RUNNING = "leasehold.adapters.reading.slices"
-WAIT = 10.0
 SOON = 0.001
 
 

@@ -6,7 +6,7 @@ from typing import get_args
 from attrs import define, field
 from waiters import Clock
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
 from leasehold.adapters.reading.executors import Work
 from leasehold.adapters.sources.protocol import Batch, Reader, SourceError
 from leasehold.adapters.worker.holding import Holding
@@ -193,6 +193,11 @@ class ManualExecutor:
 def four_shards() -> list[Shard]:
     """A stream of four equal shards."""
     return even_shards(("s-0", "s-1", "s-2", "s-3"))
+
+
+def stream_of_five() -> ListSource:
+    """Four shards of five records each."""
+    return ListSource(four_shards(), {f"s-{n}": ShardRecords(records(5)) for n in range(4)})
 
 
 @define
