@@ -45,7 +45,6 @@ class Page:
         return base64.b64decode(picture)
 
     def close(self) -> None:
-        """End the browser."""
         self._browser.terminate()
         self._browser.wait(30)
         os.close(self._to)

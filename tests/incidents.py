@@ -15,7 +15,6 @@ Incident = Callable[[int, int], tuple[float, float, int, float]]
 
 
 def healthy(_minute: int, _number: int) -> tuple[float, float, int, float]:
-    """All is well."""
     return 0.0, 0.0, 1, 10.0
 
 
@@ -64,7 +63,6 @@ class ScriptedTable(MemoryStore):
         self.incident, self.minute = incident, 0
 
     def list(self) -> Listing:
-        """The rows now."""
         return Listing(tuple(self._row(number) for number in range(6)))
 
     def _row(self, number: int) -> Lease:

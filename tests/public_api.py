@@ -86,7 +86,6 @@ def _plain(text: str) -> str:
 
 
 def main() -> None:
-    """Write it."""
     NOW.write_text(public_api())
 
 

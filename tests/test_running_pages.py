@@ -38,7 +38,6 @@ def objects() -> list[dict[str, Any]]:
 
 
 def pod(name: str) -> dict[str, Any]:
-    """What a Deployment starts."""
     (found,) = (each for each in objects() if each["kind"] == "Deployment" and each["metadata"]["name"] == name)
     spec: dict[str, Any] = found["spec"]["template"]["spec"]
     return spec

@@ -24,7 +24,6 @@ class Clock:
     now: float = 1000.0
 
     def __call__(self) -> float:
-        """The time."""
         return self.now
 
     def monotonic(self) -> float:
@@ -32,11 +31,9 @@ class Clock:
         return self.now
 
     def monotonic_ns(self) -> int:
-        """The same in nanoseconds."""
         return int(self.now * 1e9)
 
     def sleep(self, seconds: float) -> None:
-        """Pass."""
         self.now += seconds
 
 

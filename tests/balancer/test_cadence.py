@@ -78,13 +78,6 @@ def test_a_single_worker_reads_the_table_and_the_others_read_one_row() -> None:
     assert [look(worker) for worker in (NEXT, READER, LAST)] == [Look(2.5, keys=(BOARD.key,), stale_ok=True)] * 3
 
 
-def test_a_suspect_is_looked_at_when_its_time_is_up() -> None:
-    """C5: three seconds later would be three seconds of an unread shard; and the others are warned."""
-    assert look(LOOKOUT, standing_still(9.0, READER), FULL) == Look(1.5, notes=told(8, 2, 2))
-    assert BOARD is not None
-    assert look(READER, TABLE, heard(warned=2.0)) == Look(0.5, keys=(BOARD.key,), stale_ok=True)
-
-
 def test_the_leases_of_the_dead_are_freed_but_for_those_that_are_taken() -> None:
     """C6: who did not watch a lease may not claim it before lease_seconds more, unless it is free."""
     dead = standing_still(11.0, READER)
@@ -102,15 +95,6 @@ def test_the_leases_of_the_dead_are_freed_but_for_those_that_are_taken() -> None
     assert look(LOOKOUT, dead, FULL, taking).notes[:1] == note_of(Bulletin(8, 3, 1))
 
 
-def test_a_free_lease_is_called_out_for_half_a_minute_and_then_once_a_cycle() -> None:
-    """C6: uncalled, what its successor should take stays unread; called for ever, all list for what nobody may take."""
-    loud, silent = note_of(Bulletin(8, 3, 1)), note_of(Bulletin(8, 2, 1))
-    for idle, acts_still, notes in ((1.0, 1.0, loud), (31.0, 1.0, silent), (31.0, 21.0, loud)):
-        free = (*TABLE, row("s-x", None, idle=idle))
-        lately = evolve(FULL, hearing=evolve(HEARING, acts_still=acts_still))
-        assert look(LOOKOUT, free, lately).notes[:1] == notes
-
-
 def test_a_lease_that_may_be_read_only_now_is_called_out() -> None:
     """C6, M1: a merge child that waited for its slower parent would wait for a cycle more for its reader."""
     lately = evolve(FULL, hearing=evolve(HEARING, acts_still=1.0))
@@ -123,12 +107,6 @@ def test_a_lease_that_may_be_read_only_now_is_called_out() -> None:
     for idle, acts in ((1.0, 3), (31.0, 2)):
         ended = (parents[0], evolve(parents[1], owner=None, checkpoint=SHARD_END, idle=idle))
         assert look(LOOKOUT, (*TABLE, *ended, child), lately).notes[:1] == note_of(Bulletin(8, acts, 1))
-
-
-def test_everybody_lists_after_so_many_cycles_as_there_are_workers() -> None:
-    """C11: what all other rules missed would stay missed."""
-    assert look(READER, TABLE, evolve(QUIET, full_still=121.0)) == Look(0.0)
-    assert look(READER, TABLE, evolve(QUIET, full_still=119.0)).keys is not None
 
 
 def test_news_send_every_reader_to_the_table() -> None:
@@ -180,16 +158,6 @@ def test_of_a_large_fleet_twelve_list_the_table_early() -> None:
     assert [each.keys is None for each in looks] == [True] * 10 + [False] * 87
     later = tuple(evolve(lease, idle=8.1) if lease.owner == ranks[0] else lease for lease in table)
     assert look(ranks[-1], later, evolve(QUIET, full_still=30.0)).keys is None  # several may be dead
-
-
-def test_a_lookout_that_lost_the_first_rank_says_so_once() -> None:
-    """C3: readers of the old lookout's row would wait until it falls silent."""
-    old = tuple(
-        evolve(lease, notes=row("", READER, bulletin="9 2 1").notes) if lease.owner == READER else lease
-        for lease in TABLE
-    )
-    assert look(READER, old, heard(latest=Bulletin(9, 2, 1))).notes[:1] == note_of(Bulletin(10, 3, 1))
-    assert look(READER, old, heard(latest=Bulletin(11, 3, 1), acts_read=3)).notes == ()
 
 
 def test_a_lone_worker_seldom_looks() -> None:

@@ -49,7 +49,7 @@ def abdicating(acts_read: int) -> tuple[tuple[Lease, ...], History]:
     return old, heard(latest=Bulletin(9, 2, 1), acts_read=acts_read)
 
 
-def test_a_lookout_that_abdicates_says_so_before_any_next_look() -> None:
+def test_a_lookout_that_abdicates_says_so_once_and_before_any_next_look() -> None:
     """C3: the readers of its row would wait until it falls silent."""
     notes = told(10, 3, 1)
     old, history = abdicating(acts_read=2)
@@ -57,6 +57,7 @@ def test_a_lookout_that_abdicates_says_so_before_any_next_look() -> None:
     assert look(READER, *abdicating(acts_read=1)) == Look(0.0, notes=notes)
     many = (*old, row("s-18", READER), row("s-19", READER))
     assert look(READER, many, evolve(history, fleet_still=14.0)) == Look(1.0, notes=notes)
+    assert look(READER, old, heard(latest=Bulletin(11, 3, 1), acts_read=3)).notes == (), "once"
 
 
 def test_any_time_since_the_last_listing_makes_a_reading_partial() -> None:

@@ -26,7 +26,6 @@ class Disk:
 
     @property
     def file(self) -> Path:
-        """Where the leases are."""
         return self.folder / "leases.db"
 
     @contextmanager
@@ -50,7 +49,6 @@ class Disk:
                 pass
 
     def clear(self) -> None:
-        """Leave room again."""
         (self.folder / "ballast").unlink()
 
     def hold(self) -> None:

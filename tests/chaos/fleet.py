@@ -237,7 +237,6 @@ class Fleet(Stage):
                 self.history.faults.append(f"the swap is over, and FROM still speaks for {', '.join(there)}")
 
     def abandon(self) -> None:
-        """Likewise the operator's."""
         if self.operator is not None:
             self.operator.kill()
         super().abandon()

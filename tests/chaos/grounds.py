@@ -54,9 +54,7 @@ class Ground(Protocol):
     dated: bool
 
     @property
-    def kept(self) -> KeptService:
-        """Its service."""
-        ...
+    def kept(self) -> KeptService: ...
 
     @property
     def stream(self) -> Stream:
@@ -83,9 +81,7 @@ class Ground(Protocol):
         """A fault begins; what it befalls, where that is not the worker."""
         ...
 
-    def end(self, what: str, worker: str) -> None:
-        """It is over."""
-        ...
+    def end(self, what: str, worker: str) -> None: ...
 
     @property
     def touched(self) -> int:
@@ -147,7 +143,6 @@ class KinesisGround:
         )
 
     def environment(self) -> Mapping[str, str]:
-        """Nothing."""
         return {}
 
     def begin(self, what: str, worker: str) -> str:
@@ -173,11 +168,9 @@ class KinesisGround:
 
     @property
     def touched(self) -> int:
-        """On all lines."""
         return self.lines.met
 
     def told(self, event: ReadingEvent) -> ReadingEvent:
-        """As it is."""
         return event
 
 

@@ -134,7 +134,6 @@ class Outcome:
 
 @contextmanager
 def a_fleet(wanted: Wanted, workers: Sequence[str], folder: Path) -> Iterator[Fleet]:
-    """Nobody yet."""
     with ExitStack() as stack:
         fleets: list[Fleet] = []
 
@@ -200,7 +199,6 @@ def _watched(places: Mapping[str, Place]) -> Store:
 
 
 def run(wanted: Wanted, folder: Path, told: Callable[[str], None]) -> Outcome:
-    """One run, judged."""
     workers = [f"worker-{number}" for number in range(1, wanted.workers + 1)]
     with a_fleet(wanted, workers, folder) as fleet:
         feed = Feed(fleet.ground)
@@ -343,7 +341,6 @@ def _acts(faults: Sequence[Fault]) -> Iterator[tuple[float, bool, Fault]]:
 
 
 def main() -> int:
-    """Run it by hand."""
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("--seed", type=int, default=1, help="of the schedule (%(default)s)")
     options.add_argument("--seconds", type=float, default=120.0, help="for which faults are played (%(default)s)")
@@ -379,7 +376,6 @@ def main() -> int:
 
 
 def to_stderr(line: str) -> None:
-    """Progress, beside the verdict."""
     sys.stderr.write(f"{line}\n")
 
 

@@ -37,7 +37,6 @@ class Fault:
 
     @property
     def until(self) -> float:
-        """When it is over."""
         return self.at + self.seconds
 
     def __str__(self) -> str:

@@ -46,7 +46,6 @@ class KeptService:
     _stack: ExitStack = Factory(ExitStack)
 
     def __attrs_post_init__(self) -> None:
-        """Start it."""
         self.service = self._stack.enter_context(self.begin())
 
     def pause(self) -> None:
@@ -55,7 +54,6 @@ class KeptService:
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """It goes on."""
         self.paused = False
         self._signal(signal.SIGCONT)
 
@@ -76,7 +74,6 @@ class KeptService:
         self.service = self._stack.enter_context(self.begin())
 
     def close(self) -> None:
-        """End it."""
         self.resume()
         self._stack.close()
 

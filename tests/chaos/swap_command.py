@@ -45,7 +45,6 @@ class SwapOperator:
     _until: float = 0.0
 
     def __attrs_post_init__(self) -> None:
-        """Seed it."""
         self._draw = random.Random(self.seed)  # noqa: S311  a seed is the point
 
     def __str__(self) -> str:
@@ -83,7 +82,6 @@ class SwapOperator:
             self._rest(now)
 
     def kill(self) -> None:
-        """SIGKILL, wherever it is."""
         if self._child is not None:
             self._child.kill()
             self._child, self.kills = None, self.kills + 1

@@ -40,11 +40,9 @@ class UnsteadyLine(Line):
     _draw: random.Random = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        """Seed it."""
         self._draw = random.Random(self.seed)  # noqa: S311  a seed is the point
 
     def next(self, operation: str) -> Fault | None:
-        """What befalls this request."""
         told = super().next(operation)
         for what in sorted(self.conditions):
             told = told or self._drawn(what, operation)
@@ -98,7 +96,6 @@ class Lines:
         self._lines[worker].conditions.add(what)
 
     def end(self, what: str, worker: str) -> None:
-        """It is over."""
         self._lines[worker].conditions.discard(what)
 
     @property

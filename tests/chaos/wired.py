@@ -57,5 +57,4 @@ class Wired:
                 self.wire.lose_replies(worker)
 
     def end(self, what: str, worker: str) -> None:  # noqa: ARG002  a worker has one fault at a time
-        """It is over."""
         self.wire.let_through(worker)

@@ -47,7 +47,6 @@ class WrittenStore(PassingStore):
         return outcome
 
     def close(self) -> None:
-        """Close the file, too."""
         super().close()
         os.close(self._file)
 

@@ -15,12 +15,12 @@ from typing import IO, Any
 
 import pytest
 from children import child
+from waiters import WAIT
 
 from leasehold.adapters.cli.common.supervisor import Supervisor
 
 pytestmark = pytest.mark.slow
 
-WAIT = 60.0
 SUPERVISOR = """
 import signal, sys
 from leasehold.adapters.cli.common.supervisor import Supervisor
@@ -172,11 +172,6 @@ def test_a_signal_that_another_thread_receives_ends_them() -> None:
         signal.signal(signal.SIGUSR1, before)
         over.set()
         other.join()
-
-
-def open_files(pid: int) -> int:
-    """How many files a process has open."""
-    return len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208  as short
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="LIMITS OF ANOTHER PROCESS ARE NOT LOWERED: it wants Linux")

@@ -35,7 +35,6 @@ class Interrupted(SqliteStore):
 
 
 def main(folder: str, leases: str, me: str, sink: str, fate: str) -> None:
-    """Work until a signal."""
     kind, _, where = sink.partition(":")
     fenced: type[Exception] = Fenced
     put: Callable[[Delivery], None]

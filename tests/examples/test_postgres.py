@@ -29,7 +29,6 @@ def database(conninfo: str) -> Iterator[str]:
 
 
 def leases(database: str) -> Store:
-    """A new, empty store."""
     return PostgresLeases(database)
 
 

@@ -18,7 +18,6 @@ FIRST, LAST = int(IPv4Address("127.1.0.1")), int(IPv4Address("127.255.0.1"))
 
 @pytest.fixture(scope="session")
 def running_hubs(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001  it skips where there is none
-    """The process."""
     with event_hubs({}) as running:
         yield running
 

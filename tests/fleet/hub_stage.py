@@ -59,11 +59,9 @@ class HubStream:
         return f"eventhubs://{self.hubs.namespace}/{self.hub}?group=$Default"
 
     def shards(self) -> tuple[Shard, ...]:
-        """The partitions."""
         return tuple(Shard(str(number)) for number in range(self.partitions))
 
     def parents(self) -> dict[str, tuple[str, ...]]:
-        """None has any."""
         return {shard.id: () for shard in self.shards()}
 
 
@@ -77,7 +75,6 @@ class Feed:
     sent: list[Sent] = field(factory=list)
 
     def __call__(self, _stage: Stage) -> None:
-        """The next few."""
         self.put(self.a_tick)
 
     def put(self, most: int) -> bool:
@@ -108,7 +105,6 @@ class Group:
     def join_official(
         self, worker: str, make: str = "python", expiry: float = EXPIRY_SECONDS, interval: float = CYCLE_SECONDS
     ) -> None:
-        """Start an official worker."""
         program, *first = MAKES[make].start()
         words = (worker, self.feed.stream.hub, MAKES[make].group, self.container, str(interval), str(expiry))
         self.stage.admit(Child(worker, (*first, *words), self.stage.folder, program=program))

@@ -44,7 +44,6 @@ class Mixed:
 
     @property
     def table(self) -> str:
-        """The table's name."""
         return self.stage.store_url.removeprefix("dynamodb://").partition("?")[0]
 
     def java_said(self) -> str:
@@ -76,7 +75,6 @@ class Mixed:
         return found
 
     def join_java(self, name: str) -> None:
-        """Start a Java worker."""
         started = java_worker(
             self.stage,
             name,

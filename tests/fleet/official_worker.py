@@ -55,7 +55,6 @@ def handle(tell: Any, context: Any, events: list[EventData]) -> None:  # noqa: A
 
 
 def told_records(tell: Any, context: Any, events: list[EventData]) -> None:  # noqa: ANN401  likewise
-    """A line for each."""
     for event in events:
         digest = sha1(b"".join(cast("Iterable[bytes]", event.body)), usedforsecurity=False).hexdigest()
         number = str(event.sequence_number)
@@ -63,7 +62,6 @@ def told_records(tell: Any, context: Any, events: list[EventData]) -> None:  # n
 
 
 def told(worker: str, event: str, context: Any, **more: object) -> None:  # noqa: ANN401  likewise
-    """One line."""
     line = {"t": int(time.time() * 1000), "worker": worker, "event": event, "shard": context.partition_id, **more}
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()

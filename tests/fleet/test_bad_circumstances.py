@@ -44,7 +44,6 @@ class Member:
     worker: Worker = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        """Bring it to life."""
         source = ListSource([Shard(str(number), PREFIX) for number in range(4)], stream=PREFIX)
         self.worker = Worker(store=self.store, source=source, me="ann", config=CONFIG, clock=lambda: self.now)
 
@@ -67,13 +66,11 @@ class Member:
 
 
 def owners(store: EtagStore) -> dict[str, str | None]:
-    """Who owns what."""
     return {lease.key: lease.owner for lease in store.list().leases}
 
 
 @pytest.fixture
 def container(blobs: str) -> Iterator[ContainerClient]:
-    """A new one."""
     with a_container() as name, ContainerClient.from_connection_string(blobs, name) as client:
         yield client
 
@@ -90,7 +87,6 @@ def peer(container: ContainerClient) -> EtagStore:
 
 
 def renew(peer: EtagStore) -> None:
-    """The peer lives."""
     for lease in peer.get("01"):
         done(peer.write(RenewLease(lease)))
 

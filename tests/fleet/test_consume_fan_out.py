@@ -11,7 +11,7 @@ import boto3
 import pytest
 from attrs import define, field
 from told_fleet import Fleet, a_fleet
-from waiters import until
+from waiters import WAIT, until
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -21,7 +21,6 @@ pytestmark = [pytest.mark.more, pytest.mark.timeout(1800)]
 
 STREAM = "orders"
 KEYS = 23
-WAIT = 60.0
 
 
 @define

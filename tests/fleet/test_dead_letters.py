@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import boto3
 import pytest
-from waiters import until
+from waiters import WAIT, until
 
 from leasehold.adapters.reading.dead_letters.letter import letter_of
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.services
 
 LEASEHOLD = [sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()"]
-WAIT = 60.0
 POISON = (7, 23)
 COUNT = 40
 
@@ -104,7 +103,6 @@ def rows_of(client: "KinesisClient", stream: str) -> list[bytes]:
 
 
 def all_but_poison() -> list[str]:
-    """In order."""
     return [str(number) for number in range(COUNT) if number not in POISON]
 
 

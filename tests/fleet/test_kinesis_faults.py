@@ -50,18 +50,15 @@ class Orders:
     _lock: Lock = field(factory=Lock)
 
     def make(self) -> None:
-        """The stream, empty."""
         self.client.create_stream(StreamName=self.name, ShardCount=1)
         self.client.get_waiter("stream_exists").wait(StreamName=self.name, WaiterConfig=AT_ONCE)
 
     def put(self, count: int) -> None:
-        """So many more records."""
         for _ in range(count):
             self.sent.append(b"%d" % len(self.sent))
             self.client.put_record(StreamName=self.name, Data=self.sent[-1], PartitionKey="k")
 
     def handle(self, delivery: Delivery) -> None:
-        """Remember."""
         with self._lock:
             self.read += [record.data for record in delivery.records]
 
@@ -94,7 +91,6 @@ def reading(worker: Worker, handling: Handling | Callable[[Delivery], None]) -> 
 
 @pytest.fixture
 def orders(kinesis_client: "KinesisClient") -> Orders:
-    """A new stream."""
     made = Orders(kinesis_client)
     made.make()
     return made

@@ -125,7 +125,6 @@ def merge(client: "KinesisClient") -> None:
 
 
 def shards(client: "KinesisClient") -> list[Any]:
-    """All of them."""
     return list(client.list_shards(StreamName=STREAM)["Shards"])
 
 

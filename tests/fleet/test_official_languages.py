@@ -46,7 +46,6 @@ def a_fleet(hubs: LocalHubs, hub: str, makes: tuple[str, ...], folder: Path) -> 
 
 
 def join(group: Group, make: str, number: int) -> None:
-    """Start a worker."""
     if make == OURS:
         group.stage.join(f"{make}-{number}")
     else:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from children import child
 from typer.testing import CliRunner
-from waiters import AT_ONCE
+from waiters import AT_ONCE, WAIT
 
 from leasehold.adapters.cli.consume import app
 from leasehold.stores import open_store
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
-WAIT = 60.0
 SHARDS = 4
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
-from waiters import until
+from waiters import WAIT, until
 
 from leasehold.stores.urls import open_store
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
 
 pytestmark = pytest.mark.services
-
-WAIT = 60.0
 
 
 def put(client: "KinesisClient", stream: str, first: int, count: int) -> None:

@@ -40,7 +40,6 @@ class Ground:
     commands: list["subprocess.Popen[bytes]"] = field(factory=list)
 
     def swap(self, *more: str) -> "subprocess.Popen[bytes]":
-        """Start the command."""
         words = (sys.executable, "-m", "leasehold.adapters.cli.main", "swap", *self.urls, *more)
         with self.said.open("ab") as said:
             self.commands.append(subprocess.Popen(words, stdout=said, stderr=said))
@@ -60,7 +59,6 @@ class Ground:
 
 @contextmanager
 def a_ground(kinesis_url: str, client: "KinesisClient", urls: tuple[str, str], folder: Path) -> Iterator[Ground]:
-    """Nobody at work yet."""
     with closing(open_store(urls[FROM])) as source, closing(open_store(urls[TO])) as target:
         tables: tuple[Store, Store] = (source, target)
         names = (name_of(urls[FROM]), name_of(urls[TO]))

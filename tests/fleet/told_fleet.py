@@ -19,7 +19,6 @@ class Fleet:
     processes: dict[str, "subprocess.Popen[bytes]"] = field(factory=dict)
 
     def start(self, worker: str) -> None:
-        """One more worker."""
         with self.path(worker).open("wb") as out:
             self.processes[worker] = subprocess.Popen([*self.command, "--worker", worker], stdout=out)
 

@@ -29,7 +29,6 @@ class Wire:
         self.mend()
 
     def mend(self) -> None:
-        """Take connections."""
         self._server = socket.create_server((HOST, self.port))
         Thread(target=self._accept, args=(self._server,), daemon=True).start()
 

@@ -50,12 +50,10 @@ class FuzzTarget:
 
     @property
     def samples(self) -> list[Any]:
-        """The kept values."""
         return _read(self.corpus)
 
     @property
     def corpus(self) -> Path:
-        """The file with them."""
         return CORPUS / f"{self.name}.jsonl"
 
     @property

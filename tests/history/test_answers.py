@@ -26,7 +26,6 @@ def unknown(t: float, process: str, verb: WriteVerb) -> WriteAnswer:
 def said(
     *answers: WriteAnswer, records: Sequence[ReadingEvent] = (), naps: Sequence[Incident] = (), limits: Limits = LIMITS
 ) -> list[str]:
-    """The breaches of writes."""
     history = RunHistory(events=list(records), incidents=list(naps), end=100.0, answers=list(answers))
     return [f"{each.what}: {each.why}" for each in judge(history, limits) if each.what != "stranger"]
 

@@ -21,7 +21,6 @@ def begins(t: float, process: str, shard: str = "s-0") -> ReadingEvent:
 
 
 def ends(t: float, process: str, how: str = "stopped") -> ReadingEvent:
-    """It stops."""
     return ReadingEvent(t, process, how, "s-0")
 
 

@@ -40,7 +40,6 @@ def begins(t: float, worker: str, shard: str = "s-0") -> ReadingEvent:
 
 
 def ends(t: float, worker: str, shard: str = "s-0", how: str = "stopped") -> ReadingEvent:
-    """It stops."""
     return ReadingEvent(t, worker, how, shard)
 
 

@@ -98,7 +98,6 @@ class Feed:
         return self.sent >= count
 
     def end(self) -> None:
-        """Send nothing more."""
         self._ended.set()
 
     def _plain(self, row: Row) -> bool:
@@ -163,7 +162,6 @@ class Progress:
 
 
 def main() -> int:
-    """Run it by hand."""
     options = argparse.ArgumentParser(description="Send flights through a fleet of three, and print the verdict.")
     options.add_argument("--rows", type=int, default=ROWS, help="how many (%(default)s)")
     options.add_argument("--rate", type=int, default=5_000, help="rows a second at most (%(default)s)")
@@ -182,12 +180,10 @@ def main() -> int:
 
 
 def to_stderr(line: str) -> None:
-    """Progress, beside the verdict."""
     sys.stderr.write(f"{line}\n")
 
 
 def printed(verdict: RunVerdict, *, changes: bool = False) -> str:
-    """The verdict as JSON."""
     told = verdict.as_json()
     if not changes:
         del told["owner_changes"]

@@ -46,7 +46,6 @@ class Landing:
         self._folder, self._numbers = folder, count()
 
     def __call__(self, delivery: Delivery) -> None:
-        """One batch."""
         shelves = defaultdict[str, list[dict[str, Any]]](list)
         for record in delivery.records:
             row = parsed(record.data)

@@ -84,7 +84,6 @@ class Observer:
     seen: dict[str, list[tuple[float, str]]] = field(factory=dict)
 
     def look(self, leases: tuple[Lease, ...], mine: frozenset[str]) -> None:
-        """Once."""
         for lease in leases:
             if lease.key in mine:
                 times = self.seen.setdefault(lease.key, [])
@@ -175,7 +174,6 @@ def _until(holds: Callable[[], bool], what: str) -> None:
 
 
 def main() -> int:
-    """Run it by hand."""
     asked = options("Block a query's sink, and count the leases that it loses.")
     asked.add_argument("--seconds", type=float, default=600.0, help="for how long (%(default)s)")
     given = asked.parse_args()

@@ -125,7 +125,6 @@ class Run:
         self.application(name, *self.given[name])
 
     def plain(self, name: str) -> None:
-        """Start a plain worker."""
         words = (LANDING, self.ground.url, self.ground.store, str(self.folder / "rows" / name), name)
         self.members[name] = Child(name, (*words, str(LEASE_SECONDS)), self.folder)
 
@@ -140,7 +139,6 @@ class Run:
         self.released = round(time.monotonic() - began, 1)
 
     def stop(self, name: str) -> None:
-        """`query.stop()`."""
         application = self.members.pop(name)
         assert isinstance(application, Application)
         self._note_held(name)
@@ -154,7 +152,6 @@ class Run:
     # What is seen
 
     def leases(self) -> list[Any]:
-        """The unfinished ones."""
         return [lease for lease in self.ground.table.list().leases if not lease.ended]
 
     def counts(self) -> Counter[str]:
@@ -181,7 +178,6 @@ class Run:
         self.shares[after] = dict(self.counts())
 
     def until(self, holds: Callable[[], object], what: str, seconds: float) -> None:
-        """Look until something holds."""
         deadline = time.monotonic() + seconds
         said = 0.0
         while not holds():
@@ -198,7 +194,6 @@ class Run:
             time.sleep(LOOK_SECONDS)
 
     def end(self) -> None:
-        """Leave nobody behind."""
         for member in self.members.values():
             member.kill()
 
@@ -247,7 +242,6 @@ def _finish(run: Run) -> tuple[int, int]:
 
 
 def verdict(run: Run, sent: Sequence[Row], at_tip: tuple[int, int]) -> Found:
-    """What the files say."""
     landed = pd.concat([_landed(run.folder / "rows" / name, name) for name in ("one", "two", "plain")])
     identity = ["shardId", "sequenceNumber", "subSequenceNumber"]
     flown = landed[landed["number"] >= 0]
@@ -323,12 +317,10 @@ def tried(ground: Ground, sent: Sequence[Row], folder: Path, *, rate: int, told:
 
 
 def printed(found: Found) -> str:
-    """As JSON."""
     return json.dumps(asdict(found), indent=2) + "\n"
 
 
 def main() -> int:
-    """Run it by hand."""
     asked = options("Share flights between Spark and plain Python; print what came of it.")
     asked.add_argument("--rows", type=int, default=ROWS, help="how many (%(default)s)")
     asked.add_argument("--rate", type=int, default=3_000, help="rows a second at most (%(default)s)")

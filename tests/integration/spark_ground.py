@@ -44,12 +44,10 @@ class Kinesis:
 
     @property
     def url(self) -> str:
-        """For a plain worker."""
         return f"{self.stream.url}&misplaced=drop"  # our producer sends a misplaced aggregate again whole
 
     @property
     def options(self) -> tuple[str, ...]:
-        """For Spark."""
         return (
             f"kinesis.streamName={self.stream.name}",
             "kinesis.misplaced=drop",
@@ -63,12 +61,10 @@ class Kinesis:
         return KinesisFeed(self.endpoint, self.stream.name, rows, rate, plain=min(len(rows), 4000) // 4)
 
     def send(self, rows: Sequence[Row]) -> None:
-        """All of them, now."""
         with closing(client(self.endpoint)) as to:
             put(to, self.stream.name, [(row.sent.key, row.data) for row in rows])
 
     def split(self) -> bool:
-        """The widest."""
         self.stream.split()
         return True
 
@@ -107,7 +103,6 @@ class HubFeed:
     _ended: Event = field(factory=Event)
 
     def __call__(self) -> None:
-        """Five times a second."""
         left = iter(self.rows)
         while self.sent < len(self.rows) and not self._ended.wait(0.2):
             rows = list(islice(left, min(self.rate // 5, self.limit - self.sent)))
@@ -115,7 +110,6 @@ class HubFeed:
             self.sent += len(rows)
 
     def end(self) -> None:
-        """Send nothing more."""
         self._ended.set()
 
 
@@ -132,7 +126,6 @@ class Hub:
 
     @property
     def url(self) -> str:
-        """For a plain worker."""
         return f"eventhubs://{self.hubs.namespace}/{self.hub}?group=$Default"
 
     def feed(self, rows: Sequence[Row], rate: int) -> HubFeed:

@@ -53,7 +53,6 @@ class Killer:
     planner_died: bool = False
 
     def __call__(self, number: int, moment: str) -> None:
-        """Perhaps now."""
         if moment == "before":
             self.lifetime += 1
             if self.drawn:

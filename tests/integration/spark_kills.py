@@ -65,7 +65,6 @@ class Sink:
     kill: Callable[[int, str], None]
 
     def __call__(self, frame: DataFrame, number: int) -> None:
-        """One batch."""
         path = self.folder / f"{number}.json"
         if not path.exists():
             self.kill(number, "before")

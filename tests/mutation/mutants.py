@@ -327,7 +327,6 @@ Nobody can tell these from the original, for the reason given; `tests/mutation/e
 
 
 def main() -> int:
-    """Plant, count and tell."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", help="one module by its path, or one group by its name")
     parser.add_argument("--write", type=Path, help="the page to write, or to renew in part")

@@ -197,7 +197,6 @@ class RunLines:
         self._test = nodeid
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """How long it took."""
         self.seconds[report.nodeid] += report.duration
 
     def trace(self, frame: FrameType, _event: str, _argument: object, /) -> Any:  # noqa: ANN401  as typeshed has it
@@ -418,7 +417,6 @@ def unseen() -> list[dict[str, str]]:
 
 
 def main() -> int:
-    """Plant and tell."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("where", nargs="?", default="", help="a room, or the end of a module's path")
     parser.add_argument("--anew", action="store_true", help="try again what was tried before")

@@ -14,7 +14,6 @@ class Outline(HTMLParser):
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:  # noqa: ARG002  not looked at
-        """Begin what is inside."""
         self.tags.add(tag)
         self.open.append(tag)
         if tag in self.texts:

@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from policies import actions, policy
 from standins.iam import REGION, Account, Document
 from typer.testing import CliRunner
-from waiters import until
+from waiters import WAIT, until
 
 from leasehold.adapters.cli.leases import app as leases
 from leasehold.adapters.cli.produce import app as produce
@@ -32,7 +32,6 @@ from leasehold.stores.urls import open_store
 
 pytestmark = pytest.mark.services
 
-WAIT = 30.0
 SHARD = "shardId-000000000001"
 SUBSCRIBING = [action for action in actions("fan-out-consumer") if action not in actions("consumer")]
 
@@ -60,7 +59,6 @@ class Place:
 
     @property
     def table(self) -> str:
-        """Where the leases are."""
         return f"dynamodb://{self.name}?region={REGION}&endpoint={self.aws.service.url}"
 
     def policy(self, name: str, without: str = "") -> Document:
@@ -72,7 +70,6 @@ class Place:
         self.sign_in(*self.aws.user(*policies))
 
     def sign_in(self, key: str, secret: str) -> None:
-        """Use this access key."""
         self.monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
         self.monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
         self.monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which remembers another

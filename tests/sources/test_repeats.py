@@ -49,7 +49,6 @@ class Shard:
 
     @property
     def span(self) -> tuple[int, int]:
-        """Its hash keys."""
         return self.first * WIDTH, (self.last + 1) * WIDTH - 1
 
     def lease(self) -> Lease:
@@ -166,7 +165,6 @@ class SinksAndReaders(RuleBasedStateMachine):
 
     @rule(draw=st.data())
     def splits(self, draw: st.DataObject) -> None:
-        """A shard becomes two."""
         shard = self._open(draw)
         if shard.first < shard.last and len(self.shards) < 12:
             middle = (shard.first + shard.last) // 2
@@ -176,7 +174,6 @@ class SinksAndReaders(RuleBasedStateMachine):
 
     @rule(draw=st.data())
     def merges(self, draw: st.DataObject) -> None:
-        """Two neighbours become one."""
         left = self._open(draw)
         right = next((each for each in self.shards if not each.closed and each.first == left.last + 1), None)
         if right is not None and len(self.shards) < 12:

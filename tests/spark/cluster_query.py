@@ -20,13 +20,11 @@ PATIENCE = 400.0
 
 
 def say(what: object) -> None:
-    """One line."""
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
 
 
 def land(rows: DataFrame, _number: int) -> None:
-    """The sink."""
     say([[row.shardId, row.sequenceNumber, bytes(row.data).decode()] for row in rows.collect()])
 
 

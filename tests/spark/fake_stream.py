@@ -59,11 +59,9 @@ class Stream:
     made: int = 0
 
     def put(self, shard: str, *texts: str) -> None:
-        """Add records."""
         self.records[shard].extend(texts)
 
     def split(self, shard: str, *children: str) -> None:
-        """End a shard."""
         self.children[shard] = children
         self.records |= {child: [] for child in children}
 
@@ -77,12 +75,10 @@ class Stream:
         return f"fake:{self.made}" if self.made else ""
 
     def shards(self) -> tuple[Shard, ...]:
-        """All of them."""
         parents = {child: (parent,) for parent, children in self.children.items() for child in children}
         return tuple(Shard(key, parents=parents.get(key, ()), open=key not in self.children) for key in self.records)
 
     def gone(self, shard: str) -> bool:
-        """Never."""
         return shard not in self.records
 
     def latest(self, lease: Lease) -> Position:
@@ -131,7 +127,6 @@ class FakeReader:
     made: int = 0
 
     def read(self) -> Batch:
-        """A page at most."""
         assert not self.closed, "a reader that is closed reads no more"
         self.stream.readings += 1
         self.throttled -= 1
@@ -159,7 +154,6 @@ class FakeReader:
         return tuple(Shard(child, parents=(self.shard,)) for child in self.stream.children[self.shard])
 
     def close(self) -> None:
-        """Once."""
         assert not self.closed, "it was closed before"
         self.closed = True
 
@@ -284,7 +278,6 @@ class Place:
         return query
 
     def close(self) -> None:
-        """End what runs."""
         for query in self.queries:
             query.life.dead = False  # the killed see that they have lost everything, and end sooner
             query.reader.stop()

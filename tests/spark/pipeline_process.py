@@ -54,7 +54,6 @@ class Application:
         return self.process.wait(WAIT)
 
     def owners(self) -> list[str | None]:
-        """Who holds the leases."""
         return [lease.owner for lease in open_store(f"sqlite:///{self.folder}/leases.db").list().leases]
 
     @property

@@ -38,7 +38,6 @@ class Steps:
         self.wake(key)
 
     def wake(self, key: str) -> None:
-        """It is due."""
         self.dues[key] = -math.inf
 
     def run(self, now: float) -> None:
@@ -56,7 +55,6 @@ class Stepped(LeaseLoop):
     clock = Clock()
 
     def start(self, *, only_now: bool) -> None:
-        """From now on."""
         self._shared.only_now = only_now
         runner = self._runner
         readings = runner._readings  # noqa: SLF001  its tasks would wait for the machine's own time
@@ -72,7 +70,6 @@ class Stepped(LeaseLoop):
             self.tick()
 
     def tick(self) -> None:
-        """A moment."""
         self.clock.now += TICK
         now, member = self.clock.now, self._member
         if now >= self._renew_due:

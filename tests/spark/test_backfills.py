@@ -30,21 +30,18 @@ class Kinesis:
 
     @classmethod
     def made(cls, client: KinesisClient, url: str) -> "Kinesis":
-        """A new one."""
         made = cls(client, url, f"backfill-{uuid4().hex[:8]}")
         client.create_stream(StreamName=made.name, ShardCount=2)
         made.settle()
         return made
 
     def put(self, count: int) -> None:
-        """So many more records."""
         rows = [f"{len(self.sent) + each:05}" for each in range(count)]
         page = [{"Data": row.encode(), "PartitionKey": row} for row in rows]
         assert self.client.put_records(StreamName=self.name, Records=page)["FailedRecordCount"] == 0  # type: ignore[arg-type]
         self.sent += rows
 
     def split(self) -> None:
-        """Split the first shard."""
         shard = self.client.list_shards(StreamName=self.name)["Shards"][0]
         middle = str(int(shard["HashKeyRange"]["EndingHashKey"]) // 2)
         self.client.split_shard(StreamName=self.name, ShardToSplit=shard["ShardId"], NewStartingHashKey=middle)

@@ -87,16 +87,13 @@ class Ground:
     pause_seconds: float = 0.0
 
     def open(self) -> Stream:
-        """The stream."""
         return self.stream
 
     def probe(self) -> Stream:
-        """The same."""
         return self.stream
 
 
 def rows_in(found: list[pa.RecordBatch]) -> list[str]:
-    """The data."""
     return [each.decode() for batch in found for each in batch["data"].to_pylist()]
 
 
@@ -110,7 +107,6 @@ def batch(ground: Ground, since: Position | None, until: Position | None, tasks:
 
 
 def in_time(stream: Stream, since: int, until: int) -> list[str]:
-    """What arrived in between."""
     rows = (each for shard_log in stream.shard_logs.values() for each in shard_log.records)
     return sorted(each.data.decode() for each in rows if since / 1000 <= (each.arrived or 0) < until / 1000)
 

@@ -15,6 +15,7 @@ from pyspark.cloudpickle import dumps
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from waiters import WAIT
 
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
@@ -24,8 +25,6 @@ from leasehold.adapters.spark.processes import HIDING, told_plainly
 from leasehold.adapters.spark.stream import lease_table
 from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
 from leasehold.stores.urls import open_store
-
-WAIT = 120
 
 
 def refusal(spark: SparkSession, folder: Path, trigger: dict[str, bool], options: dict[str, str]) -> str:

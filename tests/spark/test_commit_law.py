@@ -117,7 +117,6 @@ class Spark(RuleBasedStateMachine):
     @precondition(lambda self: not self.stream.children)
     @rule()
     def split(self) -> None:
-        """A shard ends."""
         self.stream.split("a", "c", "d")
 
     @rule(shard=shards, count=st.integers(1, 6))
@@ -127,7 +126,6 @@ class Spark(RuleBasedStateMachine):
 
     @rule(shard=shards, count=st.integers(1, 3))
     def cut_off(self, shard: str, count: int) -> None:
-        """Some openings fail."""
         self.stream.unreachable[shard] = count
 
     @rule(shard=shards)

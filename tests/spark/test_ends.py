@@ -12,6 +12,7 @@ import pytest
 from attrs import define
 from fake_stream import FakeReader, Place, Stream
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from waiters import WAIT
 
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.balancer.model import Lease, Position
@@ -19,7 +20,6 @@ from leasehold.stores.urls import open_store
 
 pytestmark = pytest.mark.timeout(60)
 
-WAIT = 30
 SHARDS = ("a", "b")
 ANSWERS = "answers"
 """The file whose lock stands for the service: it answers no reading while this process has it."""
@@ -34,12 +34,10 @@ class Process:
     answers: IO[str]
 
     def told(self) -> str:
-        """What it says next."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def hangs_up(self) -> None:
-        """Close Spark's channel."""
         assert self.process.stdin is not None
         self.process.stdin.close()
 
@@ -88,7 +86,6 @@ class Slow(Stream):
     """A stream whose readings are answered once the file can be locked."""
 
     def open(self, lease: Lease, start: Position) -> FakeReader:  # noqa: ARG002  as in the protocol
-        """From the oldest record."""
         return SlowReader(self, lease.shard, 0)
 
 
@@ -96,7 +93,6 @@ class SlowReader(FakeReader):
     """Reads as any, later."""
 
     def read(self) -> Batch:
-        """Wait for the answer."""
         self.stream.readings += 1
         with Path(sys.argv[1], ANSWERS).open() as answers:
             flock(answers, LOCK_SH)

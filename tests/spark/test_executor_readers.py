@@ -38,7 +38,6 @@ class Program:
     sent: int = 0
 
     def put(self, count: int) -> None:
-        """So many records more."""
         for number in range(self.sent, self.sent + count):
             self.client.put_record(StreamName=self.stream, Data=f"{number}".encode(), PartitionKey=f"{number}")
         self.sent += count

@@ -39,7 +39,6 @@ class Hands:
     held: list[Holding] = Factory(list)
 
     def begin(self, holding: Holding) -> None:
-        """One more."""
         self.held.append(holding)
 
     def release(self, holding: Holding) -> None:
@@ -217,18 +216,6 @@ def test_columns_without_a_time_say_nothing_of_when_they_arrived() -> None:
     assert (batch.count, batch.last_arrived) == (1, None)
 
 
-def test_the_reader_of_a_lease_that_goes_is_closed() -> None:
-    """Without it each lease that moves would leave a connection open, until the process has no more descriptors."""
-    stream, gone = Stream({"a": ["x"]}), list[str]()
-    worker, feed = a_feed(stream, an_ahead(), left=lambda each: gone.append(each.key))
-    feed.step(1.0)
-    assert stream.open_readers == ["a"]
-    assert isinstance(worker.store.write(StealLease(worker.store.get(["a"])[0], "thief")), Done)
-    feed.holding.renew()
-    assert feed.step(2.0) == math.inf
-    assert (stream.open_readers, gone) == ([], ["a"])
-
-
 def test_one_batch_alone_is_not_copied() -> None:
     """Without it each row of a quick query would be copied once more."""
     one = pa.RecordBatch.from_pydict({"data": [b"x"]})
@@ -261,23 +248,6 @@ def test_every_reading_is_measured() -> None:
     for now in range(4):
         feed.step(float(now))
     assert told == [("a", 10, 0.005), ("a", 5, 0.0), ("a", 0, 0.0)]
-
-
-def test_rows_read_ahead_and_not_committed_are_not_checkpointed_on_the_way_out() -> None:
-    """Without it whoever takes the shard next would skip what was still in memory here."""
-    stream = Stream({"a": ["x"] * 30})
-    ahead = an_ahead()
-    worker, feed = a_feed(stream, ahead)
-    for now in range(5):
-        feed.step(float(now))
-    feed.take(15, 1 << 20)
-    feed.commit(Position("12"))
-    feed.holding.ask_release()
-    waiting = feed.step(5.0)
-    ahead.ending = True
-    assert (waiting, feed.step(6.0)) == (5.25, math.inf)
-    lease = worker.store.get(["a"])[0]
-    assert (lease.owner, lease.checkpoint) == (None, Position("12"))
 
 
 def test_a_query_over_what_is_there_now_ends_where_records_never_cease() -> None:

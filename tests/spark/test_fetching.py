@@ -35,7 +35,6 @@ ADDRESS, PLENTY = Address("127.0.0.1", "127.0.0.1"), 1 << 30
 
 
 def rows(*numbers: int) -> pa.RecordBatch:
-    """One column."""
     return pa.record_batch({"data": [b"%d" % number for number in numbers]})
 
 

@@ -55,11 +55,9 @@ class Answers:
     records: list[dict[str, Any]]
 
     def get_shard_iterator(self, **_place: object) -> dict[str, str]:
-        """One for all places."""
         return {"ShardIterator": "it"}
 
     def get_records(self, **_asked: object) -> dict[str, Any]:
-        """All at once."""
         return {"Records": list(self.records), "MillisBehindLatest": 7, "ChildShards": []}
 
 

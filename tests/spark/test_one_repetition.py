@@ -74,7 +74,6 @@ class Script:
         return Script([]) if lease.key == self.mute else self
 
     def read(self) -> Batch:
-        """The next answer."""
         answer = self.answers.pop(0) if self.answers else MUTE
         if isinstance(answer, Exception):
             raise answer
@@ -85,14 +84,12 @@ class Script:
         return (Shard("a", hash_range=(0, 7)), Shard("b", hash_range=(8, 15)))
 
     def latest(self, lease: Lease) -> Position:
-        """Somewhere, if it answers."""
         assert lease.key == "a"
         self.asked += 1
         self.latest_(self.asked)
         return Position("3")
 
     def close(self) -> None:
-        """Count it."""
         self.closed += 1
 
 
@@ -162,11 +159,9 @@ class Trial:
 
     @property
     def place(self) -> Place:
-        """Where it reads."""
         return Place(self.store, cast("Source", self.script), columns("fake"), self.exclusive)
 
     def repetition(self) -> Repetition:
-        """A first one."""
         return Repetition(self.row, self.wanted, self.place, self.waits)
 
     def claim(self, worker: str) -> None:
@@ -174,7 +169,6 @@ class Trial:
         self.store.write(ClaimLease(self.row, worker))
 
     def renew(self) -> None:
-        """The owner lives."""
         self.store.write(RenewLease(self.row))
 
 
@@ -445,7 +439,6 @@ class Looks(Waiting):
         self.most, self.told = most, list[tuple[dict[str, str], int]]()
 
     def go_on(self, left: Mapping[str, str], answers: int) -> None:
-        """One more look."""
         self.told.append((dict(left), answers))
         if len(self.told) >= self.most:
             raise TimeoutError("enough")

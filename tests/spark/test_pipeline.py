@@ -41,7 +41,6 @@ _records = count()
 
 
 def record(minute: int, carrier: str = "UA", delay: int = 5) -> str:
-    """One departure."""
     return json.dumps({"at": f"2026-01-01T{minute // 60:02}:{minute % 60:02}:00Z", "carrier": carrier, "delay": delay})
 
 
@@ -138,7 +137,6 @@ class Idler:
     )
 
     def awaitTermination(self, _seconds: int) -> bool:  # noqa: N802  Spark's name
-        """At once."""
         return True
 
 
@@ -167,7 +165,6 @@ class Endless(Idler):
     """The same, and it goes on."""
 
     def awaitTermination(self, _seconds: int) -> bool:  # noqa: N802  Spark's name
-        """Not yet."""
         return False
 
 
@@ -191,7 +188,6 @@ class Late:
         self.isActive, self.fault = fault is None, fault
 
     def exception(self) -> str | None:
-        """As Spark's."""
         return self.fault
 
 

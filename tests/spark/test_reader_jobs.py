@@ -81,7 +81,6 @@ class Job:
     over: Event = Factory(Event)
 
     def mapPartitions(self, task: Callable[[Sequence[int]], Iterator[str]]) -> "Job":  # noqa: N802  Spark's name
-        """As Spark's."""
         self.task = task
         return self
 
@@ -127,7 +126,6 @@ class Session:
         return SimpleNamespace(sc=lambda: SimpleNamespace(statusTracker=lambda: tracker))
 
     def setJobGroup(self, group: str, description: str, *, interruptOnCancel: bool) -> None:  # noqa: N802, N803  Spark's names
-        """As Spark's."""
         assert interruptOnCancel
         self._group = group, description
 
@@ -140,7 +138,6 @@ class Session:
         return job
 
     def cancelJobGroup(self, group: str) -> None:  # noqa: N802  Spark's name
-        """As Spark's."""
         self.cancelled.put(group)
         for job in self.started:
             if job.group == group:
@@ -598,7 +595,6 @@ class Doubling(Backoff):
         super().__init__(least, most, lambda low, high: low if self.faults == 1 else high * 2 / 3)
 
     def next(self) -> float:
-        """Noted."""
         self.waits.append(round(super().next(), 4))
         return self.waits[-1]
 

@@ -50,7 +50,6 @@ class Inline:
         self.told.append(f"drained of {len(self._steps)}")
 
     def close(self, _until: float) -> None:
-        """Noted."""
         self.told.append("closed")
 
 

@@ -58,7 +58,6 @@ PATIENCE = 60.0
 
 
 def pieces(*ends: int, rows: int = 1) -> tuple[Piece, ...]:
-    """Pieces that end there."""
     return tuple(Piece(rows, 100 * rows, Position(str(end))) for end in ends)
 
 
@@ -203,7 +202,6 @@ class Refusing(Stream):
     """A stream of which nothing may be read."""
 
     def open(self, _lease: Lease, _start: Position) -> Never:
-        """Refused."""
         raise SourceError("access denied")
 
 
@@ -220,7 +218,6 @@ class News:
     seen: list[object] = Factory(list)
 
     def __call__(self, key: str) -> None:
-        """One more."""
         self.keys.append(key)
         self.seen.append(self.look())
         self.event.set()
@@ -228,7 +225,6 @@ class News:
 
 @contextmanager
 def a_pool() -> Iterator[tuple[ReaderPool, News]]:
-    """One that listens."""
     news = News()
     pool = ReaderPool(Address(HOST, HOST), news)
     try:
@@ -536,7 +532,6 @@ def test_a_shard_that_nobody_could_read_is_woken_when_a_reader_comes(monkeypatch
 
 
 def numbers(batches: Iterator[pa.RecordBatch]) -> list[int]:
-    """As they come."""
     return [int(number) for batch in batches for number in batch["sequenceNumber"].to_pylist()]
 
 
@@ -594,7 +589,6 @@ def test_a_task_whose_reader_is_gone_has_exactly_its_rows_from_the_planner(tmp_p
 
 
 def closed_port() -> int:
-    """Nobody listens there."""
     with socket.create_server((HOST, 0)) as listening:
         return int(listening.getsockname()[1])
 
@@ -648,12 +642,10 @@ def the_readers(parent: int) -> list[int]:
 
 
 def records(count: int) -> dict[str, list[str]]:
-    """Of three shards."""
     return {key: [f"{key}{number}" for number in range(count)] for key in "abc"}
 
 
 def whole(stream: Stream) -> list[tuple[str, int, str]]:
-    """Every record."""
     return sorted((key, number, text) for key, texts in stream.records.items() for number, text in enumerate(texts, 1))
 
 
@@ -734,11 +726,9 @@ class Children:
         self.told.clear()
 
     def begin(self) -> None:
-        """Noted."""
         self.told.append("begun")
 
     def close(self) -> None:
-        """Noted."""
         self.told.append("closed")
 
 
@@ -768,7 +758,6 @@ def test_once_a_query_is_closed_nothing_of_it_listens(
 
 
 def refused(port: int) -> bool:
-    """Whether nobody listens there."""
     try:
         socket.create_connection((HOST, port), PATIENCE).close()
     except ConnectionRefusedError:

@@ -3,25 +3,22 @@
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
-from typing import NoReturn, cast
+from typing import NoReturn
 
 import pytest
-from fake_stream import FakeReader, Place, Stream, options
+from fake_stream import Place, Stream, options
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from test_restarts import Crash, Row, again, crashed, drained, everything
 
-from leasehold.adapters.sources.protocol import Batch, Source, SourceError
 from leasehold.adapters.spark import replay
 from leasehold.adapters.spark.feed import SourceSpec
 from leasehold.adapters.spark.kinesis.rows import columns
-from leasehold.adapters.spark.lease_loop import Waiting
 from leasehold.adapters.spark.leased_source import LeasedReader
-from leasehold.adapters.spark.offsets import Offset, Range
+from leasehold.adapters.spark.offsets import Range
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
-from leasehold.stores.protocol import Done, Promises
-from leasehold.stores.writes import ClaimLease, CreateLease, RenewLease
+from leasehold.stores.protocol import Promises
 
 pytestmark = pytest.mark.slow
 
@@ -67,13 +64,6 @@ def test_a_range_is_read_again_under_the_epoch_it_was_read_under() -> None:
     assert (rows.num_rows, stream.opened) == (2, [("a", 3)])
 
 
-def test_a_service_that_cannot_be_reached_is_waited_for(place: Place) -> None:
-    """Without it one throttled request at the opening of a shard would leave its range out."""
-    crash = crashed(place, sunk=False)
-    place.stream.unreachable["a"] = 2
-    assert again(place, crash).rows == crash.rows
-
-
 @FLUSHING
 def test_a_range_that_is_not_answered_for_too_long_fails_the_query(
     place: Place, monkeypatch: pytest.MonkeyPatch, flush: str
@@ -93,20 +83,6 @@ def test_a_range_that_is_not_answered_for_too_long_fails_the_query(
     assert again(place, crash, **{"lease.flushOnIdle": flush}).rows == crash.rows
     once_more(place, crash, flush)
     assert crash.sink.rows == everything(place.stream)
-
-
-def test_a_fault_that_will_not_pass_fails_the_query(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it credentials that were withdrawn for an hour would leave a range out of its batch."""
-    crash = crashed(place, sunk=False)
-
-    def denied(_reader: FakeReader) -> Batch:
-        raise SourceError("these credentials may not read it")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(FakeReader, "read", denied)
-        with pytest.raises(SourceError, match="these credentials"):
-            again(place, crash)
-    assert again(place, crash).rows == crash.rows
 
 
 @FLUSHING
@@ -156,31 +132,6 @@ def test_a_trimmed_range_is_left_out_and_the_rest_comes(place: Place) -> None:
     gone = tuple(row for row in everything(place.stream) if row[0] == "a" and row[1] == oldest)
     once_more(place, crash, "true", gone=gone)
     assert crash.sink.rows == [row for row in everything(place.stream) if row not in gone]
-
-
-@pytest.mark.parametrize("lives", [True, False], ids=["the owner lives", "the owner was killed"])
-def test_an_exclusive_range_is_left_to_an_owner_that_lives(monkeypatch: pytest.MonkeyPatch, *, lives: bool) -> None:
-    """Without it a query could not start again once a partition is another's, or would leave out what is its own."""
-    monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS_OWNED", 0.3)
-    stream, store = Stream({"a": ["a0"]}), MemoryStore()
-    made = store.write(CreateLease(Lease("a")))
-    assert isinstance(made, Done)
-    store.write(ClaimLease(made.lease, "other"))
-    left = [8]
-
-    def mute(reader: FakeReader) -> Batch:
-        if lives:
-            store.write(RenewLease(store.get(["a"])[0]))
-        elif not left[0]:
-            return answered(reader)
-        left[0] -= 1
-        return Batch((), None, None, 0.01)
-
-    answered = FakeReader.read
-    monkeypatch.setattr(FakeReader, "read", mute)
-    there = replay.Place(store, cast("Source", stream), columns("fake"), exclusive=True)
-    found = replay.replayed(Offset(1, (("a", Range(TRIM_HORIZON, Position("1"), 1)),)), there, Waiting(10.0))
-    assert list(found) == ([] if lives else ["a"])
 
 
 def test_a_late_commit_does_not_pass_what_an_earlier_run_left_out(place: Place) -> None:

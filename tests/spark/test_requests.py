@@ -24,7 +24,6 @@ Answer = Callable[[int], dict[str, Any]]
 
 
 def refused(code: str) -> ClientError:
-    """As the service refuses."""
     return ClientError({"Error": {"Code": code, "Message": "no"}}, "GetRecords")
 
 
@@ -64,12 +63,10 @@ class Client:
     _asked: "count[int]" = Factory(lambda: count(1))
 
     def get_shard_iterator(self, **_place: object) -> dict[str, str]:
-        """One for all places."""
         self.iterators.append(self.now)
         return {"ShardIterator": "it"}
 
     def get_records(self, **_wanted: object) -> dict[str, Any]:
-        """As told."""
         self.records.append(self.now)
         return self.answer(next(self._asked))
 

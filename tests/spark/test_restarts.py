@@ -34,12 +34,10 @@ class Sink:
     batches: dict[int, list[Row]] = Factory(dict)
 
     def take(self, number: int, rows: list[Row]) -> None:
-        """One batch."""
         self.batches.setdefault(number, rows)
 
     @property
     def rows(self) -> list[Row]:
-        """Everything, doubles included."""
         return sorted(row for rows in self.batches.values() for row in rows)
 
 

@@ -61,7 +61,6 @@ def written(client: KinesisClient, stream: str) -> list[bytes]:
 
 
 def numbered(frame: DataFrame, number: str) -> DataFrame:
-    """Rows of seven keys."""
     key = (f.col(number) % 7).cast("string")
     return frame.select(f.col(number).cast("string").alias("data"), key.alias("partitionKey"))
 

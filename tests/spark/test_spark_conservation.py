@@ -73,7 +73,6 @@ class Faulty:
         return pa.record_batch([pa.array(*each) for each in zip(found, kinds, strict=True)], names)
 
     def refuse(self) -> None:
-        """Raise, so many times."""
         if self.faults:
             self.faults -= 1
             raise Refused
@@ -84,7 +83,6 @@ def _position(rows: pa.RecordBatch, row: int) -> Position:
 
 
 def numbers(rows: pa.RecordBatch) -> list[int]:
-    """As they come."""
     return [int(each) for each in rows["sequenceNumber"].to_pylist()]
 
 
@@ -211,7 +209,6 @@ class Feeding(Reading):
     @precondition(lambda self: not self.over and self.feed.held is not None)
     @rule(count=st.integers(1, 2 * PAGE), size=st.sampled_from(SIZES))
     def take(self, count: int, size: int) -> None:
-        """Spark is given rows."""
         held = self.feed.held
         assert held is not None
         chunk = self.feed.take(count, size)
@@ -358,7 +355,6 @@ class Shelving(Reading):
 
     @rule(key=KEYS, count=st.integers(1, 5))
     def step(self, key: str, count: int) -> None:
-        """Its thread calls it."""
         for _ in range(0 if key in self.over else count):
             self.now += 20.0
             try:
@@ -369,7 +365,6 @@ class Shelving(Reading):
                 self.now += 5.0
 
     def hear(self, key: str) -> None:
-        """Take what was reported."""
         batch = self.openings[key].read()
         if batch.end is None and not batch.ended:
             return
@@ -414,7 +409,7 @@ class Shelving(Reading):
 
     def teardown(self) -> None:
         """With all faults mended, all of it comes, and nothing stays open."""
-        if not hasattr(self, "shelves"):
+        if not hasattr(self, "aheads"):
             return
         self.mend()
         self.unheard = 0
@@ -475,7 +470,6 @@ class Serving(RuleBasedStateMachine):
 
     @rule(key=KEYS, count=st.integers(1, PAGE))
     def put(self, key: str, count: int) -> None:
-        """Records come."""
         self.stream.put(key, *["x"] * count)
 
     @rule(at=st.sampled_from(["readers", "rows"]))

@@ -25,7 +25,6 @@ from leasehold.stores.writes import CheckpointLease, ReleaseLease, RenewLease, R
 
 
 def texts(prefix: str, count: int) -> list[str]:
-    """So many different ones."""
     return [f"{prefix}{number}" for number in range(count)]
 
 

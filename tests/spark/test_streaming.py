@@ -42,16 +42,13 @@ class Job:
 
     @property
     def url(self) -> str:
-        """The lease table."""
         return f"sqlite:///{self.folder}/leases.db"
 
     @property
     def store(self) -> Store:
-        """The lease table, open."""
         return open_store(self.url)
 
     def rows(self) -> DataFrame:
-        """What the stream gives."""
         options = {"lease.store": self.url, "lease.durationMs": "4000", **self.options}
         return self.spark.readStream.format(self.format).options(**options).load()
 
@@ -121,7 +118,6 @@ class Stream:
     sent: list[str] = field(factory=list)
 
     def put(self, count: int) -> None:
-        """So many more records."""
         rows = [f"{len(self.sent) + each:05}" for each in range(count)]
         for at in range(0, count, 250):
             page = [{"Data": row.encode(), "PartitionKey": row} for row in rows[at : at + 250]]
@@ -141,7 +137,6 @@ class Stream:
 
 @pytest.fixture
 def stream(kinesis_client: KinesisClient) -> Stream:
-    """Of four shards."""
     name = f"spark-{uuid4().hex[:8]}"
     kinesis_client.create_stream(StreamName=name, ShardCount=4)
     kinesis_client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)

@@ -32,12 +32,10 @@ class Query:
 
     @property
     def isActive(self) -> bool:  # noqa: N802  Spark's name
-        """Until it is stopped."""
         return not self.stopped
 
     @property
     def status(self) -> dict[str, Any]:
-        """What it does."""
         return {"message": "Getting offsets", "isTriggerActive": self.active}
 
     @property
@@ -46,7 +44,6 @@ class Query:
         return None if self.batch is None else {"batchId": self.batch, "timestamp": str(self.batch)}
 
     def awaitTermination(self, seconds: float) -> bool:  # noqa: N802  Spark's name
-        """Whether it has ended."""
         self.clock.now += seconds
         if self.looks:
             self.looks, self.batch = self.looks - 1, self.does
@@ -57,7 +54,6 @@ class Query:
         return True
 
     def stop(self) -> None:
-        """End it."""
         self.stopped = True
 
 

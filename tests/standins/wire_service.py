@@ -25,7 +25,6 @@ class Raw(BytesIO):
     """A body as the connection hands it over."""
 
     def stream(self) -> list[bytes]:
-        """All of it."""
         return [self.read()]
 
 

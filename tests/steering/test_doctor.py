@@ -66,7 +66,6 @@ def refusal(code: str) -> ClientError:
 
 
 def tried(*attempts: RightAttempt, read_only: bool = False) -> list[Finding]:
-    """What comes of these."""
     trial = RightsTrial("table t", attempts, None, None, lambda: None)
     return list(attempted(trial, read_only=read_only))
 
@@ -143,26 +142,6 @@ def test_conditions_are_tried_where_all_rights_to_write_are_there(
         [state],
         proved,
     )
-
-
-@pytest.mark.parametrize(
-    ("listing", "state", "says"),
-    [
-        (Listing(()), "ok", "no leases yet; workers make those of 2 shards"),
-        (Listing(ROWS), "ok", "2 leases of this stream, and 1 owners"),
-        (Listing((), (Malformed("k-9", "checkpoint", "is missing"),)), "wrong", "another application's"),
-        (Listing(ROWS, (Malformed("k-9", "checkpoint", "is missing"),)), "wrong", "1 of 3 rows cannot be read"),
-        (Listing((Lease("t-0"), Lease("t-1"))), "wrong", "the shards of none of its 2 leases (t-0, t-1)"),
-        (Listing((evolve(ROWS[0], hash_range=(0, 9)),)), "wrong", "1 leases (s-0) have other hash ranges"),
-        (Listing((*ROWS, Lease("s-old"))), "unknown", "not the shards of 1 unfinished leases (s-old)"),
-        (Listing((*ROWS, Lease("s-old", checkpoint=SHARD_END))), "ok", "3 leases of this stream"),
-    ],
-)
-def test_the_table_of_another_is_recognised(listing: Listing, state: str, says: str) -> None:
-    """A fleet would delete what it does not know, or read nothing."""
-    (found,) = recognised(listing, SHARDS, lambda _lease: True)
-    assert (found.what, found.state) == ("table", state)
-    assert says in found.says
 
 
 OTHER = "name another table, or the source that this one belongs to"

@@ -51,7 +51,6 @@ def stream(kinesis_client: "KinesisClient") -> str:
 
 @pytest.fixture
 def source(stream: str, kinesis_url: str) -> str:
-    """Its URL."""
     return f"kinesis://{stream}?endpoint={kinesis_url}"
 
 

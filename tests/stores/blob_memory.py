@@ -119,7 +119,6 @@ class BlobMemory:
         return f"<Blob><Name>{escape(name)}</Name>{properties}<Metadata>{metadata}</Metadata></Blob>"
 
     def refused(self, status: int, code: str) -> Response:
-        """A refusal."""
         return self.said(status, {"x-ms-error-code": code})
 
     def said(self, status: int, heads: Mapping[str, str] | None = None, body: bytes = b"") -> Response:
@@ -144,7 +143,6 @@ class BlobService(BaseAdapter):
     memory: BlobMemory
 
     def send(self, request: PreparedRequest, *_more: Any, **_settings: Any) -> Response:  # noqa: ANN401
-        """Answer it."""
         address = urlsplit(str(request.url))
         query = parse_qs(address.query)
         container, _, name = unquote(address.path).strip("/").partition("/")
@@ -159,5 +157,4 @@ class BlobService(BaseAdapter):
         return answer
 
     def close(self) -> None:
-        """Nothing to close."""
         self.memory.asked.append("closed")

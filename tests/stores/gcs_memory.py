@@ -110,7 +110,6 @@ class MemoryAdapter(BaseAdapter):
         self._bucket = bucket
 
     def send(self, request: requests.PreparedRequest, *_more: object, **_options: object) -> requests.Response:
-        """Answer it."""
         parts = urlsplit(str(request.url))
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         body = request.body if isinstance(request.body, bytes) else str(request.body or "").encode()

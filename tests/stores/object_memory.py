@@ -25,12 +25,10 @@ class ObjectMemory:
     etags: "count[int]" = field(factory=lambda: count(1))
 
     def list(self, prefix: str) -> tuple[Stored, ...]:
-        """Sorted by name."""
         self._ask("list", prefix.rstrip("/"))
         return tuple(one for name, one in sorted(self.stored.items()) if name.startswith(prefix))
 
     def get(self, name: str) -> Stored | None:
-        """As stored."""
         self._ask("get", name)
         return self.stored.get(name)
 
@@ -40,13 +38,11 @@ class ObjectMemory:
         return self._put("new", name, fields) if name not in self.stored else None
 
     def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
-        """Only over this one."""
         self._ask("over", name)
         known = self.stored.get(name)
         return self._put("over", name, fields) if known and known.etag == etag else None
 
     def delete(self, name: str, etag: str) -> bool:
-        """Only this one."""
         self._ask("delete", name)
         known = self.stored.get(name)
         if known and known.etag == etag:

@@ -15,30 +15,23 @@ from leasehold.stores.objects.s3 import S3Objects
 from leasehold.stores.requests import ObjectFields, Objects, Part, Parts, Stored
 
 
-class AgelessBlobs(BlobObjects):
-    """A container whose blobs are always new: a lease read a second later must equal itself."""
+class _Ageless:
+    """Objects that are always new: a lease read a second later must equal itself."""
 
     def list(self, prefix: str) -> tuple[Stored, ...]:
-        """Every blob, age 0."""
-        return tuple(evolve(one, age=0.0) for one in super().list(prefix))
+        return tuple(evolve(one, age=0.0) for one in super().list(prefix))  # type: ignore[misc]  # of what it is mixed into
 
     def get(self, name: str) -> Stored | None:
-        """One blob, age 0."""
-        one = super().get(name)
+        one: Stored | None = super().get(name)  # type: ignore[misc]  # likewise
         return one and evolve(one, age=0.0)
 
 
-class AgelessS3(S3Objects):
-    """A bucket whose objects are always new."""
+class AgelessBlobs(_Ageless, BlobObjects):
+    """A container."""
 
-    def list(self, prefix: str) -> tuple[Stored, ...]:
-        """Every object, age 0."""
-        return tuple(evolve(one, age=0.0) for one in super().list(prefix))
 
-    def get(self, name: str) -> Stored | None:
-        """One object, age 0."""
-        one = super().get(name)
-        return one and evolve(one, age=0.0)
+class AgelessS3(_Ageless, S3Objects):
+    """A bucket."""
 
 
 class AgelessGcs(GcsObjects):
@@ -49,14 +42,12 @@ class AgelessGcs(GcsObjects):
 
 
 def container(connection: str) -> ContainerClient:
-    """A new, empty container."""
     client = ContainerClient.from_connection_string(connection, f"test-{uuid4().hex}", retry_total=0)
     client.create_container()
     return client
 
 
 def bucket(endpoint: str) -> AgelessS3:
-    """A new, empty bucket."""
     name = f"test-{uuid4().hex}"
     client = boto3.client("s3", endpoint_url=endpoint)
     client.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})

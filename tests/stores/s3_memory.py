@@ -9,10 +9,10 @@ from typing import Any
 
 from attrs import define, field
 from botocore.exceptions import ClientError
+from waiters import WAIT
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 PAGE = 2
-WAIT = 30.0
 
 
 def refusal(code: str, status: int) -> ClientError:
@@ -56,7 +56,6 @@ class S3Memory:
 
     @property
     def region_name(self) -> str:
-        """Its region."""
         return self.region
 
     @property
@@ -65,7 +64,6 @@ class S3Memory:
         return self.service.objects
 
     def close(self) -> None:
-        """Close it."""
         self.closed = True
 
     def _ask(self, operation: str, Bucket: str, **named: Any) -> dict[str, Any]:  # noqa: ANN401, N803  boto3's own
@@ -96,7 +94,6 @@ class S3Memory:
         return answer
 
     def get_object(self, **asked: Any) -> dict[str, Any]:  # noqa: ANN401
-        """The content."""
         answer = self._ask("get_object", **asked)
         if self.service.together is not None:
             self.service.together.wait(WAIT)
@@ -110,17 +107,14 @@ class S3Memory:
         return self._ask("list_objects_v2", **asked)
 
     def head_bucket(self, **asked: Any) -> dict[str, Any]:  # noqa: ANN401
-        """Likewise."""
         return self._ask("head_bucket", **asked)
 
     def create_bucket(self, **asked: Any) -> dict[str, Any]:  # noqa: ANN401
-        """Make it."""
         answer = self._ask("create_bucket", **asked)
         self.service.name = asked["Bucket"]
         return answer
 
     def get_paginator(self, operation: str) -> "S3Memory":
-        """Pages of a listing."""
         assert operation == "list_objects_v2"
         return self
 

@@ -37,7 +37,6 @@ def postgres(asked: pytest.FixtureRequest) -> Store:
 
 
 def blob(asked: pytest.FixtureRequest) -> Store:
-    """A container."""
     return EtagStore(AgelessBlobs(container(asked.getfixturevalue("azurite_connection"))), ObjectLayout("fleet/one"))
 
 

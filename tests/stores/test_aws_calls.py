@@ -115,7 +115,6 @@ class Bytes:
         self.server.close()
 
     def hang_up(self) -> None:
-        """End all connections."""
         for each in self._open:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
@@ -162,7 +161,6 @@ class Asking:
         return cast("str", told["ShardIterator"])
 
     def close(self) -> None:
-        """Close all connections."""
         self.calls.close()
         self.client.close()
 

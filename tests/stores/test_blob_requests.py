@@ -15,7 +15,6 @@ from leasehold.stores.requests import SkewWarning, Stored
 
 @pytest.fixture
 def memory() -> BlobMemory:
-    """A container."""
     return BlobMemory()
 
 

@@ -35,7 +35,6 @@ class Identity:
     asked: list[str] = field(factory=list)
 
     def get_token(self, *scopes: str, **_more: Any) -> None:  # noqa: ANN401  the SDK's own
-        """Give none."""
         self.asked.extend(scopes)
 
 
@@ -90,7 +89,6 @@ def test_a_place_is_an_account_and_a_container(place: str) -> None:
 
 
 def settings(client: ContainerClient) -> dict[str, Any]:
-    """How the client asks."""
     config: Any = client._config  # noqa: SLF001  the SDK shows it nowhere else
     transport: Any = client._pipeline._transport  # noqa: SLF001
     inner = getattr(transport, "_transport", transport)
@@ -161,16 +159,13 @@ class Container:
             raise fault
 
     def list_blobs(self, **how: int) -> list[object]:
-        """Ask for one page."""
         self._answer(f"list {how}")
         return []
 
     def create_container(self) -> None:
-        """Make it."""
         self._answer("create")
 
     def close(self) -> None:
-        """Close its connections."""
         self.asked.append("close")
 
 

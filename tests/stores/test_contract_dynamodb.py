@@ -25,19 +25,12 @@ def new_store(url: str, session: Session, *, directly: bool = True) -> Iterator[
     opened.close()
 
 
-@pytest.fixture(scope="session")
-def session() -> Session:
-    """One session for all, for the service's description takes long to read."""
-    return Session()
-
-
 @pytest.mark.services
 class TestDynalite(StoreContract):
     """Every clause, where a refusal brings no row."""
 
     @pytest.fixture
     def store(self, dynalite_url: str, session: Session) -> Iterator[DynamoStore]:
-        """A new, empty store."""
         yield from new_store(dynalite_url, session)
 
 
@@ -63,7 +56,6 @@ class TestDynaliteThroughBoto3(StoreContract):
 
     @pytest.fixture
     def store(self, dynalite_url: str, session: Session) -> Iterator[DynamoStore]:
-        """A new, empty store."""
         yield from new_store(dynalite_url, session, directly=False)
 
 
@@ -74,7 +66,6 @@ class TestDynamoDBLocal(StoreContract):
 
     @pytest.fixture
     def store(self, dynamodb_local_url: str, session: Session) -> Iterator[DynamoStore]:
-        """A new, empty store."""
         yield from new_store(dynamodb_local_url, session)
 
 

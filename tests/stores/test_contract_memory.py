@@ -14,7 +14,6 @@ class TestMemory(StoreContract):
 
     @pytest.fixture
     def store(self) -> MemoryStore:
-        """A new, empty store."""
         return MemoryStore()
 
 

@@ -41,13 +41,11 @@ def table() -> str:
 
 @pytest.fixture
 def url(postgres_service: Service, table: str) -> str:
-    """Its URL."""
     return store_url(postgres_service, table)
 
 
 @pytest.fixture
 def store(url: str) -> Iterator[PostgresStore]:
-    """A new, empty store."""
     opened = open_store(url)
     assert isinstance(opened, PostgresStore)
     yield opened

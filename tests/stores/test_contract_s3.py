@@ -50,7 +50,6 @@ class TestVersitygw(StoreContract):
     @pytest.fixture(scope="class")
     @classmethod
     def objects(cls, versitygw_url: str) -> Iterator[AgelessS3]:
-        """Likewise."""
         with closing(bucket(versitygw_url)) as objects:
             yield objects
 

@@ -55,7 +55,6 @@ class TestObjects(Ownership, Checkpoints, Handoff, Resets):
 
     @pytest.fixture
     def store(self) -> SessionStore:
-        """Objects of its own."""
         return SessionStore(ObjectCells(ObjectMemory(), "fleet/one"), gather=0.0)
 
 
@@ -77,12 +76,6 @@ def test_one_winner_between_processes_on_sqlite(tmp_path: Path) -> None:
 @pytest.mark.services
 class TestDynalite(StoreContract):
     """Every clause, in DynamoDB."""
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def session(cls) -> Session:
-        """One for all, for the service's description takes long to read."""
-        return Session()
 
     @pytest.fixture
     def store(self, dynalite_url: str, session: Session) -> Iterator[SessionStore]:

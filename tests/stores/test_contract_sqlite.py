@@ -25,7 +25,6 @@ def path(tmp_path: Path) -> str:
 
 @pytest.fixture
 def store(path: str) -> Iterator[SqliteStore]:
-    """A new, empty store."""
     opened = SqliteStore(path)
     yield opened
     opened.close()

@@ -131,7 +131,6 @@ def session() -> Session:
 
 @pytest.fixture(params=["through boto3", "directly"])
 def line(request: pytest.FixtureRequest, session: Session, monkeypatch: pytest.MonkeyPatch) -> Line:
-    """What happens to requests."""
     return DirectLine(monkeypatch) if request.param == "directly" else Line(session)
 
 

@@ -37,7 +37,6 @@ class Raw:
         self._body = body
 
     def stream(self) -> list[bytes]:
-        """All of it."""
         return [self._body]
 
 

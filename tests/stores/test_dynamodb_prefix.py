@@ -25,12 +25,6 @@ PAIR = ("shared/orders/", "shared/orders")
 """The one begins with the other."""
 
 
-@pytest.fixture(scope="session")
-def session() -> Session:
-    """One session for all, for the service's description takes long to read."""
-    return Session()
-
-
 def under(url: str, session: Session, prefix: str, table: str = "shared") -> DynamoStore:
     """A store under this prefix."""
     return DynamoStore(table, endpoint=url, session=session, prefix=prefix)
@@ -41,7 +35,6 @@ class TestDynalite(StoreContract):
 
     @pytest.fixture
     def store(self, dynalite_url: str, session: Session) -> Iterator[DynamoStore]:
-        """A new, empty part."""
         opened = under(dynalite_url, session, f"app-{next(_numbers)}/")
         yield opened
         opened.close()
@@ -53,7 +46,6 @@ class TestDynamoDBLocal(StoreContract):
 
     @pytest.fixture
     def store(self, dynamodb_local_url: str, session: Session) -> Iterator[DynamoStore]:
-        """A new, empty part."""
         opened = under(dynamodb_local_url, session, f"app-{next(_numbers)}/")
         yield opened
         opened.close()

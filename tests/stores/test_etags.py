@@ -6,6 +6,7 @@ from threading import Barrier, current_thread
 import pytest
 from attrs import evolve
 from object_memory import ObjectMemory
+from waiters import WAIT
 
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.stores.contract.actors import done, facts, lost, placed
@@ -31,7 +32,6 @@ from leasehold.stores.writes import (
 OURS = ObjectLayout()
 HUB = EventHubLayout("ns", "hub", "group")
 LAYOUTS = pytest.mark.parametrize("layout", [OURS, HUB], ids=["ours", "event-hubs"])
-WAIT = 30.0
 AT_9, AT_10 = Position("9", 0, "4520"), Position("10", 0, "4530")
 
 

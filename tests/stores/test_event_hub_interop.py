@@ -33,14 +33,12 @@ AT_9, AT_20 = Position("9", 0, "4520"), Position("20", 0, "9040")
 
 @pytest.fixture
 def blobs(azurite_connection: str) -> Iterator[ContainerClient]:
-    """A new, empty container."""
     with container(azurite_connection) as client:
         yield client
 
 
 @pytest.fixture
 def ours(blobs: ContainerClient) -> EtagStore:
-    """Our store in it."""
     return EtagStore(BlobObjects(blobs), EventHubLayout(*WHERE))
 
 

@@ -14,7 +14,6 @@ from leasehold.stores.writes import CheckpointLease, ClaimLease, RequestLease
 
 @pytest.fixture
 def store() -> MemoryStore:
-    """A new, empty store."""
     return MemoryStore()
 
 

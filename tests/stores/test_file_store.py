@@ -47,7 +47,6 @@ class TestFile(StoreContract):
 
     @pytest.fixture
     def store(self, path: Path) -> FileStore:
-        """A new, empty backup."""
         return FileStore(str(path))
 
 

@@ -22,7 +22,7 @@ from leasehold.adapters.steering.doctor.attempts import attempted
 from leasehold.adapters.steering.doctor.objects import GCS, gcs_trial
 from leasehold.balancer.model import Lease
 from leasehold.stores.contract import StoreContract
-from leasehold.stores.contract.actors import done, placed
+from leasehold.stores.contract.actors import done
 from leasehold.stores.objects import gcs
 from leasehold.stores.objects.gcs import GcsObjects
 from leasehold.stores.objects.generic_layout import ObjectLayout
@@ -46,7 +46,6 @@ class TestFakeGcs(StoreContract):
     @pytest.fixture(scope="class")
     @classmethod
     def objects(cls, gcs_url: str) -> Iterator[AgelessGcs]:
-        """One bucket."""
         with closing(AgelessGcs("contract", endpoint=gcs_url)) as objects:
             objects.ensure(create=True)
             yield objects
@@ -224,16 +223,6 @@ def test_missing_credentials_are_a_fault_and_a_service_of_identities_that_is_dow
     assert not isinstance(no.value, OutcomeUnknown)
     with pytest.raises(OutcomeUnknown, match="service of identities"):
         open_store("gcs://leases")
-
-
-def test_a_strangers_object_is_malformed_and_left_alone(objects: GcsObjects) -> None:
-    """A file dropped into the wrong folder would stop every worker, or be written over."""
-    store = EtagStore(objects, ObjectLayout())
-    row = placed(store, Lease("s-0"))
-    objects.put_new("checkpoint/s-1", {"colour": "blue"})
-    listing = store.list()
-    assert [each.key for each in listing.leases] == [row.key]
-    assert [(bad.key, bad.field) for bad in listing.malformed] == [("s-1", "sequence")]
 
 
 def test_a_doctor_tries_each_right_and_leaves_nothing(bucket: GcsMemory) -> None:

@@ -26,7 +26,6 @@ class DictStore:
     promises: Promises = Factory(Promises)
 
     def list(self) -> Listing:
-        """Every lease."""
         return Listing(tuple(self.rows.values()))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002  never stale
@@ -63,11 +62,9 @@ class Counted:
     promises: Promises = Factory(Promises)
 
     def list(self) -> Listing:
-        """As the store lists."""
         return self.store.list()
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-        """As the store reads."""
         return self.store.get(keys, stale_ok=stale_ok)
 
     def write(self, write: Write) -> Outcome:
@@ -76,7 +73,6 @@ class Counted:
         return self.store.write(write)
 
     def close(self) -> None:
-        """As the store closes."""
         self.store.close()
 
 

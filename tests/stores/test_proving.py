@@ -14,7 +14,6 @@ from types_boto3_dynamodb import DynamoDBClient
 
 from leasehold.balancer.model import Lease
 from leasehold.stores.contract.actors import done
-from leasehold.stores.objects.blob import CONNECTION_STRING
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore, Layout
@@ -36,14 +35,12 @@ class CarelessMemory(ObjectMemory):
     ignores: str = ""
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
-        """Over whatever there is."""
         if self.ignores != "new":
             return ObjectMemory.put_new(self, name, fields)
         self._ask("new", name)
         return self._put("new", name, fields)
 
     def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
-        """Likewise."""
         if self.ignores == "etag":
             self.stored[name] = Stored(name, etag, fields)
             return etag
@@ -54,7 +51,6 @@ class CarelessMemory(ObjectMemory):
         )
 
     def delete(self, name: str, etag: str) -> bool:
-        """Whichever it is."""
         if self.ignores == "delete":
             self.stored.pop(name, None)
         return ObjectMemory.delete(self, name, etag)
@@ -168,13 +164,6 @@ def test_a_table_never_shows_a_row_of_the_probe(dynalite_url: str) -> None:
     with careless_line(dynalite_url) as line:
         open_store(f"dynamodb://careful-{next(_names)}?endpoint={line.url}").close()
         assert [asked for asked in line.asked if "Item" in asked] == ["DeleteItem", "UpdateItem", "PutItem"]
-
-
-@pytest.fixture
-def connection(azurite_connection: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The connection string, where a URL looks for it."""
-    monkeypatch.setenv(CONNECTION_STRING, azurite_connection)
-    return azurite_connection
 
 
 @pytest.mark.services

@@ -28,19 +28,15 @@ class Script:
     waiting: deque[Ticket] = Factory(deque)
 
     def clock(self) -> float:
-        """Seconds of the script."""
         return self.now
 
     def lock(self) -> AbstractContextManager[object]:
-        """Nobody else is there."""
         return nullcontext()
 
     def queue(self) -> "Script":
-        """The script itself."""
         return self
 
     def put(self, item: Any, /) -> None:  # noqa: ANN401  as a scheduler's
-        """Add one at once."""
         self.waiting.append(item)
 
     def get(self, until: float = math.inf) -> Any:  # noqa: ANN401  likewise
@@ -76,7 +72,6 @@ def written(script: Script, page: Page, comes: Mapping[float, Ticket]) -> list[t
 
 @pytest.fixture
 def script() -> Script:
-    """Nobody comes yet."""
     return Script()
 
 

@@ -56,7 +56,6 @@ def send(tables: tuple[Store, Store], wish: str) -> None:
 
 @pytest.fixture(params=pairs())
 def tables(request: pytest.FixtureRequest) -> tuple[Store, Store]:
-    """Two new, empty tables."""
     return opened_pair(request)
 
 
@@ -66,7 +65,6 @@ CLAUSES_TRIED = ("counters", "to sessions", "from sessions", "dynamodb to postgr
 
 @pytest.fixture(params=pairs(CLAUSES_TRIED, pytest.mark.more))
 def contract_tables(request: pytest.FixtureRequest) -> tuple[Store, Store]:
-    """Likewise."""
     return opened_pair(request)
 
 
@@ -75,7 +73,6 @@ class TestAtRest(StoreContract):
 
     @pytest.fixture
     def store(self, contract_tables: tuple[Store, Store]) -> SwapStore:
-        """A new, empty store."""
         return swap_of(contract_tables)
 
 
@@ -84,7 +81,6 @@ class TestMoving(StoreContract):
 
     @pytest.fixture
     def store(self, contract_tables: tuple[Store, Store]) -> SwapStore:
-        """A new, empty store."""
         return swap_of(contract_tables, "to")
 
 
@@ -135,7 +131,6 @@ class Counted:
         self.left = writes
 
     def table(self, store: Store) -> Store:
-        """One of the tables."""
         counted = self
 
         class Table(PassingStore):

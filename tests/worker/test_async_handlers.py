@@ -1,7 +1,6 @@
 """Handlers whose answer is to be awaited: a batch is done when that has ended, and nothing else counts as done."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from functools import partial, wraps
 from threading import Event, Lock
@@ -10,7 +9,7 @@ import pytest
 from attrs import define, field
 from running import WAIT, run_to_its_end, running
 from test_reading import Bench, data
-from virtual_fleet import FaultyStore, four_shards
+from virtual_fleet import FaultyStore, four_shards, stream_of_five
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
 from leasehold.adapters.reading.handling import Delivery, Handling
@@ -35,7 +34,6 @@ class Seen:
     lock: Lock = field(factory=Lock)
 
     def add(self, delivery: Delivery) -> None:
-        """Another batch is done."""
         with self.lock:
             self.by_shard.setdefault(delivery.shard, []).extend(record.data for record in delivery.records)
             if sum(map(len, self.by_shard.values())) >= self.expected:
@@ -52,7 +50,6 @@ class AwaitedLater:
         self.inner = inner
 
     def __await__(self) -> Generator[object, None, None]:
-        """Await what is inside."""
         return self.inner.__await__()
 
 
@@ -63,7 +60,6 @@ class Called:
         self.handle = handle
 
     async def __call__(self, delivery: Delivery) -> None:
-        """Handle it."""
         await self.handle(delivery)
 
 
@@ -179,7 +175,7 @@ async def async_generator() -> AsyncIterator[int]:
 ANSWERS: dict[str, tuple[Callable[[], object], str]] = {
     "value": (lambda: 3, "it returned a value (int): None says that the batch is done, nothing else does"),
     "false": (lambda: False, "it returned a value (bool)"),
-    "generator": (generator, "it returned a generator, which has done nothing yet"),
+    "generator": (generator, "it returned a generator, which has done nothing yet: use a plain or an async function"),
     "async generator": (async_generator, "it returned a generator, which has done nothing yet"),
 }
 
@@ -238,10 +234,6 @@ def plain(_batch: Delivery) -> None:
     ("given", "says"),
     [
         ({"handler": lambda _batch: (yield)}, "handler: a generator does nothing when it is called"),
-        ({"handler": partial(lambda _more, _batch: (yield), 1)}, "handler: a generator does nothing"),
-        ({"handler": lambda: None}, r"handler: it is called with \(batch\), and that does not fit: too many"),
-        ({"handler": lambda _batch, _more: None}, "does not fit: missing a required argument: '_more'"),
-        ({"handler": 3}, "handler: 3 cannot be called"),
         ({"handler": plain, "dead_letter": plain}, r"dead_letter: it is called with \(batch, error\)"),
         ({"handler": plain, "dead_letter": lambda _batch, _error: (yield)}, "dead_letter: a generator"),
         ({"handler": plain, "observer": plain}, r"observer: it is called with \(happening, holding\)"),
@@ -253,44 +245,6 @@ def test_an_object_that_can_never_handle_anything_is_refused_at_the_start(given:
     """Without it a worker would take leases, and find at its first batch that it cannot call its handler."""
     with pytest.raises(ValueError, match=says):
         Handling(**given)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("handler", [*KINDS, "decorator that brings an argument", "built in"])
-def test_every_callable_that_fits_is_taken(handler: str) -> None:
-    """Without it a decorated handler could be refused by the signature of what it decorates."""
-
-    async def handle(_delivery: Delivery) -> None:
-        """Nothing."""
-
-    def with_database(_delivery: Delivery, _database: str) -> None:
-        """Nothing."""
-
-    @wraps(with_database)
-    def bringing(delivery: Delivery) -> None:
-        with_database(delivery, "database")
-
-    more = {"decorator that brings an argument": bringing, "built in": [].append}
-    given = KINDS[handler](handle) if handler in KINDS else more[handler]
-    assert Handling(given).handler is given  # type: ignore[arg-type]
-
-
-def test_the_event_loop_ends_with_the_worker() -> None:
-    """Without it each worker of a long program would leave a thread behind."""
-    seen = Seen(20)
-
-    async def handle(delivery: Delivery) -> None:
-        await asyncio.sleep(0)
-        seen.add(delivery)
-
-    before = set(threading.enumerate())
-    source = ListSource(four_shards(), {f"s-{n}": ShardRecords(records(5)) for n in range(4)})
-    with running(Runner(joined(FaultyStore(), source), handle)):
-        assert seen.all.wait(WAIT)
-        assert "leasehold-loop" in {thread.name for thread in threading.enumerate()}
-    left = [thread for thread in threading.enumerate() if thread not in before]
-    for thread in left:
-        thread.join(WAIT)
-    assert [thread.name for thread in left if thread.is_alive()] == []
 
 
 def test_a_task_that_raises_system_exit_ends_the_worker_in_good_order() -> None:
@@ -305,7 +259,7 @@ def test_a_task_that_raises_system_exit_ends_the_worker_in_good_order() -> None:
             tasks.append(asyncio.get_running_loop().create_task(ends()))
         await asyncio.sleep(0)
 
-    source = ListSource(four_shards(), {f"s-{n}": ShardRecords(records(5)) for n in range(4)})
+    source = stream_of_five()
     with pytest.raises(SystemExit) as ended:
         run_to_its_end(Runner(joined(store, source), handle))
     assert (ended.value.code, [lease.owner for lease in store.list().leases]) == (3, [None] * 4)

@@ -54,7 +54,6 @@ class Poisoned:
         self.handled += given_now
 
     def dead_letter(self, delivery: Delivery, _error: Exception) -> None:
-        """Take one record."""
         self.dead_lettered += [record.data for record in delivery.records]
         self.dug.append(delivery.attempts)
 

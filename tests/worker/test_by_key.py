@@ -3,7 +3,6 @@
 import asyncio
 from collections import defaultdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +10,7 @@ from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
 from test_reading import Bench
-from typer.testing import CliRunner
 
-from leasehold.adapters.cli.consume import app
 from leasehold.adapters.proving.simulator.world.world import ShardRecords
 from leasehold.adapters.reading.handling import Delivery, by_key
 from leasehold.adapters.sources.protocol import Batch, Record
@@ -61,7 +58,6 @@ def test_each_key_is_in_order_and_so_many_are_at_work(keys: list[str | None], mo
 
 
 async def awaited(handler: object, batch: Delivery) -> None:
-    """Call it, and wait."""
     assert callable(handler)
     await handler(batch)
 
@@ -173,25 +169,3 @@ def test_only_what_can_be_side_by_side_is_taken() -> None:
         by_key(plain, 2)
     with pytest.raises(ValueError, match="0 keys at once"):
         by_key(NotingHandler(), 0)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--events", "--concurrency", "2"], "--concurrency: it goes with --handler"),
-        (["--handler", "app:plain", "--concurrency", "2"], "only an `async def` handler"),
-        (["--handler", "app:keyed", "--concurrency", "0"], "--concurrency: 0 is no whole number above 0"),
-    ],
-)
-def test_bad_usage_is_one_sentence(
-    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without it a typing error would start a worker that does one thing after the other."""
-    name = tmp_path.name.replace("-", "_")
-    (tmp_path / f"{name}.py").write_text("def plain(batch): pass\nasync def keyed(batch): pass\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    given_now = [each.replace("app:", f"{name}:") for each in arguments]
-    done = CliRunner().invoke(app, ["kinesis://orders?region=eu-west-1", "--store", "memory://by-key", *given_now])
-    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-    assert says in done.stderr

@@ -86,7 +86,6 @@ class Fleet:
                 metrics.read(holding, batch)
 
     def told(self, at: float) -> Iterator[Point]:
-        """What is exported now."""
         data = self.reader.get_metrics_data()
         for whole in data.resource_metrics if data else ():
             resource = {name: str(value) for name, value in whole.resource.attributes.items()}

@@ -93,7 +93,6 @@ class Conservation(RuleBasedStateMachine):
         return None
 
     async def later(self, delivery: Delivery) -> None:
-        """Likewise, after a moment."""
         await asyncio.sleep(0)
         return self.handle(delivery)
 
@@ -121,7 +120,6 @@ class Conservation(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 6.0, 30.0]))
     def pass_time(self, seconds: float) -> None:
-        """The clock goes on."""
         self.clock.now += seconds
 
     @rule(what=st.sampled_from(["raises", "answers", "done"]))
@@ -146,7 +144,6 @@ class Conservation(RuleBasedStateMachine):
 
     @rule(place=PLACES)
     def steal(self, place: int) -> None:
-        """The lease is lost."""
         self.holdings[place].drop("stolen")
 
     @rule(place=PLACES)

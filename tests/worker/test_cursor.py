@@ -47,7 +47,6 @@ class Stream:
     broken: str = ""
 
     def open(self, start: Position) -> "StreamReader":
-        """Open one more reader."""
         assert start != LATEST  # that is the tip of now: what came since it was pinned would be skipped
         self.readers += 1
         return StreamReader(self, place(start))
@@ -70,7 +69,6 @@ class StreamReader:
         return Batch(records, records[-1].position if records else None, None, 0.0, ended=self.place == RECORDS)
 
     def close(self) -> None:
-        """Count it."""
         self.stream.readers -= 1
 
 
@@ -165,7 +163,6 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
 
     @rule()
     def drop(self) -> None:
-        """The rows are gone."""
         self.rows.clear()
         self.pull.drop()
 

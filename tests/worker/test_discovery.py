@@ -246,7 +246,6 @@ class Named(ListSource):
     silent: bool = False
 
     def incarnation(self) -> str:
-        """The present one."""
         if self.silent:
             raise SourceUnavailable("no answer")
         return self.name

@@ -7,10 +7,9 @@ from threading import Barrier, Condition, Semaphore, Thread, current_thread
 
 import pytest
 from attrs import define, field
+from waiters import WAIT
 
 from leasehold.adapters.reading.executors import InlineExecutor, ThreadExecutor, Work
-
-WAIT = 30.0
 
 
 @define

@@ -16,6 +16,7 @@ import pytest
 from attrs import define, field
 from refusing import DESCRIPTOR, THREAD, Refusal, refusing
 from virtual_fleet import four_shards
+from waiters import WAIT
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading.dead_letters.boxes import dead_letters
@@ -30,7 +31,6 @@ from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Store, StoreError
 from leasehold.stores.writes import CreateLease
 
-WAIT = 30.0
 SHARDS, RECORDS, PIECE = 4, 6, 3
 STARTS_MOST = 8
 """A supervisor would have started the worker so often, at the most: each time the worker said why it has ended."""
@@ -61,7 +61,6 @@ class Handled:
         return self.later if self.asynchronous else self.at_once
 
     def at_once(self, delivery: Delivery) -> None:
-        """Done."""
         with self.lock:
             done = self.done.setdefault(delivery.shard, [])
             done += [int(record.sequence_number) for record in delivery.records]
@@ -71,7 +70,6 @@ class Handled:
                 self.all.set()
 
     async def later(self, delivery: Delivery) -> None:
-        """Done, after a moment."""
         await asyncio.sleep(0)
         self.at_once(delivery)
 

@@ -55,7 +55,6 @@ class NoStream(ListSource):
     """A stream that there is not."""
 
     def shards(self) -> NoReturn:
-        """Say so."""
         raise SourceError("no such stream")
 
 

@@ -50,7 +50,6 @@ class Watched:
 
     @property
     def clock(self) -> Clock:
-        """The one of all."""
         return self.bench.clock
 
     def begin(self, call: Callable[[], object] = lambda: None) -> Found:
@@ -84,6 +83,7 @@ def test_a_batch_waits_for_a_thread_and_is_looked_after_when_it_could_be_slow() 
     watched = Watched({"slow_seconds": 7.0, "handler_seconds": 30.0})
     assert watched.begin() == AtWork(1007.0)
     assert watched.look(1.0) == AtWork(1008.0)
+    assert len(watched.executor.waiting) == 1
     hurried = Watched({"slow_seconds": 7.0, "handler_seconds": 3.0})
     assert hurried.begin() == AtWork(1003.0)
 
@@ -190,14 +190,6 @@ def test_a_batch_that_has_just_begun_is_not_withdrawn() -> None:
     assert watched.look(1.0) == AtWork(1006.0)
 
 
-def test_where_a_thread_is_free_the_batch_waits_for_it() -> None:
-    """Each batch that waits a moment would cost its lease."""
-    watched = Watched({"slow_seconds": 5.0})
-    watched.begin()
-    assert watched.look(1.0) == AtWork(1006.0)
-    assert len(watched.executor.waiting) == 1
-
-
 @pytest.mark.parametrize("why", ["refused", "at work"])
 def test_a_call_that_cannot_begin_says_why(why: str) -> None:
     """The shard would wait for a call that nobody makes, or have two handlers at work."""
@@ -212,14 +204,6 @@ def test_a_call_that_cannot_begin_says_why(why: str) -> None:
     watched.at_work()
     watched.look(8.0)
     assert watched.begin() == GivenUp("a handler that was given up is still at work on it")
-
-
-def test_a_lease_for_whose_call_there_was_no_thread_can_be_handed_over_later() -> None:
-    """Its key would be taken for that of a handler still at work, and no shard under it be read again here."""
-    watched = Watched(executor=ManualExecutor(refuses=True))
-    assert watched.begin() == GivenUp("no thread could be started: can't start new thread")
-    watched.executor.refuses = False
-    assert isinstance(watched.begin(), AtWork)
 
 
 def test_without_a_limit_a_handler_may_take_for_ever() -> None:

@@ -48,7 +48,6 @@ class GeneratorObject:
     """Calls that do nothing."""
 
     def __call__(self, _batch: object) -> Iterator[None]:
-        """Do nothing."""
         yield
 
 
@@ -106,22 +105,6 @@ def test_a_callable_that_does_not_fit_is_refused_with_the_names_of_its_arguments
     judge(lambda _one, _two: None, "happening", "holding")
 
 
-@pytest.mark.parametrize("made", [generator, async_generator])
-def test_a_generator_as_an_answer_is_told_from_a_value(made: Callable[..., object]) -> None:
-    """Whoever wrote `yield` by mistake would search for a value that is returned."""
-    fault = fault_of(made(None))
-    says = "it returned a generator, which has done nothing yet: use a plain or an async function"
-    assert (type(fault), str(fault)) == (Unhandled, says)
-
-
-def test_none_alone_says_that_a_batch_is_done() -> None:
-    """A handler that answers False for a failure would be checkpointed."""
-    assert fault_of(None) is None
-    fault = fault_of(False)
-    says = "it returned a value (bool): None says that the batch is done, nothing else does"
-    assert (type(fault), str(fault)) == (Unhandled, says)
-
-
 def test_a_coroutine_that_nobody_awaits_is_closed() -> None:
     """Python would warn of it wherever it is collected."""
     left = later(None)
@@ -136,12 +119,6 @@ def test_a_base_exception_becomes_an_exception_with_its_cause(error: BaseExcepti
     """The policy for failed batches would not see it, or a call that asks for the end would be tried again."""
     fault = fault_from(error)
     assert (type(fault), str(fault), fault.__cause__) == (kind, f"it raised {said(error)}", error)
-
-
-def test_an_exception_stays_as_it_is() -> None:
-    """A dead letter would be given another error than the handler's."""
-    error = OSError("no disk")
-    assert fault_from(error) is error
 
 
 def test_a_log_line_says_what_failed_and_where_with_the_traceback_of_what_was_raised(

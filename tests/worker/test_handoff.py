@@ -10,9 +10,9 @@ from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.notes import Identity
 from leasehold.balancer.actions import Release
 from leasehold.balancer.config import Config
-from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
+from leasehold.balancer.model import TRIM_HORIZON
 from leasehold.stores.protocol import Done, OutcomeUnknown, Promises
-from leasehold.stores.writes import ClaimLease, RequestLease, TakeBackLease, WithdrawRequest
+from leasehold.stores.writes import ClaimLease, RequestLease, TakeBackLease
 
 MINIMAL = Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
 
@@ -26,7 +26,6 @@ def pair(clock: Clock, store: FaultyStore) -> tuple[Driven, Driven]:
 
 
 def consumer(driven: Driven) -> Kept:
-    """Its consumer."""
     assert isinstance(driven.worker.consumer, Kept)
     return driven.worker.consumer
 
@@ -46,16 +45,6 @@ def test_a_newcomer_gets_its_share_by_hand_overs_alone() -> None:
     moved = [holding for holding in consumer(one).releasing if holding.lost.is_set()]
     assert {holding.why for holding in moved} == {"given to b-1"}
     assert all(holding.given is not None for holding in moved)
-
-
-def test_an_owner_asked_for_a_lease_is_told_at_its_next_renewal() -> None:
-    """Without it a request would wait for the owner's next look at the whole table."""
-    clock, store = Clock(), FaultyStore()
-    one, _two = pair(clock, store)
-    asked_for(store)
-    one.run(MINIMAL.renew_seconds + 0.1)
-    assert [holding.key for holding in consumer(one).releasing] == ["s-0"]
-    assert store.row("s-0").owner == "b-1"
 
 
 def test_a_worker_that_was_alone_watches_its_heir_at_once() -> None:
@@ -161,18 +150,6 @@ def test_an_heir_that_accepts_too_late_asks_again_at_once(monkeypatch: pytest.Mo
     assert wanted in two.held
 
 
-def test_an_accepted_gift_is_not_taken_back() -> None:
-    """Without it two workers would process one shard."""
-    clock, store = Clock(), FaultyStore()
-    one, _two = pair(clock, store)
-    asked_for(store)
-    one.run(MINIMAL.renew_seconds + 0.1)
-    store.write(ClaimLease(store.row("s-0"), "b-1"))
-    one.turn_due = clock.now
-    one.run(2.1)
-    assert ("s-0" in one.held, store.row("s-0").owner) == (False, "b-1")
-
-
 def given_without_a_reply() -> tuple[Clock, FaultyStore, Driven, Holding]:
     """A worker that has given a lease to the other, and was not told so."""
     clock, store = Clock(), FaultyStore()
@@ -184,16 +161,6 @@ def given_without_a_reply() -> tuple[Clock, FaultyStore, Driven, Holding]:
     with pytest.raises(OutcomeUnknown):
         holding.release()
     return clock, store, one, holding
-
-
-def test_a_gift_whose_reply_was_lost_can_still_be_taken_back() -> None:
-    """Without it a lost reply and a dead heir together would leave the lease to expire."""
-    clock, store, one, holding = given_without_a_reply()
-    assert holding.release()
-    assert holding.why == "now owned by b-1"
-    one.turn_due = clock.now
-    one.run(2.1)
-    assert (holding.key in one.held, store.row(holding.key).owner) == (True, "a-1")
 
 
 def test_a_gift_whose_reply_was_lost_is_not_taken_back_from_an_heir_that_has_begun() -> None:
@@ -217,43 +184,6 @@ def test_a_gift_whose_acceptance_is_not_answered_is_taken_up_a_second_later() ->
     assert two.held == []
     two.run(1.0)
     assert two.held == [wanted]
-
-
-def test_a_request_taken_back_leaves_the_lease_where_it_is() -> None:
-    """Without it an owner would stop working for an heir that has changed its mind."""
-    clock, store = Clock(), FaultyStore()
-    one, _two = pair(clock, store)
-    holding = one.worker.holdings[0]
-    asked_for(store, holding.key)
-    assert holding.renew()
-    assert holding.releasing
-    store.write(WithdrawRequest(store.row(holding.key), "b-1"))
-    assert not holding.release()
-    assert (holding.releasing, holding.lost.is_set(), store.row(holding.key).owner) == (False, False, "a-1")
-
-
-def test_a_gift_carries_how_far_the_giver_came() -> None:
-    """Without it the heir would start at the last checkpoint, and repeat what was done since."""
-    clock, store = Clock(), FaultyStore()
-    one, _two = pair(clock, store)
-    holding = one.worker.holdings[0]
-    asked_for(store, holding.key)
-    assert holding.renew()
-    assert holding.release(Position("77"))
-    row = store.row(holding.key)
-    assert (row.owner, row.heir, row.checkpoint) == ("b-1", None, Position("77"))
-
-
-def test_an_heir_that_leaves_takes_its_requests_back() -> None:
-    """Without it an owner would give a lease to a worker that has ended."""
-    clock, store = Clock(), FaultyStore()
-    one, two = pair(clock, store)
-    quiet = Driven(one.worker, clock, clock.now + 1000, clock.now + 1000)
-    together([quiet, two], 9)
-    asked: tuple[Lease, ...] = tuple(lease for lease in store.list().leases if lease.heir == "b-1")
-    assert asked != ()
-    two.worker.close()
-    assert [lease.heir for lease in store.list().leases] == [None] * 4
 
 
 def test_an_heir_that_leaves_asks_for_nothing_beside_that() -> None:

@@ -13,12 +13,11 @@ from threading import Event, Thread, current_thread
 import pytest
 from attrs import define, field
 from test_reading import Bench
+from waiters import WAIT
 
 from leasehold.adapters.reading.executors import EventLoop, InlineExecutor, ThreadExecutor, Work
 from leasehold.adapters.reading.handling import Handling, NotAwaited, Unhandled
 from leasehold.adapters.reading.handovers import CallEnded, Handover, Handovers
-
-WAIT = 30.0
 
 
 class Fatal(BaseException):
@@ -44,7 +43,6 @@ class Told:
         self.over.set()
 
     def begin(self, call: Callable[[], object]) -> Handover:
-        """The call, begun."""
         handover = Handover(self.bench.holding, Handling(lambda _batch: None), lambda: 42.0, call)
         assert self.handovers.begin(handover) is None
         return handover
@@ -255,7 +253,6 @@ class Awaited:
     loop: EventLoop = field(factory=lambda: EventLoop(lambda _reason: None))
 
     async def wait(self) -> None:
-        """Wait for ever."""
         self.thread.put(current_thread())
         await asyncio.Event().wait()
 

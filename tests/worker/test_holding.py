@@ -1,39 +1,23 @@
 """Every write of one held lease, from several threads and after every kind of reply."""
 
-from collections.abc import Callable
 from threading import Barrier, Thread
 
 import pytest
 from attrs import evolve
+from test_one_holding import Held
 from virtual_fleet import FaultyStore
-from waiters import Clock
 
 from leasehold.adapters.reading.handling import Delivery
-from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.notes import Identity, latest_notes, noted_latest
+from leasehold.adapters.worker.notes import latest_notes, noted_latest
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Version, at_timestamp
 from leasehold.stores.protocol import Lost, OutcomeUnknown, Promises
-from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, RequestLease, StealLease
-
-
-def held(store: FaultyStore, clock: Callable[[], float] | None = None) -> Holding:
-    """A lease just claimed."""
-    store.write(CreateLease(Lease("s-0")))
-    store.write(ClaimLease(store.row("s-0"), "a-1", (("process", "p-1/a-1"),)))
-    return Holding(
-        store,
-        store.row("s-0"),
-        identity=Identity("a-1", "p-1"),
-        clock=clock or Clock(),
-        begun=1000.0,
-        lease_seconds=10.0,
-    )
+from leasehold.stores.writes import ReleaseLease, RequestLease, StealLease
 
 
 def test_writes_from_many_threads_never_refuse_one_another() -> None:
     """Without it a renewal beside a checkpoint would look like a theft."""
-    store = FaultyStore()
-    holding = held(store)
+    one = Held()
+    store, holding = one.store, one.holding
     together = Barrier(8)
 
     def write(thread: int) -> None:
@@ -53,8 +37,8 @@ def test_writes_from_many_threads_never_refuse_one_another() -> None:
 
 def test_a_checkpoint_that_is_already_there_costs_no_write() -> None:
     """Without it every idle shard would write all the time."""
-    store = FaultyStore()
-    holding = held(store)
+    one = Held()
+    store, holding = one.store, one.holding
     assert holding.checkpoint(Position("5"))
     count = len(store.writes)
     assert [holding.checkpoint(Position(each)) for each in ("5", "4")] == [True, True]
@@ -63,21 +47,21 @@ def test_a_checkpoint_that_is_already_there_costs_no_write() -> None:
 
 def test_a_checkpoint_may_be_left_to_the_gift() -> None:
     """Without it an heir would wait for a checkpoint and then for a gift that stores the same position again."""
-    store = FaultyStore()
-    holding = held(store)
-    store.write(RequestLease(store.row("s-0"), "b-1"))
+    one = Held()
+    store, holding = one.store, one.holding
+    store.write(RequestLease(store.row("s-0"), "bob"))
     assert holding.renew()
     count = len(store.writes)
     assert holding.checkpoint(Position("5"), unless_releasing=True)
     assert len(store.writes) == count
     assert holding.release(Position("5"))
-    assert (store.row("s-0").owner, store.row("s-0").checkpoint) == ("b-1", Position("5"))
+    assert (store.row("s-0").owner, store.row("s-0").checkpoint) == ("bob", Position("5"))
 
 
 def test_a_note_is_no_sign_of_life() -> None:
     """Without it a worker would trust a lease whose version others see standing still."""
-    store, clock = FaultyStore(), Clock()
-    holding = held(store, clock)
+    one = Held()
+    clock, holding = one.clock, one.holding
     clock.now += 5
     assert holding.annotate("latest_ms", "1")
     assert holding.confirmed == 1000.0
@@ -88,15 +72,15 @@ def test_a_note_is_no_sign_of_life() -> None:
 def test_a_handler_is_given_a_number_that_fences_or_none() -> None:
     """Without it a handler would fence by a number that stays 0, and let every former owner in."""
     stores = FaultyStore(), FaultyStore(Promises(counts_owners=False))
-    tokens = [Delivery((), Position("1"), None, held(store)).epoch for store in stores]
+    tokens = [Delivery((), Position("1"), None, Held(store=store).holding).epoch for store in stores]
     assert tokens == [1, None]
 
 
 @pytest.mark.parametrize("keep_owner", [False, True])
 def test_an_end_whose_reply_was_lost_is_an_end(*, keep_owner: bool) -> None:
     """Without it a finished shard would be reported as lost, and its children wait for the next listing."""
-    store = FaultyStore()
-    holding = held(store)
+    one = Held()
+    store, holding = one.store, one.holding
     store.lose_replies = 1
     with pytest.raises(OutcomeUnknown):
         holding.checkpoint(SHARD_END, keep_owner=keep_owner)
@@ -106,8 +90,8 @@ def test_an_end_whose_reply_was_lost_is_an_end(*, keep_owner: bool) -> None:
 
 def test_a_release_whose_reply_was_lost_leaves_nothing_owned() -> None:
     """Without it a drain would fail on the last write."""
-    store = FaultyStore()
-    holding = held(store)
+    one = Held()
+    store, holding = one.store, one.holding
     holding.ask_release()
     store.lose_replies = 1
     with pytest.raises(OutcomeUnknown):
@@ -118,28 +102,28 @@ def test_a_release_whose_reply_was_lost_leaves_nothing_owned() -> None:
 
 def test_a_lost_lease_stays_lost() -> None:
     """Without it a reader that was told to stop could go on with another owner's lease."""
-    store = FaultyStore()
-    holding = held(store)
-    store.write(StealLease(store.row("s-0"), "b-1"))
+    one = Held()
+    store, holding = one.store, one.holding
+    store.write(StealLease(store.row("s-0"), "bob"))
     assert not holding.renew()
-    store.write(StealLease(store.row("s-0"), "a-1", (("process", "p-1/a-1"),)))
+    store.write(StealLease(store.row("s-0"), "ann", (("process", "p-1/ann"),)))
     assert [holding.renew(), holding.checkpoint(Position("5")), holding.annotate("x", "y")] == [False] * 3
     assert store.row("s-0").checkpoint == Lease("s").checkpoint
 
 
 def test_a_lease_that_somebody_else_set_free_is_no_gift() -> None:
     """Without it its former owner would take it back at once, past every plan."""
-    store = FaultyStore()
-    holding = held(store)
-    store.write(ReleaseLease(store.row("s-0"), "a-1"))
+    one = Held()
+    store, holding = one.store, one.holding
+    store.write(ReleaseLease(store.row("s-0"), "ann"))
     assert not holding.renew()
     assert (holding.lost.is_set(), holding.given) == (True, None)
 
 
 def test_a_renewal_counts_from_its_beginning_however_late_its_answer() -> None:
     """Without it a lease would be read on that others may have claimed: they count from when it was applied."""
-    store, clock = FaultyStore(), Clock()
-    holding = held(store, clock)
+    one = Held()
+    store, clock, holding = one.store, one.clock, one.holding
 
     def pass_four_seconds() -> None:
         clock.now += 4.0
@@ -153,8 +137,8 @@ def test_a_renewal_counts_from_its_beginning_however_late_its_answer() -> None:
 
 def test_a_table_that_was_set_back_is_said_once_and_moved_forward_again(caplog: pytest.LogCaptureFixture) -> None:
     """Without it a table restored from a backup would have shards read twice, and nobody would know why."""
-    store = FaultyStore()
-    holding = held(store)
+    one = Held()
+    store, holding = one.store, one.holding
     early = store.row("s-0")
     assert holding.checkpoint(Position("5"))
     store.rewrite("s-0", lambda _now: evolve(early, version=Version("1000"), epoch=1000))

@@ -1,8 +1,7 @@
 """Handlers that do not return: they are said, starve nobody, and beyond a limit their leases go to others."""
 
-import asyncio
-from collections.abc import Callable, Iterator
-from threading import Event, Lock
+from collections.abc import Iterator
+from threading import Event
 from typing import NoReturn
 
 import pytest
@@ -14,6 +13,7 @@ from test_async_handlers import Seen, joined
 from test_metrics import told
 from test_reading import Bench, data
 from virtual_fleet import FaultyStore, four_shards
+from waiters import WAIT
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
 from leasehold.adapters.reading.executors import ThreadExecutor
@@ -24,8 +24,6 @@ from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.worker.holdings import WorkerError
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold.stores.writes import ClaimLease, StealLease
-
-WAIT = 30.0
 
 
 @define
@@ -198,15 +196,6 @@ def test_a_shard_has_never_two_handlers_at_work_here(limited: Hung, caplog: pyte
     assert (bench.handed, bench.store.row("s-0").checkpoint) == ([data(5)] * 2, Position("104"))
 
 
-def test_a_lost_lease_waits_for_its_handler_only_until_it_is_slow(hung: Hung) -> None:
-    """Without it a lease lost and won again would stand behind the hung handler, held, unread and unsaid."""
-    hung.hand_over()
-    hung.bench.holding.drop("stolen")
-    assert hung.later(9) == 1
-    assert hung.later(1) == float("inf")
-    assert hung.bench.happened == ["initialize", "lease-lost"]
-
-
 def test_the_end_of_a_handler_after_a_theft_is_still_said() -> None:
     """Without it the option would hold only for handlers that notice the theft themselves."""
     hung = Hung({"late_checkpoints": True})
@@ -218,19 +207,6 @@ def test_the_end_of_a_handler_after_a_theft_is_still_said() -> None:
     assert hung.later(0) == float("inf")
     row = store.row("s-0")
     assert (row.owner, row.checkpoint) == ("b-1", Position("104"))
-
-
-def test_a_batch_that_waits_for_a_thread_is_not_handed_over_once_its_lease_is_lost() -> None:
-    """Without it a thread that becomes free hands over what another worker is at already."""
-    first = Hung()
-    first.hand_over()
-    second = Hung(threads=first.threads)
-    second.bench.steps(second.reading, 2)
-    second.bench.holding.drop("stolen")
-    first.let_go()
-    assert second.ended.wait(WAIT)
-    assert second.later(0) == float("inf")
-    assert (second.bench.handed, second.bench.happened) == ([], ["initialize", "lease-lost"])
 
 
 @pytest.mark.parametrize("wanted", ["lost", "released"])
@@ -251,38 +227,6 @@ def test_a_batch_that_waits_goes_back_once_its_lease_is_wanted(wanted: str) -> N
     first.let_go()
 
 
-def test_when_every_thread_hangs_what_waits_goes_to_others(hung: Hung, caplog: pytest.LogCaptureFixture) -> None:
-    """Without it the leases behind the hung ones would be renewed and never handled."""
-    hung.threads = ThreadExecutor(1, most=1)
-    hung.handovers = Handovers(hung.threads)
-    hung.reading = hung.read()
-    hung.hand_over()
-    other = Hung({"slow_seconds": 10.0}, threads=hung.threads)
-    other.bench.steps(other.reading, 2)
-    assert other.later(1) == 10, "the thread may become free"
-    hung.later(10)
-    other.later(9)
-    assert other.later(0) == float("inf")
-    assert "no thread is free to hand its records over: as many as there may be hang in handlers" in caplog.text
-    assert (other.bench.handed, other.bench.store.row("s-0").owner) == ([], None)
-
-
-def test_an_awaited_handler_beyond_the_limit_is_cancelled() -> None:
-    """Without it whatever a hung handler awaits would gather for as long as the worker lives."""
-    cancelled, store = Event(), FaultyStore()
-
-    async def handle(_delivery: Delivery) -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-
-    handling = Handling(handle, handler_seconds=0.05)
-    with running(Runner(joined(store, ListSource(four_shards()[:1], {"s-0": ShardRecords(records(5))})), handling)):
-        assert cancelled.wait(WAIT)
-    assert (store.row("s-0").owner, store.row("s-0").checkpoint) == (None, TRIM_HORIZON)
-
-
 def test_a_handler_that_was_given_up_does_not_keep_the_worker() -> None:
     """Without it a worker that let everything go would still not end."""
     store, finish, stopped = FaultyStore(), Event(), Event()
@@ -299,37 +243,6 @@ def test_a_handler_that_was_given_up_does_not_keep_the_worker() -> None:
         assert stopped.wait(WAIT)
     finish.set()
     assert (store.row("s-0").owner, store.row("s-0").checkpoint) == (None, TRIM_HORIZON)
-
-
-def test_a_crew_replaces_slow_threads_up_to_its_bound() -> None:
-    """Without it hung handlers would take every thread, or each of them one more without end."""
-    executor, finish, lock, began = ThreadExecutor(2, most=3), Event(), Lock(), list[int]()
-    each = [Event() for _ in range(5)]
-
-    def work(number: int) -> Callable[[], None]:
-        def do() -> None:
-            with lock:
-                began.append(number)
-            each[number].set()
-            assert finish.wait(WAIT)
-
-        return do
-
-    works = [work(number) for number in range(5)]
-    for one in works:
-        executor.start(one)
-    assert each[0].wait(WAIT)
-    assert each[1].wait(WAIT)
-    assert (sorted(began), executor.stuck) == ([0, 1], False)
-    executor.replace(works[0])
-    assert each[2].wait(WAIT)
-    executor.replace(works[1])
-    executor.replace(works[2])
-    assert (sorted(began), executor.stuck) == ([0, 1, 2], True)
-    assert (executor.withdraw(works[4]), executor.withdraw(works[0])) == (True, False)
-    finish.set()
-    assert each[3].wait(WAIT)
-    executor.close()
 
 
 def test_a_thread_that_cannot_start_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:

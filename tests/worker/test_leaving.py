@@ -8,27 +8,15 @@ from typing import Any, NoReturn, cast
 
 import pytest
 from attrs import define, field
-from virtual_fleet import FaultyStore, four_shards
+from test_async_handlers import joined
+from virtual_fleet import FaultyStore, stream_of_five
+from waiters import WAIT
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
-from leasehold.adapters.reading.handling import Delivery, Handling, Happening
-from leasehold.adapters.reading.reading import ShardReading
-from leasehold.adapters.reading.runner import Readings, Runner, Schedule, ScheduledStep, ScheduleMessage, run
+from leasehold.adapters.reading.handling import Delivery, Handling
+from leasehold.adapters.reading.runner import Readings, Runner, Schedule, ScheduledStep, ScheduleMessage
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.holdings import WorkerError
-from leasehold.adapters.worker.scheduler import Unread
-from leasehold.adapters.worker.worker import Worker
-from leasehold.balancer.config import Config
-from leasehold.balancer.model import TRIM_HORIZON
 from leasehold.stores.protocol import OutcomeUnknown, StoreError
-
-WAIT = 30.0
-
-
-def joined(store: FaultyStore) -> Worker:
-    """A worker of four shards of five records each."""
-    source = ListSource(four_shards(), {f"s-{n}": ShardRecords(records(5)) for n in range(4)})
-    return Worker(store=store, source=source, me="a-1", config=Config(initial_position=TRIM_HORIZON))
 
 
 def done_with(_delivery: Delivery) -> None:
@@ -68,7 +56,6 @@ class Ran:
             self.faults.append(fault)
 
     def ended(self) -> bool:
-        """Wait for the end."""
         self.thread.join(WAIT)
         return not self.thread.is_alive()
 
@@ -90,7 +77,7 @@ def test_a_thread_that_cannot_be_started_ends_the_run(monkeypatch: pytest.Monkey
     """Leases would be renewed for ever, and read by nobody."""
     scarce(monkeypatch, name)
     store = FaultyStore()
-    ran = Ran(Runner(joined(store), done_with))
+    ran = Ran(Runner(joined(store, stream_of_five()), done_with))
     if name == "leasehold-renew":
         scarce(monkeypatch, name)
     assert ran.ended()
@@ -101,7 +88,7 @@ def test_a_thread_that_cannot_be_started_ends_the_run(monkeypatch: pytest.Monkey
 
 def test_a_worker_without_a_thread_left_takes_its_requests_back_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its peers would give leases to a worker that has ended, and those lie unread until they are taken back."""
-    worker, closed = joined(FaultyStore()), list[bool]()
+    worker, closed = joined(FaultyStore(), stream_of_five()), list[bool]()
     close = worker.close
 
     def note() -> None:
@@ -120,7 +107,7 @@ def test_a_turn_that_is_ended_from_within_ends_the_run() -> None:
     """Nobody would look any more, while leases are renewed for ever."""
     store = FaultyStore()
     store.fault = SystemExit(3)
-    ran = Ran(Runner(joined(store), done_with))
+    ran = Ran(Runner(joined(store, stream_of_five()), done_with))
     assert ran.ended()
     assert "SystemExit: 3" in str(ran.faults[0])
 
@@ -128,7 +115,7 @@ def test_a_turn_that_is_ended_from_within_ends_the_run() -> None:
 def test_a_dispatcher_that_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """No shard would be read again, while all of them are held."""
     store, handled, broken = FaultyStore(), Event(), Event()
-    runner = Runner(joined(store), lambda _delivery: handled.set())
+    runner = Runner(joined(store, stream_of_five()), lambda _delivery: handled.set())
     schedule = runner._readings.schedule  # noqa: SLF001  nothing outside makes it fail
     take = schedule._take  # noqa: SLF001  likewise
 
@@ -155,27 +142,6 @@ def raising(fault: BaseException) -> Callable[..., NoReturn]:
     return call
 
 
-@pytest.mark.parametrize("fault", [BrokenPipeError(), GeneratorExit()])
-@pytest.mark.parametrize("who", ["observer", "measure"])
-def test_an_observer_cannot_keep_a_shard_from_being_read_and_left(who: str, fault: BaseException) -> None:
-    """A closed pipe would leave every lease held, unread, and never released."""
-    store, count, all_done = FaultyStore(), [0], Event()
-
-    def handle(delivery: Delivery) -> None:
-        count[0] += len(delivery.records)
-        if count[0] == 20:
-            all_done.set()
-
-    onlooker: dict[str, Any] = {who: raising(fault)}
-    runner = Runner(joined(store), Handling(handle, **onlooker), readers=1)
-    ran = Ran(runner)
-    assert all_done.wait(WAIT)
-    runner.stop()
-    assert ran.ended()
-    assert ran.faults == []
-    assert {lease.owner for lease in store.list().leases} == {None}
-
-
 def test_a_handler_that_hangs_does_not_keep_a_worker_from_ending(caplog: pytest.LogCaptureFixture) -> None:
     """Neither Ctrl-C nor SIGTERM would end it."""
     store, begun, finish = FaultyStore(), Event(), Event()
@@ -184,17 +150,19 @@ def test_a_handler_that_hangs_does_not_keep_a_worker_from_ending(caplog: pytest.
     def hang(delivery: Delivery) -> None:
         if delivery.shard == "s-0":
             begun.set()
-            finish.wait(2 * WAIT)
+            finish.wait(WAIT)
 
-    runner = Runner(joined(store), hang, drain_seconds=0.5)
+    runner = Runner(joined(store, stream_of_five()), hang, drain_seconds=0.5)
     ran = Ran(runner)
     assert begun.wait(WAIT)
+    (held,) = (each for each in runner.worker.holdings if each.key == "s-0")
     runner.stop()
     assert ran.ended()
     assert ran.faults == []
     owners = {lease.key: lease.owner for lease in store.list().leases}
     assert owners == {"s-0": "a-1", "s-1": None, "s-2": None, "s-3": None}
     assert "not released within 0.5 s, left to expire: s-0" in caplog.text
+    assert (held.why, "everything is released" in caplog.text) == ("left to expire", False)
     before = store.row("s-0")
     at_work = [thread for thread in threading.enumerate() if thread.name.startswith("leasehold-handle")]
     at_work = [thread for thread in at_work if thread not in others]
@@ -203,38 +171,6 @@ def test_a_handler_that_hangs_does_not_keep_a_worker_from_ending(caplog: pytest.
         thread.join(WAIT)
         assert not thread.is_alive()
     assert store.row("s-0") == before, "nothing is written of a lease that others may have by then"
-
-
-def test_a_reading_that_raises_for_ever_lets_its_lease_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault nobody foresaw would leave a lease held and not read, for as long as the process lives."""
-    monkeypatch.setattr("leasehold.adapters.reading.runner.FAULT_SECONDS", 0.0)
-    store, released = FaultyStore(), Event()
-    step = ShardReading.step
-
-    def fail(reading: ShardReading, now: float) -> float:
-        if reading.holding.key != "s-0":
-            return step(reading, now)
-        if not reading.holding.lost.is_set():
-            monkeypatch.setattr(reading.holding, "_noticed", _then(reading.holding, released))
-        raise AssertionError("unforeseen")
-
-    monkeypatch.setattr(ShardReading, "step", fail)
-    runner = Runner(joined(store), done_with)
-    ran = Ran(runner)
-    assert released.wait(WAIT)
-    assert store.row("s-0").owner is None
-    runner.stop()
-    assert ran.ended()
-
-
-def _then(holding: Holding, event: Event) -> Callable[[Holding], None]:
-    noticed = holding._noticed  # noqa: SLF001  what follows is waited for
-
-    def tell(lost: Holding) -> None:
-        noticed(lost)
-        event.set()
-
-    return tell
 
 
 class Step:
@@ -266,30 +202,24 @@ class Leaving:
         self.scheduler, self.put = self, self.messages.append
 
     def queue(self) -> "Leaving":
-        """The one of all."""
         return self
 
     def start(self, *_task: object) -> None:
         """The test does the work."""
 
     def clock(self) -> float:
-        """The time stands still."""
         return 1000.0
 
     def unforeseen(self, where: str, _fault: BaseException) -> None:
-        """Remember where."""
         self.faults.append(where)
 
     def exclude(self, key: str, seconds: float) -> None:
-        """Remember what."""
         self.excluded.append((key, seconds))
 
     def ask_release(self) -> None:
-        """Remember it."""
         self.releasing = True
 
     def release(self) -> bool:
-        """The next answer."""
         answer = self.answers.pop(0)
         if isinstance(answer, StoreError):
             raise answer
@@ -360,27 +290,3 @@ def test_a_step_that_raises_while_its_lease_is_to_go_is_not_tried_again(*, relea
         one.held.lost.set()
     assert [one.run(), one.run()] == [1000.0, math.inf]
     assert one.held.excluded == ([("s-0", 60.0)] if releasing else [])
-
-
-def test_a_worker_with_a_consumer_of_its_own_is_not_run() -> None:
-    """Two would work on what it holds, or nobody."""
-    worker = Worker(store=FaultyStore(), source=ListSource(), me="a-1", consumer=Unread())
-    with pytest.raises(ValueError, match="it has a consumer of its own"):
-        run(worker, done_with)
-
-
-def test_an_observer_is_told_as_before() -> None:
-    """What guards it must not keep it from being told."""
-    told: list[Happening] = []
-    begun = Event()
-
-    def observe(happening: Happening, _holding: Holding) -> None:
-        told.append(happening)
-        begun.set()
-
-    runner = Runner(joined(FaultyStore()), Handling(done_with, observer=observe))
-    ran = Ran(runner)
-    assert begun.wait(WAIT)
-    runner.stop()
-    assert ran.ended()
-    assert told.count("initialize") == told.count("stopped") > 0

@@ -116,13 +116,11 @@ class Bucket:
     closed: bool = False
 
     def __call__(self, bucket: str, *, region: str | None, endpoint: str | None, session: object = None) -> "Bucket":
-        """Opened by its name."""
         assert session is None
         self.made.append((bucket, region, endpoint))
         return self
 
     def missing(self) -> bool:
-        """As told."""
         return self.absent
 
     def put_body(self, name: str, body: bytes) -> None:
@@ -130,7 +128,6 @@ class Bucket:
         self.there.setdefault(name, body)
 
     def names(self, prefix: str) -> tuple[str, ...]:
-        """Those that begin so."""
         if self.closed:
             raise StoreError("the bucket is closed")
         return tuple(name for name in self.there if name.startswith(prefix))
@@ -140,11 +137,9 @@ class Bucket:
         return self.there.get(name)
 
     def remove(self, name: str) -> None:
-        """Without it."""
         self.there.pop(name, None)
 
     def close(self) -> None:
-        """Note it."""
         self.closed = True
 
 
@@ -210,7 +205,6 @@ class Kinesis:
     closed: bool = False
 
     def __call__(self, *names: str, **options: object) -> "Kinesis":
-        """Made by boto3."""
         if self.code == "NoRegion":
             raise NoRegionError
         self.made.append((names, options))
@@ -221,17 +215,14 @@ class Kinesis:
             raise ClientError({"Error": {"Code": self.code, "Message": "odd"}}, operation)
 
     def describe_stream_summary(self, *, StreamName: str) -> None:  # noqa: N803  the SDK's own word
-        """Whether there is one."""
         self.asked.append(StreamName)
         self._answer("DescribeStreamSummary")
 
     def put_record(self, **record: object) -> None:
-        """Take it."""
         self._answer("PutRecord")
         self.puts.append(record)
 
     def close(self) -> None:
-        """Note it."""
         self.closed = True
 
 

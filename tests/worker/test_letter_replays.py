@@ -29,19 +29,15 @@ class Folder:
     failing: dict[str, Exception] = field(factory=dict)
 
     def names(self) -> tuple[str, ...]:
-        """All of them."""
         return tuple(self.there)
 
     def get(self, name: str) -> bytes | None:
-        """Its text."""
         return self.there[name]
 
     def remove(self, name: str) -> None:
-        """Note it."""
         self.did.append(f"remove {name}")
 
     def put(self, one: Letter) -> None:
-        """Nobody does."""
         raise AssertionError(one)
 
     def close(self) -> None:
@@ -53,7 +49,6 @@ class Folder:
         return self.failing.get(one.name)
 
     def tell(self, name: str, why: str) -> None:
-        """Note it."""
         self.did.append(f"{name}: {why}")
 
 

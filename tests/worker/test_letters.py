@@ -2,7 +2,6 @@
 
 import errno
 import json
-from asyncio import CancelledError
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,15 +16,14 @@ from test_letter_boxes import Bucket
 from test_reading import Bench
 from typer.testing import CliRunner
 
-from leasehold.adapters.cli.consume import app as consume
 from leasehold.adapters.cli.main import app
 from leasehold.adapters.consuming import dead_letter_of
 from leasehold.adapters.proving.simulator.world.world import ShardRecords, records
 from leasehold.adapters.reading.dead_letters.boxes import FolderBox, dead_letters, open_letters
-from leasehold.adapters.reading.dead_letters.letter import TEXT_MOST, BadLetter, Letter, letter_of, place_of
+from leasehold.adapters.reading.dead_letters.letter import Letter, letter_of, place_of
 from leasehold.adapters.reading.dead_letters.objects import ObjectBox
 from leasehold.adapters.reading.dead_letters.replaying import HandlerCalls, LetterHolding, ReplayVerdict, replay
-from leasehold.adapters.reading.handling import Delivery, fault_from
+from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import TRIM_HORIZON, Position
 
@@ -68,24 +66,6 @@ def test_a_letter_is_one_line_that_says_all_of_itself(letter: Letter) -> None:
     assert letter_of(letter.line) == letter
     assert len(letter.name) < 255
     assert "/" not in letter.name
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "says"),
-    [
-        ("data", "%", "data: it is not base64"),
-        ("data", None, "data: it wants a text"),
-        ("sequence_number", "LATEST", "sequence_number: it wants a decimal number"),
-        ("sub_sequence_number", "1", "sub_sequence_number: it wants a whole number"),
-        ("attempts", True, "attempts: it wants a whole number"),
-        ("shard", 3, "shard: it wants a text"),
-    ],
-)
-def test_a_line_that_is_no_letter_is_refused_by_the_field(field: str, value: object, says: str) -> None:
-    """Without it a damaged letter would be handed over as a record that never was."""
-    told = json.loads(letter("7").line) | {field: value}
-    with pytest.raises(BadLetter, match=says):
-        letter_of(json.dumps(told).encode())
 
 
 def letter(number: str, sub: int = 0, shard: str = "s-0") -> Letter:
@@ -162,67 +142,12 @@ def test_a_record_that_is_buried_twice_has_one_letter_and_each_group_its_own(tmp
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_the_cause_of_an_error_is_told_and_long_texts_are_cut(tmp_path: Path) -> None:
-    """Without it a letter would say only that something was no exception, or be too large for its stream."""
-    bench, _ = poison(0)
-    (delivery,) = deliveries(bench)
-    dead_letter = dead_letters(url(tmp_path))
-    dead_letter(delivery, fault_from(GeneratorExit("x" * 2 * TEXT_MOST)))
-    (file,) = tmp_path.iterdir()
-    told = json.loads(file.read_text())
-    assert (told["error"], len(told["text"])) == ("GeneratorExit", TEXT_MOST)
-
-
-def deliveries(bench: Bench) -> list[Delivery]:
-    """What its handler is given in a first batch."""
-    given_now: list[Delivery] = []
-    bench.does = given_now.append
-    bench.steps(bench.reading(), 2)
-    return given_now
-
-
 def filled(folder: Path, *letters: Letter) -> Path:
     """A folder with these letters."""
     folder.mkdir()
     for each in letters:
         (folder / each.name).write_bytes(each.line)
     return folder
-
-
-def test_letters_are_handed_over_in_order_and_removed_when_done(tmp_path: Path) -> None:
-    """Without it records of one key would overtake each other, or come again for ever."""
-    folder = filled(tmp_path / "box", letter("1000"), letter("20", 1), letter("20"), letter("7", shard="s-1"))
-    got: list[tuple[str, int, str, int]] = []
-
-    async def handle(delivery: Delivery) -> None:
-        (record,) = delivery.records
-        assert delivery.checkpoint(record)
-        got.append((record.sequence_number, record.sub_sequence_number, delivery.shard, delivery.attempts))
-
-    with HandlerCalls(handle) as calls:
-        verdict = replay(open_letters(url(folder)), calls.deliver, lambda *_: None)
-    assert verdict == ReplayVerdict(done=4)
-    assert got == [("7", 0, "s-1", 6), ("20", 0, "s-0", 6), ("20", 1, "s-0", 6), ("1000", 0, "s-0", 6)]
-    assert list(folder.iterdir()) == []
-
-
-@pytest.mark.parametrize("answer", ["raises", "returns", "cancels"])
-def test_a_letter_that_fails_again_stays_and_the_next_follows(tmp_path: Path, answer: str) -> None:
-    """Without it a replay would lose what it is for."""
-    folder = filled(tmp_path / "box", letter("1"), letter("2"), letter("3"))
-    told: list[tuple[str, str]] = []
-
-    def handle(delivery: Delivery) -> Any:  # noqa: ANN401  users' handlers return anything
-        if delivery.records[0].data != b"2":
-            return None
-        if answer == "returns":
-            return False
-        raise ValueError("again") if answer == "raises" else CancelledError
-
-    with HandlerCalls(handle) as calls:
-        verdict = replay(open_letters(url(folder)), calls.deliver, lambda *each: told.append(each))
-    assert verdict == ReplayVerdict(done=2, failed=1)
-    assert [file.name for file in folder.iterdir()] == [letter("2").name] == [name for name, _ in told]
 
 
 def test_a_replay_that_is_killed_half_way_does_the_rest_the_next_time(tmp_path: Path) -> None:
@@ -270,18 +195,24 @@ def test_a_replay_says_what_became_of_the_letters(tmp_path: Path) -> None:
 
 
 SECRET = "hunter2"  # noqa: S105  it opens nothing
+TAKEN, STORE = ("--handler", "json:dumps"), ("--store", "memory://x")
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
         (["file:///nowhere/at/all"], 2, "choose one of --handler module:function and --to"),
-        (["file:///nowhere/at/all", "--handler", "json:dumps"], 1, "there is no folder '/nowhere/at/all'"),
-        (["file://", "--handler", "json:dumps"], 2, "it names no folder"),
-        (["kinesis://letters", "--handler", "json:dumps"], 2, "letters in a stream want --store"),
-        (["ftp://x", "--handler", "json:dumps"], 2, "letters URL: unknown scheme 'ftp'"),
-        ([f"s3://key:{SECRET}@bucket/p", "--handler", "json:dumps"], 2, "credentials do not belong in it"),
-        ([f"s3://b/p?endpoint=http://k:{SECRET}@h", "--handler", "json:dumps"], 2, "credentials do not belong in it"),
+        (["file:///nowhere/at/all", *TAKEN], 1, "there is no folder '/nowhere/at/all'"),
+        (["file://", *TAKEN], 2, "it names no folder"),
+        (["kinesis://letters", *TAKEN], 2, "letters in a stream want --store"),
+        (["file:///tmp", *TAKEN, *STORE], 2, "--store: it goes with letters in a stream"),
+        (["file:///tmp", *TAKEN, "--from", "now-1h"], 2, "--from: it goes with letters in a stream"),
+        (["kinesis://letters", *TAKEN, *STORE, "--from", "LATEST"], 2, "--from: a replay begins at TRIM_HORIZON"),
+        (["kinesis://letters", *TAKEN, *STORE, "--from", "soon"], 2, "--from: 'soon' is neither"),
+        (["kinesis://a?region=x", *STORE, "--to", "kinesis://a"], 2, "--to: it is the stream that the letters are in"),
+        (["ftp://x", *TAKEN], 2, "letters URL: unknown scheme 'ftp'"),
+        ([f"s3://key:{SECRET}@bucket/p", *TAKEN], 2, "credentials do not belong in it"),
+        ([f"s3://b/p?endpoint=http://k:{SECRET}@h", *TAKEN], 2, "credentials do not belong in it"),
     ],
 )
 def test_bad_usage_of_replay_is_one_sentence(arguments: list[str], status: int, says: str) -> None:
@@ -290,24 +221,6 @@ def test_bad_usage_of_replay_is_one_sentence(arguments: list[str], status: int, 
     assert (done.exit_code, done.stdout) == (status, "")
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert SECRET not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("letters", "says"),
-    [
-        (f"s3://key:{SECRET}@bucket", "dead letter URL: credentials do not belong in it"),
-        ("gopher://x", "dead letter URL: unknown scheme 'gopher'"),
-        ("kinesis://orders?region=eu-west-1", "--dead-letter: it is the stream that is read"),
-        ("json:nothing", "module 'json' has no function 'nothing'"),
-    ],
-)
-def test_a_dead_letter_that_cannot_be_is_refused_at_the_start(letters: str, says: str) -> None:
-    """Without it the first record that fails would find it out."""
-    arguments = ["kinesis://orders?region=eu-west-1", "--store", "memory://letters", "--events"]
-    done = CliRunner().invoke(consume, [*arguments, "--dead-letter", letters])
-    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-    assert says in done.stderr
     assert SECRET not in done.stderr
 
 

@@ -75,8 +75,6 @@ class Stream:
         self.handling.handler(Delivery(rows, rows[-1].position, None, holding))
 
     def replay(self, monkeypatch: pytest.MonkeyPatch, now: float = 9.0084) -> ReplayVerdict:
-        """Replay it."""
-
         def runner(worker: object, handling: Handling) -> "Stream":
             assert worker is self.worker
             self.handling = handling
@@ -217,16 +215,13 @@ class Script:
     closed: bool = False
 
     def open(self, lease: Lease, start: Position) -> "Script":
-        """Note it."""
         self.opened.append((lease, start))
         return self
 
     def read(self) -> Batch:
-        """The next one."""
         return self.answers.pop(0)
 
     def close(self) -> None:
-        """Note it."""
         self.closed = True
 
 

@@ -15,9 +15,9 @@ from leasehold.balancer.actions import Steal
 from leasehold.balancer.bulletin import CALL, bulletin_of, note_of
 from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import bulletin_row, lookout_ranks
-from leasehold.balancer.model import TRIM_HORIZON, Bulletin, Lease, Position, Version
+from leasehold.balancer.model import TRIM_HORIZON, Bulletin, Lease, Position
 from leasehold.stores.protocol import Promises
-from leasehold.stores.writes import ClaimLease, CreateLease, RenewLease, RequestLease, StealLease, merged
+from leasehold.stores.writes import ClaimLease, CreateLease, RenewLease, RequestLease, StealLease
 
 CONFIG = Config(initial_position=TRIM_HORIZON)
 
@@ -105,23 +105,6 @@ def test_a_finding_of_the_lookout_is_written_at_once() -> None:
     assert (now.looks, now.acts) == (before.looks + 1, before.acts + 1)
 
 
-def test_a_lookout_that_is_outranked_says_so_once() -> None:
-    """C3: its readers would wait until it falls silent; said again and again, all would list for ever."""
-    clock = Clock()
-    store = FaultyStore()
-    lookout, _ = fleet(store, clock, "a-1", "b-1")
-    before = bulletin_of(board(store, lookout))
-    higher = next(name for name in map(str, range(100)) if first_of(name, lookout.worker.me) == name)
-    theirs = lookout.held[0]
-    newly = Version(str(int(store.row(theirs).version) + 1))  # the next in rank stands in for whoever stands still
-    store.rewrite(theirs, lambda row: evolve(row, owner=higher, version=newly, notes=(("process", f"p/{higher}"),)))
-    for told in (Bulletin(), evolve(before, looks=before.looks + 9)):
-        write(store, theirs, told)
-        lookout.worker.hurry()
-        lookout.worker.turn(clock.now)
-        assert bulletin_of(board(store, lookout)) == evolve(before, looks=before.looks + 1, acts=before.acts + 1)
-
-
 def test_a_listing_that_has_ended_does_not_go_on() -> None:
     """C8: nobody would stand in for a lookout that listed once and stands still since."""
     clock, store = Clock(), FaultyStore()
@@ -135,17 +118,6 @@ def test_a_listing_that_has_ended_does_not_go_on() -> None:
     worker.renew(clock.now)
     notes = [dict(write.notes) for write in store.asked if isinstance(write, RenewLease)]
     assert {each[CALL] for each in notes if CALL in each} == {"8 2 s-0"}
-
-
-def write(store: FaultyStore, key: str, bulletin: Bulletin) -> None:
-    """Somebody else's bulletin on a row."""
-    store.rewrite(key, lambda row: evolve(row, notes=merged(row.notes, note_of(bulletin))))
-
-
-def first_of(*names: str) -> str:
-    """Who of these would be the lookout."""
-    leases = [Lease(name, owner=name, notes=(("process", f"p/{name}"),)) for name in names]
-    return lookout_ranks(leases, CONFIG).ranks[0]
 
 
 def test_a_thief_that_asked_nobody_is_noticed_by_the_next_listing() -> None:

@@ -48,7 +48,6 @@ class Readings:
         self.budget = MemoryBudget(MOST, self.woken.add)
 
     def ask(self, number: int) -> None:
-        """A new one asks."""
         share = share_of(self.budget, f"s-{number}", self.draw.randint(1, 2 * MOST))
         if share.ask():
             self.read(share)
@@ -65,13 +64,11 @@ class Readings:
                 self.read(share)
 
     def read(self, share: MemoryShare) -> None:
-        """It was let in."""
         assert self.budget.used <= MOST or len(self.budget.taken) == 1, "beyond the bound, and not alone"
         self.holding[share] = self.draw.randint(0, share.expected_bytes)
         share.hold(batch(self.holding[share]))
 
     def wait(self, _number: int) -> None:
-        """A handler raised."""
         for share in self.draw.sample([*self.holding], min(1, len(self.holding))):
             share.idle(self.draw.random())
 
@@ -239,7 +236,6 @@ class HesitantReader:
         return self.reader.read() if came else batch(0)
 
     def close(self) -> None:
-        """Let the reader go."""
         self.reader.close()
 
 

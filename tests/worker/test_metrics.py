@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from virtual_fleet import FaultyStore, four_shards, member, together
+from virtual_fleet import KCL, Driven, FaultyStore, four_shards, member, together
 from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
@@ -26,6 +26,7 @@ from leasehold.balancer.rules.minimal import Minimal
 from leasehold.stores.writes import CreateLease
 
 Series = dict[tuple[str, str], float]
+SHARED = Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
 
 
 def told(reader: InMemoryMetricReader) -> Series:
@@ -38,6 +39,14 @@ def told(reader: InMemoryMetricReader) -> Series:
             assert of["worker"] == "a-1"
             numbers[metric.name, str(of.get("lease", "a-1"))] = getattr(point, "value", 0)
     return numbers
+
+
+def measured(config: Config = SHARED) -> tuple[FaultyStore, Driven, InMemoryMetricReader, WorkerMetrics]:
+    """A worker that holds four leases since a minute, and what it tells."""
+    store, reader = FaultyStore(), InMemoryMetricReader()
+    ours = member(store, ListSource(four_shards()), Clock(), config=config)
+    ours.run(60)
+    return store, ours, reader, WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
 
 
 def test_the_table_the_stream_and_each_lease_are_told() -> None:
@@ -76,20 +85,14 @@ def test_the_table_the_stream_and_each_lease_are_told() -> None:
 
 def test_the_application_is_as_far_behind_as_its_rows_say() -> None:
     """Nobody could scale by lag, or be woken by it: each worker knows its own leases alone."""
-    clock, store = Clock(), FaultyStore()
-    ours = member(
-        store, ListSource(four_shards()), clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
-    )
-    ours.run(60)
-    reader = InMemoryMetricReader()
-    metrics = WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
-    ours.worker.holdings[0].reach.read(Batch((), None, 40.0, 0.2), clock.now)
+    store, ours, reader, metrics = measured()
+    ours.worker.holdings[0].reach.read(Batch((), None, 40.0, 0.2), ours.clock.now)
     note = Reach(time.time(), "b-1", behind=25.0, read=time.time()).note
     for key in ("s-1", "s-2"):
         store.rewrite(key, lambda lease: evolve(lease, owner="b-1", notes=((NOTE, note),)))
     for holding in ours.worker.holdings[1:3]:
         holding.drop("it is another's now")
-    ours.run(ours.turn_due - clock.now)
+    ours.run(ours.turn_due - ours.clock.now)
     found = told(reader)
     assert (found["lag_max", "a-1"], found["lag_sum", "a-1"]) == (40.0, 90.0)
     assert metrics is not None
@@ -97,23 +100,17 @@ def test_the_application_is_as_far_behind_as_its_rows_say() -> None:
 
 def test_a_hung_handler_of_the_worker_that_tells_is_told_too() -> None:
     """Without it a fleet of one worker, or a hung lookout, would never say that nobody reads a lease."""
-    clock, store = Clock(), FaultyStore()
-    ours = member(
-        store, ListSource(four_shards()), clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
-    )
-    ours.run(60)
-    reader = InMemoryMetricReader()
-    metrics = WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
+    _, ours, reader, metrics = measured()
     for holding in ours.worker.holdings:
-        holding.reach.read(Batch((), None, 40.0, 0.2), clock.now)
-        holding.reach.done(clock.now)
-    ours.worker.holdings[0].reach.working(clock.now)
+        holding.reach.read(Batch((), None, 40.0, 0.2), ours.clock.now)
+        holding.reach.done(ours.clock.now)
+    ours.worker.holdings[0].reach.working(ours.clock.now)
     assert told(reader)["group_status", "a-1"] == 0
     ours.run(60)
     for holding in ours.worker.holdings[1:]:
-        holding.reach.read(Batch((), None, 0.0, 0.2), clock.now)
-        holding.reach.done(clock.now)
-    ours.run(ours.turn_due - clock.now)
+        holding.reach.read(Batch((), None, 0.0, 0.2), ours.clock.now)
+        holding.reach.done(ours.clock.now)
+    ours.run(ours.turn_due - ours.clock.now)
     found = told(reader)
     assert (found["group_status", "a-1"], 100 <= found["lag_max", "a-1"] < 120) == (6, True)
     assert [found["lease_status", f"s-{number}"] for number in range(4)] == [6, 0, 0, 0]
@@ -123,9 +120,7 @@ def test_a_hung_handler_of_the_worker_that_tells_is_told_too() -> None:
 def test_a_lease_that_came_from_another_worker_is_counted_once() -> None:
     """Without it a lease that passes from worker to worker looks like any other."""
     clock, store = Clock(), FaultyStore()
-    ours = member(
-        store, ListSource(four_shards()), clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
-    )
+    ours = member(store, ListSource(four_shards()), clock, config=SHARED)
     ours.run(1)
     note = Reach(time.time(), "b-1").note
     ours.worker.holdings[0].drop("it is another's now")
@@ -141,15 +136,9 @@ def test_a_lease_that_came_from_another_worker_is_counted_once() -> None:
 
 def test_an_old_reading_of_the_table_is_not_told() -> None:
     """Most workers read the table seldom: their old view would set off alarms, and keep others silent."""
-    clock, store = Clock(), FaultyStore()
-    ours = member(
-        store, ListSource(four_shards()), clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
-    )
-    ours.run(60)
-    reader = InMemoryMetricReader()
-    metrics = WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
+    _, ours, reader, metrics = measured()
     assert ("total_leases", "a-1") in told(reader)
-    clock.now += 41
+    ours.clock.now += 41
     found = {name for name, _ in told(reader)}
     assert found == {"total_shards", "contradictions", "worker_leases", "lease_status", "rows_remade"}
     assert metrics is not None
@@ -157,18 +146,14 @@ def test_an_old_reading_of_the_table_is_not_told() -> None:
 
 def test_a_lease_no_longer_held_is_told_by_its_new_owner() -> None:
     """Without it a lease that moved would look as far behind as on the day it left."""
-    clock, store = Clock(), FaultyStore()
-    ours = member(store, ListSource(four_shards()), clock)
-    ours.run(60)
-    reader = InMemoryMetricReader()
-    metrics = WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
+    _, ours, reader, metrics = measured(KCL)
     for holding in ours.worker.holdings[:2]:
-        holding.reach.read(Batch((), None, 1.5, 0.2, size=10), clock.now)
-        holding.reach.read(Batch((), None, None, 0.2, fault="throttled"), clock.now)  # it says nothing of the tip
+        holding.reach.read(Batch((), None, 1.5, 0.2, size=10), ours.clock.now)
+        holding.reach.read(Batch((), None, None, 0.2, fault="throttled"), ours.clock.now)  # it says nothing of the tip
     ours.worker.holdings[0].drop("stolen")
     behind = {key: value for key, value in told(reader).items() if key[0] == "millis_behind_latest"}
     assert behind == {("millis_behind_latest", "s-1"): 1500}
-    clock.now += 60
+    ours.clock.now += 60
     late = told(reader)["millis_behind_latest", "s-1"]
     assert late == 61500, "what nobody has read for a minute may be a minute old"
     assert metrics is not None
@@ -226,10 +211,7 @@ def test_no_exporter_means_the_programs_own_provider(monkeypatch: pytest.MonkeyP
 def test_two_workers_of_one_program_are_both_told() -> None:
     """Without it the second one's gauges would be missing, for OpenTelemetry keeps the first of a name."""
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
-    fleet = [
-        member(store, source, clock, me, me, Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
-        for me in ("a-1", "b-1")
-    ]
+    fleet = [member(store, source, clock, me, me, SHARED) for me in ("a-1", "b-1")]
     together(fleet, 60)
     reader = InMemoryMetricReader()
     meter = MeterProvider([reader]).get_meter("test")

@@ -14,10 +14,11 @@ from odd_values import SHOWN_BY, unsayable
 from running import run_to_its_end, running
 from test_async_handlers import Seen, joined
 from test_reading import Bench, data
-from virtual_fleet import FaultyStore, four_shards
+from virtual_fleet import FaultyStore, stream_of_five
+from waiters import WAIT
 
 from leasehold.adapters.consuming import load
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
+from leasehold.adapters.proving.simulator.world.world import ShardRecords, records
 from leasehold.adapters.reading.dead_letters.boxes import dead_letters
 from leasehold.adapters.reading.events import EventLines
 from leasehold.adapters.reading.handling import Delivery, Handling, Happening, Unhandled
@@ -26,8 +27,6 @@ from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold.stores.printable import said
-
-WAIT = 30.0
 
 
 class Odd(BaseException):
@@ -41,11 +40,6 @@ def raising(error: BaseException) -> Callable[..., None]:
         raise error
 
     return raises
-
-
-def stream(count: int = 5) -> ListSource:
-    """Four shards of some records."""
-    return ListSource(four_shards(), {f"s-{n}": ShardRecords(records(count)) for n in range(4)})
 
 
 @pytest.mark.parametrize("error", [CancelledError(), GeneratorExit(), Odd("odd")], ids=repr)
@@ -93,7 +87,7 @@ def test_a_dead_letter_is_given_an_exception_whatever_was_raised() -> None:
     assert bench.store.row("s-0").checkpoint == Position("100")
 
 
-@pytest.mark.parametrize("error", [CancelledError(), Odd()], ids=repr)
+@pytest.mark.parametrize("error", [CancelledError(), Odd(), OSError("disk full")], ids=repr)
 def test_every_exception_of_a_dead_letter_stops_the_shard(error: BaseException) -> None:
     """Without it the shard is frozen for ever, unsaid, and hangs the drain."""
     bench = Bench(does=raising(OSError()))
@@ -116,7 +110,7 @@ def test_a_callable_that_asks_for_the_end_gets_it_in_good_order(
         "measure": Handling(lambda _delivery: None, measure=asks),
     }[where]
     with pytest.raises(type(error)) as ended:
-        run_to_its_end(Runner(joined(store, stream()), handling))
+        run_to_its_end(Runner(joined(store, stream_of_five()), handling))
     assert ended.value is error
     assert [lease.owner for lease in store.list().leases] == [None] * 4
     assert letters == [], "what ends the worker is no poison"
@@ -132,7 +126,7 @@ def test_an_observer_that_raises_breaks_neither_reading_nor_leaving(caplog: pyte
         told.append(happening)
         raise OSError("nobody listens")
 
-    with running(Runner(joined(store, stream()), Handling(seen.add, observer=observe))):
+    with running(Runner(joined(store, stream_of_five()), Handling(seen.add, observer=observe))):
         assert seen.all.wait(WAIT)
     assert (sorted(told), seen.by_shard) == (
         ["initialize"] * 4 + ["stopped"] * 4,
@@ -172,7 +166,7 @@ def test_events_that_nobody_reads_any_more_end_the_worker_in_good_order() -> Non
     nobody, end = os.pipe()
     os.close(nobody)
     with os.fdopen(end, "w", encoding="utf-8") as out, pytest.raises(SystemExit) as ended:
-        run_to_its_end(Runner(joined(store, stream()), EventLines("a-1", out).handling))
+        run_to_its_end(Runner(joined(store, stream_of_five()), EventLines("a-1", out).handling))
     assert ended.value.code == 141
     assert [(lease.owner, lease.checkpoint) for lease in store.list().leases] == [(None, TRIM_HORIZON)] * 4
 

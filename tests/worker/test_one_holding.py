@@ -57,7 +57,6 @@ class Held:
 
     @property
     def row(self) -> Lease:
-        """The lease as stored."""
         return self.store.row("s-0")
 
     @property

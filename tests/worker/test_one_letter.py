@@ -30,13 +30,6 @@ def said(**fields: object) -> bytes:
     return json.dumps(needed | fields).encode()
 
 
-def test_a_letter_is_read_as_it_was_written() -> None:
-    """What is replayed would not be what had failed."""
-    assert letter_of(FULL.line) == FULL
-    none = evolve(FULL, record=Record(b"", "0"))
-    assert letter_of(none.line) == none
-
-
 def test_a_letter_needs_little() -> None:
     """A letter that another program wrote could not be handed over."""
     assert letter_of(said()) == Letter("", "", "s", "l", Record(b"d", "7"), "", "", 0, "", 0)

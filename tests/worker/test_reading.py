@@ -70,7 +70,6 @@ class Bench:
 
     @property
     def holding(self) -> Holding:
-        """What it holds."""
         return self.consumer.begun[0]
 
     def handle(self, delivery: Delivery) -> None:
@@ -276,7 +275,6 @@ class Uncountable(Batch):
 
     @property
     def count(self) -> int:
-        """Nobody can say."""
         raise SourceUnavailable("its columns are gone")
 
 
@@ -363,33 +361,6 @@ def test_a_handler_that_keeps_raising_stops_its_shard_and_skips_nothing(caplog: 
     assert "shard s-0 stops here: its handler raised OSError on records 100 to 104, attempt 3 of 3" in caplog.text
     bench.worker.turn(bench.clock.now)
     assert bench.worker.holdings == ()
-
-
-def test_a_dead_letter_takes_a_record_over_and_the_shard_goes_on() -> None:
-    """Without it those who prefer going on to waiting would have no way."""
-    letters: list[tuple[list[bytes], str]] = []
-
-    def fails_on_the_first(delivery: Delivery) -> None:
-        if delivery.records[0].data == b"0":
-            raise ValueError("poison")
-
-    bench = Bench(ShardRecords(records(4), size=2), does=fails_on_the_first)
-    dead_letter = lambda delivery, error: letters.append(([each.data for each in delivery.records], str(error)))  # noqa: E731
-    bench.steps(bench.reading(attempts=2, dead_letter=dead_letter), 6)
-    assert letters == [(data(1), "poison")]
-    assert bench.handed == [data(2), data(2), data(1), data(1, 1), data(2, 2)]
-    assert bench.store.row("s-0").checkpoint == Position("103")
-
-
-def test_a_dead_letter_that_raises_stops_the_shard() -> None:
-    """Without it records could vanish between the handler and the dead letter."""
-
-    def fails(*_given: object) -> None:
-        raise OSError("disk full")
-
-    bench = Bench(does=fails)
-    bench.until_over(bench.reading(attempts=1, dead_letter=fails))
-    assert (bench.happened, bench.store.row("s-0").checkpoint) == (["initialize", "stopped"], TRIM_HORIZON)
 
 
 def test_a_handler_whose_lease_was_stolen_is_told_so() -> None:

@@ -27,14 +27,9 @@ def of_kind(store: FaultyStore, kind: type[Write]) -> list[Write]:
     return [write for write in store.asked if isinstance(write, kind)]
 
 
-def rob(bench: Bench) -> None:
-    """Another worker takes the lease."""
-    bench.store.write(StealLease(bench.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
-
-
 def found_robbed(bench: Bench) -> None:
     """It is taken, and a renewal tells so."""
-    rob(bench)
+    bench.rob()
     assert not bench.holding.renew()
 
 
@@ -49,7 +44,7 @@ def test_a_batch_read_while_the_lease_was_lost_is_not_handed_over() -> None:
 
 def test_a_theft_during_the_handler_ends_the_reading_in_the_same_step() -> None:
     """Its observer would hear of it only when the next batch is due, and hold its state until then."""
-    for lost in (rob, found_robbed):
+    for lost in (Bench.rob, found_robbed):
         bench = Bench(ShardRecords(records(2), wait_seconds=60.0))
         bench.does = lambda _delivery, bench=bench, lost=lost: lost(bench)  # type: ignore[misc]
         assert bench.steps(bench.reading(), 2) == math.inf
@@ -63,7 +58,7 @@ def test_a_theft_between_two_halves_of_a_failing_batch_ends_the_reading() -> Non
     def fails_whole(delivery: Delivery) -> None:
         if len(delivery.records) > 1:
             raise ValueError("poison")
-        rob(bench)
+        bench.rob()
 
     bench = Bench(ShardRecords(records(2)), does=fails_whole)
     reading = bench.reading(attempts=1, dead_letter=lambda _delivery, _error: None)
@@ -170,7 +165,7 @@ def test_a_lease_stolen_before_its_shards_end_is_lost_and_not_ended() -> None:
     bench = Bench(ShardRecords(records(1), ended=True))
     reading = bench.reading()
     bench.steps(reading, 2)
-    rob(bench)
+    bench.rob()
     assert bench.steps(reading, 1) == math.inf
     assert bench.happened == ["initialize", "lease-lost"]
 

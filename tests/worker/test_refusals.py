@@ -18,7 +18,6 @@ class Choosy(ListSource):
     """A source that refuses a table with a lease of another stream in it."""
 
     def reads(self, lease: Lease) -> bool:
-        """True, or the refusal."""
         if lease.key == "stranger":
             raise SourceError("lease 'stranger': it is of another hub")
         return True

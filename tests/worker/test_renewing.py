@@ -9,7 +9,7 @@ import pytest
 from attrs import define, evolve, field
 from running import running
 from virtual_fleet import Driven, FaultyStore, four_shards, member
-from waiters import Clock
+from waiters import WAIT, Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.adapters.reading.runner import Runner
@@ -23,8 +23,6 @@ from leasehold.balancer.model import Lease, Me, Position, Version
 from leasehold.stores.protocol import Done, Outcome
 from leasehold.stores.writes import ClaimLease, CreateLease, RenewLease, Write
 
-WAIT = 30.0
-
 
 @define
 class Stalling:
@@ -34,7 +32,6 @@ class Stalling:
     begun: list[str] = field(factory=list)
 
     def __call__(self, function: Callable[[Any], object], items: Iterable[Any]) -> Iterable[object]:
-        """Nobody waits."""
         for item in items:
             self.begun.append(item[0].key)
             if item[0].key != self.key:

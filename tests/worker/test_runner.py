@@ -15,10 +15,10 @@ from typing import Any, NoReturn, cast
 import pytest
 from attrs import define, field
 from running import WAIT, run_to_its_end, running
-from virtual_fleet import FaultySource, FaultyStore, Kept, four_shards
+from virtual_fleet import FaultySource, FaultyStore, Kept, stream_of_five
 from waiters import until
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords
 from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.runner import Runner, Schedule, Signal, run, stopping_on_signals
 from leasehold.adapters.sources.protocol import Batch, SourceError
@@ -53,11 +53,6 @@ def joined(store: FaultyStore, source: ListSource) -> Worker:
     return Worker(store=store, source=source, me="a-1", config=config)
 
 
-def stream(count: int = 5) -> ListSource:
-    """Four shards of some records."""
-    return ListSource(four_shards(), {f"s-{n}": ShardRecords(records(count)) for n in range(4)})
-
-
 def test_no_step_runs_beside_itself(schedule: Schedule) -> None:
     """Without it one shard's batches could be handled side by side."""
     busy, beside, calls = Lock(), [], []
@@ -76,62 +71,6 @@ def test_no_step_runs_beside_itself(schedule: Schedule) -> None:
     assert (len(calls), beside) == (200, [])
 
 
-def test_a_successor_waits_for_its_predecessor(schedule: Schedule) -> None:
-    """Without it a lease lost and won again would have two handlers at work on its shard."""
-    running, finish, order = Event(), Event(), []
-
-    def first(_now: float) -> float:
-        running.set()
-        assert finish.wait(WAIT)
-        order.append("first")
-        return float("inf")
-
-    def second(_now: float) -> float:
-        order.append("second")
-        return float("inf")
-
-    schedule.add("s", first)
-    assert running.wait(WAIT)
-    schedule.add("s", second)
-    finish.set()
-    assert schedule.drain(time.monotonic() + WAIT)
-    assert order == ["first", "second"]
-
-
-def test_a_thousand_shards_need_few_threads(schedule: Schedule) -> None:
-    """Without it a big worker would need a thread for each shard, or starve some."""
-    lock, counts = Lock(), dict.fromkeys(range(1000), 0)
-
-    def stepping(number: int) -> Callable[[float], float]:
-        def step(now: float) -> float:
-            with lock:
-                counts[number] += 1
-            return now + 0.001 if counts[number] < 3 else float("inf")
-
-        return step
-
-    for number in counts:
-        schedule.add(f"s-{number}", stepping(number))
-    assert schedule.drain(time.monotonic() + WAIT)
-    assert set(counts.values()) == {3}
-
-
-def test_a_step_that_raises_is_called_again(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it one unforeseen fault would leave a held shard unread for ever."""
-    monkeypatch.setattr("leasehold.adapters.reading.runner.FAULT_SECONDS", 0.0)
-    calls: list[float] = []
-
-    def step(now: float) -> float:
-        calls.append(now)
-        if len(calls) == 1:
-            raise RuntimeError("unforeseen")
-        return float("inf")
-
-    schedule.add("s", step)
-    assert schedule.drain(time.monotonic() + WAIT)
-    assert len(calls) == 2
-
-
 def test_stopping_finishes_the_running_batch_checkpoints_and_releases() -> None:
     """Without it every deployment would repeat a batch and wait for expiry."""
     store, started, finish = FaultyStore(), Event(), Event()
@@ -140,7 +79,7 @@ def test_stopping_finishes_the_running_batch_checkpoints_and_releases() -> None:
         started.set()
         assert finish.wait(WAIT)
 
-    runner = Runner(joined(store, stream()), handle)
+    runner = Runner(joined(store, stream_of_five()), handle)
     with running(runner):
         assert started.wait(WAIT)
         runner.stop()
@@ -155,7 +94,7 @@ def test_stopping_finishes_the_running_batch_checkpoints_and_releases() -> None:
 def test_a_worker_that_waits_for_its_first_look_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """C15: whoever starts by mistake need not wait until it has begun."""
     store = FaultyStore()
-    runner = Runner(joined(store, stream()), lambda _delivery: None)
+    runner = Runner(joined(store, stream_of_five()), lambda _delivery: None)
     monkeypatch.setattr("leasehold.adapters.reading.runner.start_seconds", lambda *_: 1e6)
     with running(runner):
         runner.stop()
@@ -171,7 +110,7 @@ def test_renewals_go_on_while_a_handler_is_slow() -> None:
         started.set()
         assert finish.wait(2 * WAIT)
 
-    runner = Runner(Worker(store=store, source=stream(), me="a-1", config=config), handle)
+    runner = Runner(Worker(store=store, source=stream_of_five(), me="a-1", config=config), handle)
     with running(runner):
         assert started.wait(WAIT)
         before = {lease.key: lease.epoch for lease in store.list().leases}
@@ -216,7 +155,7 @@ def test_a_signal_drains_and_gives_the_handlers_back(name: str) -> None:
             os.kill(os.getpid(), ending)
 
     try:
-        run(joined(store, stream()), Handling(handle, observer=lambda what, _holding: happened.append(what)))
+        run(joined(store, stream_of_five()), Handling(handle, observer=lambda what, _holding: happened.append(what)))
         assert signal.getsignal(ending) is before
     finally:
         signal.signal(signal.SIGHUP, hung_up)
@@ -248,7 +187,7 @@ def test_a_worker_under_nohup_goes_on_when_its_terminal_is_closed() -> None:
             os.kill(os.getpid(), signal.SIGHUP if len(calls) == 1 else signal.SIGTERM)
 
     try:
-        run(joined(FaultyStore(), stream()), Handling(handle))
+        run(joined(FaultyStore(), stream_of_five()), Handling(handle))
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -265,7 +204,7 @@ def test_a_measure_of_the_users_own_is_told_beside_the_metrics() -> None:
         if sum(measured) == 20:
             seen.set()
 
-    runner = Runner(joined(FaultyStore(), stream()), Handling(lambda _delivery: None, measure=measure))
+    runner = Runner(joined(FaultyStore(), stream_of_five()), Handling(lambda _delivery: None, measure=measure))
     with running(runner):
         assert seen.wait(WAIT)
 
@@ -305,7 +244,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, lease_seconds: float = 3.0) -> Coun
     monkeypatch.setattr("leasehold.adapters.reading.runner.start_seconds", lambda *_: 0.0)
     monkeypatch.setattr("leasehold.adapters.reading.runner.RETRY_SECONDS", 0.25)
     config = Config(lease_seconds=lease_seconds, initial_position=Position("TRIM_HORIZON"))
-    worker = Counted(store=FaultyStore(), source=stream(), me="a-1", config=config)
+    worker = Counted(store=FaultyStore(), source=stream_of_five(), me="a-1", config=config)
     worker.done, worker.failing = [], Counter()
     return worker
 
@@ -350,7 +289,7 @@ def test_a_reading_is_called_once_there_is_room_for_it(monkeypatch: pytest.Monke
     """It would wait for its next step, seconds later, with all the room to itself."""
     called = list[str]()
     monkeypatch.setattr(Schedule, "wake", lambda _self, key: called.append(key))
-    runner = Runner(joined(FaultyStore(), stream()), lambda _delivery: None, memory_bytes=1)
+    runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None, memory_bytes=1)
     budget = runner._readings.memory  # noqa: SLF001  no reading is needed
     first, second = budget.share("first"), budget.share("second")
     assert [first.ask(), second.ask()] == [True, False]
@@ -358,30 +297,9 @@ def test_a_reading_is_called_once_there_is_room_for_it(monkeypatch: pytest.Monke
     assert called == ["second"]
 
 
-def test_leases_that_are_not_released_in_time_are_said_to_be_left(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An operator would be told that all is released, while its shards wait until their leases expire."""
-    worker, begun, finish = counted(monkeypatch), Event(), Event()
-
-    def hangs(_delivery: Delivery) -> None:
-        begun.set()
-        finish.wait(WAIT)
-
-    with running(Runner(worker, hangs, readers=1, drain_seconds=0.1)):
-        assert begun.wait(WAIT)
-        held = list(worker.holdings)
-    finish.set()
-    said = [each.getMessage() for each in caplog.records if each.name.startswith("leasehold")]
-    assert not [each for each in said if each.startswith("everything is released")]
-    (left,) = (each for each in said if each.startswith("not released within 0.1 s, left to expire: "))
-    why = {holding.why for holding in held if holding.key in left.rpartition(": ")[2].split(", ")}
-    assert why == {"left to expire"}
-
-
 def test_whoever_is_woken_as_a_run_ends_finds_that_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a turn, the renewals or the dispatcher could look too soon, and wait on until they are given up."""
-    runner = Runner(joined(FaultyStore(), stream()), lambda _delivery: None)
+    runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None)
     readings, found = runner._readings, dict[str, bool]()  # noqa: SLF001
 
     def note(name: str, whom: object, method: str, over: Callable[[], bool]) -> None:
@@ -404,7 +322,7 @@ def test_whoever_is_woken_as_a_run_ends_finds_that_it_ends(monkeypatch: pytest.M
 @pytest.fixture
 def holding_all() -> Iterator[Runner]:
     """A runner whose worker holds all leases, and is not run yet."""
-    worker = joined(FaultyStore(), stream())
+    worker = joined(FaultyStore(), stream_of_five())
     while len(worker.holdings) < 4:
         worker.turn(time.monotonic())
     runner = Runner(worker, lambda _delivery: None)
@@ -453,7 +371,7 @@ def test_what_is_held_is_asked_for_while_a_turn_is_still_at_work(monkeypatch: py
 
 def test_the_first_reason_ends_a_run_and_the_others_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
     """Whoever reads the log would search for what failed last, which often failed because of the first."""
-    runner = Runner(joined(FaultyStore(), stream()), lambda _delivery: None)
+    runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None)
     for fault in (OSError("first"), OSError("second")):
         runner._fail(fault)  # noqa: SLF001  as two tasks do that end
     with pytest.raises(WorkerError, match=r"^the worker cannot go on: OSError: first$"):
@@ -466,7 +384,7 @@ def test_a_worker_with_more_than_it_can_renew_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever reads the log would find that line alone, once for each renewal."""
-    runner = Runner(joined(FaultyStore(), stream()), lambda _delivery: None)
+    runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None)
     monkeypatch.setattr(Worker, "renewers", 1000)
     for _ in range(2):
         runner._renew(time.monotonic())  # noqa: SLF001  as its task does
@@ -478,7 +396,7 @@ def test_a_worker_with_more_than_it_can_renew_says_so_once(
 
 def test_a_worker_with_a_consumer_of_its_own_is_refused() -> None:
     """Its leases would be read by two."""
-    worker = joined(FaultyStore(), stream())
+    worker = joined(FaultyStore(), stream_of_five())
     worker.consumer = Kept()
     with pytest.raises(ValueError, match=r"^worker: it has a consumer of its own$"):
         Runner(worker, lambda _delivery: None)
@@ -513,12 +431,10 @@ class HandedOver:
     taker: Callable[[], object] = lambda: None
 
     def put(self, item: object) -> None:
-        """Hand it over."""
         self.items.append(item)
         self.taker()
 
     def get(self, _until: float = math.inf) -> object:
-        """The next, or None."""
         return self.items.pop(0) if self.items else None
 
 

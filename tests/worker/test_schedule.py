@@ -26,7 +26,6 @@ class Process:
         """Whatever it is."""
 
     def unforeseen(self, where: str, fault: BaseException) -> None:
-        """Remember it."""
         self.faults.append((where, repr(fault)))
 
 
@@ -43,7 +42,6 @@ class Time(VirtualTime):
         super().start(name, work, failed)
 
     def clock(self) -> float:
-        """The time."""
         if self.broken:
             self.broken -= 1
             raise OSError("no clock")

@@ -191,12 +191,10 @@ class Scripted:
     asked: list[tuple[Lease, float]]
 
     def settled(self, lease: Lease, until: float) -> Settled | None:
-        """The next answer."""
         self.asked.append((lease, until))
         return self.settles.pop(0)
 
     def read(self) -> Batch:
-        """The next reading."""
         return self.answers.pop(0)
 
     def close(self) -> None:

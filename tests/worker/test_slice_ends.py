@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from attrs import define, evolve, field
 from virtual_fleet import FaultyStore
-from waiters import Clock
+from waiters import WAIT, Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, shard
 from leasehold.adapters.reading.handling import Handling
@@ -20,7 +20,6 @@ from leasehold.stores.contract.actors import placed
 from leasehold.stores.protocol import Listing, Malformed
 
 RUNNING = "leasehold.adapters.reading.slices"
-WAIT = 10.0
 SOON = 0.001
 
 
@@ -34,16 +33,13 @@ class Run:
     stops: int = 0
 
     def run(self) -> None:
-        """Do it."""
         self.does(self)
 
     def stop(self) -> None:
-        """Note it."""
         self.stops += 1
         self.stopped.set()
 
     def __call__(self, worker: Worker, handling: Handling, **more: object) -> "Run":
-        """Made with these."""
         self.given = {"worker": worker, "handling": handling, **more}
         return self
 
@@ -248,7 +244,6 @@ class Table:
 
     @property
     def worker(self) -> Worker:
-        """It looks."""
         config = Config(initial_position=TRIM_HORIZON)
         return Worker(store=self.store, source=self.source, me="a", config=config, clock=Clock())
 

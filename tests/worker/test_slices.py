@@ -5,15 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import pytest
-from attrs import define, evolve, field
+from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
 from test_slice_bounds import CUT, SINCE, UNTIL, Timed, read_to_the_end, record
-from typer.testing import CliRunner
-from virtual_fleet import FaultyStore
-from waiters import Clock
 
-from leasehold.adapters.cli.consume import app
 from leasehold.adapters.proving.simulator.world.world import ShardRecords, shard
 from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.runner import Runner
@@ -28,10 +24,7 @@ from leasehold.adapters.reading.slices import (
 )
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
-from leasehold.balancer.model import SHARD_END, Lease
-from leasehold.stores.contract.actors import placed
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold.stores.urls import open_store
 
 late = st.floats(0, LATE_SECONDS / 2)
 near = st.integers(-3, 3) | st.floats(-100, 200)
@@ -73,12 +66,10 @@ class Fleet:
         return Worker(store=CUT.store(self.store), source=CUT.source(self.source), me=name, config=config)
 
     def handle(self, delivery: Delivery) -> None:
-        """Take all."""
         self.handled += [int(each.sequence_number) for each in delivery.records]
 
     @property
     def wanted(self) -> list[int]:
-        """What arrived in time."""
         rows = (each for shard_log in self.source.shard_logs.values() for each in shard_log.records)
         return sorted(int(each.sequence_number) for each in rows if (each.arrived or 0) * 1000 < UNTIL)
 
@@ -152,42 +143,6 @@ def test_async_handlers_and_dead_letters_count_too() -> None:
     verdict = run_slice(fleet.worker("a-1"), Handling(handle, attempts=1, dead_letter=dead_letter), look_seconds=0.05)
     assert (verdict.finished, verdict.records, verdict.letters) == (True, len(fleet.wanted) - 1, 1)
     assert sorted(fleet.handled) == fleet.wanted
-
-
-def test_a_slice_is_not_read_while_a_child_has_no_lease_or_the_table_does_not_answer() -> None:
-    """Without it a worker would end before the children are read, or with a false verdict."""
-    fleet, store = Fleet(), FaultyStore()
-    ended = Lease("p", hash_range=(0, 9), checkpoint=SHARD_END, notes=((NOTE, CUT.note),))
-    for lease in (ended, evolve(ended, key="q", shard="q", hash_range=(10, 19))):
-        placed(store, lease)
-    config = Config(initial_position=CUT.since)
-    worker = Worker(store=CUT.store(store), source=CUT.source(fleet.source), me="a", config=config, clock=Clock())
-    assert not is_read(worker)
-    for name in ("p.0", "p.1"):
-        placed(store, evolve(ended, key=name, shard=name, parents=("p",)))
-    assert is_read(worker)
-    store.down = True
-    assert not is_read(worker)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--until", "now"], "slice: it begins (--from) at TRIM_HORIZON or at a time, not at LATEST"),
-        (["--from", "now", "--until", "now-1h"], "slice: it begins (--from) no earlier than it ends (--until)"),
-        (["--from", "TRIM_HORIZON", "--until", "later"], "--until: 'later' is not a time such as"),
-        (["--from", "TRIM_HORIZON", "--until", "now"], "its table holds leases of another group (s-0)"),
-    ],
-)
-def test_bad_usage_of_a_slice_is_one_sentence(arguments: list[str], says: str) -> None:
-    """Without it a typing error would read another slice than meant."""
-    store = open_store("memory://not-a-slice")
-    if not store.list().leases:
-        placed(store, Lease("s-0"))
-    source = "kinesis://orders?region=eu-west-1"
-    done = CliRunner().invoke(app, [source, "--store", "memory://not-a-slice", "--events", *arguments])
-    assert (done.exit_code, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-    assert says in done.stderr
 
 
 def test_whether_a_slice_is_read_is_asked_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,6 @@ class SilentStore(MemoryStore):
     """A store that does not answer a claim."""
 
     def write(self, write: Write) -> Outcome:
-        """Apply anything else."""
         if isinstance(write, ClaimLease):
             raise OutcomeUnknown("no answer")
         return super().write(write)

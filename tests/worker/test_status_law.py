@@ -95,7 +95,6 @@ class HangingExecutor:
         """Nothing to close."""
 
     def wake(self) -> None:
-        """Let all go on."""
         self.hung = False
         kept, self.kept = self.kept, []
         for work in kept:
@@ -189,7 +188,6 @@ class World:
         self.fleet = [Member(f"w-{number}", self) for number in range(workers)]
 
     def wall(self) -> float:
-        """Seconds since 1970."""
         return EPOCH + self.clock.now
 
     def handle(self, delivery: Delivery) -> None:

@@ -47,7 +47,6 @@ class Out:
 
     @property
     def buffer(self) -> "Out":
-        """Its own."""
         return self
 
 

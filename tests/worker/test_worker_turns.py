@@ -32,7 +32,6 @@ def settled(clock: Clock, store: FaultyStore, me: str = "a-1", process: str = "p
 
 
 def owners(store: FaultyStore) -> dict[str, str | None]:
-    """Who owns what."""
     return {lease.key: lease.owner for lease in store.list().leases}
 
 
@@ -183,7 +182,6 @@ class Numbering(ListSource):
     """A source that tells LATEST as the number of the last record, as an event hub does."""
 
     def latest(self, lease: Lease) -> Position:
-        """The last record's number."""
         return Position(str(99 + len(self.shard_logs[lease.key].records)))
 
 

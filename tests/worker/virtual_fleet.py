@@ -6,7 +6,7 @@ from typing import get_args
 from attrs import define, field
 from waiters import Clock
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
 from leasehold.adapters.reading.executors import Work
 from leasehold.adapters.sources.protocol import Batch, Reader, SourceError
 from leasehold.adapters.worker.holding import Holding
@@ -54,7 +54,6 @@ class FaultyStore(MemoryStore):
 
     @property
     def promises(self) -> Promises:
-        """As it was made."""
         return self._promises
 
     def _reach(self) -> None:
@@ -62,7 +61,6 @@ class FaultyStore(MemoryStore):
             raise OutcomeUnknown("the store cannot be reached")
 
     def list(self) -> Listing:
-        """Every lease, if reachable."""
         self.readings.append((None, True))
         if self.fault is not None:
             raise self.fault
@@ -153,7 +151,6 @@ class FaultyReader:
         return batch if given is None else given
 
     def close(self) -> None:
-        """Once."""
         assert not self.closed, "a reader is closed twice"
         self.closed = True
         self.reader.close()
@@ -175,7 +172,6 @@ class ManualExecutor:
     refuses: bool = False
 
     def start(self, work: Work) -> None:
-        """Let it wait."""
         if self.refuses:
             raise RuntimeError("can't start new thread")
         self.waiting.append(work)
@@ -188,7 +184,6 @@ class ManualExecutor:
         return True
 
     def replace(self, work: Work) -> None:
-        """Remember for whom."""
         self.replaced.append(work)
 
     def close(self) -> None:
@@ -198,6 +193,11 @@ class ManualExecutor:
 def four_shards() -> list[Shard]:
     """A stream of four equal shards."""
     return even_shards(("s-0", "s-1", "s-2", "s-3"))
+
+
+def stream_of_five() -> ListSource:
+    """Four shards of five records each."""
+    return ListSource(four_shards(), {f"s-{n}": ShardRecords(records(5)) for n in range(4)})
 
 
 @define
@@ -212,7 +212,6 @@ class Kept:
     busy: bool = False
 
     def begin(self, holding: Holding) -> None:
-        """Remember it."""
         self.begun.append(holding)
 
     def release(self, holding: Holding) -> None:
@@ -241,7 +240,6 @@ class Driven:
         self.clock.now = end
 
     def step(self) -> None:
-        """Whatever is due now."""
         now = self.clock.now
         if self.renew_due <= now:
             self.renew_due = self.worker.renew(now, self.each_renewal)
@@ -250,7 +248,6 @@ class Driven:
 
     @property
     def held(self) -> list[str]:
-        """The keys it holds."""
         return [holding.key for holding in self.worker.holdings]
 
 

@@ -23,7 +23,6 @@ CONFIG = Config(lease_seconds=3.0, initial_position=TRIM_HORIZON)
 
 @pytest.fixture(autouse=True)
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody's own."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
 

@@ -23,13 +23,11 @@ class Clock:
     now = 1_800_000_000.0
 
     def __call__(self) -> float:
-        """The time."""
         return self.now
 
 
 @pytest.fixture
 def clock() -> Clock:
-    """The service's clock."""
     return Clock()
 
 
@@ -49,7 +47,6 @@ def url(table: TableStreams, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def opened(url: str) -> TableStream:
-    """The source."""
     source = open_source(url)
     assert isinstance(source, TableStream)
     return source

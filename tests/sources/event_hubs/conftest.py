@@ -14,7 +14,6 @@ from leasehold.adapters.sources.event_hubs.poller import EventHubsSource
 
 @pytest.fixture(scope="session")
 def hubs(amqp_engine: None) -> Iterator[LocalHubs]:  # noqa: ARG001  it skips where there is none
-    """The process."""
     with event_hubs({}) as running:
         yield running
 

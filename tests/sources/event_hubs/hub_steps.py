@@ -42,7 +42,6 @@ class Here:
         return self.plain.open(Lease(partition, epoch=epoch), start)
 
     def send(self, texts: Iterable[str], partition: str = "0") -> None:
-        """Events for one partition."""
         self.hubs.put(self.hub, partition, texts)
 
     def received(self, wanted: int, at: str | int | datetime, *, inclusive: bool = False) -> list[EventData]:
@@ -84,5 +83,4 @@ def fault(reader: PartitionReader) -> Batch:
 
 
 def texts(records: Iterable[Record]) -> list[str]:
-    """What they carry."""
     return [record.data.decode() for record in records]

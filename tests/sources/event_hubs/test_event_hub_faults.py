@@ -216,7 +216,6 @@ class Feed:
         """Nothing is opened."""
 
     def take(self) -> list[Record]:
-        """What came."""
         came, self.events[:] = [*self.events], []
         return came
 

@@ -30,13 +30,11 @@ class Wire:
         self.beaten = asyncio.Event()
 
     def write(self, data: bytes) -> None:
-        """Keep it."""
         self.written += data
         if data.endswith(HEARTBEAT):
             self.beaten.set()
 
     def is_closing(self) -> bool:
-        """Never."""
         return False
 
     def close(self) -> None:
@@ -67,7 +65,6 @@ class Client:
             self._read = len(self._wire.written)
 
     def leave(self) -> None:
-        """Be gone."""
         self._hub.connection_lost(None)
 
 

@@ -35,7 +35,6 @@ class Link:
         type(self).opened += 1
 
     def take(self) -> list[Record]:
-        """What came."""
         came, self.events[:] = [*self.events], []
         return came
 
@@ -85,7 +84,6 @@ class World:
         )
 
     def wall(self) -> float:
-        """Seconds since 1970."""
         return EPOCH + self.now
 
     def live(self, seconds: float) -> Iterator[Status]:

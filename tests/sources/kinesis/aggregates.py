@@ -22,22 +22,18 @@ def varint(number: int, *, longer: int = 0) -> bytes:
 
 
 def number(field: int, value: int) -> bytes:
-    """A varint field."""
     return varint(field << 3) + varint(value)
 
 
 def sized(field: int, content: bytes) -> bytes:
-    """A length-delimited field."""
     return varint(field << 3 | 2) + varint(len(content)) + content
 
 
 def group(field: int, content: bytes) -> bytes:
-    """A group field."""
     return varint(field << 3 | 3) + content + varint(field << 3 | 4)
 
 
 def nested(depth: int) -> bytes:
-    """Groups within groups."""
     return varint(9 << 3 | 3) * depth + varint(9 << 3 | 4) * depth
 
 
@@ -65,7 +61,6 @@ def sealed(body: bytes) -> bytes:
 
 
 def hash_of(key: str) -> int:
-    """Where a key falls."""
     return int.from_bytes(md5(key.encode()))
 
 

@@ -23,7 +23,6 @@ ONE = record(0, b"one")
 
 
 def cases() -> Iterator[Case]:
-    """Every crafted case."""
     yield from _not_aggregates()
     yield from _forms()
     yield from _unknown_fields()

@@ -102,7 +102,6 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Its address."""
         return f"http://127.0.0.1:{self.server_port}"
 
 
@@ -130,7 +129,6 @@ class _Answers(BaseHTTPRequestHandler):
         """Say nothing."""
 
     def do_POST(self) -> None:
-        """One request."""
         self.service = self.server.service
         operation = self.headers["X-Amz-Target"].partition(".")[2]
         body = self.rfile.read(int(self.headers["Content-Length"]))

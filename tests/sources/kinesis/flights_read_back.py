@@ -112,7 +112,6 @@ def _take(content: Content, events: Iterable[ReadingEvent]) -> None:
 
 
 def size(content: Content) -> int:
-    """User records."""
     return sum(map(len, content.values()))
 
 

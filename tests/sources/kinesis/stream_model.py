@@ -35,7 +35,6 @@ class Stream:
         return sorted((each for each in self.shards if each.open), key=lambda each: each.hash_range or HASH_KEYS)
 
     def split(self, place: int) -> None:
-        """One shard becomes two."""
         parent = self.open[place % len(self.open)]
         first, last = parent.hash_range or HASH_KEYS
         if last - first > 1:
@@ -43,7 +42,6 @@ class Stream:
             self._follow([parent], [(first, middle), (middle + 1, last)])
 
     def merge(self, place: int) -> None:
-        """Two neighbours become one."""
         if len(self.open) > 1:
             at = place % (len(self.open) - 1)
             one, two = self.open[at : at + 2]
@@ -65,5 +63,4 @@ class Stream:
 
 
 def falls(key: str) -> int:
-    """Where a key falls."""
     return hash_of(key)

@@ -9,6 +9,7 @@ from time import monotonic, sleep
 import pytest
 from running import running
 from types_boto3_kinesis import KinesisClient
+from waiters import WAIT
 
 from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.runner import Runner
@@ -24,7 +25,6 @@ from leasehold.stores.writes import CreateLease
 
 pytestmark = pytest.mark.services
 
-WAIT = 60.0
 HERE, ELSEWHERE = "key-0", "key-1"  # they fall into the second half of the hash keys, and into the first
 Told = tuple[str, int, bytes]
 

@@ -30,11 +30,9 @@ class Canned:
     rows: list[dict[str, Any]]
 
     def get_shard_iterator(self, **_place: object) -> dict[str, str]:
-        """One for all places."""
         return {"ShardIterator": "it"}
 
     def get_records(self, **_asked: object) -> dict[str, Any]:
-        """All at once."""
         return {"Records": [dict(row) for row in self.rows], "NextShardIterator": "it", "MillisBehindLatest": 0}
 
 

@@ -307,13 +307,11 @@ class Counted:
     closed: bool = False
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """One after the other."""
         for number in range(self.events):
             self.read += 1
             yield {"SubscribeToShardEvent": number}
 
     def close(self) -> None:
-        """It was let go."""
         self.closed = True
 
 
@@ -428,7 +426,6 @@ class Registry:
     asked: list[str] = field(factory=list)
 
     def operations(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
-        """Its answers."""
         return {
             "DescribeStreamSummary": lambda _: {
                 "StreamDescriptionSummary": {"StreamARN": ARN.partition("/consumer")[0]}

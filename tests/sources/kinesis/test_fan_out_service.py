@@ -24,7 +24,6 @@ SHARD = "shardId-000000000000"
 
 @pytest.fixture
 def client(ferrokinesis_url: str) -> Iterator["KinesisClient"]:
-    """A client of ferrokinesis."""
     client = reading_client("eu-west-1", ferrokinesis_url)
     yield client
     client.close()

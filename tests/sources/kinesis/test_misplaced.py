@@ -172,11 +172,9 @@ class Canned:
     count: int
 
     def get_shard_iterator(self, **_place: object) -> dict[str, str]:
-        """One for all places."""
         return {"ShardIterator": "it"}
 
     def describe_stream_summary(self, **_asked: object) -> dict[str, dict[str, str]]:
-        """Keys decide."""
         return {"StreamDescriptionSummary": {}}
 
     def get_records(self, **_asked: object) -> dict[str, object]:

@@ -37,12 +37,10 @@ def stub() -> Iterator[Stubber]:
 
 
 def client(stub: Stubber) -> "KinesisClient":
-    """The stubbed client."""
     return cast("KinesisClient", stub.client)
 
 
 def source(stub: Stubber, clock: Callable[[], float] = lambda: 0.0) -> KinesisSource:
-    """A stream."""
     return KinesisSource(client(stub), "orders", clock=clock)
 
 
@@ -57,7 +55,6 @@ def iterator(stub: Stubber, name: str, **place: object) -> None:
 
 
 def row(number: int, data: bytes = b"data", **more: object) -> dict[str, Any]:
-    """One Kinesis record."""
     return {
         "SequenceNumber": str(number),
         "Data": data,
@@ -402,7 +399,6 @@ def listed(name: str, *parents: str, closed: bool = False) -> dict[str, Any]:
 
 
 def page(*rows: dict[str, Any], date: str | None = None, **more: object) -> dict[str, Any]:
-    """An answer of ListShards."""
     headers = {} if date is None else {"date": date}
     return {"Shards": list(rows), "ResponseMetadata": {"HTTPHeaders": headers}, **more}
 

@@ -45,7 +45,6 @@ ROUNDS = st.tuples(STEPS, STEPS, STEPS, STEPS, STEPS, STEPS, STEPS, STEPS)
 
 
 def a_map(stream: Stream) -> ShardMap:
-    """The stream's present map."""
     found = mapped(stream.shards)
     assert found is not None
     return found
@@ -77,7 +76,6 @@ class World:
         self.core.put(Entry(ticket, b"%d" % ticket, KEYS[key], hash_of(KEYS[key]), None, self.now, inf))
 
     def burst(self, keys: list[int]) -> None:
-        """Some records."""
         for key in keys:
             self.put(key)
 
@@ -130,7 +128,6 @@ class World:
             self.land()
 
     def do(self, step: tuple[str, Any]) -> None:
-        """One step."""
         name, argument = step
         getattr(self.stream if name in {"split", "merge"} else self, name)(argument)
 

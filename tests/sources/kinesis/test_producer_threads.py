@@ -26,15 +26,12 @@ class OneShard:
     """A client of a stream of one shard, whose writes raise what no client does."""
 
     def describe_stream_summary(self, **_: object) -> dict[str, Any]:
-        """The defaults."""
         return {"StreamDescriptionSummary": {}}
 
     def list_shards(self, **_: object) -> dict[str, Any]:
-        """One."""
         return {"Shards": [SHARD]}
 
     def put_records(self, **_: object) -> dict[str, Any]:
-        """Never."""
         raise SystemExit(3)
 
 
@@ -42,7 +39,6 @@ class Taking(OneShard):
     """Likewise, but it takes what is written."""
 
     def put_records(self, **request: object) -> dict[str, Any]:
-        """All of it."""
         rows = cast("list[object]", request["Records"])
         return {"Records": [{"ShardId": "s-0", "SequenceNumber": "7"}] * len(rows)}
 

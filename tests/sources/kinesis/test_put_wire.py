@@ -40,7 +40,6 @@ def in_cbor(told: object, status: int = 200) -> Answer:
 
 
 def in_json(told: object, status: int = 200) -> Answer:
-    """Likewise as JSON."""
     return Answer(json.dumps(told).encode(), status=status)
 
 

@@ -84,7 +84,6 @@ class SlowService:
     limits: list[int] = Factory(list)
 
     def clients(self, start: Callable[[Callable[[], None]], None] = at_once, **more: Any) -> KinesisClients:  # noqa: ANN401
-        """The clients of it."""
         return KinesisClients(
             lambda seconds: cast("Any", _SlowClient(self, seconds)), clock=self.clock, start=start, **more
         )

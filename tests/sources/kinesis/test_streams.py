@@ -159,15 +159,12 @@ class Told:
         return f"1:{self.name}:7{self.answered()}"
 
     def incarnation(self) -> str:
-        """Likewise."""
         return f"1:{self.name}:7{self.answered()}"
 
     def shards(self) -> tuple[Shard, ...]:
-        """One."""
         return (Shard(f"s-0{self.answered()}"),)
 
     def open(self, _lease: Lease, _start: Position) -> "Told":
-        """Its reader."""
         return self
 
     def read(self) -> Batch:
@@ -176,18 +173,15 @@ class Told:
         return Batch((), None, 0.0, 0.0, ended=True, children=children)
 
     def close(self) -> None:
-        """Nothing is open."""
         self.closed += 1
 
     def answered(self) -> str:
-        """Nothing. Raises the fault."""
         if self.fault is not None:
             raise self.fault
         return ""
 
 
 def several(*sources: Told) -> KinesisStreams:
-    """These as one source."""
     return KinesisStreams(cast("list[KinesisSource]", sources))
 
 

@@ -68,7 +68,6 @@ class Pieces(list[bytes]):
     """A body that comes piece by piece."""
 
     def stream(self) -> "Pieces":
-        """All of it."""
         return self
 
 

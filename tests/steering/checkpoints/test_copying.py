@@ -247,7 +247,6 @@ class Noon:
     """A source where it is always noon."""
 
     def latest(self, _lease: Lease) -> Position:
-        """Now."""
         return NOON
 
 

@@ -27,7 +27,6 @@ def example(name: str) -> list[dict[str, Any]]:
 
 
 def scaled() -> dict[str, Any]:
-    """The ScaledObject."""
     return example("keda.yml")[-1]
 
 

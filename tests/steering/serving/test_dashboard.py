@@ -15,7 +15,6 @@ BOARD = Path(__file__).parents[3] / "docs" / "dashboards" / "grafana.json"
 
 
 def panels() -> list[dict[str, Any]]:
-    """Its panels."""
     found: list[dict[str, Any]] = json.loads(BOARD.read_text())["panels"]
     return found
 

@@ -78,7 +78,6 @@ def watcher(store: Table) -> TableWatcher:
 
 @pytest.fixture
 def port(watcher: TableWatcher) -> Iterator[int]:
-    """The server at work."""
     config = uvicorn.Config(
         server([watcher], ["127.0.0.1", "localhost"]), port=0, log_level="error", lifespan="off", http=BoundedConnection
     )
