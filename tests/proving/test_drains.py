@@ -22,7 +22,7 @@ LEASE = CONFIG.lease_seconds
 STOPS = 20.0
 
 SLOW, MORE = pytest.mark.slow, pytest.mark.more
-SEEDS = [0, *(pytest.param(seed, marks=SLOW if seed < 4 else MORE) for seed in range(1, 10))]
+SEEDS = [0, *(pytest.param(seed, marks=SLOW if seed < 2 else MORE) for seed in range(1, 10))]
 """Each history takes a fifth of a second of a processor."""
 
 

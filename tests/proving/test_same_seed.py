@@ -17,7 +17,8 @@ from leasehold.adapters.proving.simulator.world.process import Process
 
 pytestmark = pytest.mark.slow
 
-SEEDS = (3, 5, 17)
+SEEDS = (3, 17)
+SMALL = fleet_of(SimulationQuestion(leases=4, workers=(3,), cycles=2.0)).scenario
 CODE = f"""
 import logging, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -45,8 +46,7 @@ def test_the_same_seed_leaves_the_same_trace_in_every_process() -> None:
 
 def test_another_seed_leaves_another_trace() -> None:
     """Without it the seed would not be what chooses."""
-    scenario = trial(SEEDS[0]).scenario
-    assert digest(run(scenario)) != digest(run(evolve(scenario, seed=12345)))
+    assert digest(run(SMALL)) != digest(run(evolve(SMALL, seed=12345)))
 
 
 @pytest.mark.parametrize("collects", [True, False])
@@ -55,7 +55,7 @@ def test_a_run_leaves_the_collector_as_it_was(collects: bool) -> None:
     before = gc.isenabled()
     try:
         (gc.enable if collects else gc.disable)()
-        run(trial(SEEDS[0]).scenario)
+        run(SMALL)
         assert gc.isenabled() is collects
     finally:
         (gc.enable if before else gc.disable)()
@@ -64,7 +64,7 @@ def test_a_run_leaves_the_collector_as_it_was(collects: bool) -> None:
 def test_a_run_frees_what_the_one_before_left() -> None:
     """Without it ten thousand fleets, during none of which anything is collected, would fill memory."""
     # What goes wrong is logged, and a log under test keeps whom it went wrong for.
-    calm = evolve(fleet_of(SimulationQuestion(leases=4, workers=(3,), cycles=2.0)).scenario, calm=0.0)
+    calm = evolve(SMALL, calm=0.0)
 
     def processes() -> int:
         run(calm)

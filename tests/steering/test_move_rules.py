@@ -1,10 +1,13 @@
 """The rule of each move, as two readings tell it: real workers under virtual time, one of which goes."""
 
+from functools import cache
+
 import pytest
 
 from leasehold.adapters.history.events import WriteEvent
 from leasehold.adapters.proving.simulator.run import run
 from leasehold.adapters.proving.simulator.scenario import Member, Network, Scenario
+from leasehold.adapters.proving.simulator.world.world import SimulatedHistory
 from leasehold.adapters.report.watching import SeenMove
 from leasehold.adapters.steering.serving.watcher import FleetRecord, TableWatcher
 from leasehold.balancer.config import Config
@@ -48,11 +51,16 @@ def seen_moves(rules: RuleSet, ending: str, every: float, phase: float) -> tuple
     return watched_moves(members, 12, every, phase)
 
 
-def watched_moves(members: tuple[Member, ...], leases: int, every: float, phase: float) -> tuple[SeenMove, ...]:
-    """The moves that a watcher sees in a fleet whose leases are a's, b's and c's at first; the last one first."""
-    config = members[0].config
+@cache
+def lived(members: tuple[Member, ...], leases: int) -> SimulatedHistory:
+    """The run of a fleet whose leases are a's, b's and c's at first; one is enough for all who look at it."""
     owners = tuple("abc"[number % 3] for number in range(leases))
-    history = run(Scenario(3, owners, members, 90.0, network=Network(stall=0.0, unanswered=0.0), full=True))
+    return run(Scenario(3, owners, members, 90.0, network=Network(stall=0.0, unanswered=0.0), full=True))
+
+
+def watched_moves(members: tuple[Member, ...], leases: int, every: float, phase: float) -> tuple[SeenMove, ...]:
+    """The moves that a watcher of such a fleet sees; the last one first."""
+    config, history = members[0].config, lived(members, leases)
     table, record = Replayed(history.first, history.writes), FleetRecord()
     watcher = TableWatcher("x", table, config, record, every=every, wall=lambda: table.now, clock=lambda: table.now)
     table.now = phase
