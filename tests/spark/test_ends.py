@@ -12,7 +12,6 @@ import pytest
 from attrs import define
 from fake_stream import FakeReader, Place, Stream
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from waiters import WAIT
 
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.balancer.model import Lease, Position
@@ -20,6 +19,7 @@ from leasehold.stores.urls import open_store
 
 pytestmark = pytest.mark.timeout(60)
 
+WAIT = 30.0  # not from a module of the tests: this file is a program of its own, too
 SHARDS = ("a", "b")
 ANSWERS = "answers"
 """The file whose lock stands for the service: it answers no reading while this process has it."""

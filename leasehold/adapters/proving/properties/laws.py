@@ -67,7 +67,9 @@ class Law:
         holds.__name__ = holds.__qualname__ = self.name  # as the report of a failure calls it
         phases = tuple(phase for phase in settings().phases if phase != Phase.explain)  # it would name lines of ours
         wanted = settings(deadline=None, phases=phases, max_examples=examples or settings().max_examples)
-        drawn = rules if isinstance(rules, st.SearchStrategy) else st.just(rules)
+        drawn = rules
+        if not isinstance(drawn, st.SearchStrategy):
+            drawn = st.just(drawn)
         wanted(given(case=self.cases(drawn))(holds))()
 
 
