@@ -4,12 +4,15 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+
+sys.path.append(str(Path(__file__).parents[1]))
 
 from standins.spark import LATE, SOON
 

@@ -1,0 +1,28 @@
+"""The programs that the Makefile starts below tests/ find what they import, as they do when nobody collects tests."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = sorted(set(re.findall(r"\(BIN\)/python (tests/\S+\.py)", (ROOT / "Makefile").read_text(encoding="utf-8"))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_finds_what_it_imports(program: str) -> None:
+    """Without it a run of hours, which nothing else starts, would end at its first line on the day it is wanted."""
+    file = ROOT / program
+    code = f"import sys; sys.path[0] = {str(file.parent)!r}; import {file.stem}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_all_kinds_of_programs_are_found() -> None:
+    """Without it a Makefile that is written in another way would leave nothing to try."""
+    assert {"tests/proving/soak.py", "tests/chaos/plain_workers.py", "tests/integration/spark_blocked.py"} <= {
+        *PROGRAMS
+    }
