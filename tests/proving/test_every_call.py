@@ -7,7 +7,7 @@ from every_call import STORIES, mishaps, told, tried, unhurried
 
 pytestmark = pytest.mark.slow
 
-EACH = 10
+EACH = 5
 """Here one mishap of so many is tried; `make soak` tries all of them."""
 
 
