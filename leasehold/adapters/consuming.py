@@ -1,4 +1,4 @@
-"""One worker of a fleet, from its options: how it is checked, opened and run, for the command and for Python."""
+"""The options of a worker, and the worker made of them: checked, opened and run, for the command and for Python."""
 
 import importlib
 import itertools

@@ -364,9 +364,8 @@ class SwapStore:
             return Done(joined(side, held))
         self._moving.add(held.key)
         try:
-            mark = self._tables[side].write(
-                writes.ReleaseLease(held, "", MARK + me)
-            )  # under the version, not the owner
+            # Under the version, not the owner.
+            mark = self._tables[side].write(writes.ReleaseLease(held, "", MARK + me))
             arrived = self._through(side, mark.lease, me) if isinstance(mark, Done) else None
         finally:
             self._moving.discard(held.key)

@@ -135,7 +135,7 @@ def test_many_open_one_bucket_at_once(moto_url: str) -> None:
     url = f"s3://crowded-{next(_names)}/fleet?region=eu-west-1&endpoint={moto_url}"
     open_store(url).close()
     with ThreadPoolExecutor(8) as pool:
-        for store in pool.map(open_store, [url] * 8):
+        for store in pool.map(open_store, [url] * 16):
             assert store.list().leases == ()
             store.close()
 

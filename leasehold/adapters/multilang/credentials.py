@@ -34,7 +34,7 @@ _KEYS = {"externalid": "external_id", "endpointregion": "region", "endpoint": "e
 
 @frozen
 class _Provider:
-    """One provider: its class without the package, and what stands behind it."""
+    """A provider of credentials: its class without the package, the class's arguments, and its settings by key."""
 
     name: str
     arguments: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""One batch of a stream, without leases: its shards are cut into parts, and each task of Spark's reads one by itself.
+"""A batch of a stream, without leases: its shards are cut into parts, and each task of Spark's reads one part alone.
 
 The options say where the batch begins and ends (`Bounds`), the driver plans its parts (`planned`), and an executor
 opens the stream with credentials of its own and reads one of them (`PartReading`).

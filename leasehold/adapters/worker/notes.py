@@ -1,4 +1,4 @@
-"""What a holder notes on its rows, beside the lease: which process holds it, and what LATEST means there."""
+"""The notes that a holder writes on its rows, beside the lease: the process that holds it, and the place of LATEST."""
 
 from collections.abc import Callable
 

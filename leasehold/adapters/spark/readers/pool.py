@@ -328,7 +328,7 @@ class ReaderPool:
         spawn("leasehold-readers", lambda: self._server.serve_forever(0.1), self._failed)
 
     def _failed(self, fault: BaseException) -> None:
-        """Whoever asks for a reader hears of it, and no more connect."""
+        """Keep the reason for callers that ask for a reader, and let no more readers connect."""
         self.absent = f"no reader can connect any more: {said(fault)}"
         self._server.server_close()
 
