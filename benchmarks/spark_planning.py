@@ -24,7 +24,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "spark"))
 import pytest
 from attrs import define, evolve, frozen
 from fake_stream import FakeReader, Mortal, Stream
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 from stepped_loop import Stepped, a_reader, stepped
 
 from leasehold.adapters.sources.protocol import Batch, Record
@@ -115,7 +114,7 @@ class Planner:
         self.offset = self.reader.initialOffset()
         still = 0
         for _ in range(BATCHES_MOST):
-            end = self.reader.latestOffset(self.offset, ReadAllAvailable())
+            end = self.reader.latestOffset(self.offset, self.reader.getDefaultReadLimit())
             still = still + 1 if end == self.offset else 0
             if still > 2 and self.offset.get("p", (0,))[0] == SHARDS:
                 return
@@ -143,7 +142,7 @@ class Planner:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(loop, "wait", lambda _seconds: None)
             ends: list[dict[str, object]] = []
-            end = spent(lambda: ends.append(self.reader.latestOffset(self.offset, ReadAllAvailable())))
+            end = spent(lambda: ends.append(self.reader.latestOffset(self.offset, self.reader.getDefaultReadLimit())))
             if ends[0] == self.offset:
                 return Planned(end, 0.0, 0.0)
             commit = spent(lambda: self.reader.commit(self.offset))

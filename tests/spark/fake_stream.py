@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import Factory, define
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
+from pyspark.sql.streaming.datasource import ReadLimit
 
 from leasehold.adapters.sources.protocol import Batch, Record, SourceError, SourceUnavailable
 from leasehold.adapters.spark.feed import SourceSpec
@@ -183,7 +183,7 @@ class Query:
     def plan(self, limit: ReadLimit | None = None) -> dict[str, Any] | None:
         """The end of a next batch; None if there is none within a patient time."""
         for _ in range(TRIES):
-            end = self.reader.latestOffset(self.offset, limit or ReadAllAvailable())
+            end = self.reader.latestOffset(self.offset, limit or self.reader.getDefaultReadLimit())
             if json.dumps(end) != json.dumps(self.offset):
                 return end
         return None
@@ -217,7 +217,7 @@ class Query:
         for _ in range(TRIES):
             if true(self):
                 return
-            if (end := self.reader.latestOffset(self.offset, ReadAllAvailable())) != self.offset:
+            if (end := self.reader.latestOffset(self.offset, self.reader.getDefaultReadLimit())) != self.offset:
                 if self.offset["n"]:
                     self.reader.commit(self.offset)
                 self.run(end)

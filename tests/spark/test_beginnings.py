@@ -19,7 +19,7 @@ from waiters import WAIT
 
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
-from leasehold.adapters.spark.leased_source import QueryReader
+from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.spark.pipeline import begun
 from leasehold.adapters.spark.processes import HIDING, told_plainly
 from leasehold.adapters.spark.stream import lease_table
@@ -42,6 +42,7 @@ def refusal(spark: SparkSession, folder: Path, trigger: dict[str, bool], options
     return str(caught.value).partition("=== Streaming Query")[0].strip()
 
 
+@pytest.mark.more
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 def test_a_lease_table_that_cannot_be_used_is_one_sentence(spark: SparkSession, tmp_path: Path) -> None:
@@ -52,6 +53,7 @@ def test_a_lease_table_that_cannot_be_used_is_one_sentence(spark: SparkSession, 
     assert [line for line in more if "SQLSTATE" not in line] == []
 
 
+@pytest.mark.more
 @pytest.mark.services
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
@@ -134,7 +136,7 @@ def test_a_python_without_our_package_is_told_what_to_set(tmp_path: Path) -> Non
         (tmp_path / name).symlink_to(str(import_module(name).__path__[0]))
     source = KinesisLeased({"kinesis.streamname": "s", "lease.store": "sqlite://x"})
     spec, lease, *_ = source._reading()  # noqa: SLF001  as Spark makes one
-    reader = QueryReader(spec, lease)
+    reader = LeasedReader(spec, lease)
     (tmp_path / "task").write_bytes(dumps((source, reader)))  # type: ignore[no-untyped-call]  # Spark has no types there
     assert vars(loads((tmp_path / "task").read_bytes())[1]) == {}  # noqa: S301  our own
     bare = [sys.executable, "-S", "-c", "import pickle, pyspark.cloudpickle; pickle.load(open('task', 'rb'))"]

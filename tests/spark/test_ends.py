@@ -11,7 +11,6 @@ from typing import IO
 import pytest
 from attrs import define
 from fake_stream import FakeReader, Place, Stream
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.balancer.model import Lease, Position
@@ -106,7 +105,7 @@ def main(folder: Path) -> None:
     query = Place(stream, folder / "leases.db").query()
     try:
         while stream.readings < len(SHARDS):
-            query.reader.latestOffset(query.offset, ReadAllAvailable())
+            query.reader.latestOffset(query.offset, query.reader.getDefaultReadLimit())
         tell("reads")
         sys.stdin.read()
         tell("stops")

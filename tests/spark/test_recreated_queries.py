@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import pytest
 from attrs import define, field
 from fake_stream import Mortal, Query, Stream
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 from stepped_loop import a_reader, stepped
 from waiters import Clock
 
@@ -72,7 +71,7 @@ def test_a_query_that_is_not_told_to_begin_anew_ends_and_says_so(table: Table) -
     again = table.query(query)
     for _ in range(2):
         with pytest.raises(SourceError, match=REFUSED):
-            again.reader.latestOffset(again.offset, ReadAllAvailable())
+            again.reader.latestOffset(again.offset, again.reader.getDefaultReadLimit())
     with pytest.raises(SourceError, match=REFUSED):
         again.reader.partitions(again.offset, again.offset)
     assert table.noted() == {"fake:1000"}

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import pytest
 from fake_stream import Place, Stream, options
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadMaxRows
 from test_restarts import Crash, Row, again, crashed, drained, everything
 
 from leasehold.adapters.spark import replay
@@ -156,7 +156,7 @@ def test_an_offset_of_another_stream_is_refused_before_anything_is_opened(tmp_pa
     other = {"v": 1, "n": 3, "s": "kinesis://orders", "r": {"a": ["TRIM_HORIZON", "5", 1]}}
     stock = SourceSpec(_never, columns("fake"), 0.01, 100, rereadable=True, stream="kinesis://flights")
     reader = LeasedReader(stock, options(tmp_path / "leases.db", "LATEST"), _never)
-    more = {"latestOffset": (ReadAllAvailable(),), "partitions": (other,), "commit": ()}[call]
+    more = {"latestOffset": (reader.getDefaultReadLimit(),), "partitions": (other,), "commit": ()}[call]
     with pytest.raises(ValueError, match=r"is of kinesis://orders, and the query reads kinesis://flights; [^\n]*$"):
         getattr(reader, call)(other, *more)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from attrs import Factory, define
 from fake_stream import Place, Query, Stream
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from leasehold.balancer.model import Position
 from leasehold.stores.protocol import Done
@@ -249,7 +249,7 @@ def test_scheduled_runs_read_all_there_is_with_one_empty_batch_each(place: Place
         query = place.query(offset)
         query.reader.prepareForTriggerAvailableNow()
         sizes = []
-        while query.reader.latestOffset(query.offset, ReadAllAvailable()) != query.offset:
+        while query.reader.latestOffset(query.offset, query.reader.getDefaultReadLimit()) != query.offset:
             sizes.append(len(query.batch()))
             sink.take(query.offset["n"], query.rows[sum(sizes[:-1]) :])
         query.reader.stop()
@@ -274,4 +274,4 @@ def test_a_scheduled_run_does_not_wait_for_ever_for_a_shard_that_does_not_answer
     while not query.rows:
         query.batch()
     with pytest.raises(TimeoutError, match=r"nothing was read for 1 s of a \(its end is not reached\); what was read"):
-        query.reader.latestOffset(query.offset, ReadAllAvailable())
+        query.reader.latestOffset(query.offset, query.reader.getDefaultReadLimit())

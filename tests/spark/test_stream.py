@@ -9,7 +9,7 @@ from typing import Any, Never, cast
 import pytest
 from fake_stream import PAGE, Mortal, Place, Query, Stream
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
 from stepped_loop import Stepped, a_reader, stepped
 
 from leasehold.adapters.reading.runner import Runner
@@ -207,7 +207,7 @@ def test_a_query_over_what_is_there_now_ends_with_all_committed_and_nothing_held
     query = place.query()
     query.reader.prepareForTriggerAvailableNow()
     sizes = []
-    while query.reader.latestOffset(query.offset, ReadAllAvailable()) != query.offset:
+    while query.reader.latestOffset(query.offset, query.reader.getDefaultReadLimit()) != query.offset:
         sizes.append(len(query.batch()))
         place.stream.put("b", "too late")
     query.reader.stop()
@@ -256,7 +256,7 @@ def test_a_query_over_what_is_there_now_does_not_end_while_a_shard_cannot_be_ope
     query = place.query()
     query.reader.prepareForTriggerAvailableNow()
     with pytest.raises(TimeoutError, match=r"nothing was read for 1 s of a \(its end is not reached\)"):
-        query.reader.latestOffset(query.offset, ReadAllAvailable())
+        query.reader.latestOffset(query.offset, query.reader.getDefaultReadLimit())
     place.close()
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from fake_stream import Place, Stream
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 from test_stream import stolen
 
 from leasehold.adapters.worker import reach
@@ -41,7 +40,7 @@ def test_a_query_that_has_read_all_it_asked_for_is_not_behind(place: Place, monk
     monkeypatch.setattr(reach, "SILENT_SECONDS", 0.0)  # from now on every silence counts
     query = place.query()
     query.reader.prepareForTriggerAvailableNow()
-    while query.reader.latestOffset(query.offset, ReadAllAvailable()) != query.offset:
+    while query.reader.latestOffset(query.offset, query.reader.getDefaultReadLimit()) != query.offset:
         query.batch()
     told: Any = query.reader.reportLatestOffset()
     assert told == {"shards": 8, "behindMs": 0, "behindMsByShard": {}}

@@ -84,7 +84,7 @@ class LeasedSource(DataSource):
             cut = bounds.of_query()
             if cut is not None and spec.starts:
                 raise ValueError("option startingPosition: shards of a query that ends by itself begin at one time")
-        return QueryReader(spec, lease) if cut is None else SlicedQuery(spec, lease, cut)
+        return LeasedReader(spec, lease) if cut is None else SlicedQuery(spec, lease, cut)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of one batch, without leases. Raises ValueError for a schema of the user's."""
@@ -152,7 +152,8 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The reader of one query, by Spark's interface; the work is done by `Run`.
 
     Spark makes it in its source-runner process and calls it there, one call at a time; copies of it go to the
-    executors, where only `read` is called. Nothing is opened before the first batch is planned.
+    executors, where only `read` is called. Nothing is opened before the first batch is planned. What a user is to mend
+    is told in one sentence, without tracebacks.
     """
 
     def __init__(self, stock: SourceSpec, options: LeaseOptions, opened: Opened = open_store) -> None:
@@ -162,24 +163,30 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._run: Run | None = None
         self._known: deque[tuple[dict[str, Any], Offset]] = deque(maxlen=2)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
         # Executors call `read` alone, which knows all from its partition; options may hold a secret.
-        return {}
+        return unpacking(type(self), {}), ()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
         """The offset of a query that has read nothing; Spark asks for it twice, and not after a restart."""
         return encode(Offset(stream=self._stock.stream))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
-        """The limits of this source are its options, and kept by itself."""
-        return ReadAllAvailable()
+        """Any limit at all: Spark asks for all that is available under `trigger(once=True)` alone."""
+        return ReadMaxRows(self._options.trigger_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
         """End with what is there now."""
         self._only_now = True
 
+    @told_plainly()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  Spark's name
-        """The end of the next batch, or `start` itself if there is nothing to do."""
+        """The end of the next batch, or `start` itself if there is nothing to do.
+
+        Raises ValueError under `trigger(once=True)`.
+        """
+        if isinstance(limit, ReadAllAvailable):
+            raise ValueError(ONCE)  # noqa: TRY004  the trigger is what is wrong
         offset = self._decoded(start).gone_on_from(self._stock.stream)
         run = self._running()
         offset = run.present(offset)
@@ -190,6 +197,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._known.append((encode(end), end))
         return self._known[-1][0]
 
+    @told_plainly()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:  # noqa: ARG002  `end` says all
         """The tasks of a batch: the one just planned, or after a restart one that was planned before."""
         offset = self._decoded(end).named(self._stock.stream)
@@ -206,6 +214,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """How far behind each shard is, for `sources[].latestOffset` of the query's progress; None before reading."""
         return None if self._run is None else self._run.report()
 
+    @told_plainly()
     def commit(self, end: dict[str, Any]) -> None:
         """Everything up to here is in the sink."""
         offset = self._decoded(end).named(self._stock.stream)
@@ -230,36 +239,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._run
 
 
-class QueryReader(LeasedReader):
-    """A reader as Spark has it: what a user is to mend is told in one sentence, without tracebacks."""
-
-    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        # Executors call `read` alone, which knows all from its partition; options may hold a secret.
-        return unpacking(type(self), {}), ()
-
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
-        """Any limit at all: Spark asks for all that is available under `trigger(once=True)` alone."""
-        return ReadMaxRows(self._options.trigger_rows)
-
-    @told_plainly()
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  Spark's name
-        """The end of the next batch. Raises ValueError under `trigger(once=True)`."""
-        if isinstance(limit, ReadAllAvailable):
-            raise ValueError(ONCE)  # noqa: TRY004  the trigger is what is wrong
-        return super().latestOffset(start, limit)
-
-    @told_plainly()
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The tasks of a batch."""
-        return super().partitions(start, end)
-
-    @told_plainly()
-    def commit(self, end: dict[str, Any]) -> None:
-        """Everything up to here is in the sink."""
-        super().commit(end)
-
-
-class SlicedQuery(QueryReader):
+class SlicedQuery(LeasedReader):
     """The reader of a query whose shards end where a slice does; its offsets, and its leases, say of which slice."""
 
     def __init__(self, spec: SourceSpec, options: LeaseOptions, cut: Slice) -> None:
