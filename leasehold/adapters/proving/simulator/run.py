@@ -108,13 +108,22 @@ def _first_rows(scenario: Scenario, source: ListSource) -> Iterator[Lease]:
         yield counted(evolve(row, yields=owner in ours, notes=signed), int(owner is not None))
 
 
+QUIET = 5
+"""How many times less often a shard is read once nothing more is written."""
+
+
 def _produce(world: World) -> None:
-    """Put a record on every open shard each `read_seconds`, until the fleet is left to itself."""
+    """Put a record on every open shard each `read_seconds`, until the fleet is left to itself.
+
+    From then on shards are read less often: most of a run would be answers without records.
+    """
     seconds = world.scenario.read_seconds
     while True:
         for each in world.source.listed:
             shard_log = world.source.shard_logs.setdefault(each.id, ShardRecords(wait_seconds=seconds))
-            if each.open and world.tasks.now < world.scenario.calm:
+            if world.tasks.now >= world.scenario.calm:
+                shard_log.wait_seconds = QUIET * seconds
+            elif each.open:
                 shard_log.records += records(1, _FURTHER * world.source.made + len(shard_log.records))
         world.tasks.sleep(seconds)
 
