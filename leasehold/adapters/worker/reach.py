@@ -212,9 +212,9 @@ class ReachMeter:
         self.moved = moved
         # A batch that no owner can handle would look young with each of them: what stands still is told on.
         before = before or Reach(0.0, me)
-        self._now = Reach(
-            0.0, me, moves=before.moves + moved, done=before.done, fault=before.fault, lease=lease_seconds
-        )
+        self._now = Reach(0.0, me, moves=before.moves + moved, done=before.done, lease=lease_seconds)
+        self._arrived: float | None = None
+        self._fault, self._excused = before.fault, ""
         self._wall: Callable[[], float] | None = None
         self._before = before.behind
         self._behind: float | None = None
@@ -243,8 +243,7 @@ class ReachMeter:
             self._behind = batch.behind_seconds if batch.behind_seconds is not None else self._behind
             self._tried = self._read = now
             self._unfinished, self._pending = bool(batch.count), True
-            self._arriving = batch.last_arrived
-            self._now = evolve(self._now, excused="")
+            self._arriving, self._excused = batch.last_arrived, ""
             if (behind := batch.behind_seconds) is not None:
                 # The least lag of each step is kept, and no more than the window.
                 if self._lags and self._lags[-1][0] // STEP_SECONDS == now // STEP_SECONDS:
@@ -255,14 +254,14 @@ class ReachMeter:
         """Note that nothing came of a reading, or of a batch, and why."""
         with self._lock:
             self._tried = now
-            self._now = evolve(self._now, fault=why[:FAULT_LENGTH], excused="")
+            self._fault, self._excused = why[:FAULT_LENGTH], ""
 
     def excused(self, why: str, now: float) -> None:
         """Note why nothing is read now, where that is as it should be."""
         with self._lock:
             self._done = now
             # It counts as done up to now, or a shard that rightly waits would be shown as stalled.
-            self._now = evolve(self._now, fault="", excused=why)
+            self._fault, self._excused = "", why
 
     def working(self, now: float) -> None:
         """Note that the batch is with its handler."""
@@ -285,8 +284,8 @@ class ReachMeter:
         with self._lock:
             self._work = None
             if self._pending:
-                arrived = self._now.arrived if self._arriving is None else self._arriving
-                self._done, self._now = now, evolve(self._now, arrived=arrived, fault="")
+                self._arrived = self._arrived if self._arriving is None else self._arriving
+                self._done, self._fault = now, ""
             self._unfinished = self._pending = False
 
     def behind(self, now: float) -> float | None:
@@ -319,11 +318,14 @@ class ReachMeter:
                 at=round(wall, 3),
                 behind=None if behind is None else round(behind, 3),
                 end=behind == 0.0,
+                arrived=self._arrived,
                 done=(self._now.done or since_1970(self._began)) if self._done is None else since_1970(self._done),
                 tried=since_1970(self._tried),
+                fault=self._fault,
                 read=since_1970(self._read),
                 work=since_1970(self._work),
                 grows=growing(self._lags),
+                excused=self._excused,
             )
 
     def notes(self, now: float) -> Notes:
