@@ -7,13 +7,14 @@ import re
 import shutil
 import signal
 from collections.abc import Generator, Iterator
-from functools import partial
+from functools import cache, partial
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import boto3
+import botocore.session
 import pytest
 from hypothesis import HealthCheck, settings
 from standins.dynamodb_local import OPT_IN, dynamodb_local, opted_in
@@ -71,6 +72,9 @@ os.environ.update(
 for variable in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_REGION"):
     os.environ.pop(variable, None)
 
+
+# Hundreds of sessions with AWS are made, and each would read the descriptions of services anew, for 0.1 s.
+botocore.session.create_loader = cache(botocore.session.create_loader)
 
 # Whoever started the tests in the background may have told them to ignore these; tests send them.
 signal.signal(signal.SIGINT, signal.default_int_handler)

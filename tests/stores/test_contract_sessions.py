@@ -91,16 +91,15 @@ def test_one_winner_between_processes_on_dynalite(dynalite_url: str) -> None:
     assert_one_winner_each(f"dynamodb://sessions-race-{next(_numbers)}?layout=sessions&endpoint={dynalite_url}")
 
 
+@pytest.mark.more
 @pytest.mark.services
 class TestDynaliteUnderAPrefix(StoreContract):
     """Every clause, in one application's part of a table that many share."""
 
     @pytest.fixture
-    def store(self, dynalite_url: str) -> Iterator[SessionStore]:
+    def store(self, dynalite_url: str, session: Session) -> Iterator[SessionStore]:
         """A part of its own."""
-        table = DynamoStore(
-            "sessions-shared", endpoint=dynalite_url, session=Session(), prefix=f"app-{next(_numbers)}/"
-        )
+        table = DynamoStore("sessions-shared", endpoint=dynalite_url, session=session, prefix=f"app-{next(_numbers)}/")
         with closing(SessionStore(table.cells(), gather=0.0)) as store:
             yield store
 
