@@ -146,6 +146,7 @@ SOUND = ["test_evenly.py", "test_regression.py", "test_moves.py", "test_fleet.py
 PLANTED = ["test_greedy.py", "test_careless.py"]
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_the_page_for_testers_does_what_it_says(installed: Path, project: Path) -> None:
     """Without it the first thing that a tester copies could be wrong."""
@@ -157,6 +158,7 @@ def test_the_page_for_testers_does_what_it_says(installed: Path, project: Path) 
         assert f"| `{law}` | {law.says} |" in PAGE
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_a_planted_fault_is_told_as_the_page_shows(installed: Path, project: Path) -> None:
     """A law, or a clause of the contract, that never fails proves nothing; one that fails in riddles helps nobody."""
@@ -169,6 +171,7 @@ def test_a_planted_fault_is_told_as_the_page_shows(installed: Path, project: Pat
         assert missing == [], told.stdout
 
 
+@pytest.mark.more
 @pytest.mark.services
 def test_the_fixtures_of_the_page_bring_a_stream_and_a_table(installed: Path, project: Path) -> None:
     """The plugin is there by its entry point, without a conftest and without a word."""

@@ -5,20 +5,18 @@ from pathlib import Path
 import pytest
 from plain_workers import Wanted, run
 
-pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.xdist_group("runs")]
+pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.slow, pytest.mark.xdist_group("runs")]
 
-
-MORE = pytest.mark.more
 OF_DAEMONS = Wanted(12, 22.0, "kinesis", "dynamodb", consumer="multilang", workers=3)
 
 
 @pytest.mark.parametrize(
     "wanted",
     [
-        pytest.param(Wanted(6, 22.0, "event-hubs", "sqlite", workers=3), marks=MORE, id="workers of a hub"),
+        pytest.param(Wanted(6, 22.0, "event-hubs", "sqlite", workers=3), id="workers of a hub"),
         pytest.param(Wanted(5, 22.0, "kinesis", "dynamodb", workers=3), id="workers of a stream"),
-        pytest.param(OF_DAEMONS, marks=MORE, id="daemons and their children"),
-        pytest.param(Wanted(8, 22.0, "kinesis", "dynamodb", to="postgres", workers=3), marks=MORE, id="during a swap"),
+        pytest.param(OF_DAEMONS, id="daemons and their children"),
+        pytest.param(Wanted(8, 22.0, "kinesis", "dynamodb", to="postgres", workers=3), id="during a swap"),
     ],
 )
 def test_faults_lose_no_record(wanted: Wanted, tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -124,6 +124,7 @@ def test_the_lines_to_paste_work_and_nothing_is_left(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.more
 @pytest.mark.services
 def test_the_stream_of_a_table_is_read_and_nothing_is_left(tmp_path: Path) -> None:
     """A user of DynamoDB Streams would need an account to try anything."""
@@ -146,6 +147,7 @@ def test_the_stream_of_a_table_is_read_and_nothing_is_left(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.more
 @pytest.mark.services
 @pytest.mark.usefixtures("amqp_engine")
 def test_a_hub_of_its_own_is_read_and_nothing_is_left(tmp_path: Path) -> None:
@@ -171,6 +173,7 @@ def test_a_hub_of_its_own_is_read_and_nothing_is_left(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.more
 @pytest.mark.services
 @pytest.mark.slow
 def test_a_folder_keeps_streams_and_tables(tmp_path: Path) -> None:
@@ -213,6 +216,7 @@ def test_the_page_is_there_from_the_start(tmp_path: Path) -> None:
         assert (dev.wait(60), told["store"]) == (0, "dynamodb://orders-app")
 
 
+@pytest.mark.more
 @pytest.mark.services
 def test_leases_are_kept_in_postgresql_where_it_is_asked_for() -> None:
     """Whoever is to keep leases there could try nothing without a server; or find one running the next day."""

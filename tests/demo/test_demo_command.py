@@ -15,6 +15,7 @@ DEMO = (sys.executable, "-m", "leasehold.adapters.cli.main", "demo")
 pytestmark = [pytest.mark.services, pytest.mark.xdist_group("runs")]
 
 
+@pytest.mark.more
 def test_the_demo_loses_nothing_and_says_so() -> None:
     """Without it the first thing anybody runs could fail, or its verdict be for show."""
     done = subprocess.run([*DEMO, "--json"], capture_output=True, text=True, timeout=240, check=False)

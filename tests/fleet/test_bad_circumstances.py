@@ -27,7 +27,7 @@ from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.requests import SkewWarning
 from leasehold.stores.writes import CreateLease, RenewLease
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.more, pytest.mark.services]
 
 LAYOUT = EventHubLayout("ns.servicebus.windows.net", "orders", "$Default")
 PREFIX = "ns.servicebus.windows.net/orders/$default"

@@ -106,7 +106,7 @@ def all_but_poison() -> list[str]:
     return [str(number) for number in range(COUNT) if number not in POISON]
 
 
-@pytest.mark.parametrize("kind", ["file", "s3"])
+@pytest.mark.parametrize("kind", ["file", pytest.param("s3", marks=pytest.mark.more)])
 def test_poison_becomes_letters_which_a_replay_hands_over(
     kinesis_url: str, moto_url: str, stream: str, tmp_path: Path, kind: str
 ) -> None:
@@ -126,6 +126,7 @@ def test_poison_becomes_letters_which_a_replay_hands_over(
     assert replayed(tmp_path, letters, "--handler", "app:mended") == {"done": 0, "failed": 0, "strange": 0}
 
 
+@pytest.mark.more
 def test_letters_may_go_to_a_stream_and_back_into_one(
     kinesis_url: str, kinesis_client: "KinesisClient", stream: str, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from standins.flight_rows import ROWS
 from leasehold.adapters.local.hubs.event_hubs import LocalHubs
 from leasehold.adapters.local.services import AZURITE_ACCOUNT
 
-pytestmark = [pytest.mark.services, pytest.mark.xdist_group("fleets")]
+pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("fleets")]
 
 BOTH_WAYS = {(OURS, "python"), ("python", OURS)}
 
@@ -68,7 +68,6 @@ def test_two_of_each_share_twelve_partitions_and_survive_a_death(hubs: LocalHubs
         judged(group, 6000)
 
 
-@pytest.mark.more
 @pytest.mark.timeout(600)
 def test_all_flights_pass_through_a_mixed_group_and_two_deaths(hubs: LocalHubs, tmp_path: Path) -> None:
     """Without it a loss that takes a year of rows to show would be met by users.

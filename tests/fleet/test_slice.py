@@ -16,7 +16,7 @@ from leasehold.stores.urls import open_store
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.more, pytest.mark.services]
 
 
 def put(client: "KinesisClient", stream: str, first: int, count: int) -> None:

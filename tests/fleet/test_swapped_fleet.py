@@ -24,7 +24,7 @@ from leasehold.stores.urls import name_of, open_store
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
 
-pytestmark = [pytest.mark.services, pytest.mark.xdist_group("fleets")]
+pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("fleets")]
 
 ROWS, SETTLE_SECONDS = 2000, 60.0
 SETTINGS = ("--lease-seconds", "4", "--initial-position", "TRIM_HORIZON", "--checkpoint-seconds", "0.5")
@@ -105,7 +105,6 @@ def test_a_fleet_moves_from_dynamodb_to_sqlite_and_back(
     _moves(kinesis_url, kinesis_client, urls, tmp_path)
 
 
-@pytest.mark.more
 def test_a_fleet_moves_to_layout_sessions_and_back(
     kinesis_url: str, kinesis_client: "KinesisClient", dynalite_url: str, tmp_path: Path
 ) -> None:
@@ -119,7 +118,6 @@ def test_a_fleet_moves_to_layout_sessions_and_back(
     )
 
 
-@pytest.mark.more
 def test_a_fleet_moves_from_aws_to_azure_and_back(
     kinesis_url: str, kinesis_client: "KinesisClient", dynalite_url: str, blobs: str, tmp_path: Path
 ) -> None:

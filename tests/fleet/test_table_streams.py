@@ -21,7 +21,7 @@ from leasehold.adapters.history.explanations import RunVerdict, verdict_on
 from leasehold.adapters.local.tables import TableStreams, served
 from leasehold.stores.urls import open_store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.more, pytest.mark.slow]
 
 ITEMS, RATE, SECONDS = 23, 200, 16.0
 ROLL_SECONDS, LANES = 3.0, 3
@@ -128,7 +128,6 @@ def join_java(fleet: Fleet, name: str, *place: str) -> None:
         fleet.processes[name] = Popen(words, stdout=out, stderr=log)
 
 
-@pytest.mark.more
 @pytest.mark.services
 @pytest.mark.xdist_group("java")
 def test_workers_of_ours_and_javas_adapter_share_one_lease_table_and_outlive_each_other(

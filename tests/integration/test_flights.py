@@ -15,6 +15,7 @@ def verdict_of(kinesis: str, dynamodb: str, count: int, *, rate: int, plain: int
     assert [change.duplicates for change in verdict.owner_changes if change.duplicates > change.since] == []
 
 
+@pytest.mark.more
 @pytest.mark.services
 @pytest.mark.xdist_group("runs")
 def test_a_slice_survives_a_crash_a_split_and_a_merge(kinesis_url: str, dynalite_url: str) -> None:

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = sorted(set(re.findall(r"\(BIN\)/python (tests/\S+\.py)", (ROOT / "Makefile").read_text(encoding="utf-8"))))
 
 
+@pytest.mark.more
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_finds_what_it_imports(program: str) -> None:

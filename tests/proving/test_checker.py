@@ -16,11 +16,21 @@ pytestmark = pytest.mark.slow
 PROOF = Path(__file__).parents[2] / "specs" / "proof.md"
 
 
+LONGEST = "minimal, planned moves, one crash"
+"""A case that takes as long as ten others."""
+
+
 def faults_of(case: Case) -> set[Fault]:
     return set(judge(case).faults)
 
 
-@pytest.mark.parametrize("case", bounded(), ids=lambda case: f"{case.name}, {case.fleet.leases}")
+CASES = [
+    pytest.param(case, id=f"{case.name}, {case.fleet.leases}", marks=[pytest.mark.more] * (case.name == LONGEST))
+    for case in bounded()
+]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_every_interleaving_ends_well_or_as_known(case: Case) -> None:
     """A livelock, a lease nobody wants or an unbalanced rest would be found by users; so would a stale table."""
     verdict = judge(case)

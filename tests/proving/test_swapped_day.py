@@ -68,7 +68,7 @@ def judged(scenario: Scenario) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sessions", [False, True])
+@pytest.mark.parametrize("sessions", [False, pytest.param(True, marks=pytest.mark.more)])
 def test_once_there_and_back(*, sessions: bool) -> None:
     """A death in the middle of a move, or an answer that comes late, would lose records or make a second reader."""
     judged(swapped(1, 2, sessions=sessions))

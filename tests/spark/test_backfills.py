@@ -70,6 +70,7 @@ def data(rows: DataFrame, column: str = "data") -> list[str]:
     return sorted(bytes(row[column]).decode() for row in rows.select(column).collect())
 
 
+@pytest.mark.more
 def test_a_batch_of_kinesis_is_cut_by_time_over_a_reshard(
     spark: SparkSession, kinesis_client: KinesisClient, kinesis_url: str
 ) -> None:
@@ -129,6 +130,7 @@ def test_queries_share_a_slice_under_leases_and_end_by_themselves(
     assert sorted(found) == sorted(row for row, at in arrived.items() if at < end)
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("amqp_engine")
 def test_a_batch_of_event_hubs_is_cut_by_time_and_shows_no_secret(spark: SparkSession, tmp_path: Path) -> None:
     """Without it events would be lost between tasks, or a connection string stand in a plan."""

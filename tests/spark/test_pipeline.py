@@ -72,6 +72,7 @@ def ran(
     return [each.json for each in told if isinstance(each, BatchProgress)]
 
 
+@pytest.mark.more
 def test_records_land_once_and_windows_count_them_once(spark: SparkSession, tmp_path: Path) -> None:
     """A hand-off between two applications would be counted twice, or a dead letter vanish, or stop the query."""
     first = [record(minute, "UA" if minute % 2 else "B6", minute) for minute in range(90)]
@@ -99,6 +100,7 @@ def test_records_land_once_and_windows_count_them_once(spark: SparkSession, tmp_
     assert len(_sorted(streamed)) == 18
 
 
+@pytest.mark.more
 def test_applications_begin_in_any_order_and_go_on_until_they_are_stopped(spark: SparkSession, tmp_path: Path) -> None:
     """Without it a pipeline would fail because another one has not landed anything yet, or run on after its end."""
     put(tmp_path / "a", map(record, range(30)), 0)
@@ -228,6 +230,7 @@ def _sorted(windows: DataFrame) -> list[Any]:
     return [row.asDict() for row in windows.orderBy("start", "carrier").collect()]
 
 
+@pytest.mark.more
 def test_csv_and_events_of_a_hub_land_too(spark: SparkSession) -> None:
     """Whoever reads an event hub, or writes CSV, would have no pipeline."""
     recipe = Recipe("csv", "at timestamp, delay int", "at")

@@ -155,6 +155,7 @@ def job(spark: SparkSession, tmp_path: Path, kinesis_url: str, stream: Stream) -
         yield job
 
 
+@pytest.mark.more
 def test_scheduled_queries_read_all_there_is_across_a_split_and_hold_nothing_after(job: Job, stream: Stream) -> None:
     """Without it a nightly job would skip shards, repeat rows, or leave behind what others must do again."""
     stream.put(500)
@@ -192,6 +193,7 @@ def test_a_stream_made_anew_is_refused_by_its_query_or_read_whole(job: Job, stre
     until(lambda: job.owners() == ["", ""], "the leases of the former stream are gone, and nothing is held")
 
 
+@pytest.mark.more
 def test_a_failed_batch_comes_again_the_same_though_a_lease_was_stolen_meanwhile(job: Job, stream: Stream) -> None:
     """Without it a crash after the sink and before the commit would lose or change rows."""
     seen: dict[int, list[list[str]]] = {}

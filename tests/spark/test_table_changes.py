@@ -44,6 +44,7 @@ def changed(streams: TableStreams, first: int, count: int) -> None:
         streams.put(f"i-{number % 5}", None if number // 5 % 3 == 2 else {"n": {"N": str(number)}})
 
 
+@pytest.mark.more
 def test_scheduled_queries_read_each_change_once_while_shards_roll(
     job: Job, table: tuple[TableStreams, str], spark: SparkSession
 ) -> None:

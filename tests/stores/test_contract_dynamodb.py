@@ -34,6 +34,7 @@ class TestDynalite(StoreContract):
         yield from new_store(dynalite_url, session)
 
 
+@pytest.mark.more
 @pytest.mark.services
 class TestDynaliteInSegments(StoreContract):
     """Likewise where each listing behind another is read in parts, side by side."""
@@ -50,6 +51,7 @@ class TestDynaliteInSegments(StoreContract):
         assert [list(store.list().leases) for _ in range(3)] == [made] * 3
 
 
+@pytest.mark.more
 @pytest.mark.services
 class TestDynaliteThroughBoto3(StoreContract):
     """Likewise where boto3 makes all calls."""

@@ -110,6 +110,7 @@ def cloudwatch_url() -> Iterator[str]:
         yield service.url
 
 
+@pytest.mark.more
 @pytest.mark.slow
 @pytest.mark.services
 @pytest.mark.parametrize(
