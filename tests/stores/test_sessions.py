@@ -375,6 +375,47 @@ def test_a_slow_thread_leaves_what_another_thread_of_its_worker_took() -> None:
     assert lost(ann.write(TakeBackLease(given, "ann"))) == faster[0] == stored(ann, KEY)
 
 
+def claimed(store: SessionStore, worker: str) -> Lease:
+    """The lease, taken by this worker."""
+    return done(store.write(ClaimLease(stored(store, KEY), worker)))
+
+
+def given(ann: SessionStore, bob: SessionStore) -> Lease:
+    """The lease, bob's until he gave it to ann."""
+    done(ann.write(RequestLease(claimed(bob, "bob"), "ann")))
+    return done(bob.write(GiveLease(stored(bob, KEY), AT)))
+
+
+OWN_WRITES: dict[str, Callable[[SessionStore, SessionStore], Write]] = {
+    "claim": lambda ann, _bob: ClaimLease(stored(ann, KEY), "ann"),
+    "acceptance": lambda ann, bob: ClaimLease(given(ann, bob), "ann"),
+    "checkpoint": lambda ann, _bob: CheckpointLease(claimed(ann, "ann"), AT),
+}
+
+
+@pytest.mark.parametrize("write", OWN_WRITES)
+def test_a_listing_from_before_makes_nobody_lose_what_is_written_meanwhile(
+    write: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lease would be told as lost by the write that won it, or kept it: owned, and read by nobody."""
+    objects = ObjectMemory()
+    cells = ObjectCells(objects, "")
+    ann, bob = SessionStore(cells, gather=0.0), two(objects)[0]
+    owned(ann, key="s-1")
+    done(bob.write(CreateLease(Lease(KEY))))
+    listed = cells.list("lease/", "session/")
+    asked = OWN_WRITES[write](ann, bob)
+
+    def meanwhile(line: str) -> None:
+        if line.startswith("over session"):
+            objects.before = lambda _line: None
+            monkeypatch.setattr(cells, "list", lambda *_names, **_how: listed)
+            ann.list()
+
+    objects.before = meanwhile
+    assert done(ann.write(asked)) == stored(ann, KEY)
+
+
 def test_an_entry_of_a_row_that_was_deleted_is_not_believed_of_the_next() -> None:
     """A shard of a stream made anew would be read from where the former one was."""
     objects = ObjectMemory()

@@ -314,11 +314,14 @@ class SessionStore:
     def _committed(self, write: writes.RenewLease | writes.CheckpointLease, page: Page) -> Outcome | None:
         """Have the page write it; None if it may not."""
         seen, key = write.lease, write.lease.key
+        row: LeaseRow | None = None
 
         def make() -> EntryChange | None:
+            nonlocal row
             joint = self._known(key, page)
             if joint is None or joint.stopped or not joint.accepted or not self._fresh(page, joint, seen):
                 return None
+            row = joint.row
             after = applied(write, evolve(joint.named, version=seen.version))
             if after is None:
                 return None
@@ -328,10 +331,10 @@ class SessionStore:
                 return EntryChange(entry)
             return EntryChange(entry, Remark(entry.epoch, noted, after.weight))
 
-        if page.commit(Ticket(key, make, patient=write.patient)) is None:
+        if page.commit(Ticket(key, make, patient=write.patient)) is None or row is None:
             return None
-        joint = self._known(key, page)
-        return None if joint is None else Done(joint.lease)
+        # By the row that it was written for: a listing from before may have made this process forget it meanwhile.
+        return Done(joined(row, page.session, page.told).lease)
 
     def _known(self, key: str, page: Page) -> Joint | None:
         """The lease as this process knows it, of this page."""
@@ -349,8 +352,7 @@ class SessionStore:
 
         if not self._entered(joint.row, after, page, unclaimed):
             return None
-        found = self._known(after.key, page)
-        return None if found is None else Done(found.lease)
+        return Done(joined(joint.row, page.session, page.told).lease)
 
     def _entered(
         self,
@@ -394,8 +396,7 @@ class SessionStore:
         self._learn(written)
         if not self._entered(written, written.lease, page):
             return self._lost(key)  # stopped before it began
-        found = self._known(key, page)
-        return self._lost(key) if found is None else Done(found.lease)
+        return Done(joined(written, page.session, page.told).lease)
 
     def _stop(self, joint: Joint, how: str) -> bool:
         """Have the owner's next group write refused, so that the positions just read are its last (G4).
