@@ -8,7 +8,7 @@ all the same. In a race thirty-two workers want the same lease at the same momen
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from threading import Barrier
+from threading import Barrier, Event
 
 from attrs import evolve
 
@@ -604,6 +604,27 @@ class Races:
             seen = unowned(store, f"shard-{number}", Position("41"))
             writes = [write for me in WORKERS[1::2] for write in (ResetLease(seen, TRIM_HORIZON), ClaimLease(seen, me))]
             assert winners(store, writes) == [stored(store, seen.key)]
+
+    def test_listings_meanwhile_take_nothing_from_an_owner(self, store: Store) -> None:
+        """A worker would let go of what it has just taken, or renewed, and nobody would read it."""
+        over = Event()
+
+        def lists() -> None:
+            while not over.is_set():
+                store.list()
+
+        rows = [unowned(store, f"shard-{number}") for number in range(ROUNDS)]
+        with ThreadPoolExecutor(1) as pool:
+            listing = pool.submit(lists)
+            try:
+                for number in range(3):
+                    rows = [done(store.write(ClaimLease(row, "ann"))) for row in rows]
+                    rows = [done(store.write(CheckpointLease(row, Position(str(number))))) for row in rows]
+                    rows = [done(store.write(ReleaseLease(row, "ann"))) for row in rows]
+            finally:
+                over.set()
+        listing.result()
+        assert list(store.get([row.key for row in rows])) == rows
 
     def test_every_late_checkpoint_counts_once(self, store: Store) -> None:
         """The furthest of many would be lost under a nearer one written at the same moment."""
