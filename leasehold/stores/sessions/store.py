@@ -318,10 +318,12 @@ class SessionStore:
 
         def make() -> EntryChange | None:
             nonlocal row
-            joint = self._known(key, page)
-            if joint is None or joint.stopped or not joint.accepted or not self._fresh(page, joint, seen):
+            row = self._rows.get(key)
+            if row is None or row.session != page.id:
                 return None
-            row = joint.row
+            joint = joined(row, page.session, page.told)
+            if joint.stopped or not joint.accepted or not self._fresh(page, joint, seen):
+                return None
             after = applied(write, evolve(joint.named, version=seen.version))
             if after is None:
                 return None
@@ -335,11 +337,6 @@ class SessionStore:
             return None
         # By the row that it was written for: a listing from before may have made this process forget it meanwhile.
         return Done(joined(row, page.session, page.told).lease)
-
-    def _known(self, key: str, page: Page) -> Joint | None:
-        """The lease as this process knows it, of this page."""
-        row = self._rows.get(key)
-        return joined(row, page.session, page.told) if row is not None and row.session == page.id else None
 
     def _accept(self, joint: Joint, after: Lease, page: Page, seen: Lease) -> Outcome | None:
         """Begin to read a lease whose row names my session: by a group write, or the giver could take it back (G7)."""
