@@ -72,7 +72,7 @@ ELSEWHERE: Mapping[str, tuple[str, Callable[[str], None]]] = {
 """Commands that cannot run here: how they are known, why, and what is held of them all the same."""
 
 
-SHORT = "README.md"
+FIRST = "README.md"
 """What whoever comes first reads; the other pages take minutes of a core, and are left to `make test-more`."""
 
 
@@ -151,7 +151,7 @@ def _pages() -> Iterator[object]:
         if not {block.kind for block in blocks(page)} - {"text"}:
             continue
         marks = [pytest.mark.services, pytest.mark.slow, pytest.mark.xdist_group("docs")]
-        marks += [pytest.mark.more, pytest.mark.timeout(400)] * (page != SHORT)
+        marks += [pytest.mark.more, pytest.mark.timeout(400)] * (page != FIRST)
         yield pytest.param(page, marks=marks)
 
 
