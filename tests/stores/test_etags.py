@@ -1,10 +1,11 @@
 """In which order a lease's objects are written, and what that leaves behind when something happens in between."""
 
 from collections.abc import Callable
-from threading import Barrier, current_thread
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Barrier, Event, current_thread, main_thread
 
 import pytest
-from attrs import evolve
+from attrs import define, evolve, field
 from object_memory import ObjectMemory
 from waiters import WAIT
 
@@ -14,6 +15,7 @@ from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore, Layout
 from leasehold.stores.protocol import Lost, Outcome, OutcomeUnknown, StoreError
+from leasehold.stores.requests import Stored
 from leasehold.stores.writes import (
     AnnotateLease,
     CheckpointLate,
@@ -494,3 +496,49 @@ def test_a_note_that_another_overtakes_is_written_beside_it() -> None:
     objects.before = once("new notes/0", lambda: other.write(AnnotateLease(lease, "theirs", "1")))
     written = done(store.write(AnnotateLease(lease, "ours", "2")))
     assert written.notes == (("ours", "2"), ("theirs", "1"))
+
+
+@define
+class HeldBack(ObjectMemory):
+    """A bucket that holds back what other threads than the main one read last: it is old when it comes."""
+
+    last: str = ""
+    read: Event = field(factory=Event)
+    written: Event = field(factory=Event)
+
+    def list(self, prefix: str) -> tuple[Stored, ...]:
+        found = ObjectMemory.list(self, prefix)
+        self._hold_back(f"list {prefix.rstrip('/').rpartition('/')[2]}")
+        return found
+
+    def get(self, name: str) -> Stored | None:
+        found = ObjectMemory.get(self, name)
+        self._hold_back(f"get {name.split('/')[-2]}")
+        return found
+
+    def _hold_back(self, line: str) -> None:
+        if current_thread() is not main_thread() and line == self.last:
+            self.read.set()
+            assert self.written.wait(WAIT)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("reading", ["list", "get"])
+def test_a_reading_from_before_takes_no_checkpoint_back(layout: Layout, reading: str) -> None:
+    """The owner's next write would answer with the checkpoint before its last, and the owner go on from there."""
+    objects = HeldBack(last=f"{reading} {layout.parts[-1]}")
+    store = EtagStore(objects, layout)
+    lease = owned(objects, store)
+    with ThreadPoolExecutor(1) as pool:
+        readings = list[Future[object]]()
+
+        def read() -> None:
+            readings.append(pool.submit(store.list if reading == "list" else lambda: store.get(["0"])))
+            assert objects.read.wait(WAIT)
+
+        # The ownership was renewed by then: what the reading brings lacks nothing but the new checkpoint.
+        objects.before = once("over checkpoint/0", read)
+        lease = done(store.write(CheckpointLease(lease, AT_9)))
+        objects.written.set()
+        readings[0].result()
+    assert done(store.write(RenewLease(lease))).checkpoint == AT_9

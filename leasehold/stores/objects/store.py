@@ -20,6 +20,7 @@ an heir that reads itself as the owner also reads the giver's last checkpoint.
 
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 
 from leasehold.balancer.model import Lease
 from leasehold.stores.fields import insist, listing_of, readable
@@ -37,6 +38,8 @@ _READS = 8
 
 _OWNERSHIP = ("owner", "epoch", "heir", "yields")
 """The fields of a lease for whose sake the ownership is written; its weight travels along."""
+
+_NOTHING = Parts()
 
 _CHECKPOINT = ("checkpoint", "parents", "hash_range")
 """The fields for whose sake the checkpoint is written; only a reset changes the last two."""
@@ -61,6 +64,7 @@ class EtagStore:
         self._objects = objects
         self._layout = layout
         self._seen: dict[str, Parts] = {}
+        self._seeing = Lock()
         self._pool = ThreadPoolExecutor(_READS, thread_name_prefix="leasehold-objects")
 
     @property
@@ -70,13 +74,13 @@ class EtagStore:
 
     def list(self) -> Listing:
         """Every lease: one listing for each part; the ownership first."""
-        found: dict[str, Parts] = {}
+        before, found = dict(self._seen), dict[str, Parts]()
         for part in self._layout.parts:
             for stored in self._objects.list(self._layout.prefix(part)):
                 key = self._layout.key(stored.name, part)
                 if key is not None:
                     found[key] = found.get(key, Parts()).having(part, stored)
-        self._seen = dict(found)
+        self._see(before, {key: found.get(key, _NOTHING) for key in before.keys() | found.keys()})
         return listing_of(self._row(key, parts) for key, parts in sorted(found.items()))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
@@ -111,7 +115,8 @@ class EtagStore:
                     # The ownership first: it guards the version. Each deletion is conditional; the first refused ends
                     # it.
                     if stored is None or all(self._objects.delete(one.name, one.etag) for one in parts.existing):
-                        self._seen.pop(lease.key, None)
+                        with self._seeing:
+                            self._seen.pop(lease.key, None)
                         return Done(lease)
                 raise StoreError(f"lease {lease.key!r}: {ATTEMPTS} conditional deletions in a row were refused")
             case _:
@@ -229,7 +234,7 @@ class EtagStore:
     def _read(self, keys: Iterable[str], *, stale_ok: bool = False) -> dict[str, Parts]:
         """Read these leases, the ownership before the checkpoint (rule 5)."""
         first, *rest = self._layout.parts
-        before = {key: self._seen.get(key, Parts()) for key in keys}
+        before = {key: self._seen.get(key, _NOTHING) for key in keys}
         if stale_ok and len(self._seen) < _LISTED * (len(before) - 1):
             # To ask for ten leases of twenty, one listing replaces ten requests.
             stored = {one.name: one for one in self._objects.list(self._layout.prefix(first))}
@@ -244,7 +249,7 @@ class EtagStore:
             if parts.ownership and old and new and old.owner == new.owner:
                 del doubtful[key]  # whoever owns it still is believed to stand where it stood
         found |= self._fetched(doubtful, rest)
-        self._seen.update(found)
+        self._see(before, found)
         return found
 
     def _fetched(self, found: Mapping[str, Parts], which: Iterable[Part]) -> dict[str, Parts]:
@@ -256,6 +261,19 @@ class EtagStore:
         for (key, part), stored in zip(wanted, each(self._objects.get, names), strict=True):
             anew[key] = anew[key].having(part, stored)
         return anew
+
+    def _see(self, before: Mapping[str, Parts], found: Mapping[str, Parts]) -> None:
+        """Remember what a reading found, and keep what was written since `before` was remembered.
+
+        The reading may be from before that write: the owner's next answer would go back behind its own checkpoint.
+        """
+        with self._seeing:
+            for key, parts in found.items():
+                if self._seen.get(key, _NOTHING) is before.get(key, _NOTHING):
+                    if parts.existing:
+                        self._seen[key] = parts
+                    else:
+                        self._seen.pop(key, None)
 
     def _still(self, key: str, parts: Parts) -> bool:
         """Whether the ownership is still this one."""
@@ -273,7 +291,8 @@ class EtagStore:
         """The answer: the lease as written, or, where a second write was refused, as it is stored."""
         if parts is None:
             return Lost(key, self._lease(key, self._read_one(key)))
-        self._seen[key] = parts
+        with self._seeing:
+            self._seen[key] = parts
         lease = self._lease(key, parts)
         return Done(lease) if lease else Lost(key, None)
 

@@ -321,6 +321,25 @@ def test_closing_waits_for_what_lets_go() -> None:
     assert left.is_set()
 
 
+def test_a_link_whose_closing_is_not_answered_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a request to a hub that has stopped would be left pending when the loop is closed."""
+    monkeypatch.setattr(background, "CLOSE_SECONDS", 0.2)
+    begun = threading.Event()
+
+    async def unanswered() -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.Event().wait()
+
+    closing, work = Background(), unanswered()
+    closing.start(work)
+    assert begun.wait(20.0)
+    closing.close()
+    assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
+
+
 def test_a_link_that_does_not_let_go_keeps_no_close_waiting(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

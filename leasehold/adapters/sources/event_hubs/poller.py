@@ -125,12 +125,13 @@ class Background:
 
     def _run(self) -> None:
         self._loop.run_forever()
-        # Cancelled, the client's tasks close their links; those that take too long are left.
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            self._loop.run_until_complete(asyncio.wait(tasks, timeout=CLOSE_SECONDS / 2))
+        # Cancelled, the client's tasks close their links; cancelled again, those whose link does not close give it up.
+        for _ in range(2):
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                self._loop.run_until_complete(asyncio.wait(tasks, timeout=CLOSE_SECONDS / 4))
         self._loop.close()
 
 
