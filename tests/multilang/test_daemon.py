@@ -1,5 +1,8 @@
 """The search for a record that ends its children, and the names of what a store may say."""
 
+import threading
+
+import pytest
 from botocore.exceptions import ClientError
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,6 +77,19 @@ def test_the_attempts_are_enough_for_a_search() -> None:
     assert handling.attempts == ATTEMPTS + SEARCH_ATTEMPTS
     assert deaths < handling.attempts
     assert ChildHandler(Children(["x"]), attempts=ATTEMPTS).handling.attempts == ATTEMPTS
+
+
+def test_a_fault_while_children_are_ended_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that embeds the daemon would keep a thread and the descriptors of its loop."""
+    children, before = Children(["x"]), set(threading.enumerate())
+
+    async def refused() -> None:
+        raise OSError("no descriptor left")
+
+    monkeypatch.setattr(children, "close", refused)
+    with pytest.raises(OSError, match="no descriptor left"), ChildHandler(children, attempts=ATTEMPTS):
+        (thread,) = set(threading.enumerate()) - before
+    assert not thread.is_alive()
 
 
 def test_the_names_of_what_the_store_says() -> None:

@@ -16,6 +16,7 @@ import logging
 from asyncio import AbstractEventLoop
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future, wait
+from contextlib import closing
 from types import TracebackType
 from typing import Any, Self
 
@@ -139,7 +140,7 @@ class ChildHandler:
     def __enter__(self) -> Self:
         """Begin the loop."""
         self._loop = asyncio.new_event_loop()
-        self._thread = spawn("leasehold-children", self._loop.run_forever, lambda fault: log.error("%s", said(fault)))
+        self._thread = spawn("leasehold-children", self._serve, lambda fault: log.error("%s", said(fault)))
         return self
 
     def __exit__(
@@ -147,11 +148,15 @@ class ChildHandler:
     ) -> None:
         """Wait for children that are told of their end, and end the others."""
         wait(tuple(self._leaving), LEAVE_SECONDS)
-        self._do(self._children.close()).result(CLOSE_SECONDS)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CLOSE_SECONDS)
-        if not self._loop.is_running():
-            self._loop.close()
+        try:
+            self._do(self._children.close()).result(CLOSE_SECONDS)
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(CLOSE_SECONDS)
+
+    def _serve(self) -> None:
+        with closing(self._loop):
+            self._loop.run_forever()
 
     def _do(self, work: Coroutine[Any, Any, Any]) -> "Future[Any]":
         return asyncio.run_coroutine_threadsafe(work, self._loop)
