@@ -286,6 +286,17 @@ def test_functions_are_short() -> None:
     assert found == []
 
 
+def test_no_private_function_is_left_that_nobody_calls() -> None:
+    """What a change has replaced would stay, and look as if it still held."""
+    left = []
+    for path in chain.from_iterable(sorted((ROOT / package).rglob("*.py")) for package in PACKAGES):
+        tree = ast.parse(path.read_text("utf-8"))
+        made = {each.name for each in tree.body if isinstance(each, ast.FunctionDef | ast.ClassDef)}
+        used = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name)}
+        left += [f"{path.relative_to(ROOT)}: {name}" for name in sorted(made - used) if re.match("_[A-Za-z]", name)]
+    assert left == []
+
+
 def test_tests_open_with_a_sentence() -> None:
     """Without it a failing test would say that something broke, but not what it was good for."""
     found = [

@@ -6,7 +6,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from every_call import unhurried
+from every_call import unlogged
 
 from leasehold.adapters.history.breach import Limits
 from leasehold.adapters.history.explanations import judge
@@ -28,7 +28,7 @@ SEEDS = [0, *(pytest.param(seed, marks=SLOW if seed < 2 else MORE) for seed in r
 
 @pytest.fixture(autouse=True, scope="module")
 def _quiet() -> Iterator[None]:
-    with unhurried():
+    with unlogged():
         yield
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from every_call import STORIES, mishaps, told, tried, unhurried
+from every_call import STORIES, mishaps, told, tried, unlogged
 
 pytestmark = pytest.mark.slow
 
@@ -13,7 +13,7 @@ EACH = 5
 
 @pytest.fixture(autouse=True, scope="module")
 def _quiet() -> Iterator[None]:
-    with unhurried():
+    with unlogged():
         yield
 
 

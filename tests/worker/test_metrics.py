@@ -2,8 +2,10 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 
+import opentelemetry.metrics
 import pytest
 from attrs import evolve
 from opentelemetry.sdk.metrics import MeterProvider
@@ -12,6 +14,7 @@ from virtual_fleet import KCL, Driven, FaultyStore, four_shards, member, togethe
 from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
+from leasehold.adapters.reading import metrics
 from leasehold.adapters.reading.exporting import exporting
 from leasehold.adapters.reading.handling import Handling
 from leasehold.adapters.reading.metrics import WorkerMetrics
@@ -208,14 +211,25 @@ def test_no_exporter_means_the_programs_own_provider(monkeypatch: pytest.MonkeyP
         assert meter is None
 
 
-def test_two_workers_of_one_program_are_both_told() -> None:
-    """Without it the second one's gauges would be missing, for OpenTelemetry keeps the first of a name."""
+@pytest.mark.parametrize("late", [False, True], ids=["provider first", "workers first"])
+def test_two_workers_of_one_program_are_both_told(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the second one's gauges would be missing, for OpenTelemetry keeps the first of a name.
+
+    Before the program has set its provider, OpenTelemetry hands out another meter at each call, and keeps them all.
+    """
+    program = opentelemetry.metrics._internal._ProxyMeterProvider()  # noqa: SLF001  one that no other test has set
+    monkeypatch.setattr("opentelemetry.metrics._internal._PROXY_METER_PROVIDER", program)
+    monkeypatch.setattr(metrics, "_own_meter", cache(metrics._own_meter.__wrapped__))  # noqa: SLF001
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
     fleet = [member(store, source, clock, me, me, SHARED) for me in ("a-1", "b-1")]
     together(fleet, 60)
-    reader = InMemoryMetricReader()
-    meter = MeterProvider([reader]).get_meter("test")
-    kept = [WorkerMetrics(each.worker, meter) for each in fleet]
+    reader, kept = InMemoryMetricReader(), list[WorkerMetrics]()
+    steps: list[Callable[[], object]] = [
+        partial(program.on_set_meter_provider, MeterProvider([reader])),
+        lambda: kept.extend(WorkerMetrics(each.worker) for each in fleet),
+    ]
+    for step in reversed(steps) if late else steps:
+        step()
     data = reader.get_metrics_data()
     assert data is not None
     held = [

@@ -46,7 +46,7 @@ class WorkerMetrics:
         # Of each lease as long as it is held: batches come many times a second, and the names stay the same.
         self._held: WeakKeyDictionary[Holding, dict[str, str]] = WeakKeyDictionary()
         self._window = GroupWatch()
-        self._instruments = _instruments(meter or get_meter(SCOPE))
+        self._instruments = _instruments(meter or _own_meter())
         self._instruments.workers.add(self)
 
     def read(self, holding: Holding, batch: Batch) -> None:
@@ -232,4 +232,5 @@ def _instruments(meter: Meter) -> _Instruments:
 
 @cache
 def _own_meter() -> Meter:
+    # Once: as long as the program has set no provider, each call makes another meter, which OpenTelemetry keeps.
     return get_meter(SCOPE)
