@@ -13,7 +13,6 @@ from history_digest import digest
 from leasehold.adapters.proving.simulator.chaos import trial
 from leasehold.adapters.proving.simulator.question import SimulationQuestion, fleet_of
 from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.world.process import Process
 
 pytestmark = pytest.mark.slow
 
@@ -61,14 +60,17 @@ def test_a_run_leaves_the_collector_as_it_was(collects: bool) -> None:
         (gc.enable if before else gc.disable)()
 
 
-def test_a_run_frees_what_the_one_before_left() -> None:
-    """Without it ten thousand fleets, during none of which anything is collected, would fill memory."""
+def test_a_run_leaves_nothing_behind() -> None:
+    """Without it ten thousand fleets would fill memory, and each be slower than the one before."""
     # What goes wrong is logged, and a log under test keeps whom it went wrong for.
     calm = evolve(SMALL, calm=0.0)
 
-    def processes() -> int:
+    def objects() -> int:
         run(calm)
-        return sum(type(each) is Process for each in gc.get_objects())
+        gc.collect()
+        return len(gc.get_objects())
 
-    gc.collect()
-    assert [processes() for _ in range(3)] == [3, 3, 3]
+    objects(), objects()  # what is kept once for all is made now
+    before = objects()
+    # Other threads of a test process make a few meanwhile; a worker has some thousands.
+    assert sum(objects() - before for _ in range(3)) < 300
