@@ -39,7 +39,7 @@ quick: $(READY) ## the inner loop: format, lint, types and the tests that need n
 
 # What `make check` runs is not run again.
 test: $(READY) ## run every test that needs no opt-in, but for those of `make check`
-	$(BIN)/pytest -m 'not more' --ignore tests/test_house.py --ignore tests/docs/test_site.py -n 4 \
+	$(BIN)/pytest -m 'not more' --ignore tests/test_house.py --ignore tests/docs/test_site.py -n 5 \
 		--dist loadgroup --no-loadscope-reorder --hypothesis-profile repeatable --max-worker-restart 0
 
 test-more: $(READY) ## run the opt-in tests, and say what could not be had

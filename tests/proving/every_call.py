@@ -5,7 +5,6 @@ the worker that it is about and each fault that such a call can meet (`faults_of
 `python tests/proving/every_call.py` tells all of them, on all cores.
 """
 
-import gc
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -286,7 +285,6 @@ def planned(*, whole: bool) -> Iterable[tuple[int, Mishap]]:
 @app.command()
 def main(*, jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1) -> None:
     """Let every call meet every fault; exit 1 if the judge has anything to say."""
-    gc.freeze()  # each run collects its garbage, and would look through all that was imported
     with unlogged():
         asked = tuple(planned(whole=True))
         with processes(jobs) as pool:

@@ -160,6 +160,7 @@ def test_a_table_of_postgres_is_recognised_and_another_layout_refused(postgres_s
         open_store(f"{other}&layout=sessions")
 
 
+@pytest.mark.more
 @pytest.mark.services
 class TestBlob(StoreContract):
     """Every clause, on azurite."""
