@@ -5,10 +5,8 @@ the worker that it is about and each fault that such a call can meet (`faults_of
 `python tests/proving/every_call.py` tells all of them, on all cores.
 """
 
-import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import chain, pairwise
 from typing import Annotated
 
@@ -23,6 +21,7 @@ from leasehold.adapters.history.explanations import judge
 from leasehold.adapters.history.rights import unowned
 from leasehold.adapters.proving.processes import processes
 from leasehold.adapters.proving.simulator.mishaps import DEATHS, DENIED, READINGS, CallEvent, Misdeed, Mishap
+from leasehold.adapters.proving.simulator.question import unlogged
 from leasehold.adapters.proving.simulator.run import run
 from leasehold.adapters.proving.simulator.scenario import Member, Network, Reshape, Scenario
 from leasehold.adapters.proving.simulator.world.world import FIRST_MS, FIRST_NUMBER, SimulatedHistory
@@ -251,17 +250,6 @@ def _first_due(history: RunHistory, shard: str) -> int:
     rows = (write.after for write in history.writes if write.done and write.key == shard)
     notes = (row.note("latest_ms") for row in rows if row is not None)
     return FIRST_NUMBER + next((int(noted) - FIRST_MS for noted in notes if noted), 0)
-
-
-@contextmanager
-def unlogged() -> Iterator[None]:
-    """Say nothing of the faults: a run has thousands."""
-    level = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(level)
 
 
 def tried(asked: tuple[int, Mishap]) -> tuple[str, ...]:

@@ -6,10 +6,10 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from every_call import unlogged
 
 from leasehold.adapters.history.breach import Limits
 from leasehold.adapters.history.explanations import judge
+from leasehold.adapters.proving.simulator.question import unlogged
 from leasehold.adapters.proving.simulator.run import run
 from leasehold.adapters.proving.simulator.scenario import Member, Network, Scenario
 from leasehold.adapters.proving.simulator.world.world import SimulatedHistory
