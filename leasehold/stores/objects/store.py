@@ -74,7 +74,9 @@ class EtagStore:
 
     def list(self) -> Listing:
         """Every lease: one listing for each part; the ownership first."""
-        before, found = dict(self._seen), dict[str, Parts]()
+        with self._seeing:
+            before = dict(self._seen)
+        found: dict[str, Parts] = {}
         for part in self._layout.parts:
             for stored in self._objects.list(self._layout.prefix(part)):
                 key = self._layout.key(stored.name, part)
