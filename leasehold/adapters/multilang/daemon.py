@@ -16,7 +16,6 @@ import logging
 from asyncio import AbstractEventLoop
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future, wait
-from contextlib import closing
 from types import TracebackType
 from typing import Any, Self
 
@@ -140,7 +139,7 @@ class ChildHandler:
     def __enter__(self) -> Self:
         """Begin the loop."""
         self._loop = asyncio.new_event_loop()
-        self._thread = spawn("leasehold-children", self._serve, lambda fault: log.error("%s", said(fault)))
+        self._thread = spawn("leasehold-children", self._loop.run_forever, lambda fault: log.error("%s", said(fault)))
         return self
 
     def __exit__(
@@ -153,10 +152,8 @@ class ChildHandler:
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(CLOSE_SECONDS)
-
-    def _serve(self) -> None:
-        with closing(self._loop):
-            self._loop.run_forever()
+            if not self._loop.is_running():
+                self._loop.close()
 
     def _do(self, work: Coroutine[Any, Any, Any]) -> "Future[Any]":
         return asyncio.run_coroutine_threadsafe(work, self._loop)
