@@ -19,7 +19,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("first", [0, pytest.param(5, marks=pytest.mark.more)])
+@pytest.mark.parametrize("first", [0, pytest.param(EACH // 2, marks=pytest.mark.more)])
 @pytest.mark.parametrize("place", range(len(STORIES)), ids=[story.name for story in STORIES])
 def test_no_single_fault_does_harm(place: int, first: int) -> None:
     """Without it a call that fails in a way that nobody thought of would lose a record, or a shard its reader."""

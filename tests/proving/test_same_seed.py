@@ -72,5 +72,5 @@ def test_a_run_leaves_nothing_behind() -> None:
 
     # What is kept once for all is made by the first two.
     before = [objects() for _ in range(3)][-1]
-    # Other threads of a test process make a few meanwhile; a worker has some thousands.
+    # Other threads of a test process make a few meanwhile.
     assert sum(objects() - before for _ in range(3)) < 300
