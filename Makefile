@@ -35,7 +35,7 @@ quick: $(READY) ## the inner loop: format, lint, types and the tests that need n
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/pytest -q --quick -n 3 --hypothesis-profile quick
+	$(BIN)/pytest -q --quick --shuffle $(SEED) -n 3 --hypothesis-profile quick
 
 # What `make check` runs is not run again.
 test: $(READY) ## run every test that needs no opt-in, but for those of `make check`

@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import random
 import re
 import shutil
 import signal
@@ -82,8 +83,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The inner loop's option."""
+    """The inner loop's options."""
     parser.addoption("--quick", action="store_true", help="only what needs no service and little of a processor")
+    parser.addoption("--shuffle", metavar="SEED", help="in an order of its own for each seed, file by file")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -114,7 +116,15 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at groups next
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """One process starts what is costly, for all tests that use it; and what takes longest begins first."""
+    """One process starts what is costly, for all tests that use it; and what takes longest begins first.
+
+    Shuffled, no test finds what the one before it in its file has left behind: a client that knows its service, a log.
+    """
+    if config.option.shuffle:
+        draw = random.Random(config.option.shuffle)  # noqa: S311  an order, not a secret
+        turns = {path: draw.random() for path in dict.fromkeys(item.path for item in items)}
+        draw.shuffle(items)
+        items.sort(key=lambda item: turns[item.path])  # a file's tests share what it sets up
     if not config.getoption("loadgroup", default=False):
         return
     for item in items:
