@@ -723,7 +723,7 @@ class Children:
     told: ClassVar[list[str]] = []
 
     def __init__(self, *_given: object) -> None:
-        self.told.clear()
+        """Nothing is asked of them."""
 
     def begin(self) -> None:
         self.told.append("begun")
@@ -738,6 +738,7 @@ def test_once_a_query_is_closed_nothing_of_it_listens(
 ) -> None:
     """Without it each query that ends would leave ports, processes and rows behind, until its program ends."""
     monkeypatch.setattr(pool_module, "ReaderChildren", Children)
+    monkeypatch.setattr(Children, "told", [])
     stream = Stream({"a": ["x"]})
     stock = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable=True)
     place = ReplayPlace(MemoryStore(), stream, columns("fake"), exclusive=False)

@@ -90,8 +90,11 @@ def staged(running: tuple[Server, "KinesisClient"]) -> Iterator[Callable[..., St
         return stages[-1]
 
     yield make
-    for reader in (reader for stage in stages for reader in stage.readers):
+    readers = [reader for stage in stages for reader in stage.readers]
+    for reader in readers:
         reader.close()
+    # A request that is still on its way would take the first script of the next test.
+    until(lambda: all(feed is None or feed.over for feed in (each._feed for each in readers)), "they end")  # noqa: SLF001  as below
 
 
 def next_batch(reader: FanOut) -> Batch:
