@@ -85,7 +85,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The inner loop's options."""
     parser.addoption("--quick", action="store_true", help="only what needs no service and little of a processor")
-    parser.addoption("--shuffle", metavar="SEED", help="in an order of its own for each seed, file by file")
+    parser.addoption("--shuffle", metavar="SEED", help="in another order for each seed, file by file")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -17,6 +17,8 @@ from leasehold.adapters.multilang.protocol import CheckpointError
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import TRIM_HORIZON, Position
 
+pytestmark = pytest.mark.slow
+
 CHILD = Path(__file__).with_name("child.py")
 RECORDS = [Record(b"x", str(number), 0, "k", arrived=1.0) for number in range(1, 6)]
 

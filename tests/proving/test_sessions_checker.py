@@ -17,6 +17,8 @@ from leasehold.stores.sessions.rows import Joint, LeaseRow, Session, SessionEntr
 from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.writes import CheckpointLate
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", sorted(settings()))
 def test_no_order_of_requests_breaks_a_law(name: str) -> None:

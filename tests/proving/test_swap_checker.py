@@ -14,6 +14,8 @@ from leasehold.stores.protocol import Done, Outcome
 from leasehold.stores.swap import FROM, MARK, RowPair, SwapStore, joined
 from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, ResetLease, Write
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", sorted(swap_settings()))
 def test_no_order_of_requests_breaks_a_law(name: str) -> None:

@@ -23,6 +23,8 @@ from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Done, Store, StoreError
 from leasehold.stores.writes import CheckpointLease, ReleaseLease, RenewLease, RequestLease, StealLease
 
+pytestmark = pytest.mark.slow
+
 
 def texts(prefix: str, count: int) -> list[str]:
     return [f"{prefix}{number}" for number in range(count)]

@@ -18,6 +18,8 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Position
 
+pytestmark = pytest.mark.slow
+
 
 def joined(store: FaultyStore, source: ListSource) -> Worker:
     """A worker that starts at the beginning."""

@@ -33,6 +33,8 @@ from leasehold.adapters.sources.protocol import Record, Settled, SourceError
 from leasehold.adapters.worker.holdings import WorkerError
 from leasehold.stores.urls import open_store
 
+pytestmark = pytest.mark.slow
+
 ORDERS = "kinesis://orders?region=eu-west-1"
 BEGINNING = Options(initial_position="TRIM_HORIZON", checkpoint_seconds=0)
 

@@ -108,6 +108,7 @@ class HangingStore(FaultyStore):
         return super().write(write)
 
 
+@pytest.mark.slow
 def test_a_runner_goes_on_renewing_beside_a_request_that_hangs() -> None:
     """The same among threads."""
     store = HangingStore()

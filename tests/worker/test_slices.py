@@ -26,6 +26,8 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.stores.embedded.memory import MemoryStore
 
+pytestmark = pytest.mark.slow
+
 late = st.floats(0, LATE_SECONDS / 2)
 near = st.integers(-3, 3) | st.floats(-100, 200)
 

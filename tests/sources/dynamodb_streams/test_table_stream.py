@@ -16,6 +16,8 @@ from leasehold.adapters.sources.protocol import Batch, Record, SourceError, Trim
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 
+pytestmark = pytest.mark.slow
+
 
 class Clock:
     """A time that stands still until it is moved."""

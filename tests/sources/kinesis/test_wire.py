@@ -116,6 +116,7 @@ ANSWERS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(ANSWERS, st.none() | st.integers(1, 10**56))
 @settings(max_examples=60)
 def test_all_answers_give_the_batches_that_boto3_gives(told: dict[str, Any], start: int | None) -> None:

@@ -139,6 +139,7 @@ def test_an_answer_that_is_cut_off_is_declined() -> None:
     assert [SCAN.viewed(BODY[:size]) for size in range(end)] == [None] * end
 
 
+@pytest.mark.slow
 def test_the_records_that_come_of_it_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a wheel would read otherwise than what is tested."""
     monkeypatch.setattr(forms, "SCAN", SCAN)
