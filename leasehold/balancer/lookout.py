@@ -1,4 +1,4 @@
-"""The cadence says who looks at the table when: one lookout reads it, and the others read its bulletin (C3 to C17).
+"""The cadence says who looks at the table when: one lookout reads it, and the others read its bulletin (C3 to C18).
 
 If every worker listed the table, reading would cost workers x leases. Here each worker ranks the workers of its own
 last listing by a digest of their ids. All that read alike rank alike, so the first in rank, the lookout, needs no

@@ -55,7 +55,7 @@ def test_the_leases_and_checkpoints_of_a_deleted_stream_stay(caplog: pytest.LogC
         "s-3": "TRIM_HORIZON",
     }
     assert (store.row("s-0").checkpoint, happened) == (Position("102"), ["initialize"])
-    said = "the shards could not be listed, trying again at each turn: stream 'orders': it does not exist"
+    said = "the shards could not be listed, trying again until they can: stream 'orders': it does not exist"
     assert caplog.text.count(said) == 1
 
 

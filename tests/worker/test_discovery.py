@@ -190,8 +190,23 @@ def test_a_fault_is_said_when_it_comes_and_when_it_goes(caplog: pytest.LogCaptur
     discovery = Discovery(FaultySource(four_shards(), faults=[SourceUnavailable(why) for why in ("no", "no", "yet")]))
     found = [discovery.shards(float(now), HEALTHY, ME) is not None for now in range(6)]
     assert found == [False, False, False, True, False, False]
-    again = "the shards could not be listed, trying again at each turn: "
+    again = "the shards could not be listed, trying again until they can: "
     assert caplog.messages == [f"{again}no", f"{again}yet", "the shards are listed again"]
+
+
+@pytest.mark.parametrize("config", [KCL, Config(initial_position=TRIM_HORIZON)], ids=["kcl", "minimal"])
+@pytest.mark.parametrize("joined", [False, True], ids=["new group", "later"])
+def test_a_listing_that_was_refused_is_asked_for_again_within_seconds(config: Config, *, joined: bool) -> None:
+    """Without it one request too many would leave a new group unread until the next reading of the whole table."""
+    clock, source = Clock(), FaultySource(four_shards())
+    ours = member(FaultyStore(), source, clock, config=config)
+    if joined:
+        ours.run(60)
+        ours.worker.hurry()
+        ours.turn_due = clock.now
+    before, source.faults = source.listings, [SourceUnavailable("slow down")] * 2
+    ours.run(18)
+    assert (source.listings - before, ours.held) == (1, ["s-0", "s-1", "s-2", "s-3"])
 
 
 def test_a_lease_that_contradicts_its_shard_is_said_at_the_second_listing_and_noted(

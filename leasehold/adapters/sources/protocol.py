@@ -168,6 +168,15 @@ class Selective(Protocol):
 
 
 @runtime_checkable
+class Several(Protocol):
+    """A source of several streams, whose listing is of those that answer."""
+
+    @property
+    def unlisted(self) -> "SourceUnavailable | None":
+        """Why a stream is missing from the last listing; None if none is, or for a reason that does not pass."""
+
+
+@runtime_checkable
 class Identified(Protocol):
     """A source that distinguishes its stream from an earlier one of the same name."""
 

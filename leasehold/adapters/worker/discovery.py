@@ -12,7 +12,7 @@ from typing import Literal
 
 from attrs import evolve
 
-from leasehold.adapters.sources.protocol import Identified, Selective, Source, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Identified, Selective, Several, Source, SourceError, SourceUnavailable
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.notes import LATEST_MS, LATEST_POSITION, UNPINNED
 from leasehold.balancer.actions import Action, Create
@@ -56,6 +56,8 @@ class Discovery:
     deleted, and every `safety_seconds`.
     A whole fleet sees a hole, or that this time has passed: then a few workers list, drawn anew each time.
     `open_shards` counts the open shards of the last listing, `listed`; `answered` tells whether there was one.
+    `refused` tells whether the last one that was wanted could not be had, or not of all streams, for a reason that may
+    pass.
     `incarnation` is that of the stream, "" where the source cannot tell it; `contradictions` are those between the last
     listing and the table that still hold (L14).
     """
@@ -73,6 +75,7 @@ class Discovery:
         self._unread: frozenset[str] = frozenset()
         self._said: frozenset[str] = frozenset()
         self._fault = ""
+        self.refused = False
         self.open_shards: int | None = None
         self.incarnation = ""
         self.listed: tuple[Shard, ...] = ()
@@ -116,6 +119,7 @@ class Discovery:
             or self._hole_lasts(me, crowd)
             or self._ripened(leases, me.worker)
             or self._overdue(now, me, crowd)
+            or self.refused
         ):
             self.want()
         malformed = [
@@ -234,20 +238,29 @@ class Discovery:
             if not (self.answered or isinstance(fault, SourceUnavailable)):
                 raise
             self.want()
-            if (text := str(fault)) != self._fault:  # at every turn it would fill the log
-                log.warning("the shards could not be listed, trying again at each turn: %s", text)
-            self._fault = text
+            self._missed("the shards could not be listed", fault)
             return None
         if self._bound and present != self._bound:
             raise MadeAnew(f"stream {self._bound} was deleted and made anew while it was read, and is {present} now")
         self.incarnation = present
-        if self._fault:
-            log.warning("the shards are listed again")
-        self.answered, self._next, self._fault = True, now + self._safety_seconds, ""
+        self.answered, self._next = True, now + self._safety_seconds
+        if isinstance(self._source, Several) and self._source.unlisted is not None:
+            self._missed("the shards of a stream could not be listed", self._source.unlisted)
+        else:
+            if self._fault:
+                log.warning("the shards are listed again")
+            self._fault, self.refused = "", False
         self.open_shards, self.listed = sum(shard.open for shard in shards), shards
         if before not in {"", self.incarnation}:
             self.want()  # it may have been made anew between the two answers: these shards may be the former ones
         return shards
+
+    def _missed(self, what: str, fault: SourceError) -> None:
+        # Where the reason may pass by itself the next look comes soon (C18).
+        self.refused = isinstance(fault, SourceUnavailable)
+        if (text := str(fault)) != self._fault:  # at every turn it would fill the log
+            log.warning("%s, trying again until they can: %s", what, text)
+        self._fault = text
 
 
 class Recreated:

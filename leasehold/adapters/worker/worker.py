@@ -145,6 +145,7 @@ class Worker:
         self._bench = Bench()
         # C17: after an outage everybody has read the table before anybody's lease is judged by the first who did.
         self._backoff = Backoff(RETRY_SECONDS, min(self.config.cycle_seconds, self.config.lease_seconds / 2), uniform)
+        self._relist = Backoff(RETRY_SECONDS, self.config.cycle_seconds, uniform)
 
     @property
     def holdings(self) -> tuple[Holding, ...]:
@@ -334,8 +335,13 @@ class Worker:
         return known
 
     def _sooner(self, look: Look, early: Mapping[Action, float]) -> Look:
-        """The next look: soon, and at all rows, where leases wait to be made, or the stream begins anew."""
+        """The next look: soon, and at all rows, where leases wait to be made, or the shards to be listed."""
         soon = [max(SOON_SECONDS, min(early.values()))] if early else []
+        if self.discovery.refused:
+            # C18: the next reading of the whole table may be minutes away, and a new group has no lease until then.
+            soon.append(self._relist.next())
+        else:
+            self._relist.reset()
         if self._recreated.beginning:
             # Nobody holds the leases. Were all rows deleted, a worker that joins would begin them after its wait (L13).
             soon.append(self.config.renew_seconds)

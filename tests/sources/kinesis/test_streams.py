@@ -21,9 +21,11 @@ from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.kinesis.streams import KinesisStreams
 from leasehold.adapters.sources.protocol import Batch, SourceError, SourceUnavailable
 from leasehold.adapters.sources.urls import open_source
+from leasehold.adapters.worker.discovery import Discovery
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
-from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Me, Position, Shard
+from leasehold.stores.protocol import Listing
 from leasehold.stores.urls import open_store
 
 
@@ -213,12 +215,32 @@ def test_a_listing_is_of_the_streams_that_answer_and_fails_where_none_does(caplo
     one, two = Told("a"), Told("b")
     streams = several(one, two)
     streams.shards()
-    two.fault = SourceUnavailable("b is slow")
+    two.fault = SourceError("b may not be listed")
     assert [shard.id for shard in streams.shards()] == ["1:a:7:s-0"]
-    assert caplog.messages == ["the shards of one stream could not be listed: b is slow"]
+    assert caplog.messages == ["the shards of one stream could not be listed: b may not be listed"]
     one.fault = SourceUnavailable("a is slow")
     with pytest.raises(SourceUnavailable, match="a is slow"):
         streams.shards()
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_stream_that_was_slow_is_listed_again_soon(caplog: pytest.LogCaptureFixture, *, named: bool) -> None:
+    """Without it one refusal would leave a stream unread for five minutes, while the others are read."""
+    slow = Told("b")
+    streams = several(Told("a"), slow)
+    if named:
+        streams.reads(Lease("s-0"))
+    slow.fault = SourceUnavailable("b is slow")
+    discovery, nothing, me = Discovery(streams), Listing(()), Me("a-1")
+    listed = [discovery.shards(now, nothing, me) for now in (0.0, 1.0)]
+    assert [[shard.stream for shard in shards or ()] for shards in listed] == [["1:a:7"]] * 2
+    assert (discovery.refused, discovery.current) == (True, True)
+    slow.fault = None
+    listed = [discovery.shards(now, nothing, me) for now in (2.0, 3.0)]
+    assert [shards and [shard.stream for shard in shards] for shards in listed] == [["1:a:7", "1:b:7"], None]
+    assert not discovery.refused
+    why = "the shards of a stream could not be listed, trying again until they can: b is slow"
+    assert caplog.messages == [why, "the shards are listed again"]
 
 
 def test_a_stream_that_was_slow_to_say_its_name_is_read_once_it_has() -> None:

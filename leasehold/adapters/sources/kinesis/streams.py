@@ -34,6 +34,8 @@ class KinesisStreams:
         self._sources: dict[str, KinesisSource] = {}
         self._unnamed = list(sources)
         self._lock = Lock()
+        self.unlisted: SourceUnavailable | None = None
+        """Why a stream is missing from the last listing, where that may pass."""
 
     @property
     def stream(self) -> str:
@@ -86,8 +88,10 @@ class KinesisStreams:
                 faults.append(fault)
         if faults and not listed:
             raise faults[0]
-        for passing in faults:
-            log.warning("the shards of one stream could not be listed: %s", passing)
+        self.unlisted = next((fault for fault in faults if isinstance(fault, SourceUnavailable)), None)
+        for missing in faults:
+            if not isinstance(missing, SourceUnavailable):
+                log.warning("the shards of one stream could not be listed: %s", missing)
         return tuple(listed)
 
     def gone(self, shard: str) -> bool:
