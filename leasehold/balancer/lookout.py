@@ -404,7 +404,9 @@ def _until_judged(census: Census, me: Me, config: Config) -> float:
     limit = expires_above(config)
     others = [lease.idle for lease in census.leases if lease.owner not in {None, me.worker}]
     if not others:
-        return min(scaled(ALONE_SECONDS, config), config.cycle_seconds)
+        # Where the lookout has just let its row go, nobody else is seen only because no other row was read.
+        turned = me.history.hearing is not None and me.history.hearing.turned
+        return 0.0 if turned else min(scaled(ALONE_SECONDS, config), config.cycle_seconds)
     # Seconds count from the start of the reading, as `idle` does. Where listings take long, everybody renews from one
     # to the next, and what did not move at all is suspected, too.
     took = me.history.full_took

@@ -115,6 +115,14 @@ def test_news_send_every_reader_to_the_table() -> None:
     assert look(READER, TABLE, heard(turned=True)) == Look(0.0)
 
 
+def test_who_is_alone_once_the_lookout_has_let_its_row_go_reads_the_table() -> None:
+    """C8, C13: it would see nobody, and what that worker let go would be read by nobody for up to 20 s."""
+    free, ours = row("s-0", None), row("s-1", READER)
+    assert look(READER, (free, ours), heard(turned=True)).seconds == 0.0
+    assert look(READER, (free, ours), heard()).seconds > 10.0
+    assert look(READER, (free, ours), FULL).seconds > 10.0
+
+
 def test_the_next_in_rank_stand_in_one_after_another() -> None:
     """C8: nobody's death may stop the rest; and the clocks of all run before they are needed."""
     ranks = (NEXT, *THIRDS, READER)

@@ -5,8 +5,10 @@ the worker that it is about and each fault that such a call can meet (`faults_of
 `python tests/proving/every_call.py` tells all of them, on all cores.
 """
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from itertools import chain, pairwise
 from typing import Annotated
 
@@ -23,7 +25,7 @@ from leasehold.adapters.proving.processes import processes
 from leasehold.adapters.proving.simulator.mishaps import DEATHS, DENIED, READINGS, CallEvent, Misdeed, Mishap
 from leasehold.adapters.proving.simulator.question import unlogged
 from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import Member, Network, Reshape, Scenario
+from leasehold.adapters.proving.simulator.scenario import Emptying, Member, Network, Reshape, Scenario
 from leasehold.adapters.proving.simulator.world.world import FIRST_MS, FIRST_NUMBER, SimulatedHistory
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, TRIM_HORIZON
@@ -36,8 +38,16 @@ CALM, SECONDS, AT_REST = 40.0, 60.0, 5.0
 UNREAD_SECONDS = 21.0
 """The longest time without a reader: a lease and eight seconds after a death, and a hang of 15 s takes no longer."""
 
+PASSING_SECONDS = 5.0
+"""So much longer than undisturbed may a shard go without a reader where a service refused one call."""
+
+SERVICES = ("store.", "source.", "reader.")
+
 LONG = ("late", "hang", "freeze", "untrue")
 """After one of these a worker may let a lease go that it holds: it cannot know, or was told otherwise."""
+
+PASSING = ("raise refused", "raise unavailable", "do + raise unavailable")
+"""One request too many for a service, or one that it did not answer: the next one is answered."""
 
 ANY = ("value", "key", "os", "memory", "runtime", "timeout", "stop")
 """Exceptions that any library may raise, and any callable."""
@@ -113,6 +123,7 @@ def _members(config: Config = CONFIG, *, hero: float = 0.0, peer: float = 0.0) -
 
 STORIES = (
     CallStory("claiming", 0.0, 3.0, evolve(PLAIN, owners=(None, None), members=_members(peer=5.0))),
+    CallStory("a new group", 0.0, 3.0, evolve(PLAIN, emptyings=(Emptying(0.0),), members=_members(peer=5.0))),
     CallStory("taking over", 8.0, 14.0, evolve(PLAIN, owners=("dead", "dead"), members=_members(peer=5.0))),
     CallStory("reading", 9.0, 13.0),
     CallStory("giving", JOINS, JOINS + 5.0, evolve(PLAIN, owners=(HERO, HERO), members=_members(peer=JOINS))),
@@ -164,7 +175,7 @@ def calls_of(story: CallStory, history: SimulatedHistory) -> Iterator[tuple[int,
 def mishaps(story: CallStory, *, whole: bool = False) -> Iterator[Mishap]:
     """Every fault of the first call of each name; if `whole`, of every call, and every exception."""
     seen: set[str] = set()
-    for number, call in calls_of(story, run(story.scenario)):
+    for number, call in calls_of(story, undisturbed(story)):
         if whole or call.what not in seen:
             seen.add(call.what)
             yield from (Mishap(number, fault) for fault in faults_of(call.what, whole=whole))
@@ -216,13 +227,29 @@ def breaches(story: CallStory, *befalling: Mishap) -> tuple[str, ...]:
         acknowledged=story.scenario.acknowledges != "return",
     )
     brief = not any(step in mishap.fault for mishap in befalling for step in LONG)
+    plain = undisturbed(story)
+    met = [(plain.calls[mishap.number].what, mishap.fault) for mishap in befalling]
+    # A refused reading of the table may be the sign of an outage, which counts against nobody (C17).
+    passing = all(fault in PASSING and what.startswith(SERVICES) and what not in READINGS for what, fault in met)
+    most = max(unread(plain, CALM, due=True).values()) + (PASSING_SECONDS if passing else math.inf)
     free = unowned(history, history.end, history.end - AT_REST)
     return (
         *map(str, judge(history, limits)),
         *(forsaken(history) if brief else ()),
         *(f"held by nobody: {key} for {seconds:.1f} s at the end" for key, seconds in free.items() if seconds),
-        *(f"unread: {key} for {each:.1f} s" for key, each in unread(history).items() if each > UNREAD_SECONDS),
+        *_longer("unread", unread(history, history.end), UNREAD_SECONDS),
+        *_longer("unread after a fault that passed", unread(history, CALM, due=True), most),
     )
+
+
+def _longer(what: str, seconds: Mapping[str, float], most: float) -> Iterator[str]:
+    return (f"{what}: {key} for {each:.1f} s" for key, each in seconds.items() if each > most)
+
+
+@cache
+def undisturbed(story: CallStory) -> SimulatedHistory:
+    """The history of the story where nothing befalls it."""
+    return told(story)
 
 
 def forsaken(history: RunHistory) -> Iterator[str]:
@@ -235,14 +262,23 @@ def forsaken(history: RunHistory) -> Iterator[str]:
             yield f"lost lease: {event.process} left {event.shard} at {event.t:.1f} s, which it held"
 
 
-def unread(history: RunHistory) -> Mapping[str, float]:
-    """By shard: the longest time in seconds in which it was neither read nor handled, up to its end."""
+def unread(history: RunHistory, until: float, *, due: bool = False) -> Mapping[str, float]:
+    """By shard: the longest time in seconds in which it was neither read nor handled, up to its end or a moment.
+
+    due  whether it counts from when it was to be read, the beginning of the story or the end of its parents, and not
+         from its first reading
+    """
     times: dict[str, list[float]] = {shard: [] for shard in history.parents}
     for event in history.events:
         times[event.shard].append(event.t)
     ends = {write.key: write.t for write in history.writes if write.done and write.after and write.after.ended}
-    marks = {shard: sorted([*each, ends.get(shard, history.end)]) for shard, each in times.items()}
-    return {shard: max((late - soon for soon, late in pairwise(each)), default=0.0) for shard, each in marks.items()}
+    longest: dict[str, float] = {}
+    for shard, parents in history.parents.items():
+        begun = [max((ends.get(parent, until) for parent in parents), default=0.0)] if due else []
+        over = min(ends.get(shard, until), until)
+        marks = sorted(each for each in (*begun, *times[shard], over) if each <= over)
+        longest[shard] = max((late - soon for soon, late in pairwise(marks)), default=0.0)
+    return longest
 
 
 def _first_due(history: RunHistory, shard: str) -> int:
@@ -258,7 +294,7 @@ def tried(asked: tuple[int, Mishap]) -> tuple[str, ...]:
     found = breaches(story, mishap)
     if not found:
         return ()
-    call = told(story).calls[mishap.number]
+    call = undisturbed(story).calls[mishap.number]
     where = f"{story.name}, call {mishap.number} ({call.what} at {call.t:.2f} s), {mishap.fault}"
     return tuple(f"{where}: {each}" for each in found)
 

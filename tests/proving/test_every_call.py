@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from every_call import STORIES, mishaps, told, tried
+from every_call import CALM, CONFIG, STORIES, CallStory, mishaps, told, tried, undisturbed, unread
 
 from leasehold.adapters.proving.simulator.question import unlogged
 
@@ -27,6 +27,14 @@ def test_no_single_fault_does_harm(place: int, first: int) -> None:
     assert len(asked) > 40
     asked = asked[(place + first) % EACH :: EACH]
     assert [said for each in asked for said in tried(each)] == []
+
+
+@pytest.mark.parametrize("story", STORIES, ids=[story.name for story in STORIES])
+def test_what_is_planned_leaves_no_shard_unread(story: CallStory) -> None:
+    """Without it a start, a drain or a split could wait for the next reading of the whole table, and nobody notice."""
+    expiry = CONFIG.lease_seconds if "dead" in story.scenario.owners else 0.0
+    found = unread(undisturbed(story), CALM, due=True)
+    assert {shard: seconds for shard, seconds in found.items() if seconds > expiry + 3.0} == {}
 
 
 def test_the_stories_make_every_call_there_is() -> None:
