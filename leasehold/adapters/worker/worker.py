@@ -335,7 +335,7 @@ class Worker:
         return known
 
     def _sooner(self, look: Look, early: Mapping[Action, float]) -> Look:
-        """The next look: soon, and at all rows, where leases wait to be made, or the shards to be listed."""
+        """The next look: soon, and at all rows, where leases or a listing are waited for, or the stream begins anew."""
         soon = [max(SOON_SECONDS, min(early.values()))] if early else []
         if self.discovery.refused:
             # C18: the next reading of the whole table may be minutes away, and a new group has no lease until then.
