@@ -31,13 +31,14 @@ $(READY): pyproject.toml requirements.lock requirements-build.lock requirements-
 demo: $(READY) ## watch a fleet lose a worker and nothing else, on this machine
 	$(BIN)/leasehold demo
 
-# What `make check` runs is not run again, here and in `make test`.
+# The rules of the house are left to `make check`.
 quick: $(READY) ## the inner loop: format, lint, types and the tests that need no service
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/pytest -q --quick --shuffle $(SEED) --ignore tests/test_house.py -n 5 --hypothesis-profile quick
 
+# What `make check` runs is not run again.
 test: $(READY) ## run every test that needs no opt-in, but for those of `make check`
 	$(BIN)/pytest -m 'not more' --ignore tests/test_house.py --ignore tests/docs/test_site.py -n 5 \
 		--dist loadgroup --no-loadscope-reorder --hypothesis-profile repeatable --max-worker-restart 0

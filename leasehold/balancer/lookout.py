@@ -405,7 +405,7 @@ def _until_judged(census: Census, me: Me, config: Config) -> float:
     others = [lease.idle for lease in census.leases if lease.owner not in {None, me.worker}]
     if not others:
         # Where the lookout has just let its row go, nobody else is seen only because no other row was read.
-        turned = me.history.hearing is not None and me.history.hearing.turned
+        turned = (me.history.hearing or BulletinState()).turned
         return 0.0 if turned else min(scaled(ALONE_SECONDS, config), config.cycle_seconds)
     # Seconds count from the start of the reading, as `idle` does. Where listings take long, everybody renews from one
     # to the next, and what did not move at all is suspected, too.

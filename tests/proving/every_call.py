@@ -275,8 +275,7 @@ def unread(history: RunHistory, until: float, *, due: bool = False) -> Mapping[s
     longest: dict[str, float] = {}
     for shard, parents in history.parents.items():
         begun = [max((ends.get(parent, until) for parent in parents), default=0.0)] if due else []
-        over = min(ends.get(shard, until), until)
-        marks = sorted(each for each in (*begun, *times[shard], over) if each <= over)
+        marks = sorted((*begun, *(t for t in times[shard] if t <= until), min(ends.get(shard, until), until)))
         longest[shard] = max((late - soon for soon, late in pairwise(marks)), default=0.0)
     return longest
 
