@@ -327,12 +327,17 @@ def dead_letter_of(
             "leasehold.adapters.dead_letters(URL, stream=…, table=…), which says whose letters they are"
         )
     scheme, place, options = source_address(source)
-    if text.partition("?")[0] == f"{scheme}://{place}":
+    stream = place.rpartition(":stream/")[2]  # the name, if it is an ARN
+    written_to = text.partition("?")[0]
+    by_arn = f"{scheme}://arn:", f":stream/{stream}"
+    if written_to in {f"{scheme}://{place}", f"{scheme}://{stream}"} or (
+        place == stream and written_to.startswith(by_arn[0]) and written_to.endswith(by_arn[1])
+    ):
         raise ValueError(
             f"{named('dead_letter')}: it is the stream that is read: its letters would be read again, for ever"
         )
     table = _identity(*store_address(leases))
-    return dead_letters(text, stream=place, table=table, source=_identity(scheme, place, options))
+    return dead_letters(text, stream=stream, table=table, source=_identity(scheme, place, options))
 
 
 def _identity(scheme: str, place: str, options: Mapping[str, str]) -> str:

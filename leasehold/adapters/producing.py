@@ -10,6 +10,7 @@ from leasehold.adapters.sources.kinesis.clients import WireForm
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, clients_of
 from leasehold.adapters.sources.kinesis.records import EPOCHS
+from leasehold.adapters.sources.kinesis.stream_arn import stream_address
 from leasehold.stores.aws import session_of
 from leasehold.stores.printable import did_you_mean
 from leasehold.stores.urls import AWS, Scheme, endpoint_of, read_url
@@ -52,7 +53,8 @@ def open_producer(
     """
     # The URL is never repeated, since it may hold a secret.
     _, stream, place = read_url(source, "SOURCE", _SCHEMES)
-    if not stream or "/" in stream:
+    address = stream_address(stream, place.get("region"), "SOURCE URL")
+    if not address.name or "/" in address.name:
         raise ValueError("SOURCE URL: write kinesis://STREAM?region=…")
     if (wire := place.get("wire", "cbor")) not in get_args(WireForm):
         raise ValueError("SOURCE URL: option 'wire' wants cbor, json or boto3; without it records are sent in CBOR")
@@ -80,5 +82,7 @@ def open_producer(
         on_late=on_late,
         epoch=given.get("epoch"),
     )
-    clients = clients_of(place.get("region"), endpoint, REQUESTS, cast("WireForm", wire), session=credentials)
-    return Producer(clients, stream, settings)
+    clients = clients_of(
+        address.region, endpoint, REQUESTS, cast("WireForm", wire), session=credentials, arn=address.arn
+    )
+    return Producer(clients, address.name, settings)

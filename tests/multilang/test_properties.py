@@ -17,6 +17,7 @@ from leasehold.adapters.multilang.properties import (
     read_properties,
     understood_properties,
 )
+from leasehold.adapters.sources.urls import source_address
 from leasehold.balancer.model import at_timestamp
 
 LEAST = {"executableName": "app.py", "applicationName": "app", "streamName": "clicks"}
@@ -110,6 +111,8 @@ def test_a_file_without_a_polling_key_reads_by_fan_out() -> None:
     """Java does so under the application's name; polling in its place would take the other readers' share."""
     assert _of(regionName="eu-west-1").source == "kinesis://clicks?region=eu-west-1&consumer=app"
     assert _of(retrievalMode="polling").source == "kinesis://clicks"
+    foreign = "arn:aws:kinesis:eu-west-1:123456789012:stream/clicks"
+    assert source_address(_of(retrievalMode="polling", streamArn=foreign).source)[1] == foreign
     assert _of(maxRecords="100").source == "kinesis://clicks"
     assert _of(maxRecords="100", retrievalMode="FanOut", fanoutConfig__consumerName="me").source == (
         "kinesis://clicks?consumer=me"

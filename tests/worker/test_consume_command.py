@@ -26,6 +26,7 @@ from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CheckpointLease, Write
 
 SOURCE, STORE = "kinesis://orders?region=eu-west-1", "memory://consume"
+SOURCE_BY_ARN = "kinesis://arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
 
 
 EVENTS = (SOURCE, "--store", STORE, "--events")
@@ -60,6 +61,7 @@ SECRET = "hunter2"  # noqa: S105  it opens nothing
         ((*EVENTS, "--dead-letter", "gopher://x"), "dead letter URL: unknown scheme 'gopher'"),
         ((*EVENTS, "--dead-letter", f"s3://key:{SECRET}@b"), "dead letter URL: credentials do not belong in it"),
         ((*EVENTS, "--dead-letter", SOURCE), "--dead-letter: it is the stream that is read"),
+        ((*EVENTS, "--dead-letter", SOURCE_BY_ARN), "--dead-letter: it is the stream that is read"),
     ],
 )
 def test_bad_usage_is_one_sentence_and_exit_status_2(arguments: tuple[str, ...], says: str) -> None:

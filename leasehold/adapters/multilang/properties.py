@@ -335,8 +335,9 @@ class _Understanding:
             found = _ARN.fullmatch(arn)
             if found is None:
                 raise ValueError(f"streamArn: {printable(arn)!r} is no ARN of a stream")
-            name = found["name"]
-            if region is not None and found["region"] != region:
+            name = arn
+            if region is not None and found["region"] != region:  # as in the KCL's own sample file
+                name = found["name"]
                 meaning = f"its stream, but in {region}: regionName says so, as in Java"
                 self.fates["streamArn"] = Fate("streamArn", "nearest", meaning)
             region = region or found["region"]

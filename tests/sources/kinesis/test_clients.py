@@ -46,8 +46,8 @@ def test_a_silent_connection_is_given_up_soon(monkeypatch: pytest.MonkeyPatch, o
     """Without it a held shard is unread for half a minute, because the network was silent for a moment."""
     made: list[KinesisClient] = []
 
-    def keep(*given: str | None, read_seconds: float, session: object) -> "KinesisClient":
-        assert session is None
+    def keep(*given: str | None, read_seconds: float, session: object, arn: str | None) -> "KinesisClient":
+        assert (session, arn) == (None, None)
         made.append(reading_client(given[0], given[1], read_seconds=read_seconds))
         return made[0]
 

@@ -10,6 +10,7 @@ from botocore.exceptions import ClientError
 from leasehold.adapters.reading.dead_letters.letter import Letter, LetterError
 from leasehold.adapters.sources.call_patience import POLL_SECONDS
 from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly
+from leasehold.adapters.sources.kinesis.stream_arn import ask_by_arn, stream_address
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.stores.aws import session_of
 
@@ -65,6 +66,8 @@ def open_url(
     session: boto3.Session | None = None,
 ) -> StreamBox:
     """The stream of this name. Raises ValueError, and LetterError if there is none."""
+    stream = stream_address(name, options.get("region"), "letters URL")
+    name = stream.name
     if not name or "," in name or "/" in name:
         raise ValueError("letters URL: kinesis:// wants the name of one stream")
     found = session_of(options, "letters URL", session) or boto3
@@ -72,7 +75,7 @@ def open_url(
         with said_plainly(name):
             client = found.client(
                 "kinesis",
-                region_name=options.get("region"),
+                region_name=stream.region,
                 endpoint_url=options.get("endpoint"),
                 config=Config(
                     connect_timeout=5,
@@ -80,6 +83,8 @@ def open_url(
                     retries={"mode": "standard", "total_max_attempts": TRIES},
                 ),
             )
+            if stream.arn is not None:
+                ask_by_arn(client, stream.arn)
             box = StreamBox(client, name)
             absent = box.missing()
     except SourceError as fault:

@@ -9,6 +9,7 @@ from botocore.exceptions import ReadTimeoutError
 from botocore.utils import parse_timestamp
 
 from leasehold.adapters.sources.call_patience import POLL_SECONDS, SUBSCRIPTION_SECONDS, TimedClients
+from leasehold.adapters.sources.kinesis.stream_arn import ask_by_arn
 from leasehold.stores.aws import core_of
 from leasehold.stores.printable import escaped
 
@@ -55,20 +56,24 @@ def reading_client(
     *,
     read_seconds: float = SUBSCRIPTION_SECONDS[0],
     session: "Session | None" = None,
+    arn: str | None = None,
 ) -> "KinesisClient":
     """A client for many threads, which asks for records in this form. Raises what botocore raises without a region.
 
     It gives a connection up where nothing comes for `read_seconds`.
+    With an `arn`, every request names the stream by it.
 
     The time of a record is whatever the service wrote: `seconds_of` reads it.
     """
     client: KinesisClient = patient_client("kinesis", region, endpoint, read_seconds, session)
+    if arn is not None:
+        ask_by_arn(client, arn)
     if Wire is None:
         log.warning("records are read slowly: orjson, pybase64 or cbor2 is missing; install leasehold[aws]")
     else:
         spoken = Wire(client, cbor=wire != "json")
         if wire == "cbor":
-            read_directly(client, spoken)
+            read_directly(client, spoken, arn)
     return client
 
 

@@ -24,6 +24,7 @@ from leasehold.adapters.sources.kinesis.faults import (
 )
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.records import listed
+from leasehold.adapters.sources.kinesis.stream_arn import stream_address
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Settled, SourceError, SourceUnavailable
 from leasehold.adapters.threads import seconds
 from leasehold.balancer.model import Lease, Position, Shard, at_timestamp
@@ -212,7 +213,7 @@ class KinesisSource(PolledStream):
 
 
 def open_url(name: str, options: Mapping[str, str], *, session: "Session | None" = None) -> KinesisSource:
-    """The stream of this name. Raises SourceError if no region is known, ValueError for a wrong option."""
+    """The stream of this name or ARN. Raises SourceError if no region is known, ValueError for a wrong option."""
     if options.get("if_trimmed", "TRIM_HORIZON") != "TRIM_HORIZON":
         raise ValueError("source URL: option 'if_trimmed' wants TRIM_HORIZON; without it such a shard is not read")
     if (wire := options.get("wire", "cbor")) not in get_args(WireForm):
@@ -224,15 +225,18 @@ def open_url(name: str, options: Mapping[str, str], *, session: "Session | None"
             "source URL: option 'misplaced' wants keep or drop; without it what is the shard's own is kept"
         )
     poll = poll_seconds_of(options["poll_seconds"]) if "poll_seconds" in options else None
-    region, endpoint, form = options.get("region"), options.get("endpoint"), cast("WireForm", wire)
+    stream = stream_address(name, options.get("region"), "source URL")
+    endpoint, form = options.get("endpoint"), cast("WireForm", wire)
     found = session_of(options, "source URL", session)
     clients = KinesisClients(
-        lambda seconds: reading_client(region, endpoint, form, read_seconds=seconds, session=found)
+        lambda seconds: reading_client(
+            stream.region, endpoint, form, read_seconds=seconds, session=found, arn=stream.arn
+        )
     )
-    with said_plainly(name):
+    with said_plainly(stream.name):
         return KinesisSource(
             clients,
-            name,
+            stream.name,
             rewind="if_trimmed" in options,
             misplaced=cast("Misplaced", misplaced),
             consumer=options.get("consumer"),

@@ -34,14 +34,19 @@ class KinesisLeased(LeasedSource):
             # Readers on other machines are given no more.
             open=partial(_source, asked.stream, {**asked.place, "consumer": live}),
             again=partial(_source, asked.stream, asked.place),
-            columns=kinesis_rows.columns(asked.stream),
+            columns=kinesis_rows.columns(asked.name),
             interval_seconds=0.0 if live else asked.interval_seconds,
             shard_rows=asked.shard_rows,
             rereadable=True,
             stream=f"kinesis://{asked.stream}",
             starts=asked.starts,
         )
-        return spec, asked.lease, KinesisPlace(asked.stream, asked.place, asked.interval_seconds), asked.bounds
+        return (
+            spec,
+            asked.lease,
+            KinesisPlace(asked.stream, asked.name, asked.place, asked.interval_seconds),
+            asked.bounds,
+        )
 
     def writes_to(self, given: Given) -> WritablePlace:
         """Write to one stream."""
@@ -52,18 +57,21 @@ class KinesisLeased(LeasedSource):
 class KinesisPlace:
     """Where a stream is; whoever opens it has credentials of its own.
 
+    stream         its name or its ARN
+    name           its name
     options        as a URL has them
     pause_seconds  between two readings of a shard, if it has one reader
     """
 
     stream: str
+    name: str
     options: Mapping[str, str]
     pause_seconds: float
 
     @property
     def columns(self) -> Columns:
         """The columns that its records become."""
-        return kinesis_rows.columns(self.stream)
+        return kinesis_rows.columns(self.name)
 
     def open(self) -> Source:
         """The stream; what was trimmed since a batch was planned is gone, and no reason to read nothing."""

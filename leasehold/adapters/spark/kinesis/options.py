@@ -8,6 +8,7 @@ from urllib.parse import quote, urlencode
 
 from attrs import frozen
 
+from leasehold.adapters.sources.kinesis.stream_arn import stream_address
 from leasehold.adapters.spark.batch import Bounds, bounds_of
 from leasehold.adapters.spark.options import Given, LeaseOptions, lease_options, start_of
 from leasehold.balancer.model import TRIM_HORIZON, Position, at_timestamp
@@ -45,6 +46,8 @@ DATABRICKS = {
 class KinesisOptions:
     """The stream that a query reads, and how fast.
 
+    stream            its name or its ARN, as the query gives it
+    name              its name
     wire              the form in which records are asked for
     misplaced         what becomes of aggregates that landed on a shard which is not all of their records' own
     interval_seconds  least time between two requests for one shard
@@ -56,6 +59,7 @@ class KinesisOptions:
     """
 
     stream: str
+    name: str
     region: str
     endpoint: str
     wire: str
@@ -82,6 +86,7 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     given.elsewhere(DATABRICKS | {"consumer": "kinesis.consumerName", "kinesis.stsRoleArn": "kinesis.roleArn"})
     stream = given.need("kinesis.streamName", "name the stream to read")
     region, endpoint = given.text("kinesis.region"), given.text("kinesis.endpointUrl")
+    name = stream_address(stream, region or None, "option kinesis.streamName").name
     kind, consumer = "kinesis.consumerType", given.text("kinesis.consumerName")
     subscribes = given.choice(kind, "GetRecords", "polling", "SubscribeToShard", "efo") in {"SubscribeToShard", "efo"}
     if subscribes and not consumer:
@@ -110,7 +115,19 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     lease = lease_options(given, store, bounds.initial(), 10.0, "maxRowsPerTrigger")
     given.done()
     return KinesisOptions(
-        stream, region, endpoint, wire, misplaced, interval / 1000, rows, lease, bounds, starts, consumer, credentials
+        stream,
+        name,
+        region,
+        endpoint,
+        wire,
+        misplaced,
+        interval / 1000,
+        rows,
+        lease,
+        bounds,
+        starts,
+        consumer,
+        credentials,
     )
 
 

@@ -64,14 +64,17 @@ class KinesisRowWriter:
     def __init__(self, place: KinesisSinkPlace) -> None:
         from leasehold.adapters.sources.kinesis.producer.core import Settings  # noqa: PLC0415  it wants boto3
         from leasehold.adapters.sources.kinesis.producer.producer import Producer, clients_of  # noqa: PLC0415  likewise
+        from leasehold.adapters.sources.kinesis.stream_arn import stream_address  # noqa: PLC0415  likewise
         from leasehold.stores.aws import session_of  # noqa: PLC0415  likewise
 
         wire = "json" if place.wire == "json" else "cbor"
         session = session_of(dict(place.credentials), "options")
-        clients = clients_of(place.region or None, place.endpoint or None, REQUESTS, wire, session=session)  # type: ignore[arg-type]
+        address = stream_address(place.stream, place.region or None, "option kinesis.streamName")
+        endpoint = place.endpoint or None
+        clients = clients_of(address.region, endpoint, REQUESTS, wire, session=session, arn=address.arn)  # type: ignore[arg-type]
         settings = Settings(share=place.share, linger_seconds=place.linger_seconds)
         self._place = place
-        self._producer: Producer = Producer(clients, place.stream, settings, requests=REQUESTS)
+        self._producer: Producer = Producer(clients, address.name, settings, requests=REQUESTS)
 
     def write(self, rows: pa.Table, tag: Tag) -> None:
         """Write these rows and wait for them. Raises SourceError, and ValueError for a row that no stream takes."""

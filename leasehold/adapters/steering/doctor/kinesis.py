@@ -9,6 +9,7 @@ from botocore.exceptions import ClientError
 from leasehold.adapters.sources.call_patience import POLL_SECONDS
 from leasehold.adapters.sources.kinesis.clients import reading_client
 from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly
+from leasehold.adapters.sources.kinesis.stream_arn import stream_address
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.steering.doctor.attempts import NotThere, NotTried, RightAttempt, RightsTrial, ServiceClock
 from leasehold.stores.aws import session_of
@@ -23,9 +24,13 @@ _ABSENT = "ResourceNotFoundException"
 def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
     """The checks of each stream named. Raises SourceError if no region is known, StoreError for a bad endpoint."""
     region, endpoint, session = options.get("region"), options.get("endpoint"), session_of(options, "source URL")
-    for name in place.split(","):
+    for text in place.split(","):
+        stream = stream_address(text, region, "source URL")
+        name = stream.name
         with said_plainly(name):
-            client = reading_client(region, endpoint, read_seconds=POLL_SECONDS[-1], session=session)
+            client = reading_client(
+                stream.region, endpoint, read_seconds=POLL_SECONDS[-1], session=session, arn=stream.arn
+            )
         without_credentials(client.meta.endpoint_url)
         clock = ServiceClock()
         client.meta.events.register("after-call.kinesis", clock.heard)

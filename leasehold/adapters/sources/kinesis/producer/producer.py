@@ -42,6 +42,7 @@ from leasehold.adapters.sources.kinesis.producer.core import (
     mapped,
 )
 from leasehold.adapters.sources.kinesis.records import MARK_BYTES, Mark, listed, marked
+from leasehold.adapters.sources.kinesis.stream_arn import ask_by_arn
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import HASH_KEYS
@@ -73,13 +74,15 @@ def clients_of(
     wire: WireForm = "cbor",
     *,
     session: boto3.Session | None = None,
+    arn: str | None = None,
 ) -> KinesisClients:
     """The clients of a producer, which waits longer for a service that is slow.
 
     session  has the credentials; None: the environment's
+    arn      the stream's, if requests name it by ARN
     """
     return KinesisClients(
-        lambda seconds: client_of(region, endpoint, connections, wire, read_seconds=seconds, session=session),
+        lambda seconds: client_of(region, endpoint, connections, wire, read_seconds=seconds, session=session, arn=arn),
         PUT_SECONDS,
     )
 
@@ -92,6 +95,7 @@ def client_of(
     *,
     read_seconds: float = PUT_SECONDS[0],
     session: boto3.Session | None = None,
+    arn: str | None = None,
 ) -> "KinesisClient":
     """A client that sends each request once: its own repetitions would write twice, and unseen.
 
@@ -108,12 +112,14 @@ def client_of(
             retries={"total_max_attempts": 1},
         ),
     )
+    if arn is not None:
+        ask_by_arn(client, arn)
     if PutWire is None:
         log.warning("records are sent slowly: orjson, pybase64 or cbor2 is missing; install leasehold[aws]")
     else:
         spoken = PutWire(client, cbor=wire != "json")
         if wire == "cbor":
-            put_directly(client, spoken)
+            put_directly(client, spoken, arn)
     return client
 
 

@@ -443,22 +443,31 @@ class PutWire(Wire):
         return super()._judge(response, request_dict, operation, **event)
 
 
-def read_directly(client: "KinesisClient", wire: Wire) -> None:
-    """Have this client ask for records directly."""
+def read_directly(client: "KinesisClient", wire: Wire, arn: str | None = None) -> None:
+    """Have this client ask for records directly, naming the stream by its ARN if one is given."""
+    named = {} if arn is None else {"StreamARN": arn}
     calls, by_boto = DirectCalls(client, ["GetRecords"]), client.get_records
 
     def get_records(**question: Any) -> Any:  # noqa: ANN401  as boto3
         if not wire.speaks_cbor("GetRecords") or question.keys() != {"ShardIterator", "Limit"}:
             return by_boto(**question)
         return calls.call(
-            "GetRecords", packed(question), CBOR, read=plain_answer_of, by_boto=lambda: by_boto(**question), again=True
+            "GetRecords",
+            packed(question | named),
+            CBOR,
+            read=plain_answer_of,
+            by_boto=lambda: by_boto(**question),
+            again=True,
         )
 
     _change(client, calls, get_records=get_records)
 
 
-def put_directly(client: "KinesisClient", wire: PutWire) -> None:
-    """Have this client send a producer's records directly; other lists of records are left to boto3."""
+def put_directly(client: "KinesisClient", wire: PutWire, arn: str | None = None) -> None:
+    """Have this client send a producer's records directly; other lists of records are left to boto3.
+
+    With an `arn`, requests name the stream by it, in place of its name.
+    """
     calls, by_boto = DirectCalls(client, ["PutRecords"]), client.put_records
 
     def put_records(**question: Any) -> Any:  # noqa: ANN401  as boto3
@@ -471,8 +480,9 @@ def put_directly(client: "KinesisClient", wire: PutWire) -> None:
             and all(type(row["Data"]) is bytes for row in rows)
         ):
             return by_boto(**question)
+        told = question if arn is None else {"StreamARN": arn, "Records": rows}
         return calls.call(
-            "PutRecords", packed(question), CBOR, read=_results, by_boto=lambda: by_boto(**question), again=False
+            "PutRecords", packed(told), CBOR, read=_results, by_boto=lambda: by_boto(**question), again=False
         )
 
     _change(client, calls, put_records=put_records)

@@ -1,0 +1,66 @@
+"""Streams named by ARN: every request then carries `StreamARN`, without which another account's stream is not found.
+
+Code that makes requests gives `StreamName` throughout; a client made for an ARN replaces it.
+"""
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+if TYPE_CHECKING:  # the stubs are no dependency of a user
+    from types_boto3_kinesis import KinesisClient
+
+_ARN = re.compile(
+    r"arn:[a-z0-9-]+:kinesis:(?P<region>[a-z0-9-]+):\d{12}:stream/(?P<name>[a-zA-Z0-9_.-]{1,128})", re.ASCII
+)
+
+
+@frozen
+class StreamAddress:
+    """A stream as a user names it.
+
+    Attributes:
+        name: The stream's name, without account and region.
+        arn: Its ARN, or None if it was given by name.
+        region: The region to ask, or None for the environment's.
+    """
+
+    name: str
+    arn: str | None
+    region: str | None
+
+
+def stream_address(text: str, region: str | None, where: str) -> StreamAddress:
+    """Return the address of a stream given by name or by ARN.
+
+    Args:
+        text: The name or the ARN.
+        region: The region given beside it, if any.
+        where: What `text` stands in, for errors, such as "source URL".
+
+    Raises:
+        ValueError: If `text` begins as an ARN and is not that of a stream, or if its region differs from `region`.
+    """
+    if not text.startswith("arn:"):
+        return StreamAddress(text, None, region)
+    parts = _ARN.fullmatch(text)
+    if parts is None:
+        raise ValueError(f"{where}: write a stream's ARN as arn:aws:kinesis:REGION:ACCOUNT:stream/NAME")
+    if region is not None and region != parts["region"]:
+        raise ValueError(
+            f"{where}: the ARN is of region {parts['region']}, and {region!r} is given beside it; leave the region out"
+        )
+    return StreamAddress(parts["name"], text, parts["region"])
+
+
+def ask_by_arn(client: "KinesisClient", arn: str) -> None:
+    """Have `client` send `StreamARN` in every request whose shape has it, in place of `StreamName`."""
+
+    def name_by_arn(params: dict[str, Any], model: Any, **_event: object) -> None:  # noqa: ANN401  botocore's
+        # A page token names the stream by itself: ListShards rejects a name beside it, and the KCL sends none.
+        if "NextToken" not in params and "StreamARN" in model.input_shape.members:
+            params.pop("StreamName", None)
+            params["StreamARN"] = arn
+
+    client.meta.events.register("before-parameter-build.kinesis", name_by_arn)

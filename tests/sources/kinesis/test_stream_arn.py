@@ -1,0 +1,111 @@
+"""Streams named by ARN: every request carries it, so that another account's stream of the same name is never read."""
+
+import json
+from typing import Any
+
+import cbor2
+import pytest
+from standins.wire_service import CBOR, Answer, Spoken, listening
+from types_boto3_kinesis import KinesisClient
+
+from leasehold.adapters.producing import open_producer
+from leasehold.adapters.sources.kinesis.stream_arn import stream_address
+from leasehold.adapters.sources.protocol import Source
+from leasehold.adapters.sources.urls import open_source
+from leasehold.balancer.model import TRIM_HORIZON, Lease
+
+ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
+
+
+def test_a_stream_address_is_a_name_or_an_arn_with_its_region() -> None:
+    """The region comes out of the ARN, and one that contradicts it is refused."""
+    assert stream_address("orders", "eu-west-1", "source URL").arn is None
+    address = stream_address(ARN, None, "source URL")
+    assert (address.name, address.arn, address.region) == ("orders", ARN, "eu-west-1")
+    assert stream_address(ARN, "eu-west-1", "source URL") == address
+    with pytest.raises(ValueError, match=r"source URL: the ARN is of region eu-west-1, and 'us-east-1'"):
+        stream_address(ARN, "us-east-1", "source URL")
+    for wrong in (ARN + "/", ARN.replace("kinesis", "dynamodb"), ARN.replace(":stream/", ":"), "arn:aws:kinesis"):
+        with pytest.raises(ValueError, match="source URL: write a stream's ARN as"):
+            stream_address(wrong, None, "source URL")
+
+
+SUMMARY = {
+    "StreamDescriptionSummary": {
+        "StreamName": "orders",
+        "StreamARN": ARN,
+        "StreamStatus": "ACTIVE",
+        "StreamCreationTimestamp": 1700000000,
+        "RetentionPeriodHours": 24,
+        "EnhancedMonitoring": [],
+        "OpenShardCount": 1,
+    }
+}
+ROW = {
+    "ShardId": "s-0",
+    "HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": str(2**128 - 1)},
+    "SequenceNumberRange": {"StartingSequenceNumber": "1"},
+}
+
+
+class Service(Spoken):
+    """Answers each request in the form in which it was asked, as Kinesis does."""
+
+    def __init__(self, *told: dict[str, Any]) -> None:
+        super().__init__([])
+        self.told = list(told)
+
+    def answer(self, form: str, body: bytes) -> Answer:
+        told = self.told.pop(0)
+        cbor = "cbor" in form
+        self.answers.append(Answer(cbor2.dumps(told), CBOR) if cbor else Answer(json.dumps(told).encode()))
+        return super().answer(form, body)
+
+
+def _a_source(spoken: Spoken, wire: str) -> Source:
+    return open_source(f"kinesis://{ARN}?endpoint={listening(spoken)}&wire={wire}")
+
+
+@pytest.mark.parametrize("wire", ["cbor", "json", "boto3"])
+def test_every_request_of_a_reader_carries_the_arn(wire: str) -> None:
+    """Pages after the first are asked for by their token alone, as ListShards demands."""
+    listed: list[dict[str, Any]] = [{"Shards": [ROW], "NextToken": "more"}, {"Shards": []}]
+    read = {"Records": [], "NextShardIterator": "i-2", "MillisBehindLatest": 0}
+    # The first answer decides how the second request is sent.
+    spoken = Service(*listed, SUMMARY, {"ShardIterator": "i-1"}, read, read)
+    source = _a_source(spoken, wire)
+    shards = source.shards()
+    reader = source.open(Lease("s-0", hash_range=shards[0].hash_range), TRIM_HORIZON)
+    reader.read()
+    reader.read()
+    source.close()
+    assert [question.get("StreamARN") for question in spoken.asked] == [ARN, None, ARN, ARN, ARN, ARN]
+    assert all("StreamName" not in question for question in spoken.asked)
+
+
+@pytest.mark.parametrize("wire", ["cbor", "json", "boto3"])
+def test_every_request_of_a_producer_carries_the_arn(wire: str) -> None:
+    """So does the request that writes records, whichever way it is sent."""
+    written = {"FailedRecordCount": 0, "Records": [{"ShardId": "s-0", "SequenceNumber": "7"}]}
+    spoken = Service(SUMMARY, {"Shards": [ROW]}, written, written)
+    with open_producer(f"kinesis://{ARN}?endpoint={listening(spoken)}&wire={wire}", {}) as producer:
+        for data in (b"a book", b"a lamp"):
+            assert producer.put(data, "customer-7").result(20).sequence_number == "7"
+    assert [question.get("StreamARN") for question in spoken.asked] == [ARN] * 4
+    assert all("StreamName" not in question for question in spoken.asked)
+
+
+def test_records_are_written_and_read_by_arn(client: KinesisClient, kinesis_url: str, stream: str) -> None:
+    """What a producer wrote under the ARN is read under it, from a service of its own."""
+    arn = client.describe_stream_summary(StreamName=stream)["StreamDescriptionSummary"]["StreamARN"]
+    url = f"kinesis://{arn}?endpoint={kinesis_url}"
+    with open_producer(url, {}) as producer:
+        shard = producer.put(b"a lamp", "customer-7").result(20).shard
+    source = open_source(url)
+    lease = next(Lease(each.id, hash_range=each.hash_range) for each in source.shards() if each.id == shard)
+    reader = source.open(lease, TRIM_HORIZON)
+    while not (records := reader.read().records):
+        pass
+    assert [record.data for record in records] == [b"a lamp"]
+    reader.close()
+    source.close()
