@@ -19,7 +19,16 @@ from urllib.parse import urlencode
 
 from attrs import evolve, frozen
 
-from leasehold.adapters.inputs import MOMENT, configuration_for, moment, seconds_of, settings, start
+from leasehold.adapters.inputs import (
+    MOMENT,
+    checked_duration,
+    checked_time,
+    configuration_for,
+    moment,
+    seconds_of,
+    settings,
+    start,
+)
 from leasehold.adapters.reading.dead_letters.boxes import dead_letters
 from leasehold.adapters.reading.executors import HandlerExecutor
 from leasehold.adapters.reading.exporting import Meter, exporting
@@ -221,6 +230,7 @@ def consumption(
     planning = {"rules": given.get("rules", "minimal"), "lease_seconds": given.get("lease_seconds")} | beginning
     found = settings(planning, given.get("set", ()), named("set"))
     config = configuration_for(source if isinstance(source, str) else "", found)
+    checked_duration("lease_seconds", config.lease_seconds, named("lease_seconds"))  # --set may have it, too
     letter = given.get("dead_letter")
     if isinstance(letter, str):
         letter = dead_letter_of(letter, source, leases, named)
@@ -285,6 +295,8 @@ def _checked(options: Options, named: Callable[[str], str]) -> dict[str, Any]:
             continue
         if name in _DURATIONS:
             found[name] = seconds_of(value, named(name))
+            if warning := checked_duration(name, found[name], named(name)):
+                log.warning("%s", warning)
             continue
         if name in _COUNTS and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise ValueError(f"{named(name)}: {value!r} is no whole number above 0")
@@ -304,6 +316,8 @@ def _beginning(given: Mapping[str, Any], named: Callable[[str], str]) -> dict[st
         if not isinstance(position, str | datetime):
             raise ValueError(f"{option}: {position!r} is no position, and not {MOMENT}")  # noqa: TRY004  bad usage
         position = start(_text(position), given.get("timestamp_ms"), time.time(), option, named("timestamp_ms"))
+    elif position.sequence == "AT_TIMESTAMP":
+        checked_time(position.sub, option)
     return {"initial_position": position.sequence, "timestamp_ms": position.sub or None}
 
 

@@ -11,7 +11,7 @@ from collections.abc import Container, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from leasehold.adapters.json_form import JsonValue, config_of
 from leasehold.balancer.config import Config
@@ -62,6 +62,56 @@ def seconds_of(value: object, option: str) -> float:
     if not found >= 0:
         raise ValueError(f"{option}: {value!r} is less than 0 s")
     return found
+
+
+@frozen
+class DurationLimits:
+    """The seconds that an option may be, and those beyond which a unit was probably mistaken.
+
+    Attributes:
+        least: Fewer are refused.
+        usual: More are accepted with a warning; no limit where it is infinite.
+        consequence: What more than `usual` means, for the warning.
+    """
+
+    least: float
+    usual: float = math.inf
+    consequence: str = ""
+
+
+DURATION_LIMITS = {
+    "lease_seconds": DurationLimits(1.0, 300.0, "the shards of a worker that dies stay unread for that long"),
+    "slow_seconds": DurationLimits(0.0, 86400.0, "a handler that hangs is not logged before that"),
+    "handler_seconds": DurationLimits(0.01),
+    "checkpoint_seconds": DurationLimits(0.0, 3600.0, "a worker that dies repeats what it handled in that time"),
+    "drain_seconds": DurationLimits(0.0, 3600.0, "a worker that is told to end may take that long"),
+}
+"""Limits of the options that are durations; 0 is fine where nothing waits for it."""
+
+
+def checked_duration(option: str, seconds: float, named: str) -> str:
+    """Check the seconds of an option against `DURATION_LIMITS`.
+
+    Args:
+        option: The name of the option.
+        seconds: Its value.
+        named: The option as its user writes it.
+
+    Returns:
+        A warning, or "" if the value is usual.
+
+    Raises:
+        ValueError: If it is less than the option's least.
+    """
+    limits = DURATION_LIMITS[option]
+    if not seconds >= limits.least:
+        raise ValueError(f"{named}: {seconds:g} s is less than {limits.least:g} s; a bare number is in seconds")
+    if limits.usual < seconds < math.inf:
+        return (
+            f"{named} is {seconds:g} s: {limits.consequence}; a bare number is in seconds, where the KCL's settings "
+            "are in milliseconds"
+        )
+    return ""
 
 
 def moment(text: str, now: float) -> int:
@@ -121,6 +171,27 @@ def named(text: str) -> str | None:
     return name if name in SENTINELS else None
 
 
+EARLIEST_MS, LATEST_MS = 10**11, 10**13
+"""The years 1973 and 2286: a number outside them was probably given in another unit."""
+
+
+def checked_time(milliseconds: int, option: str) -> int:
+    """Return a time in milliseconds since 1970, unless it was probably meant in another unit.
+
+    0 stands for the beginning.
+
+    Raises:
+        ValueError: If it lies before 1973 or after 2286, naming the option.
+    """
+    if milliseconds == 0 or EARLIEST_MS <= milliseconds < LATEST_MS:
+        return milliseconds
+    unit = "seconds" if milliseconds < EARLIEST_MS else "microseconds"
+    raise ValueError(
+        f"{option}: {milliseconds} ms since 1970 is {said_moment(milliseconds)}; is it in {unit}? "
+        "give milliseconds, or a time such as 2026-11-22T06:00Z"
+    )
+
+
 def start(text: str, timestamp_ms: int | None, now: float, field: str, beside: str = "--timestamp-ms") -> Position:
     """Where to begin: TRIM_HORIZON, LATEST, or a time, which may stand in `timestamp_ms`.
 
@@ -133,7 +204,7 @@ def start(text: str, timestamp_ms: int | None, now: float, field: str, beside: s
     if name == "AT_TIMESTAMP":
         if timestamp_ms is None:
             raise ValueError(f"{field}: AT_TIMESTAMP wants {beside}; or write the time itself, {MOMENT}")
-        return at_timestamp(timestamp_ms)
+        return at_timestamp(checked_time(timestamp_ms, beside))
     if timestamp_ms is not None:
         raise ValueError(f"{beside}: it goes with AT_TIMESTAMP, and only with it")
     if name in {"TRIM_HORIZON", "LATEST"}:

@@ -115,6 +115,7 @@ class Promises:
     free_notes                `AnnotateLease` leaves the version alone
     counts_owners             `epoch` is a fencing number: it grows with each owner and never falls, not by a reset
     late_checkpoints          a former owner may still move the checkpoint forward once another has the lease
+    ascii_owners              the layout holds owners of printable ASCII alone
     groups_writes             renewals and checkpoints that come together are one write, which renews all leases
 
     Examples:
@@ -128,6 +129,7 @@ class Promises:
     counts_owners: bool = True
     late_checkpoints: bool = True
     groups_writes: bool = False
+    ascii_owners: bool = False
 
 
 class Store(Protocol):

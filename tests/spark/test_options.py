@@ -258,13 +258,13 @@ def test_shards_begin_where_each_is_told_to() -> None:
     text = (
         '{"metadata": {"streamName": "s"}, "shardId-1": {"iteratorType": "AFTER_SEQUENCE_NUMBER", '
         '"iteratorPosition": "4957"}, "shardId-2": "TRIM_HORIZON", '
-        '"shardId-3": {"iteratorType": "AT_TIMESTAMP", "iteratorPosition": "17"}, "default": "EARLIEST"}'
+        '"shardId-3": {"iteratorType": "AT_TIMESTAMP", "iteratorPosition": "1700000000000"}, "default": "EARLIEST"}'
     )
     asked = kinesis_options({**KINESIS, "kinesis.startingPosition": text})
     assert asked.starts == {
         "shardId-1": Position("4957", 2**31 - 1),
         "shardId-2": TRIM_HORIZON,
-        "shardId-3": at_timestamp(17),
+        "shardId-3": at_timestamp(1_700_000_000_000),
     }
     assert asked.bounds.begins == TRIM_HORIZON
     for wrong in ('{"shardId-1": "LATEST"}', '{"shardId-1": {"iteratorType": "AFTER_SEQUENCE_NUMBER"}}'):

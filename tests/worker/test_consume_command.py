@@ -39,7 +39,7 @@ SECRET = "hunter2"  # noqa: S105  it opens nothing
     [
         ((SOURCE, "--store", STORE), "choose one of --handler module:function and --events"),
         ((*EVENTS, "--handler", "json:dumps"), "choose one of --handler"),
-        ((*EVENTS, "--lease-seconds", "0"), "lease_seconds: "),
+        ((*EVENTS, "--lease-seconds", "0"), "--lease-seconds: 0 s is less than 1 s"),
         ((*EVENTS, "--set", "max_leases"), "'max_leases' is not of the form name=value"),
         ((*EVENTS, "--initial-position", "AT_TIMESTAMP"), "AT_TIMESTAMP wants --timestamp-ms"),
         ((*EVENTS, "--from", "yesterday"), "--initial-position: 'yesterday' is neither"),
@@ -60,6 +60,14 @@ SECRET = "hunter2"  # noqa: S105  it opens nothing
         ((*EVENTS, "--dead-letter", "json:dumps"), "dead_letter: it is called with (batch,"),
         ((*EVENTS, "--dead-letter", "gopher://x"), "dead letter URL: unknown scheme 'gopher'"),
         ((*EVENTS, "--dead-letter", f"s3://key:{SECRET}@b"), "dead letter URL: credentials do not belong in it"),
+        ((*EVENTS, "--lease-seconds", "10ms"), "--lease-seconds: 0.01 s is less than 1 s; a bare number is in seconds"),
+        ((*EVENTS, "--set", "lease_seconds=0.5"), "--lease-seconds: 0.5 s is less than 1 s"),
+        ((*EVENTS, "--handler-seconds", "0"), "--handler-seconds: 0 s is less than 0.01 s"),
+        (
+            (*EVENTS, "--from", "AT_TIMESTAMP", "--timestamp-ms", "1700000000"),
+            "1970-01-20T16:13:20.000Z; is it in seconds?",
+        ),
+        ((*EVENTS, "--from", "AT_TIMESTAMP", "--timestamp-ms", "1700000000000000"), "; is it in microseconds?"),
         ((*EVENTS, "--dead-letter", SOURCE), "--dead-letter: it is the stream that is read"),
         ((*EVENTS, "--dead-letter", SOURCE_BY_ARN), "--dead-letter: it is the stream that is read"),
     ],

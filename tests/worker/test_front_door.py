@@ -31,6 +31,7 @@ from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRe
 from leasehold.adapters.reading.handling import Handling
 from leasehold.adapters.sources.protocol import Record, Settled, SourceError
 from leasehold.adapters.worker.holdings import WorkerError
+from leasehold.balancer.model import at_timestamp
 from leasehold.stores.urls import open_store
 
 pytestmark = pytest.mark.slow
@@ -122,6 +123,8 @@ def test_options_are_those_of_the_command(command: Any, options: type, own: set[
         ({"rules": "koala"}, 'rules: "koala" is not one of kcl, kcl-rust'),
         ({"if_recreated": "NOW"}, "if_recreated: 'NOW' is neither TRIM_HORIZON nor LATEST"),
         ({"dead_letter": ORDERS}, "dead_letter: it is the stream that is read"),
+        ({"initial_position": at_timestamp(1_700_000_000)}, "initial_position: 1700000000 ms since 1970 is 1970-01-20"),
+        ({"lease_seconds": 0.5}, "lease_seconds: 0.5 s is less than 1 s"),
         ({"concurrency": 2}, "concurrency: only an `async def` handler"),
         ({"leases": "redis://x"}, "store URL: unknown scheme 'redis'"),
         ({"source": "kafka://x"}, "source URL: unknown scheme 'kafka'"),

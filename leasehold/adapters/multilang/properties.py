@@ -19,6 +19,7 @@ import javaproperties
 from attrs import field, frozen
 
 from leasehold.adapters.consuming import Options
+from leasehold.adapters.inputs import checked_time
 from leasehold.adapters.multilang.credentials import Credentials, credentials_of
 from leasehold.adapters.multilang.protocol import MOST_RECORDS
 from leasehold.balancer.model import Position, at_timestamp
@@ -319,7 +320,7 @@ class _Understanding:
                 raise ValueError(
                     "initialPositionInStreamExtended: leave initialPositionInStream out; it is one or the other"
                 )
-            return at_timestamp(seconds * 1000)
+            return at_timestamp(checked_time(seconds * 1000, "initialPositionInStreamExtended (in seconds)"))
         name = (name or "LATEST").upper()
         if name not in {"LATEST", "TRIM_HORIZON"}:
             raise ValueError(

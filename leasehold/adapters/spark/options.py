@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from attrs import field, frozen
 
+from leasehold.adapters.inputs import checked_duration, checked_time
 from leasehold.adapters.json_form import RULES, BadJsonField, JsonValue, config_of
 from leasehold.balancer.config import Config
 from leasehold.stores.fields import decimal
@@ -224,6 +225,8 @@ def lease_options(given: Given, store: str, position: Mapping[str, Any], seconds
 
 def _config(given: Given, position: Mapping[str, Any], seconds: float, cores: int) -> Config:
     milliseconds = given.number("lease.durationMs", int(seconds * 1000), least=500) or 0
+    if warning := checked_duration("lease_seconds", milliseconds / 1000, "option lease.durationMs"):
+        log.warning("%s", warning)
     rules = given.choice("lease.rules", "minimal", *(name for name in RULES if name != "minimal"))
     # By number, or by the session's cores, so that a large cluster takes more of a stream than a laptop (M7).
     most, per_core = given.number("lease.maxLeases", None), given.number("lease.maxLeasesPerCore", None)
@@ -252,7 +255,7 @@ def start_of(name: str, text: str, first: Collection[str], last: Collection[str]
         milliseconds = decimal(timestamp, 2**53)
         if milliseconds is None:
             raise ValueError(f"option {name}: the time must be whole milliseconds since 1970, not {timestamp!r}")
-        return {"initial_position": "AT_TIMESTAMP", "timestamp_ms": milliseconds}
+        return {"initial_position": "AT_TIMESTAMP", "timestamp_ms": checked_time(milliseconds, f"option {name}")}
     if text.upper() in first:
         return {"initial_position": "TRIM_HORIZON"}
     if text.upper() in last:

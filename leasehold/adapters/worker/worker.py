@@ -46,8 +46,8 @@ from leasehold.balancer.lookout import LOOK_SECONDS, scaled
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Me, Position, Shard
 from leasehold.balancer.plan import look_again, plan
 from leasehold.stores.execute import execute
-from leasehold.stores.printable import escaped, few
-from leasehold.stores.protocol import Done, Listing, Lost, OutcomeUnknown, Store, StoreError
+from leasehold.stores.printable import escaped, few, printable
+from leasehold.stores.protocol import Done, Listing, Lost, OutcomeUnknown, Promises, Store, StoreError
 
 if TYPE_CHECKING:  # an extra
     from opentelemetry.trace import Tracer
@@ -58,6 +58,22 @@ log = escaped(logging.getLogger("leasehold.worker"))
 SOON_SECONDS = 0.05
 TOLD_MOST = 10
 """Rows that one line of the log names."""
+
+
+def check_worker_id(me: object, promises: Promises) -> None:
+    """Raise ValueError if a store with these promises cannot hold `me` as an owner.
+
+    Without the check, every claim of such a worker would fail.
+    """
+    if not isinstance(me, str) or not me:
+        raise ValueError(f"worker: {me!r} is no worker id; write some text")
+    if "\0" in me or any("\ud800" <= each <= "\udfff" for each in me):
+        raise ValueError(f"worker: {printable(me)} has a character that no store can hold; write plain text")
+    if promises.ascii_owners and not (me.isascii() and me.isprintable() and me == me.strip()):
+        raise ValueError(
+            f"worker: {printable(me)} cannot be an owner in this store, which keeps owners as HTTP headers; "
+            "use printable ASCII without spaces at its ends"
+        )
 
 
 class Worker:
@@ -104,6 +120,7 @@ class Worker:
         tracer: "Tracer | None" = None,
         if_recreated: Literal["TRIM_HORIZON", "LATEST"] | None = None,
     ) -> None:
+        check_worker_id(me, store.promises)
         self.spans = spans_of(me, tracer)
         self.store, self.source, self.me = self.spans.store(store), self.spans.source(source), me
         self.config = config or Config()

@@ -52,7 +52,9 @@ class EventHubLayout:
     group: str
     start: Position = TRIM_HORIZON
 
-    promises: ClassVar[Promises] = Promises(owner_checked_checkpoint=False, free_notes=False, counts_owners=False)
+    promises: ClassVar[Promises] = Promises(
+        owner_checked_checkpoint=False, free_notes=False, counts_owners=False, ascii_owners=True
+    )
     """Checkpoint and ownership are two blobs, notes stand on the second, and official workers count nothing."""
     parts: ClassVar[tuple[Part, ...]] = ("ownership", "checkpoint")
     owned_before_checkpoint: ClassVar[bool] = True

@@ -8,6 +8,7 @@ from urllib.parse import quote, urlencode
 
 from attrs import frozen
 
+from leasehold.adapters.inputs import checked_time
 from leasehold.adapters.sources.kinesis.stream_arn import stream_address
 from leasehold.adapters.spark.batch import Bounds, bounds_of
 from leasehold.adapters.spark.options import Given, LeaseOptions, lease_options, start_of
@@ -180,7 +181,7 @@ def _by_shard(given: Given) -> tuple[dict[str, Position], Given]:
             case "TRIM_HORIZON" | "EARLIEST":
                 starts[shard] = TRIM_HORIZON
             case "AT_TIMESTAMP":
-                starts[shard] = at_timestamp(int(_milliseconds(name, place)))
+                starts[shard] = at_timestamp(checked_time(int(_milliseconds(name, place)), f"option {name}"))
             case "AFTER_SEQUENCE_NUMBER" if place.isascii() and place.isdigit():
                 # Behind the record as a whole, also where it is an aggregate.
                 starts[shard] = Position(place, AFTER_ALL)
