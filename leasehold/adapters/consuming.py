@@ -34,7 +34,7 @@ from leasehold.adapters.reading.executors import HandlerExecutor
 from leasehold.adapters.reading.exporting import Meter, exporting
 from leasehold.adapters.reading.handling import DeadLetter, Handler, Handling, by_key
 from leasehold.adapters.reading.lifecycle import FAULT_WAITS
-from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, Runner, stopping_on_signals
+from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, READERS, Runner, stopping_on_signals
 from leasehold.adapters.reading.slices import Slice, SliceVerdict, run_slice
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Source
@@ -71,6 +71,8 @@ class Options(TypedDict, total=False):
     set                 other settings of the planner, by name, or each as `name=value`
     concurrency         keys of a batch at once, each in order; for `async def` handlers
     attempts            how often a batch is handed over. [5]
+    max_records         most records in a batch. [as many as one read brings]
+    threads             how many shards are read or handled at a time, each in a thread. [30]
     dead_letter         takes records that fail: file://folder, s3://…, kinesis://…, or a function of (batch, error)
     slow_seconds        a handler at work for longer is said and counted. [60]
     handler_seconds     one at work for longer loses its lease. [never]
@@ -94,6 +96,8 @@ class Options(TypedDict, total=False):
     set: Sequence[str] | Mapping[str, object] | None
     concurrency: int | None
     attempts: int | None
+    max_records: int | None
+    threads: int | None
     dead_letter: str | DeadLetter | None
     slow_seconds: Seconds | None
     handler_seconds: Seconds | None
@@ -130,6 +134,7 @@ class Consumption:
     metrics: str | Meter | None
     drain_seconds: float
     memory_bytes: int
+    threads: int
     to: str | None = None
     sessions: "tuple[Session | None, Session | None, Session | None]" = (None, None, None)
 
@@ -187,7 +192,11 @@ class Consumption:
             worker.store.list()
         metrics = self.metrics
         with exporting(metrics) if metrics is None or isinstance(metrics, str) else nullcontext(metrics) as meter:
-            limits: dict[str, Any] = {"drain_seconds": self.drain_seconds, "memory_bytes": self.memory_bytes}
+            limits: dict[str, Any] = {
+                "drain_seconds": self.drain_seconds,
+                "memory_bytes": self.memory_bytes,
+                "readers": self.threads,
+            }
             if self.cut is not None:
                 return run_slice(worker, self.handling, meter=meter, executor=executor, begun=begun, **limits)
             runner = Runner(worker, self.handling, meter=meter, executor=executor, **limits)
@@ -254,6 +263,7 @@ def consumption(
         metrics=given.get("metrics"),
         drain_seconds=given.get("drain_seconds", DRAIN_SECONDS),
         memory_bytes=given.get("memory_mib", MEMORY_BYTES // MIB) * MIB,
+        threads=given.get("threads", READERS),
         to=to,
     )
 
@@ -277,6 +287,7 @@ _FLAGS = {name for name, kind in _KINDS.items() if kind == (bool | None)}
 _TEXTS = {name for name, kind in _KINDS.items() if kind == (str | None)}
 _HANDLING = (
     "attempts",
+    "max_records",
     "slow_seconds",
     "handler_seconds",
     "checkpoint_seconds",

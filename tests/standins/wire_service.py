@@ -91,6 +91,20 @@ class Spoken:
         return client
 
 
+class Service(Spoken):
+    """Answers each request in the form in which it was asked, as Kinesis does."""
+
+    def __init__(self, *told: dict[str, Any]) -> None:
+        super().__init__([])
+        self.told = list(told)
+
+    def answer(self, form: str, body: bytes) -> Answer:
+        told = self.told.pop(0)
+        cbor = "cbor" in form
+        self.answers.append(Answer(cbor2.dumps(told), CBOR) if cbor else Answer(json.dumps(told).encode()))
+        return super().answer(form, body)
+
+
 def listening(spoken: Spoken) -> str:
     """The address at which it answers; until the process ends."""
 

@@ -154,21 +154,28 @@ CASES = st.tuples(
     st.integers(1, 3),  # attempts
     st.booleans(),  # whether the handler checkpoints each record
     st.sampled_from((0.0, 3600.0)),  # seconds between two checkpoints
+    st.none() | st.integers(1, 12),  # max_records
 )
 
 
 @given(CASES)
 @settings(max_examples=200, deadline=None)
 def test_all_records_but_the_poisoned_are_handled_in_order_though_faults_are_forgotten(
-    case: tuple[int, int, frozenset[int], list[tuple[bool, int]], int, bool, float],
+    case: tuple[int, int, frozenset[int], list[tuple[bool, int]], int, bool, float, int | None],
 ) -> None:
     """Without it a record could be passed over where the batch comes again with another end."""
-    count, size, numbers, fates, attempts, one_by_one, seconds = case
+    count, size, numbers, fates, attempts, one_by_one, seconds, limit = case
     handler = poisoned(*numbers)
     handler.one_by_one = one_by_one
     bench = Bench(ShardRecords(records(count), size=size), does=handler)
     budget = MemoryBudget()
-    reading = bench.reading(budget, attempts=attempts, dead_letter=handler.dead_letter, checkpoint_seconds=seconds)
+    reading = bench.reading(
+        budget,
+        attempts=attempts,
+        dead_letter=handler.dead_letter,
+        checkpoint_seconds=seconds,
+        max_records=limit,
+    )
     due = bench.clock.now
     step = 0
     while len(handler.handled) + len(handler.dead_lettered) < count:
@@ -184,9 +191,28 @@ def test_all_records_but_the_poisoned_are_handled_in_order_though_faults_are_for
         assert set(data(_passed(bench))) <= set(done)
     assert handler.dead_lettered == [each for each in data(count) if each in handler.poison]
     assert handler.handled == [each for each in data(count) if each not in handler.poison]
+    assert limit is None or max(len(given_now) for given_now, _ in handler.attempts) <= limit
     bench.holding.ask_release()
     bench.until_over(reading)
     assert _passed(bench) == count
+
+
+def test_a_batch_of_more_than_max_records_is_dispatched_in_parts_with_attempts_of_their_own() -> None:
+    """A part that failed and passed leaves the next part all its attempts."""
+    calls: list[tuple[list[bytes], int]] = []
+
+    def fails_once(delivery: Delivery) -> None:
+        calls.append(([record.data for record in delivery.records], delivery.attempts))
+        if delivery.attempts == 1:
+            raise ValueError("not yet")
+
+    bench = Bench(ShardRecords(records(5)), does=fails_once)
+    reading = bench.reading(attempts=2, max_records=2)
+    for _ in range(20):
+        bench.steps(reading, 1)
+    parts = (data(2), data(2, 2), data(1, 4))
+    assert calls == [(part, attempt) for part in parts for attempt in (1, 2)]
+    assert bench.store.row("s-0").checkpoint == Position("104")
 
 
 def _passed(bench: Bench) -> int:

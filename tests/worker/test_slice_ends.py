@@ -226,7 +226,10 @@ def test_a_slice_is_run_as_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(f"{RUNNING}.Runner", run)
     monkeypatch.setattr(f"{RUNNING}.is_read", is_over)
     monkeypatch.setattr(f"{RUNNING}.run_until", until)
-    handling, odd = Handling(lambda _batch: None, attempts=7), {"meter": meter, "drain_seconds": 3.0, "memory_bytes": 9}
+    handling, odd = (
+        Handling(lambda _batch: None, attempts=7),
+        {"meter": meter, "drain_seconds": 3.0, "memory_bytes": 9, "readers": 2},
+    )
     asked: dict[str, Any] = {**odd, "look_seconds": 0.5}
     assert run_slice(worker, handling, **asked).finished
     assert (looked, begun) == ([worker], [3.0, 0.5])

@@ -122,3 +122,4 @@ class Named:
     """A holding's lease."""
 
     lease: Lease = field(factory=lambda: Lease("s-0"))
+    stream: str = ""

@@ -16,7 +16,7 @@ from leasehold.adapters.json_form import RULES
 from leasehold.adapters.reading.dead_letters.letter import LetterError
 from leasehold.adapters.reading.events import CLOSED_STATUS, EventLines, JsonLines
 from leasehold.adapters.reading.handling import CHECKPOINT_SECONDS, Handling
-from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, endings
+from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, READERS, endings
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.worker.holdings import WorkerError
 from leasehold.stores.protocol import StoreError
@@ -84,6 +84,9 @@ DeadLetterPlace = Annotated[
         show_default=False,
     ),
 ]
+MaxRecords = Annotated[
+    int | None, typer.Option(min=1, help="Most records in a batch. [as many as one read brings]", show_default=False)
+]
 HandlerSeconds = Annotated[
     float, typer.Option(help="One at work for longer loses its lease. [never]", show_default=False, parser=seconds())
 ]
@@ -138,6 +141,8 @@ def command(  # noqa: PLR0917  one for each option
     set_: Annotated[list[str] | None, typer.Option("--set", help="Another setting, as name=value.")] = None,
     concurrency: Concurrency = None,
     attempts: Annotated[int, typer.Option(help="How often a batch is handed over.")] = 5,
+    max_records: MaxRecords = None,
+    threads: Annotated[int, typer.Option(min=1, help="Shards read or handled at a time, each in a thread.")] = READERS,
     dead_letter: DeadLetterPlace = None,
     slow_seconds: SlowSeconds = 60.0,
     handler_seconds: HandlerSeconds = math.inf,

@@ -95,6 +95,7 @@ class Attempts:
                 self._waits.reset()
         attempts = self._suspects[-1].attempts if self._suspects else self._waits.faults
         part = rest[: count(rest, self._suspects[-1].end)] if self._suspects else rest
+        part = part[: self._handling.max_records]
         end = part[-1].position if len(part) < len(rest) else batch.read_to or batch.records[-1].position
         in_parts = attempts + 1 - self._waits.faults if self._suspects else 0
         return Delivery(
@@ -129,6 +130,8 @@ class Attempts:
     def passed(self, end: Position) -> None:
         """Everything up to this position is handled or with the dead letter, and more of the batch is not."""
         self._passed, self.failing = end.order, True
+        if not self._suspects:  # what comes next is the next part of a batch that is dispatched in parts
+            self._waits.reset()
 
     def done(self, batch: Batch) -> None:
         """All of the batch is handled or with the dead letter."""

@@ -69,7 +69,7 @@ class WholeLines:
 class EventLines:
     """Writes lines of `t` (milliseconds since 1970), `worker`, `event`, `shard`, and what the event adds.
 
-    Where one worker reads several streams, `stream` says which, as its leases do.
+    `stream` is the stream's name, as `Delivery.stream` has it.
 
     Where `out` takes no more for a while (a full disk), a call raises OSError, and its batch comes again.
     A record's line is written as it is handed over, before its checkpoint; the data itself never is. Once the reader of
@@ -84,7 +84,7 @@ class EventLines:
 
     def happened(self, happening: Happening, holding: Holding) -> None:
         """Reading of a shard began, or stopped."""
-        self._write([self._line(happening, holding.lease.stream, holding.lease.shard)], keep=True)
+        self._write([self._line(happening, holding.stream, holding.lease.shard)], keep=True)
 
     def handle(self, delivery: Delivery) -> None:
         """Take a batch for handled once its lines are out."""

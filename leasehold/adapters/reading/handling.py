@@ -124,6 +124,10 @@ class HeldLease(Protocol):
         """The worker that reads it."""
 
     @property
+    def stream(self) -> str:
+        """The stream's name, which not every lease carries."""
+
+    @property
     def fence(self) -> int | None:
         """The lease's fencing number."""
 
@@ -186,8 +190,11 @@ class Delivery:
 
     @property
     def stream(self) -> str:
-        """The stream's name, as leases carry it: of a hub with namespace and group, "" of a single Kinesis stream."""
-        return self._holding.lease.stream
+        """The stream's name.
+
+        With namespace and group for an event hub; of several Kinesis streams `account:name:creationEpoch`.
+        """
+        return self._holding.stream
 
     @property
     def worker(self) -> str:
@@ -280,6 +287,7 @@ class Handling:
 
     handler             called with each batch; when it returns None, or what it returned was awaited, the batch is done
     attempts            how often a batch is handed over before its shard stops
+    max_records         most records in a batch, de-aggregated; None: as many as one read brings
     least_wait_seconds  about the first wait between two attempts
     most_wait_seconds   no wait is longer
     bench_seconds       how long a stopped shard's lease is left to other workers
@@ -304,6 +312,7 @@ class Handling:
 
     handler: Handler = field(validator=takes("batch"))
     attempts: int = field(default=5, validator=ge(1))
+    max_records: int | None = field(default=None, validator=optional(ge(1)))
     least_wait_seconds: float = field(default=0.2, validator=ge(0))
     most_wait_seconds: float = field(default=10.0, validator=ge(0))
     bench_seconds: float = field(default=60.0, validator=ge(0))
@@ -323,6 +332,9 @@ class Handling:
         if self.final_checkpoint is not None and self.dead_letter is not None:
             # A letter takes the place of a record that is done, and here only the handler says what is done.
             raise ValueError("dead_letter: a handler that checkpoints by itself goes without one")
+        if self.final_checkpoint is not None and self.max_records is not None:
+            # The next part would follow the former one although the handler has not checkpointed it.
+            raise ValueError("max_records: a handler that checkpoints by itself takes whole batches")
 
 
 def traced(worker: Worker, handling: Handling) -> Handling:

@@ -247,7 +247,8 @@ class ShardReading:
             self._doubted = False
         if not batch.records:
             return self._passed(batch, now)
-        if self._attempts.failing:
+        limit = self._handling.max_records
+        if self._attempts.failing or (limit is not None and len(batch.records) > limit):
             # Where there is a dead letter, a batch that fails is searched in parts: one bad record holds up no other.
             piece = self._attempts.piece(batch)
             if not piece.records:

@@ -18,7 +18,7 @@ from attrs import evolve, frozen
 from leasehold.adapters.reading.executors import HandlerExecutor
 from leasehold.adapters.reading.exporting import Meter
 from leasehold.adapters.reading.handling import Delivery, Handler, Handling, Happening
-from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, Runner, stopping_on_signals
+from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, READERS, Runner, stopping_on_signals
 from leasehold.adapters.sources.protocol import Batch, PassingSource, Reader, Settled, Sliceable, Source, SourceError
 from leasehold.adapters.threads import spawn
 from leasehold.adapters.worker.holding import Holding
@@ -202,6 +202,7 @@ def run_slice(
     meter: Meter | None = None,
     drain_seconds: float = DRAIN_SECONDS,
     memory_bytes: int = MEMORY_BYTES,
+    readers: int = READERS,
     look_seconds: float = LOOK_SECONDS,
     executor: HandlerExecutor | None = None,
     begun: Callable[[Runner], None] = lambda _runner: None,
@@ -215,7 +216,7 @@ def run_slice(
     Raises what `run` raises.
     """
     count = SliceCount(handling if isinstance(handling, Handling) else Handling(handling))
-    limits: dict[str, Any] = {"drain_seconds": drain_seconds, "memory_bytes": memory_bytes}
+    limits: dict[str, Any] = {"drain_seconds": drain_seconds, "memory_bytes": memory_bytes, "readers": readers}
     runner = Runner(worker, count.handling, meter=meter, executor=executor, **limits)
     begun(runner)
     finished = run_until(runner, lambda: is_read(worker), drain_seconds=drain_seconds, look_seconds=look_seconds)

@@ -26,6 +26,7 @@ from leasehold.adapters.sources.kinesis.faults import (
     AwsService,
     PollPace,
     code_of,
+    max_records_of,
     poll_seconds_of,
     said_plainly,
     understood,
@@ -89,8 +90,9 @@ class ChangePoller(Poller):
         rewind: bool = False,
         pace: PollPace | None = None,
         patience: CallPatience | None = None,
+        most: int | None = None,
     ) -> None:
-        super().__init__(client, stream, shard, start, None, rewind=rewind, pace=pace, patience=patience)
+        super().__init__(client, stream, shard, start, None, rewind=rewind, pace=pace, patience=patience, most=most)
         self._since = self._start.sub / 1000 if self._start.sequence == "AT_TIMESTAMP" else None
         self._empty = 0
 
@@ -226,9 +228,10 @@ class TableStream(PolledStream):
         *,
         rewind: bool = False,
         poll: float | None = None,
+        most: int | None = None,
         clock: Callable[[], float] = seconds,
     ) -> None:
-        super().__init__(clients, name, rewind=rewind, poll=poll, clock=clock)
+        super().__init__(clients, name, rewind=rewind, poll=poll, most=most, clock=clock)
         self._tables, self._table_patience = tables, CallPatience(tables, insists=True)
         self._arn = name if is_arn(name) else ""
         self._incarnation = ""
@@ -271,6 +274,7 @@ class TableStream(PolledStream):
             rewind=self._rewind,
             pace=PollPace(self._poll),
             patience=CallPatience(self._clients, step=self._patience.step),
+            most=self._most,
         )
 
     def close(self) -> None:
@@ -337,9 +341,10 @@ def open_url(name: str, options: Mapping[str, str], *, session: Session | None =
     if options.get("if_trimmed", "TRIM_HORIZON") != "TRIM_HORIZON":
         raise ValueError("source URL: option 'if_trimmed' wants TRIM_HORIZON; without it such a shard is not read")
     poll = poll_seconds_of(options["poll_seconds"]) if "poll_seconds" in options else None
+    most = max_records_of(options, ChangePoller.most)
     found = session_of(options, "source URL", session)
     clients = StreamsClients(lambda limit: patient_client("dynamodbstreams", region, endpoint, limit, found))
     tables = TableClients(lambda limit: patient_client("dynamodb", region, endpoint, limit, found))
     with said_plainly(name, STREAMS):
         clients.within(clients.limits[0])  # says at once where no region is known
-    return TableStream(clients, name, tables, rewind="if_trimmed" in options, poll=poll)
+    return TableStream(clients, name, tables, rewind="if_trimmed" in options, poll=poll, most=most)

@@ -237,6 +237,15 @@ class Source(Protocol):
         """Close all connections."""
 
 
+@runtime_checkable
+class Named(Protocol):
+    """A source of one stream whose leases do not carry its name."""
+
+    @property
+    def name(self) -> str:
+        """The stream's name, as `Delivery.stream` shows it."""
+
+
 class PassingSource:
     """Answers as the source that it stands before; a subclass says what it does otherwise."""
 
@@ -247,6 +256,11 @@ class PassingSource:
     def stream(self) -> str:
         """The name that leases carry."""
         return self._source.stream
+
+    @property
+    def name(self) -> str:
+        """The name of a stream whose leases carry none, or ""."""
+        return self._source.name if isinstance(self._source, Named) else ""
 
     def reads(self, lease: Lease) -> bool:
         """Whether this lease is of a stream it reads. Raises SourceError for one that its table must not hold."""

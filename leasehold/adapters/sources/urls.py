@@ -1,11 +1,12 @@
 """From a URL to a source: `scheme://place?option=value`, each scheme importing only what it needs.
 
-kinesis://stream?region=…&endpoint=…    Amazon Kinesis Data Streams, several as `a,b`;
+kinesis://stream?region=…&endpoint=…    Amazon Kinesis Data Streams, by name or ARN, several as `a,b`;
                                         `if_trimmed=TRIM_HORIZON` goes on where a checkpoint was trimmed;
                                         `consumer=NAME` reads by enhanced fan-out;
                                         `misplaced=drop` drops aggregates on a wrong shard whole, as KCL does;
                                         `wire=json` asks for records in JSON, not in CBOR, `wire=boto3` by boto3;
-                                        `poll_seconds=1` leaves a shard alone for so long between two requests
+                                        `poll_seconds=1` leaves a shard alone for so long between two requests;
+                                        `max_records=500` has a request ask for no more records
 dynamodb-streams://table?region=…       The changes of the items of a table of DynamoDB; a stream's ARN in place of
                                         the table reads that stream; `endpoint`, `if_trimmed`, `poll_seconds` likewise
 eventhubs://namespace/hub?group=…       Azure Event Hubs, as consumer group `$Default` if none is named;
@@ -28,12 +29,12 @@ if TYPE_CHECKING:  # an extra brings it
 _SCHEMES = {
     "kinesis": Scheme(
         "leasehold.adapters.sources.kinesis.streams",
-        AWS | {"if_trimmed", "misplaced", "consumer", "wire", "poll_seconds"},
+        AWS | {"if_trimmed", "misplaced", "consumer", "wire", "poll_seconds", "max_records"},
         "aws",
     ),
     "dynamodb-streams": Scheme(
         "leasehold.adapters.sources.dynamodb_streams",
-        AWS | {"if_trimmed", "poll_seconds"},
+        AWS | {"if_trimmed", "poll_seconds", "max_records"},
         "aws",
     ),
     "eventhubs": Scheme(

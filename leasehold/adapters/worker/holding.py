@@ -96,7 +96,7 @@ class Holding:
         remade: Callable[[str], None] = lambda _what: None,
         lock: Callable[[], AbstractContextManager[object]] = Lock,
     ) -> None:
-        self.key, self.worker = lease.key, identity.worker
+        self.key, self.worker, self.stream = lease.key, identity.worker, lease.stream or identity.stream
         self.epoch = lease.epoch
         self.fence = lease.epoch if store.promises.counts_owners else None
         self.grouped = store.promises.groups_writes

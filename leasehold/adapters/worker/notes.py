@@ -51,11 +51,13 @@ class Identity:
     worker       the worker's id
     process      unique among all processes that ever used that id; without "/"
     incarnation  which of the streams that ever had this name is read, as far as this process knows by now, or ""
+    stream       the name of the stream where leases carry none, as those of a single Kinesis stream; else ""
     """
 
     worker: str
     process: str = field(validator=matches_re(r"[^/]+"))
     incarnation: Callable[[], str] = field(default=str, eq=False)
+    stream: str = ""
 
     def notes_on(self, lease: Lease) -> Notes:
         """The notes that every taking writes on this row.

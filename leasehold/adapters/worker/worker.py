@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 from attrs import evolve
 
 from leasehold.adapters.sources.call_patience import Backoff
-from leasehold.adapters.sources.protocol import Source, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Named, Source, SourceError, SourceUnavailable
 from leasehold.adapters.threads import ThreadScheduler, seconds
 from leasehold.adapters.worker.discovery import Discovery, MadeAnew, Recreated
 from leasehold.adapters.worker.handoffs import Handoffs, ParallelMap
@@ -129,7 +129,8 @@ class Worker:
         self.clock, self.uniform = clock, uniform
         self.hurried = hurried or nobody
         self.discovery, self._slow_peers = Discovery(source), SlowPeers()
-        self._identity = Identity(me, process or uuid.uuid4().hex, lambda: self.discovery.incarnation)
+        name = source.name if isinstance(source, Named) else ""
+        self._identity = Identity(me, process or uuid.uuid4().hex, lambda: self.discovery.incarnation, name)
         self._recreated = Recreated(self.store, me, self.discovery, if_recreated)
         self._holdings = Holdings(
             self.store,

@@ -1,11 +1,9 @@
 """Streams named by ARN: every request carries it, so that another account's stream of the same name is never read."""
 
-import json
 from typing import Any
 
-import cbor2
 import pytest
-from standins.wire_service import CBOR, Answer, Spoken, listening
+from standins.wire_service import Service, Spoken, listening
 from types_boto3_kinesis import KinesisClient
 
 from leasehold.adapters.producing import open_producer
@@ -46,20 +44,6 @@ ROW = {
     "HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": str(2**128 - 1)},
     "SequenceNumberRange": {"StartingSequenceNumber": "1"},
 }
-
-
-class Service(Spoken):
-    """Answers each request in the form in which it was asked, as Kinesis does."""
-
-    def __init__(self, *told: dict[str, Any]) -> None:
-        super().__init__([])
-        self.told = list(told)
-
-    def answer(self, form: str, body: bytes) -> Answer:
-        told = self.told.pop(0)
-        cbor = "cbor" in form
-        self.answers.append(Answer(cbor2.dumps(told), CBOR) if cbor else Answer(json.dumps(told).encode()))
-        return super().answer(form, body)
 
 
 def _a_source(spoken: Spoken, wire: str) -> Source:

@@ -146,6 +146,11 @@ class LetterHolding:
         """The key of the lease."""
         return self.lease.key
 
+    @property
+    def stream(self) -> str:
+        """The stream's name, as the letter has it."""
+        return self.lease.stream
+
     def checkpoint(self, position: Position) -> bool:  # noqa: ARG002  the letter is removed when its handler is done
         """Nothing is written: there is one record, and its letter goes when it is done."""
         return True

@@ -235,10 +235,20 @@ class FanOut(Poller):
         rewind: bool = False,
         pace: PollPace | None = None,
         patience: CallPatience | None = None,
+        most: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(
-            client, stream, shard, start, hash_range, misplaced=misplaced, rewind=rewind, pace=pace, patience=patience
+            client,
+            stream,
+            shard,
+            start,
+            hash_range,
+            misplaced=misplaced,
+            rewind=rewind,
+            pace=pace,
+            patience=patience,
+            most=most,
         )
         self._subscribing = self._patience.of_subscriptions()
         self._consumer, self._clock = consumer, clock

@@ -4,7 +4,7 @@ A fault is waited for and tried again, or is a sentence that says what to mend. 
 two requests follows from both: five a second are the quota of all its readers together.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -144,6 +144,15 @@ class PollPace:
         self._idle = min(2 * self._idle, max(IDLE_SECONDS, self._tip)) if idle else self._tip
         stretch, self._stretch = self._stretch, max(1.0, RELIEF * self._stretch)
         return (self._behind if behind else self._idle) * stretch
+
+
+def max_records_of(options: Mapping[str, str], most: int) -> int | None:
+    """Return the `max_records` of a URL, or None if it has none. Raises ValueError unless it is 1 to `most`."""
+    if (text := options.get("max_records")) is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and 1 <= int(text) <= most):  # noqa: PLR2004  digits
+        raise ValueError(f"source URL: option 'max_records' wants 1 to {most}, the records that one request asks for")
+    return int(text)
 
 
 def poll_seconds_of(text: str) -> float:

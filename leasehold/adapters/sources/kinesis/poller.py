@@ -260,6 +260,7 @@ class Poller:
     rewind      whether to begin with the oldest record if the start was trimmed
     pace        how often it asks; as it is by default, if left out
     patience    how long it waits for an answer; as long as the client does, if left out
+    most        the most records that one request asks for; as many as the service gives, if left out
     """
 
     most = RECORDS
@@ -285,7 +286,9 @@ class Poller:
         rewind: bool = False,
         pace: PollPace | None = None,
         patience: CallPatience | None = None,
+        most: int | None = None,
     ) -> None:
+        self.most = most or self.most
         self._stream, self._shard = stream, shard
         self._patience = patience or CallPatience(KinesisClients.of(client))
         self._start, self._hash_range, self._rewind = start, hash_range, rewind

@@ -18,11 +18,12 @@ from leasehold.adapters.sources.kinesis.faults import (
     KINESIS,
     PollPace,
     code_of,
+    max_records_of,
     poll_seconds_of,
     said_plainly,
     understood,
 )
-from leasehold.adapters.sources.kinesis.poller import Poller
+from leasehold.adapters.sources.kinesis.poller import RECORDS, Poller
 from leasehold.adapters.sources.kinesis.records import listed
 from leasehold.adapters.sources.kinesis.stream_arn import stream_address
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Settled, SourceError, SourceUnavailable
@@ -48,6 +49,7 @@ class PolledStream:
     name    the stream's, in sentences
     rewind  whether a shard whose checkpoint was trimmed begins with its oldest record, or is not read
     poll    seconds between two requests for a shard; None: as `pace` says
+    most    most records that one request asks for; None: as many as the service gives
     clock   seconds that never go back; the service's own answers say what time that is
     """
 
@@ -56,11 +58,18 @@ class PolledStream:
     """The word by which requests name the stream."""
 
     def __init__(
-        self, clients: TimedClients, name: str, *, rewind: bool, poll: float | None, clock: Callable[[], float]
+        self,
+        clients: TimedClients,
+        name: str,
+        *,
+        rewind: bool,
+        poll: float | None,
+        most: int | None,
+        clock: Callable[[], float],
     ) -> None:
         self._clients, self._clock = clients, clock
         self._patience = CallPatience(clients, insists=True)
-        self.name, self._rewind, self._poll = name, rewind, poll
+        self.name, self._rewind, self._poll, self._most = name, rewind, poll, most
         self._since_1970: float | None = None
 
     @property
@@ -117,6 +126,7 @@ class KinesisSource(PolledStream):
     misplaced  what becomes of aggregates that landed on a shard which is not all of their records' own
     consumer  the name or ARN of a registered consumer: shards are read by enhanced fan-out; None: they are polled
     poll      seconds between two requests for a shard; None: as `pace` says
+    most      most records that one request asks for; None: as many as the service gives
     clock     seconds that never go back; the service's own answers say what time that is
 
     Raises ValueError if there can be no consumer of this name.
@@ -134,10 +144,11 @@ class KinesisSource(PolledStream):
         misplaced: Misplaced = "keep",
         consumer: str | None = None,
         poll: float | None = None,
+        most: int | None = None,
         clock: Callable[[], float] = seconds,
     ) -> None:
         clients = KinesisClients.of(client)
-        super().__init__(clients, name, rewind=rewind, poll=poll, clock=clock)
+        super().__init__(clients, name, rewind=rewind, poll=poll, most=most, clock=clock)
         self._client = clients.within(clients.limits[0])
         self.consumer: StreamConsumer | None = None
         if consumer is not None:
@@ -209,6 +220,7 @@ class KinesisSource(PolledStream):
             rewind=self._rewind,
             pace=PollPace(self._poll),
             patience=CallPatience(self._clients, step=self._patience.step),
+            most=self._most,
         )
 
 
@@ -241,4 +253,5 @@ def open_url(name: str, options: Mapping[str, str], *, session: "Session | None"
             misplaced=cast("Misplaced", misplaced),
             consumer=options.get("consumer"),
             poll=poll,
+            most=max_records_of(options, RECORDS),
         )

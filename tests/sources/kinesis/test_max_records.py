@@ -1,0 +1,34 @@
+"""`max_records` of a source's URL: the most records that one request asks for."""
+
+import pytest
+from standins.wire_service import Service, listening
+
+from leasehold.adapters.sources.dynamodb_streams import ChangePoller
+from leasehold.adapters.sources.kinesis.faults import max_records_of
+from leasehold.adapters.sources.kinesis.poller import RECORDS
+from leasehold.adapters.sources.urls import open_source
+from leasehold.balancer.model import TRIM_HORIZON, Lease
+
+
+def test_a_request_asks_for_as_many_records_as_the_url_says() -> None:
+    """The service's own limit holds where the URL has none."""
+    answers = {"ShardIterator": "i-1"}, {"Records": [], "NextShardIterator": "i-2", "MillisBehindLatest": 0}
+    for option, limit in (("&max_records=7", 7), ("", RECORDS)):
+        spoken = Service({"StreamDescriptionSummary": {}}, *answers)
+        source = open_source(f"kinesis://orders?region=eu-west-1&endpoint={listening(spoken)}{option}")
+        source.open(Lease("s-0"), TRIM_HORIZON).read()
+        source.close()
+        assert spoken.asked[-1]["Limit"] == limit
+
+
+@pytest.mark.parametrize(("text", "most"), [("1", 10), ("10", 10), ("1000", ChangePoller.most)])
+def test_max_records_within_the_services_limit_is_taken(text: str, most: int) -> None:
+    """Both ends are included."""
+    assert max_records_of({"max_records": text}, most) == int(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "11", "1e1", "ten", "\u0664", "1" * 5000])
+def test_max_records_beyond_the_services_limit_is_refused(text: str) -> None:
+    """The error names the option and the limit."""
+    with pytest.raises(ValueError, match=r"option 'max_records' wants 1 to 10, "):
+        max_records_of({"max_records": text}, 10)

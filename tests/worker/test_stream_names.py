@@ -1,0 +1,32 @@
+"""`Delivery.stream` names the stream, whether or not its leases carry the name."""
+
+import pytest
+from virtual_fleet import FaultyStore
+
+from leasehold.adapters.reading.handling import Delivery
+from leasehold.adapters.sources.protocol import PassingSource
+from leasehold.adapters.sources.urls import open_source
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.scheduler import Unread
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.model import TRIM_HORIZON, Lease
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("kinesis://orders?region=eu-west-1", "orders"),
+        ("kinesis://arn:aws:kinesis:eu-west-1:123456789012:stream/orders", "orders"),
+        ("dynamodb-streams://orders?region=eu-west-1", "orders"),
+        ("kinesis://orders,returns?region=eu-west-1", ""),
+    ],
+)
+def test_a_batch_names_its_stream_where_the_leases_do_not(url: str, name: str) -> None:
+    """The name comes from the source, also where another source wraps it; a lease's own name wins."""
+    source = open_source(url)
+    worker = Worker(store=FaultyStore(), source=PassingSource(source), me="a", consumer=Unread())
+    source.close()
+    identity = worker._identity  # noqa: SLF001  no lease needs to be read for it
+    for lease, stream in ((Lease("s-0"), name), (Lease("1:returns:2:s-0", stream="1:returns:2"), "1:returns:2")):
+        holding = Holding(worker.store, lease, identity=identity, clock=lambda: 0.0, begun=0.0, lease_seconds=10.0)
+        assert Delivery((), TRIM_HORIZON, None, holding).stream == stream
