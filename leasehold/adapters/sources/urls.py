@@ -10,7 +10,8 @@ kinesis://stream?region=…&endpoint=…    Amazon Kinesis Data Streams, by name
 dynamodb-streams://table?region=…       The changes of the items of a table of DynamoDB; a stream's ARN in place of
                                         the table reads that stream; `endpoint`, `if_trimmed`, `poll_seconds` likewise
 eventhubs://namespace/hub?group=…       Azure Event Hubs, as consumer group `$Default` if none is named;
-                                        `transport=websockets` needs port 443 alone;
+                                        `transport=websockets` needs port 443 alone, and passes the proxy that
+                                        HTTPS_PROXY names, or `proxy=http://host:port`;
                                         `prefetch=300` lets a partition send so many events ahead
 
 Those of AWS take `profile=NAME`, `role_arn=…` and `external_id=…` in place of the environment's credentials.
@@ -38,7 +39,7 @@ _SCHEMES = {
         "aws",
     ),
     "eventhubs": Scheme(
-        "leasehold.adapters.sources.event_hubs.poller", frozenset({"group", "transport", "prefetch"}), "azure"
+        "leasehold.adapters.sources.event_hubs.poller", frozenset({"group", "transport", "proxy", "prefetch"}), "azure"
     ),
 }
 

@@ -10,7 +10,8 @@ from azure.eventhub._pyamqp.aio import _connection_async
 from hub_steps import Here, collected, texts
 
 from leasehold.adapters.local.node import HOST, free_port
-from leasehold.adapters.sources.event_hubs.poller import Background
+from leasehold.adapters.sources.event_hubs.access import http_proxy_of
+from leasehold.adapters.sources.event_hubs.poller import Background, open_url
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Shard
 
 PATH = "/$servicebus/websocket"
@@ -67,3 +68,75 @@ def test_a_partition_is_read_over_websockets(here: Here, monkeypatch: pytest.Mon
         reader.close()
         source.close()
     assert set(asked) == {"AMQPWSB10"}
+
+
+@pytest.mark.services
+@pytest.mark.filterwarnings("ignore:ssl=None is deprecated")
+@pytest.mark.parametrize("given", ["url", "environment", "NO_PROXY"])
+def test_a_partition_is_read_through_an_http_proxy(here: Here, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    """The proxy comes from the URL or the environment, and NO_PROXY is respected."""
+    here.send(["a", "b"])
+    with gateway(here.hubs.service.port) as (port, asked):
+        direct = given == "NO_PROXY"
+        monkeypatch.setattr(_connection_async, "WEBSOCKET_PORT", port if direct else 9)
+        proxy, options = f"http://{HOST}:{port}", {"transport": "websockets"}
+        if given == "url":
+            options["proxy"] = proxy
+        else:
+            monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9" if direct else proxy)
+            monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost" if direct else "")
+        source = here.source(**options)
+        reader = source.open(Lease("0"), TRIM_HORIZON)
+        assert texts(collected(reader, 2)) == ["a", "b"]
+        reader.close()
+        source.close()
+    assert set(asked) == {"AMQPWSB10"}
+
+
+@pytest.mark.parametrize(
+    ("proxy", "settings"),
+    [
+        ("http://proxy:3128", {"proxy_hostname": "http://proxy", "proxy_port": 3128}),
+        ("proxy:3128", {"proxy_hostname": "http://proxy", "proxy_port": 3128}),
+        ("https://proxy", {"proxy_hostname": "https://proxy", "proxy_port": 443}),
+        (
+            "http://me:p%40ss@proxy:80",
+            {"proxy_hostname": "http://proxy", "proxy_port": 80, "username": "me", "password": "p@ss"},
+        ),
+    ],
+)
+def test_the_environments_proxy_is_read_with_its_credentials(
+    monkeypatch: pytest.MonkeyPatch, proxy: str, settings: dict[str, object]
+) -> None:
+    """Only the environment may hold a password."""
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    monkeypatch.setenv("NO_PROXY", "other.servicebus.windows.net")
+    assert http_proxy_of("ns.servicebus.windows.net", "") == settings
+    assert http_proxy_of("other.servicebus.windows.net", "") is None
+
+
+@pytest.mark.parametrize("proxy", ["http://proxy:port", "socks5://proxy:1", "http://:80"])
+def test_a_proxy_that_cannot_be_read_is_refused_without_being_repeated(
+    monkeypatch: pytest.MonkeyPatch, proxy: str
+) -> None:
+    """The error names where the address stands."""
+    with pytest.raises(ValueError, match=r"^eventhubs URL: proxy: write http://host:port$"):
+        http_proxy_of("ns", proxy)
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    monkeypatch.setenv("NO_PROXY", "")
+    with pytest.raises(ValueError, match=r"^HTTPS_PROXY: write http://host:port$"):
+        http_proxy_of("ns", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"proxy": "http://p:1"}, "proxy goes with transport=websockets"),
+        ({"proxy": "http://u:secret@p:1", "transport": "websockets"}, "credentials do not belong in it"),
+    ],
+)
+def test_a_proxy_in_the_url_wants_websockets_and_holds_no_password(options: dict[str, str], says: str) -> None:
+    """Nothing of the address is repeated."""
+    with pytest.raises(ValueError, match=says) as refused:
+        open_url("ns/hub", options)
+    assert "secret" not in str(refused.value)

@@ -5,6 +5,8 @@ It is reached by connection string, or as who we are. Each fault becomes a sente
 
 import asyncio
 from typing import Any, Self, cast
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from attrs import field, frozen
 from azure.core.credentials import AccessToken, TokenCredential
@@ -54,6 +56,8 @@ class Access:
     namespace   fully qualified, with a port for a local one
     secret      the connection string, or "" to go by `identity`
     websockets  AMQP over websockets on port 443, where 5671 is closed
+    proxy       the address of an HTTP proxy, `http://host:port`, which wants websockets; "": what HTTPS_PROXY and
+                NO_PROXY say
     """
 
     namespace: str
@@ -62,6 +66,7 @@ class Access:
     secret: str = field(default="", repr=False)
     identity: AsyncCredential | None = field(default=None, repr=False)
     websockets: bool = False
+    proxy: str = ""
 
     @property
     def stream(self) -> str:
@@ -73,6 +78,7 @@ class Access:
         options: dict[str, Any] = {"retry_total": 0, "retry_backoff_factor": 0}
         if self.websockets:
             options["transport_type"] = TransportType.AmqpOverWebsocket
+            options["http_proxy"] = http_proxy_of(self.namespace, self.proxy)
         if self.secret:
             return EventHubConsumerClient.from_connection_string(
                 self.secret, self.group, eventhub_name=self.hub, **options
@@ -81,7 +87,40 @@ class Access:
         return EventHubConsumerClient(self.namespace, self.hub, self.group, credential=identity, **options)
 
 
-def by_connection_string(secret: str, namespace: str, hub: str, group: str, *, websockets: bool = False) -> Access:
+def http_proxy_of(host: str, proxy: str) -> dict[str, Any] | None:
+    """Return the client's settings for an HTTP proxy to `host`, or None if it is reached directly.
+
+    Args:
+        host: The namespace, with its domain.
+        proxy: The proxy's address; "" for that of the environment (`HTTPS_PROXY`, unless `NO_PROXY` has the host).
+
+    Raises:
+        ValueError: If the address cannot be read. It is never repeated: the environment's may hold a password.
+    """
+    given = proxy or ("" if proxy_bypass(host) else getproxies().get("https", ""))
+    if not given:
+        return None
+    try:
+        parts = urlsplit(given if "://" in given else f"http://{given}")
+        usual = _PROXY_PORTS[parts.scheme]
+        port = parts.port or usual
+    except (ValueError, KeyError):
+        parts, port = None, 0
+    if parts is None or not parts.hostname:
+        raise ValueError(f"{'eventhubs URL: proxy' if proxy else 'HTTPS_PROXY'}: write http://host:port")
+    # The client joins both with a colon, and asks aiohttp for the result, which wants a scheme.
+    settings: dict[str, Any] = {"proxy_hostname": f"{parts.scheme}://{parts.hostname}", "proxy_port": port}
+    if parts.username is not None:
+        settings |= {"username": unquote(parts.username), "password": unquote(parts.password or "")}
+    return settings
+
+
+_PROXY_PORTS = {"http": 80, "https": 443}
+
+
+def by_connection_string(
+    secret: str, namespace: str, hub: str, group: str, *, websockets: bool = False, proxy: str = ""
+) -> Access:
     """Raises ValueError, never repeating the secret, if it cannot be read or is for another place."""
     try:
         told = parse_connection_string(secret)
@@ -95,14 +134,15 @@ def by_connection_string(secret: str, namespace: str, hub: str, group: str, *, w
         raise ValueError(f"eventhubs URL: {CONNECTION_STRING} is for namespace {other!r}, not {namespace!r}")
     if told.eventhub_name and told.eventhub_name.lower() != hub.lower():
         raise ValueError(f"eventhubs URL: {CONNECTION_STRING} is for event hub {told.eventhub_name!r}, not {hub!r}")
-    return Access(namespace, hub, group, secret, websockets=websockets)
+    return Access(namespace, hub, group, secret, websockets=websockets, proxy=proxy)
 
 
-def by_identity(namespace: str, hub: str, group: str, *, websockets: bool = False) -> Access:
+def by_identity(namespace: str, hub: str, group: str, *, websockets: bool = False, proxy: str = "") -> Access:
     """Access as this machine or user, whom `DefaultAzureCredential` finds."""
     from azure.identity import DefaultAzureCredential  # noqa: PLC0415  slow to load, and not needed beside a key
 
-    return Access(namespace, hub, group, identity=AsyncCredential(DefaultAzureCredential()), websockets=websockets)
+    identity = AsyncCredential(DefaultAzureCredential())
+    return Access(namespace, hub, group, identity=identity, websockets=websockets, proxy=proxy)
 
 
 _EXPIRED = "CBS Authentication Expired"

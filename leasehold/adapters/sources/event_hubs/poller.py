@@ -51,6 +51,7 @@ from leasehold.adapters.sources.event_hubs.access import (
     by_connection_string,
     by_identity,
     explained,
+    http_proxy_of,
 )
 from leasehold.adapters.sources.event_hubs.records import record, tag_of
 from leasehold.adapters.sources.protocol import (
@@ -519,9 +520,9 @@ class EventHubsSource:
 def open_url(place: str, options: Mapping[str, str]) -> EventHubsSource:
     """The source at `namespace/hub`.
 
-    group (default $Default), transport (amqp, or websockets where only port 443 is open) and
-    prefetch (events) are its options. The key comes from the connection string in the environment;
-    without one, the identity of this machine or user is asked for. Raises ValueError, SourceError.
+    The options are group (default $Default), transport (amqp, or websockets where only port 443 is open), proxy (with
+    websockets, in place of HTTPS_PROXY) and prefetch (events). The key comes from the connection string in the
+    environment; without one, the identity of this machine or user is asked for. Raises ValueError, SourceError.
     """
     namespace, slash, hub = place.partition("/")
     if not (namespace and slash and hub) or "/" in hub:
@@ -536,11 +537,18 @@ def open_url(place: str, options: Mapping[str, str]) -> EventHubsSource:
     if not prefetch:
         raise ValueError(f"eventhubs URL: prefetch is a number from 1 to {PREFETCH_MOST}, not {text!r}")
     place_of = full_namespace(namespace), hub, group
-    websockets = transport == "websockets"
+    proxy = options.get("proxy", "")
+    if proxy and "@" in proxy:
+        raise ValueError("eventhubs URL: proxy: credentials do not belong in it; set HTTPS_PROXY in the environment")
+    if proxy and transport != "websockets":
+        raise ValueError("eventhubs URL: proxy goes with transport=websockets: AMQP itself passes no HTTP proxy")
+    if transport == "websockets":
+        http_proxy_of(place_of[0], proxy)  # reports a bad address now, and not at the first connection
+    ways: dict[str, Any] = {"websockets": transport == "websockets", "proxy": proxy}
     if secret := os.environ.get(CONNECTION_STRING):
-        return EventHubsSource(by_connection_string(secret, *place_of, websockets=websockets), prefetch)
+        return EventHubsSource(by_connection_string(secret, *place_of, **ways), prefetch)
     try:
-        return EventHubsSource(by_identity(*place_of, websockets=websockets), prefetch)
+        return EventHubsSource(by_identity(*place_of, **ways), prefetch)
     except ModuleNotFoundError as missing:
         what = f"{CONNECTION_STRING} is not set, and signing in without it needs azure-identity"
         raise SourceError(what) from missing
