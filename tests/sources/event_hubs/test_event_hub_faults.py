@@ -363,3 +363,20 @@ def test_a_link_that_does_not_let_go_keeps_no_close_waiting(
     caplog.set_level(logging.CRITICAL, "asyncio")  # it says that a task was left
     del closing
     gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            "The service is busy. TrackingId:7c-1_G1, SystemTracker:gateway5, Timestamp:2026-11-28T03:00:01 (x)",
+            "The service is busy. (x)",
+        ),
+        ("cannot reach <Connection object at 0x7f8e1c>: refused", "cannot reach <Connection object>: refused"),
+        ("reference:abc", "EventHubError"),
+    ],
+)
+def test_a_fault_reads_the_same_at_each_try(text: str, shown: str) -> None:
+    """Addresses of objects and tracking ids are left out, so that a fault that lasts is logged once."""
+    access = Access("ns", "hub", "$Default")
+    assert str(explained(EventHubError(text), access)) == f"event hub 'hub' in ns: {shown}"

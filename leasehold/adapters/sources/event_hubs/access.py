@@ -4,6 +4,7 @@ It is reached by connection string, or as who we are. Each fault becomes a sente
 """
 
 import asyncio
+import re
 from typing import Any, Self, cast
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -194,5 +195,13 @@ def _sign_in(access: Access) -> str:
     return "this identity needs the role 'Azure Event Hubs Data Receiver'"
 
 
+_NEW_EACH_TIME = re.compile(
+    r",? ?\b(?:tracking_?id|systemtracker|timestamp|reference)\b ?[:=] ?[^\s,)\]]*(?:T[\d:.]+Z?)?| at 0x[0-9a-f]+",
+    re.IGNORECASE,
+)
+"""Parts of the client's messages that differ each time: with them, the same fault would be logged at each try."""
+
+
 def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+    text = (str(error) or type(error).__name__).splitlines()[0]
+    return _NEW_EACH_TIME.sub("", text) or type(error).__name__
