@@ -17,12 +17,22 @@ from botocore.credentials import (
     CredentialResolver,
     DeferredRefreshableCredentials,
 )
-from botocore.exceptions import NoCredentialsError, ProfileNotFound
+from botocore.exceptions import EndpointConnectionError, NoCredentialsError, ProfileNotFound
 
 from leasehold.stores.urls import ROLE
 
 if TYPE_CHECKING:  # imported where it is needed: it costs a start some 0.1 s of a processor
     import boto3
+
+CREDENTIALS_FROM = "set them in the environment or a profile (profile=), by SSO (aws sso login), or run under a role"
+"""The end of a sentence about credentials that are missing."""
+
+
+def region_hint(error: BaseException) -> str:
+    """Return a question to append to `error` if its cause may be a region that does not exist."""
+    unreachable = isinstance(error, EndpointConnectionError) and ".amazonaws.com" in str(error)
+    return " (is the region right?)" if unreachable else ""
+
 
 SESSION_NAME = "leasehold"
 """The session of an assumed role has this name in CloudTrail."""

@@ -100,3 +100,10 @@ def test_a_slip_is_told_what_was_meant(words: str, meant: str, tmp_path: Path, m
     assert (told.exit_code, told.stdout) == (2, "")
     assert f"did you mean '{meant}'" in said.lower().replace(meant.lower(), meant)
     assert "Value error" not in said
+
+
+def test_help_is_printed_in_an_ascii_locale() -> None:
+    """Characters that the locale lacks are replaced."""
+    told = ran("leases", "--help", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "Usage: leasehold leases" in told.stdout

@@ -9,11 +9,12 @@ from urllib.parse import parse_qs
 
 import boto3
 import pytest
+from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
 
 from leasehold.adapters.multilang.credentials import credentials_of
 from leasehold.adapters.sources.kinesis.clients import patient_client
 from leasehold.adapters.sources.urls import open_source
-from leasehold.stores.aws import session_of
+from leasehold.stores.aws import region_hint, session_of
 from leasehold.stores.urls import open_store
 
 ROLE = "arn:aws:iam::123456789012:role/reader"
@@ -160,3 +161,16 @@ def test_a_role_may_be_assumed_at_an_endpoint(sts: Asked, monkeypatch: pytest.Mo
         said = f"StsAssumeRoleCredentialsProvider|{ROLE}|me|endpoint={endpoint}^eu-west-3"
         assert _key(credentials_of(said).session()) == "ASIAROLE"
     assert "/eu-west-3/sts/" in sts[0][0]
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("https://dynamodb.eu-nowhere-9.amazonaws.com/", " (is the region right?)"),
+        ("http://localhost:4566/", ""),
+    ],
+)
+def test_a_region_is_doubted_only_where_aws_itself_cannot_be_reached(url: str, hint: str) -> None:
+    """A local endpoint that is down has no region to be wrong."""
+    assert region_hint(EndpointConnectionError(endpoint_url=url)) == hint
+    assert region_hint(ReadTimeoutError(endpoint_url=url)) == ""

@@ -125,7 +125,9 @@ def test_every_fact_of_a_lease_has_a_column_that_people_can_read(path: str, stor
 
 def test_a_file_that_may_not_be_made_is_said(path: str) -> None:
     """A mistyped path would make an empty table, and the whole stream be read again."""
-    with pytest.raises(StoreError, match=r"there is no file .*leases.db, and it may not be created"):
+    with pytest.raises(
+        StoreError, match=r"there is no file .*leases.db, and it is not created here; is the name right"
+    ):
         SqliteStore(path, create=False)
 
 
@@ -231,7 +233,7 @@ def test_a_url_without_a_file_is_refused() -> None:
 
 def test_a_url_makes_a_file_only_where_it_may(path: str) -> None:
     """A mistyped URL of a tool that only looks would make an empty table."""
-    with pytest.raises(StoreError, match="it may not be created"):
+    with pytest.raises(StoreError, match="it is not created here"):
         open_url(path, {}, create=False, request_seconds=None)
     assert not Path(path).exists()
     open_url(path, {}, create=True, request_seconds=None).close()
@@ -270,14 +272,14 @@ def test_three_strokes_where_two_were_meant_are_told_of(
     with pytest.raises(StoreError) as caught:
         open_url(place, {}, create=False, request_seconds=None)
     said = str(caught.value)
-    assert said.endswith(hint or "; create it first")
+    assert said.endswith(hint or "; is the name right?")
 
 
 def test_a_file_in_a_folder_that_is_there_is_meant(tmp_path: Path) -> None:
     """The hint would send a user away from the right place."""
     with pytest.raises(StoreError) as caught:
         open_url(str(tmp_path / "leases.db"), {}, create=False, request_seconds=None)
-    assert str(caught.value).endswith("; create it first")
+    assert str(caught.value).endswith("; is the name right?")
 
 
 # A file that is removed or replaced
@@ -346,7 +348,7 @@ def test_a_removed_file_is_not_made_by_a_store_that_may_not_make_it(path: str, s
     store.close()
     for name in beside(path):
         Path(name).unlink(missing_ok=True)
-    with pytest.raises(StoreError, match="was removed, and it may not be created here"):
+    with pytest.raises(StoreError, match="was removed, and it is not created here"):
         reader.list()
     assert not Path(path).exists()
     again = SqliteStore(path)

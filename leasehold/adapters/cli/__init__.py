@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 
 EXTRAS = {
     "typer": "cli",
@@ -43,6 +44,9 @@ def imported_for(command: str) -> Iterator[None]:
 
 def run() -> None:
     """The entry point; importable where nothing but the library itself is installed."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # an ASCII locale cannot encode the texts of help; None if closed
+            stream.reconfigure(errors="backslashreplace" if stream is sys.stderr else "replace")
     with imported_for("leasehold"):
         from leasehold.adapters.cli import main  # noqa: PLC0415  an extra
     main.run()

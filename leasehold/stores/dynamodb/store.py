@@ -50,7 +50,7 @@ from tenacity import (
 )
 
 from leasehold.balancer.model import Lease
-from leasehold.stores.aws import session_of
+from leasehold.stores.aws import CREDENTIALS_FROM, region_hint, session_of
 from leasehold.stores.aws_calls.pages import RowTexts, page_of
 from leasehold.stores.dynamodb.cells import CELL, DynamoCells, items_of
 from leasehold.stores.dynamodb.rows import (
@@ -197,11 +197,11 @@ def translated(table: str) -> Iterator[None]:
     except NoRegionError as error:
         raise StoreError(f"{table}: no region is set; add ?region=… to the URL, or set AWS_REGION") from error
     except (NoCredentialsError, PartialCredentialsError) as error:
-        raise StoreError(f"{table}: {error}; set AWS credentials in the environment") from error
+        raise StoreError(f"{table}: no credentials of AWS: {CREDENTIALS_FROM}") from error
     except ParamValidationError as error:
         raise StoreError(f"{table}: {error}") from error
     except BotoCoreError as error:
-        raise OutcomeUnknown(f"{table}: {error}") from error
+        raise OutcomeUnknown(f"{table}: {error}{region_hint(error)}") from error
     except (AttributeError, LookupError, TypeError, UnicodeDecodeError, ResponseParserError) as odd:
         # An answer of another shape: a proxy's, or a service's bad moment.
         raise OutcomeUnknown(f"{table}: an answer cannot be read: {said(odd)}") from odd
@@ -246,8 +246,8 @@ def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str =
             if not create:
                 wanted = f"{APPLICATION} (string) and the sort key {KEY} (string)" if prefix else f"{KEY} (string)"
                 raise StoreError(
-                    f"{table}: there is no such table, and it may not be made here; make one with the "
-                    f"partition key {wanted}, or allow its creation"
+                    f"{table}: there is no such table, and it is not created here; is the name right, and the region? "
+                    f"(A worker creates it, unless told not to; its partition key is {wanted}.)"
                 )
             names = tuple(key_of("", prefix))
             roles: Sequence[Literal["HASH", "RANGE"]] = ("HASH", "RANGE")

@@ -120,7 +120,7 @@ class SqliteStore:
     def __init__(self, path: str, *, create: bool = True, busy_seconds: float = BUSY_SECONDS) -> None:
         """Open the file, and make it and its table if they are not there and `create` allows."""
         if not create and not Path(path).exists():
-            raise StoreError(f"there is no file {path}, and it may not be created here; create it first")
+            raise StoreError(f"there is no file {path}, and it is not created here; is the name right?")
         self._lock = Lock()
         self._path, self._create, self._busy_seconds = path, create, busy_seconds
         self._connection = self._open()
@@ -162,7 +162,7 @@ class SqliteStore:
         with self._lock, self._translated():
             if self._replaced():
                 if not self._create and _inode(self._path) is None:
-                    raise StoreError(f"{self._path}: the file was removed, and it may not be created here; create it")
+                    raise StoreError(f"{self._path}: the file was removed, and it is not created here")
                 log.error("%s was removed or replaced under this process, which opens it anew", self._path)
                 self._connection.close()
                 self._connection = self._open()

@@ -19,6 +19,7 @@ from botocore.exceptions import (
 from botocore.parsers import ResponseParserError
 
 from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
+from leasehold.stores.aws import CREDENTIALS_FROM, region_hint
 from leasehold.stores.printable import said
 
 
@@ -71,14 +72,15 @@ def said_plainly(stream: str, service: AwsService = KINESIS) -> Iterator[None]:
     except ClientError as error:
         raise _refusal(error, stream, service) from error
     except (NoCredentialsError, PartialCredentialsError) as error:
-        raise SourceError(f"no credentials for stream {stream!r}: set them in the environment or a profile") from error
+        raise SourceError(f"no credentials for stream {stream!r}: {CREDENTIALS_FROM}") from error
     except NoRegionError as error:
         raise SourceError(
             f"no region for stream {stream!r}: add ?region=… to the URL or set AWS_DEFAULT_REGION"
         ) from error
     except (HTTPClientError, BotoCoreError) as error:
-        # Refused and reset connections, time-outs, names that do not resolve.
-        raise SourceUnavailable(f"{service.name} cannot be reached for stream {stream!r}: {error}") from error
+        # Refused and reset connections, timeouts, names that do not resolve.
+        what = f"{service.name} cannot be reached for stream {stream!r}: {error}{region_hint(error)}"
+        raise SourceUnavailable(what) from error
 
 
 @contextmanager
