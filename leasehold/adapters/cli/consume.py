@@ -8,6 +8,7 @@ from typing import Annotated, Literal, cast
 import typer
 
 from leasehold.adapters.cli.common.ending import ending
+from leasehold.adapters.cli.common.start_lines import start_lines
 from leasehold.adapters.cli.common.supervisor import Supervisor, at_end_of_supervisor
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.consuming import MIB, OPTIONS, Options, consumption, worker_id
@@ -166,12 +167,14 @@ def command(  # noqa: PLR0917  one for each option
         for each in logging.getLogger().handlers:
             each.setFormatter(JsonLines(me))
     logging.getLogger("leasehold").setLevel(logging.INFO if verbose else logging.WARNING)
+    for each in logging.getLogger().handlers if not verbose else ():
+        each.addFilter(lambda record: record.levelno >= logging.WARNING)  # `start_lines` wants more of one logger
     with ending("consume", StoreError, SourceError, LetterError, WorkerError):
         told = _handler(handler, me, concurrency, events=events)
         described = consumption(source, store, told, options, dashed)
         if processes > 1:
             raise typer.Exit(_supervised(me, store, processes, drain_seconds, sliced=until is not None, wait=wait))
-        with described.joined() as joined:
+        with described.joined() as joined, start_lines(joined, source, store):
             verdict = described.run(joined, begun=lambda runner: at_end_of_supervisor(runner.stop))
     if verdict is not None:
         done = f"handled here: {verdict.records} records, and {verdict.shards} of its shards to their end"

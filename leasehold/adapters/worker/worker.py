@@ -465,7 +465,8 @@ class Worker:
             return None
         if isinstance(outcome, Done):
             key, rule = outcome.lease.key, action.rule
-            log.info("%s of lease %s done, by %s", type(action).__name__, key, rule, extra=_said(action, "done", key))
+            extra = _said(action, "done", key) | _taken_from(action, key)
+            log.info("%s of lease %s done, by %s", type(action).__name__, key, rule, extra=extra)
         match action, outcome:
             case ((Claim() | Steal()), Done(lease)):
                 self._holdings.hold(lease, begun)
@@ -517,6 +518,16 @@ class Worker:
 def _said(action: Action, outcome: str, key: str | None = None) -> dict[str, str]:
     """The fields of a log line about an action; an alternate may have been taken in place of the first choice."""
     return {"lease": key or action.lease.key, "rule": action.rule, "outcome": outcome}
+
+
+def _taken_from(action: Action, key: str) -> dict[str, str]:
+    """For a lease that was taken: how it came to be free to take, in words for people."""
+    if not isinstance(action, Claim | Steal):
+        return {}
+    taken = next(each for each in (action, *action.alternates) if each.lease.key == key)
+    if isinstance(taken, Steal):
+        return {"taken": f"{taken.victim} had more than its share"}
+    return {"taken": f"{taken.lease.owner} stopped renewing it" if taken.lease.owner else "no worker had it"}
 
 
 def nobody() -> None:

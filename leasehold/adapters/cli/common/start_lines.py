@@ -1,0 +1,57 @@
+"""What `consume` prints on a terminal while nothing is wrong: that it joined, what it takes and why, that it ended.
+
+In a file or a pipe there are warnings alone, as for any daemon; `--verbose` logs everything.
+"""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+
+from leasehold.adapters.worker.worker import Worker
+from leasehold.stores.printable import printable
+
+
+class _TakenLeases(logging.Handler):
+    """Prints a line for each lease that the worker takes."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__()
+        self._worker = worker
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if (why := getattr(record, "taken", None)) is not None:
+            lease, rule = record.__dict__["lease"], record.__dict__["rule"]
+            _say(f"took {lease}: {why} ({rule}); {self._worker.discovery.open_shards} shards are open")
+
+
+@contextmanager
+def start_lines(worker: Worker, source: str, store: str) -> Iterator[None]:
+    """Print these lines to standard error while the worker runs, if that is a terminal.
+
+    Args:
+        worker: The worker.
+        source: The stream, as users name it.
+        store: The lease table, as users name it.
+    """
+    if not (sys.stderr and sys.stderr.isatty()):
+        yield
+        return
+    rules = worker.config.rules.name
+    _say(f"{worker.me} joined: reads {source} with leases in {store}; rules {rules}, leasehold {version('leasehold')}")
+    _say(f"to see who reads what: leasehold leases '{store}'")
+    log, handler = logging.getLogger("leasehold.worker"), _TakenLeases(worker)
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(min(logging.INFO, log.getEffectiveLevel()))
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        _say(f"{worker.me} ended")
+
+
+def _say(text: str) -> None:
+    print(printable(text), file=sys.stderr, flush=True)

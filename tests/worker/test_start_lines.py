@@ -1,0 +1,55 @@
+"""What `consume` prints on a terminal: that it joined, each lease it takes with the reason, and that it ended."""
+
+import io
+import logging
+import sys
+
+import pytest
+from virtual_fleet import FaultyStore
+
+from leasehold.adapters.cli.common.start_lines import start_lines
+from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
+from leasehold.adapters.worker.scheduler import Unread
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON, Lease
+from leasehold.stores.writes import ClaimLease, CreateLease
+
+
+class Terminal(io.StringIO):
+    """Standard error that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_worker_on_a_terminal_says_what_it_takes_and_why(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    """In a pipe it prints nothing, and the log's level is put back in either case."""
+    out = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", out)
+    now = [0.0]
+    store, source = FaultyStore(), ListSource(even_shards(("s-0", "s-1")))
+    for number in (0, 1):
+        store.write(CreateLease(Lease(f"s-{number}", shard=f"s-{number}", checkpoint=TRIM_HORIZON)))
+    store.write(ClaimLease(store.get(["s-1"])[0], "former"))
+    config = Config(lease_seconds=10.0)
+    worker = Worker(store=store, source=source, me="ann", config=config, clock=lambda: now[0], consumer=Unread())
+    log = logging.getLogger("leasehold.worker")
+    before = log.level, tuple(log.handlers)
+    with start_lines(worker, "kinesis://orders", "sqlite:///leases.db"):
+        for _ in range(200):
+            worker.renew(now[0])
+            now[0] = max(now[0] + 0.5, min(worker.turn(now[0]), now[0] + 5.0))
+    assert (log.level, tuple(log.handlers)) == before
+    lines = out.getvalue().splitlines()
+    if not terminal:
+        assert lines == []
+        return
+    assert lines[0].startswith("ann joined: reads kinesis://orders with leases in sqlite:///leases.db; rules minimal, ")
+    assert "leasehold leases 'sqlite:///leases.db'" in lines[1]
+    taken = {line.split()[1].rstrip(":"): line for line in lines[2:-1]}
+    assert "no worker had it (M" in taken["s-0"]
+    assert "former stopped renewing it (M" in taken["s-1"]
+    assert taken["s-1"].endswith("2 shards are open")
+    assert lines[-1] == "ann ended"
