@@ -17,7 +17,7 @@ from leasehold.adapters.cli.common.placeholders import placeholders
 from leasehold.stores.printable import did_you_mean
 
 COMMANDS = {
-    "consume": ("consume", "Join a fleet, and hand over the records of the shards it is given."),
+    "consume": ("consume", "Join a group of workers and process this worker's shards."),
     "copy-leases": ("copy_leases", "Copy checkpoints from one store to another."),
     "deaggregate": ("deaggregate", "Take Kinesis records apart into their user records, as KCL does."),
     "demo": ("demo", "Watch a fleet on this machine lose a worker and nothing else."),
