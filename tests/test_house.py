@@ -382,6 +382,7 @@ def test_locks_name_no_registry() -> None:
         "requirements.lock",
         "requirements-build.lock",
         "requirements-amqp.lock",
+        "requirements-changelog.lock",
         "requirements-supply.lock",
         "requirements-mutants.lock",
         "requirements-atheris.lock",
