@@ -1,5 +1,6 @@
 """The pages as a site: built strictly, complete, and from this host alone."""
 
+import json
 import os
 import re
 import subprocess
@@ -43,6 +44,14 @@ def test_no_file_of_the_site_comes_from_another_host(site: Path) -> None:
     """Who reads behind a firewall would wait for fonts, and who reads anywhere would be counted by somebody."""
     files = [path for path in site.rglob("*") if path.suffix in {".html", ".css"}]
     assert {found[0] for path in files for found in LOADED.finditer(path.read_text(encoding="utf-8"))} == set()
+
+
+def test_search_finds_user_pages_alone(site: Path) -> None:
+    """The search index holds every page of docs/ and nothing from outside it: no changelog, specs or results."""
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    found = {entry["location"].partition("#")[0].rstrip("/") for entry in index["docs"]}
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
+    assert found == {"" if page == "index" else page for page in pages}
 
 
 def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
