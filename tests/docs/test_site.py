@@ -71,6 +71,8 @@ def test_no_code_is_cut_and_every_picture_says_what_to_see(site: Path) -> None:
     """A line that ends at the edge of a phone is a command that fails; a graph alone is read as its reader likes."""
     style = (site / "theme" / "leasehold.css").read_text(encoding="utf-8")
     assert "white-space: pre-wrap" in style
+    assert re.search(r"\.language-text code \{[^}]*white-space: pre;", style)  # drawings keep their columns
+    assert 'class="language-text highlight"' in (site / "architecture" / "index.html").read_text(encoding="utf-8")
     uncaptioned = []
     for page in site.rglob("*.html"):
         drawings = page.read_text(encoding="utf-8").split('<figure class="drawn">')[1:]
