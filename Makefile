@@ -10,7 +10,7 @@ NPM = $(shell $(BIN)/python -c 'from leasehold.adapters.local.node import find_n
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-more check prove bench chaos fuzz fuzz-c mutants lock soak chaos-spark dist sizes api site sbom audit
+.PHONY: help changelog demo quick test test-more check prove bench chaos fuzz fuzz-c mutants lock soak chaos-spark dist sizes api site sbom audit
 
 help: ## say what there is
 	@echo 'Python 3.11 and make are enough; each target fetches what it needs once.'
@@ -115,6 +115,12 @@ sizes: $(READY) ## install each extra into an empty environment, and say how lar
 
 api: $(READY) ## write specs/public-api/now.txt: the public names and their signatures
 	$(BIN)/python tests/public_api.py
+
+VERSION =
+changelog: $(READY) ## show what changelog.d/ adds to CHANGELOG.md; VERSION=0.2.0 moves it there
+	@$(BIN)/uv pip install -q --python $(BIN)/python --no-build-isolation --require-hashes -r requirements-changelog.lock
+	@$(BIN)/towncrier build $(if $(VERSION),--version $(VERSION),--draft --version next)
+
 sbom: $(READY) ## write the parts lists of all locked packages (CycloneDX) to build/sbom
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-build-isolation --require-hashes -r requirements-supply.lock
 	$(BIN)/python tests/supply/supply.py sbom build/sbom
@@ -135,6 +141,8 @@ lock: $(READY) ## pin the newest dependencies that pyproject.toml and package.js
 		-c requirements.lock --group mutants -o requirements-mutants.lock
 	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		-c requirements.lock --group atheris -o requirements-atheris.lock
+	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+		-c requirements.lock --group changelog -o requirements-changelog.lock
 	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		--group async-kinesis -o benchmarks/async-kinesis.lock
 	@set -e; trees=leasehold/adapters/local/node; \

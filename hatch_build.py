@@ -1,9 +1,11 @@
 """Compiles the hot files when a wheel is built; where that cannot be done the wheel carries them plain, and says so.
 
-An editable install is left alone: it would go on running compiled files after their source changed.
+An editable install is left alone: it would go on running compiled files after their source changed. Also makes the
+README for package indexes, where the repository's relative links lead nowhere.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 HOT = (
     "leasehold/adapters/sources/kinesis/aggregation/wire.py",
@@ -38,6 +41,25 @@ from setuptools import Extension, setup
 in_c = Extension({module!r}, [{in_c!r}])
 setup(name="hot", packages=[], ext_modules=[*mypycify({arguments!r}, opt_level="3"), in_c])
 """
+
+
+RELATIVE_LINK = re.compile(r"\[([^\]]+)\]\((?!https?://|#)([^)\s]+)\)")
+
+
+def index_readme(text: str, repository: str) -> str:
+    """Make relative links absolute, or plain words as long as the repository has no address."""
+    return RELATIVE_LINK.sub(rf"[\1]({repository}/blob/main/\2)" if repository else r"\1", text)
+
+
+class ReadmeHook(MetadataHookInterface):
+    """Sets the readme and the URLs of the project."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Add them to the metadata."""
+        repository = str(self.config["repository"]).rstrip("/")
+        text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
+        metadata["readme"] = {"content-type": "text/markdown", "text": index_readme(text, repository)}
+        metadata["urls"] = {"Repository": repository} if repository else {}
 
 
 class CannotCompile(Exception):

@@ -28,7 +28,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links at where the site has the file; what it has not stays as its words."""
+    """Point links at where the site has the file; what it has not stays as its words.
+
+    Pages from outside `docs` are left out of the search: they are for contributors.
+    """
+    if not (Path(config.docs_dir) / page.file.src_uri).exists():
+        page.meta["search"] = {"exclude": True}
     place = _place(page.file.src_uri, Path(config.docs_dir))
 
     def pointed(found: re.Match[str]) -> str:

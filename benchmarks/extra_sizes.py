@@ -14,14 +14,15 @@ WORKERS = ("aws,cli", "azure,cli")
 
 
 def size(folder: Path) -> float:
-    """MiB of its files, without what Python writes as it runs them."""
-    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink() and path.suffix != ".pyc"]
+    """MiB of its files, with the bytecode that pip writes."""
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     return sum(path.stat().st_size for path in files) / 2**20
 
 
 def main() -> None:
     """Print a row for each."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    options = ("--compile-bytecode", "-c", str(ROOT / "requirements.lock"))
     with tempfile.TemporaryDirectory() as place:
         _, wheel = plain(Path(place))
         print(
@@ -29,7 +30,7 @@ def main() -> None:
         )
         for extras in (ALONE, *WORKERS, *project["optional-dependencies"]):
             folder = Path(place) / (extras or "alone")
-            installed(wheel, extras, Path(sys.executable), folder)
+            installed(wheel, extras, Path(sys.executable), folder, *options)
             (packages,) = folder.glob("lib/python*/site-packages")
             count = len(list(packages.glob("*.dist-info")))
             print(f"| `leasehold{f'[{extras}]' if extras else ''}` | {size(packages):.0f} | {count} |", flush=True)

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "specs" / "public-api"
 NOW = FOLDER / "now.txt"
 BEFORE = FOLDER / "before.txt"
-"""That of the last release; before the first one, that of the day the list was begun."""
+"""That of the last release; there is none before the first one, because no user can miss a name yet."""
 STARS: dict[object, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 ADDRESSES = ("leasehold", "leasehold.stores", "leasehold.adapters")
 _MODULES = re.compile(r"\b(?:leasehold|collections|typing|attr|enum|threading)(?:\.\w+)*\.(?=\w)")

@@ -382,6 +382,7 @@ def test_locks_name_no_registry() -> None:
         "requirements.lock",
         "requirements-build.lock",
         "requirements-amqp.lock",
+        "requirements-changelog.lock",
         "requirements-supply.lock",
         "requirements-mutants.lock",
         "requirements-atheris.lock",
@@ -401,7 +402,15 @@ def test_every_locked_package_has_a_digest() -> None:
     assert [name for name, pinned in packages if not pinned] == []
 
 
-@pytest.mark.parametrize("page", ["docs/architecture.md", "docs/reliability.md", "specs/why-nothing-is-skipped.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "docs/architecture.md",
+        "docs/reliability.md",
+        "benchmarks/results/reliability.md",
+        "specs/why-nothing-is-skipped.md",
+    ],
+)
 def test_a_page_names_only_what_there_is(page: str) -> None:
     """Without it a newcomer would be sent to a file, a function or a test that was renamed since."""
     missing = []

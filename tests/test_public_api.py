@@ -1,8 +1,11 @@
-"""What users import changes only in writing: in the list of public names, and in a line for them."""
+"""Public names change only together with the list of them and, after a release, with a line for users."""
 
 import re
+import tomllib
 
 from public_api import BEFORE, NOW, ROOT, public_api
+
+FRAGMENTS = ROOT / "changelog.d"
 
 
 def _entries(text: str) -> dict[str, str]:
@@ -17,14 +20,34 @@ def _entries(text: str) -> dict[str, str]:
     return found
 
 
-def test_the_list_of_public_names_is_what_there_is() -> None:
-    """Without it a signature could change, and nobody who reviews the change would see that users are affected."""
-    assert NOW.read_text() == public_api(), "run `make api`, and tell users in the top section of CHANGELOG.md"
+def _unannounced(before: str, now: str, announced: str) -> set[str]:
+    """Return the names that differ between two lists and stand nowhere in backticks."""
+    old, new = _entries(before), _entries(now)
+    changed = {name for name in old | new if old.get(name) != new.get(name)}
+    return {name for name in changed if not re.search(rf"`[^`]*\b{name}\b[^`]*`", announced)}
 
 
-def test_each_change_of_a_public_name_is_told() -> None:
-    """Without it users would learn of a change from the traceback of their own program."""
-    before, now = _entries(BEFORE.read_text()), _entries(NOW.read_text())
-    changed = {name for name in before | now if before.get(name) != now.get(name)}
+def test_list_of_public_names_is_complete() -> None:
+    """The list of public names is what the package has."""
+    assert NOW.read_text() == public_api(), "run `make api`, and tell users in changelog.d/"
+
+
+def test_every_change_of_a_public_name_since_the_last_release_is_announced() -> None:
+    """A changed public name stands in backticks in a fragment or in the top section of the changelog."""
+    fragments = "\n".join(path.read_text() for path in FRAGMENTS.glob("+*.md"))
     top = (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1]
-    assert {name for name in changed if not re.search(rf"`[^`]*\b{name}\b[^`]*`", top)} == set()
+    before = BEFORE.read_text() if BEFORE.exists() else NOW.read_text()  # nothing was released yet
+    assert _unannounced(before, NOW.read_text(), f"{top}\n{fragments}") == set()
+
+
+def test_a_changed_name_counts_as_announced_only_in_backticks() -> None:
+    """Names that were added, removed or changed are unannounced until they stand in backticks."""
+    before, now = "  def run(a)\n  def read()\n  def gone()\n", "  def run(a, b)\n  def read()\n  def new()\n"
+    assert _unannounced(before, now, "run, and `leasehold.new`") == {"run", "gone"}
+
+
+def test_every_fragment_has_a_name_that_towncrier_takes() -> None:
+    """Every file of changelog.d is named +SUBJECT.KIND.md, with a kind that pyproject.toml lists."""
+    kinds = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]["type"]
+    form = re.compile(rf"\+[a-z0-9-]+\.(?:{'|'.join(kind['directory'] for kind in kinds)})\.md|README\.md")
+    assert [path.name for path in FRAGMENTS.iterdir() if not form.fullmatch(path.name)] == []

@@ -39,7 +39,7 @@ MISSING = {
     "azure": ("consume", HUB, "--store", "memory://none", "--events"),
     "postgres": ("leases", "postgres://127.0.0.1/app"),
     "gcs": ("leases", "gcs://bucket/fleet"),
-    "spark": ("pipeline", "--help"),
+    "spark": ("pipeline", "kinesis-leased"),
     "report": ("report", "sqlite://none.db", "-o", "none.html"),
     "serve": ("serve", "sqlite://none.db"),
     "simulate": ("simulate", "--leases", "4", "--workers", "2"),

@@ -63,21 +63,21 @@ class Options(TypedDict, total=False):
 
     worker              this worker's id; keep it over restarts. [host-pid]
     rules               kcl, kcl-rust, event-hubs or minimal. [minimal]
-    lease_seconds       how long a lease may stand still. [10; hubs: 120]
+    lease_seconds       seconds without a renewal after which a worker counts as dead. [10; hubs: 120]
     initial_position    TRIM_HORIZON, LATEST, or a time: `2026-11-22T06:00Z`, `now-2h`. New leases only. [LATEST]
     timestamp_ms        for AT_TIMESTAMP: milliseconds since 1970
     until               read a slice, from `initial_position` up to this time, and end
     if_recreated        where leases begin if the stream was created again under its name
     set                 other settings of the planner, by name, or each as `name=value`
     concurrency         keys of a batch at once, each in order; for `async def` handlers
-    attempts            how often a batch is handed over. [5]
+    attempts            how many times to try a batch. [5]
     max_records         most records in a batch. [as many as one read brings]
     threads             how many shards are read or handled at a time, each in a thread. [30]
-    dead_letter         takes records that fail: file://folder, s3://…, kinesis://…, or a function of (batch, error)
-    slow_seconds        a handler at work for longer is said and counted. [60]
-    handler_seconds     one at work for longer loses its lease. [never]
+    dead_letter         where failing records go: file://…, s3://…, kinesis://…, or a function of (batch, error)
+    slow_seconds        log and count handlers that run longer than this. [60]
+    handler_seconds     give the lease up when one batch takes longer than this. [never]
     checkpoint_seconds  least time between two checkpoints; 0: after every batch. [1]
-    late_checkpoints    after a theft, still say how far this got
+    late_checkpoints    if the shard moved while a batch was in progress, try to save its checkpoint anyway
     drain_seconds       most time to finish and release when told to end. [30]
     create              make the table if there is none. [yes]
     wait                go on trying where stream or store do not answer at the start. [yes]

@@ -1,9 +1,12 @@
 """The door of the command line: version, help, completion, and what is missing."""
 
+import json
 import os
+import re
 import subprocess
 import sys
-from importlib.metadata import version
+import tomllib
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,46 @@ from typer.testing import CliRunner, Result
 
 from leasehold.adapters.cli import EXTRAS, imported_for
 from leasehold.adapters.cli.main import COMMANDS, GROUPS, app
+
+ROOT = Path(__file__).parents[2]
+
+ONLY_THE_COMMAND_LINE = """
+import json, sys
+from importlib.abc import MetaPathFinder
+from leasehold.adapters.cli import EXTRAS
+
+finders = tuple(sys.meta_path)
+
+class WithoutExtras(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if EXTRAS.get(name.partition(".")[0], "cli") == "cli":
+            return next((found for each in finders if (found := each.find_spec(name, path, target))), None)
+
+sys.meta_path[:] = [WithoutExtras()]
+from typer.testing import CliRunner
+from leasehold.adapters.cli.main import app
+calls = json.loads(sys.argv[1])
+told = [CliRunner().invoke(app, words, prog_name="leasehold", env={"COLUMNS": "80"}) for words in calls]
+print(json.dumps([(each.exit_code, each.stdout, each.stderr) for each in told]))
+"""
+"""Call commands where `leasehold[cli]` alone is installed."""
+
+SOURCE = "kinesis://orders?region=eu-west-1"
+WITHOUT_EXTRAS = {
+    "azure": ("leases azblob://account/box", "consume eventhubs://here/orders --store memory://x --events"),
+    "postgres": ("leases postgres://127.0.0.1/app", "reset postgres://127.0.0.1/app --to LATEST"),
+    "gcs": ("leases gcs://box/fleet", "copy-leases gcs://box/fleet sqlite://leases.db"),
+    "aws": (
+        "leases s3://box/fleet?region=eu-west-1",
+        f"consume {SOURCE} --store memory://x --events",
+        "produce kinesis://orders lines.txt --key line",
+        "replay s3://box/dead?region=eu-west-1 --to kinesis://orders",
+    ),
+    "simulate": ("simulate --leases 4 --workers 2", "what-if sqlite://leases.db --add 1"),
+    "serve": ("serve sqlite://leases.db",),
+    "spark": ("pipeline kinesis-leased --folder here",),
+}
+"""Commands by the extra that they lack."""
 
 COMMAND = (sys.executable, "-c", "from leasehold.adapters.cli import run; run()")
 
@@ -59,6 +102,53 @@ def test_the_extra_that_is_missing_is_named(library: str, capsys: pytest.Capture
     with pytest.raises(SystemExit, match="2"), imported_for("leasehold x"):
         raise ModuleNotFoundError(name=f"{library}.inner")
     assert f"pip install 'leasehold[{EXTRAS[library]}]'" in capsys.readouterr().err
+
+
+def without_extras(*calls: str) -> list[tuple[int, str, str]]:
+    """Status, output and errors of each command where no extra but `cli` is installed."""
+    words = json.dumps([call.split() for call in calls])
+    done = subprocess.run(
+        [sys.executable, "-c", ONLY_THE_COMMAND_LINE, words], capture_output=True, text=True, check=False
+    )
+    return [tuple(each) for each in json.loads(done.stdout)]
+
+
+def test_help_needs_no_extra_and_cuts_no_option_at_80_columns() -> None:
+    """Every command shows its usage and all names of its options with `leasehold[cli]` alone."""
+    told = dict(zip(COMMANDS, without_extras(*(f"{name} --help" for name in COMMANDS)), strict=True))
+    assert {name: (status, wrong) for name, (status, _, wrong) in told.items()} == dict.fromkeys(COMMANDS, (0, ""))
+    for name, (_, shown, _) in told.items():
+        assert f"Usage: leasehold {name}" in shown
+        assert re.findall(r"│ +-[\w-]*…", shown) == []
+
+
+def test_a_missing_extra_is_named_and_ends_with_2() -> None:
+    """A missing extra has one exit status, whether the command or its URL needs it."""
+    calls = [(extra, call) for extra, each in WITHOUT_EXTRAS.items() for call in each]
+    told = zip(calls, without_extras(*(call for _, call in calls)), strict=True)
+    found = {call: (status, f"leasehold[{extra}]" in wrong) for (extra, call), (status, _, wrong) in told}
+    assert found == {call: (2, True) for _, call in calls}
+
+
+def test_every_library_of_an_extra_names_that_extra() -> None:
+    """A library that an extra brings is reported by the name of the extra."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    bringing: dict[str, set[str]] = {}
+    for extra, requirements in project["optional-dependencies"].items():
+        for each in requirements:
+            if named := re.match(r"[\w-]+", each):
+                bringing.setdefault(named[0].lower(), set()).add(extra)
+    others = {"images", "librt", "mypy_extensions", "py"}  # no module of ours imports them
+    wrong = {
+        library: EXTRAS.get(library)
+        for library, distributions in packages_distributions().items()
+        if not library.startswith("_")
+        and library.isidentifier()
+        and library not in others
+        and (extras := set().union(*(bringing.get(each.lower(), set()) for each in distributions)))
+        and EXTRAS.get(library) not in extras
+    }
+    assert wrong == {}
 
 
 def test_each_command_stands_under_one_heading() -> None:

@@ -1,5 +1,6 @@
 """The pages as a site: built strictly, complete, and from this host alone."""
 
+import json
 import os
 import re
 import subprocess
@@ -45,6 +46,14 @@ def test_no_file_of_the_site_comes_from_another_host(site: Path) -> None:
     assert {found[0] for path in files for found in LOADED.finditer(path.read_text(encoding="utf-8"))} == set()
 
 
+def test_search_finds_user_pages_alone(site: Path) -> None:
+    """The search index holds every page for users and nothing else: no changelog, specs, results or architecture."""
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    found = {entry["location"].partition("#")[0].rstrip("/") for entry in index["docs"]}
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"architecture"}
+    assert found == {"" if page == "index" else page for page in pages}
+
+
 def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
     """A user would have to read the source for what is promised."""
     page = (site / "reference" / "index.html").read_text(encoding="utf-8")
@@ -62,6 +71,8 @@ def test_no_code_is_cut_and_every_picture_says_what_to_see(site: Path) -> None:
     """A line that ends at the edge of a phone is a command that fails; a graph alone is read as its reader likes."""
     style = (site / "theme" / "leasehold.css").read_text(encoding="utf-8")
     assert "white-space: pre-wrap" in style
+    assert re.search(r"\.language-text code \{[^}]*white-space: pre;", style)  # drawings keep their columns
+    assert 'class="language-text highlight"' in (site / "architecture" / "index.html").read_text(encoding="utf-8")
     uncaptioned = []
     for page in site.rglob("*.html"):
         drawings = page.read_text(encoding="utf-8").split('<figure class="drawn">')[1:]

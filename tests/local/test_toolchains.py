@@ -129,6 +129,15 @@ def test_the_words_of_an_npm_that_failed(tmp_path: Path, monkeypatch: pytest.Mon
         node.installed("aws")
 
 
+def test_an_unreachable_registry_is_reported_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a network the first run ends with one sentence that names the cause."""
+    monkeypatch.setenv("NPM_CONFIG_REGISTRY", "http://127.0.0.1:9")
+    monkeypatch.setenv("NPM_CONFIG_FETCH_RETRIES", "0")
+    monkeypatch.setenv("NPM_CONFIG_CACHE", str(tmp_path))
+    with pytest.raises(ServiceError, match=r"^the first run installs .* cannot be reached \(ECONNREFUSED\)[^\n]*$"):
+        node.installed("aws")
+
+
 def test_java_home_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a user's own choice of Java would be passed over."""
     home = _java(tmp_path / "mine", "21.0.8")

@@ -29,7 +29,9 @@ from packaging.utils import canonicalize_name
 from leasehold.adapters.local.node import find_node
 
 ROOT = Path(__file__).parents[2]
-LOCKS = tuple(f"requirements{name}.lock" for name in ("", "-build", "-amqp", "-supply", "-mutants", "-atheris"))
+LOCKS = tuple(
+    f"requirements{name}.lock" for name in ("", "-build", "-amqp", "-supply", "-mutants", "-atheris", "-changelog")
+)
 
 LICENCES = re.compile(
     r"MIT|BSD|Apache|ISC\b|PSF|Python Software Foundation|Mozilla|MPL|Unlicense|HPND|LGPL|CC0", re.IGNORECASE

@@ -73,7 +73,11 @@ LogForm = Literal["text", "json"]
 
 # Options that are too long for a line of the command itself.
 LeaseSeconds = Annotated[
-    float | None, typer.Option(help="How long a lease may stand still. [10; hubs: 120]", parser=seconds())
+    float | None,
+    typer.Option(
+        help="Seconds without a renewal after which a worker counts as dead. Same for all workers. [10; hubs: 120]",
+        parser=seconds(),
+    ),
 ]
 Concurrency = Annotated[
     int | None, typer.Option(help="Keys of a batch at once, each in order; for async def handlers.", show_default=False)
@@ -81,7 +85,7 @@ Concurrency = Annotated[
 DeadLetterPlace = Annotated[
     str | None,
     typer.Option(
-        help="Takes records that fail: file://folder, s3://…, kinesis://…, or module:function(batch, error).",
+        help="Where records that keep failing go: file://…, s3://…, kinesis://…, or module:function(batch, error).",
         show_default=False,
     ),
 ]
@@ -89,9 +93,17 @@ MaxRecords = Annotated[
     int | None, typer.Option(min=1, help="Most records in a batch. [as many as one read brings]", show_default=False)
 ]
 HandlerSeconds = Annotated[
-    float, typer.Option(help="One at work for longer loses its lease. [never]", show_default=False, parser=seconds())
+    float,
+    typer.Option(
+        help="Give the lease up when one batch takes longer than this. [never]", show_default=False, parser=seconds()
+    ),
 ]
-SlowSeconds = Annotated[float, typer.Option(help="A handler at work for longer is said and counted.", parser=seconds())]
+SlowSeconds = Annotated[
+    float, typer.Option(help="Log a warning (and count it) when one batch takes longer than this.", parser=seconds())
+]
+LateCheckpoints = Annotated[
+    bool, typer.Option(help="If the shard moved while a batch was in progress, try to save its checkpoint anyway.")
+]
 CheckpointSeconds = Annotated[
     float, typer.Option(help="Least time between two checkpoints; 0: after every batch.", parser=seconds())
 ]
@@ -112,7 +124,7 @@ Until = Annotated[
 ]
 IfRecreated = Annotated[
     Literal["TRIM_HORIZON", "LATEST"] | None,
-    typer.Option(help="Where leases begin anew if the stream was made anew under its name. [nothing is read then]"),
+    typer.Option(help="Where to begin if the stream was deleted and created again. [it is not read]"),
 ]
 To = Annotated[
     str | None, typer.Option(help="Where `leasehold swap` moves the leases while the fleet reads.", show_default=False)
@@ -124,7 +136,7 @@ Metrics = Annotated[
 ]
 
 
-@app.command(help="Join a fleet, and hand over the records of the shards it is given.", epilog=MORE)
+@app.command(help="Join a group of workers and process this worker's shards.", epilog=MORE)
 def command(  # noqa: PLR0917  one for each option
     source: Annotated[str, typer.Argument(help="What to read, as a URL.", show_default=False)],
     store: Annotated[str, typer.Option(help="Where the leases are, as a URL.", show_default=False)],
@@ -141,21 +153,21 @@ def command(  # noqa: PLR0917  one for each option
     if_recreated: IfRecreated = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Another setting, as name=value.")] = None,
     concurrency: Concurrency = None,
-    attempts: Annotated[int, typer.Option(help="How often a batch is handed over.")] = 5,
+    attempts: Annotated[int, typer.Option(help="How many times to try a batch.")] = 5,
     max_records: MaxRecords = None,
     threads: Annotated[int, typer.Option(min=1, help="Shards read or handled at a time, each in a thread.")] = READERS,
     dead_letter: DeadLetterPlace = None,
     slow_seconds: SlowSeconds = 60.0,
     handler_seconds: HandlerSeconds = math.inf,
     checkpoint_seconds: CheckpointSeconds = CHECKPOINT_SECONDS,
-    late_checkpoints: Annotated[bool, typer.Option(help="After a theft, still say how far this got.")] = False,
+    late_checkpoints: LateCheckpoints = False,
     drain_seconds: DrainSeconds = DRAIN_SECONDS,
     create: Annotated[bool, typer.Option(help="Make the table if there is none.")] = True,
     wait: Annotated[bool, typer.Option(help="Go on trying where stream or store do not answer at the start.")] = True,
     memory_mib: MemoryMib = MEMORY_BYTES // MIB,
     metrics: Metrics = None,
     log: Annotated[LogForm, typer.Option(help="How lines on standard error are written.")] = "text",
-    verbose: Annotated[bool, typer.Option(help="Say what is taken and let go.")] = False,
+    verbose: Annotated[bool, typer.Option(help="Log every lease that is taken or released.")] = False,
 ) -> None:
     """Run one worker until it is told to end."""
     # The names of the parameters are those of the options, here and in Python; `set` is Python's own.

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from functools import wraps
 from importlib import import_module
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -10,11 +11,13 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from leasehold.adapters.cli import imported_for
+from leasehold.adapters.cli import EXTRAS, imported_for
+from leasehold.adapters.cli.common.help_layout import stack_names
+from leasehold.adapters.cli.common.placeholders import placeholders
 from leasehold.stores.printable import did_you_mean
 
 COMMANDS = {
-    "consume": ("consume", "Join a fleet, and hand over the records of the shards it is given."),
+    "consume": ("consume", "Join a group of workers and process this worker's shards."),
     "copy-leases": ("copy_leases", "Copy checkpoints from one store to another."),
     "deaggregate": ("deaggregate", "Take Kinesis records apart into their user records, as KCL does."),
     "demo": ("demo", "Watch a fleet on this machine lose a worker and nothing else."),
@@ -46,6 +49,8 @@ GROUPS = {
 }
 """The help shows the commands under these headings, in this order."""
 
+HELP = frozenset({"-h", "--help"})
+
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
 """Click's own, of whichever click typer brings."""
 
@@ -61,8 +66,7 @@ class LazyCommands(TyperGroup):
         if name is None:
             return (None, line, rest)
         with imported_for(f"leasehold {name}"):
-            found: typer.Typer = import_module(f"leasehold.adapters.cli.{COMMANDS[name][0]}").app
-        return (name, get_command(found), rest)
+            return (name, get_command(_app_of(name, help_asked=bool(HELP.intersection(rest)))), rest)
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  likewise
         """Run the command; a word that it does not know is said as our own sentences say it."""
@@ -87,7 +91,31 @@ class LazyCommands(TyperGroup):
         )
 
 
-app = typer.Typer(cls=LazyCommands, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+def _app_of(name: str, *, help_asked: bool) -> typer.Typer:
+    """Import a command. If libraries are missing, one whose help is asked for is imported without them."""
+    module = f"leasehold.adapters.cli.{COMMANDS[name][0]}"
+    try:
+        found: typer.Typer = import_module(module).app
+    except ModuleNotFoundError as error:
+        if not help_asked:
+            raise
+        missing = error
+        with placeholders(EXTRAS):
+            found = import_module(module).app
+
+        def command(*_values: object, **_named: object) -> None:
+            """End as a call without help does: the arguments only looked as if they asked for it."""
+            with imported_for(f"leasehold {name}"):
+                raise missing
+
+        for each in found.registered_commands:
+            assert each.callback is not None  # noqa: S101  typer's commands have one
+            each.callback = wraps(each.callback)(command)
+    return found
+
+
+stack_names()
+app = typer.Typer(cls=LazyCommands, no_args_is_help=True, context_settings={"help_option_names": sorted(HELP)})
 
 
 def _say_version(asked: bool) -> None:

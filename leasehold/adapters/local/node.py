@@ -42,6 +42,9 @@ OLDEST = 17
 # Spark's launcher always asks for this module, and the trimmed Java in the wheel does not have it.
 ABSENT = "--add-modules=jdk.incubator.vector"
 
+_UNREACHABLE = re.compile(r"\b(?:ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ENETUNREACH|EHOSTUNREACH|ETIMEDOUT)\b")
+"""The codes by which npm reports that it has no network."""
+
 
 def cache_folder(*, shared: bool = False) -> Path:
     """LEASEHOLD_CACHE if set; `.local` of a checkout, unless all are to share it; else the user's cache folder."""
@@ -262,6 +265,11 @@ def install(tree: Path, folder: Path) -> None:
             command.kill()
             raise
     if command.returncode:
+        if unreachable := _UNREACHABLE.search(told):
+            raise ServiceError(
+                "the first run installs the stand-ins from npm's registry, which cannot be reached "
+                f"({unreachable[0]}); connect to a network, or name a registry in npm's configuration"
+            )
         raise ServiceError(f"npm could not install the {tree.name} tree:\n{told.strip()}")
 
 

@@ -20,12 +20,13 @@ from leasehold.stores.printable import printable_lines
 def ending(
     command: str, *failures: type[Exception], misuse: tuple[type[Exception], ...] = (ValueError,)
 ) -> Iterator[None]:
-    """End the command with status 2 where the user's words are to blame, with 1 after one of these failures."""
+    """End the command with status 1 after one of these failures, or 2 after bad usage or for a missing extra."""
     try:
         yield
     except (*misuse, *failures) as error:
         print(printable_lines(f"leasehold {command}: {error}"), file=sys.stderr)
-        raise typer.Exit(2 if isinstance(error, misuse) else 1) from None
+        final = isinstance(error, misuse) or isinstance(error.__cause__, ModuleNotFoundError)
+        raise typer.Exit(2 if final else 1) from None
 
 
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))

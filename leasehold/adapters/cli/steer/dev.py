@@ -24,9 +24,9 @@ from leasehold.stores.urls import open_store
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 MORE = """
-No account is needed, and nothing but this machine is reached. A STREAM is a name and how many shards it has; with
-`eventhubs:` before, it is an event hub and its partitions; with `table:`, the stream of a table of DynamoDB, whose
-shards roll every minute:
+No account is needed. The first run installs the stand-ins from npm; later runs reach nothing but this machine. A
+STREAM is a name and how many shards it has; with `eventhubs:` before, it is an event hub and its partitions; with
+`table:`, the stream of a table of DynamoDB, whose shards roll every minute:
 
     leasehold dev orders=4 clicks=2 --rate 50
     leasehold dev eventhubs:flights=4 --rate 50

@@ -48,7 +48,7 @@ def command(  # noqa: PLR0917  one for each option
         typer.Option(help="Where `leasehold swap` moves the leases while the fleet reads.", show_default=False),
     ] = None,
     strict: Annotated[bool, typer.Option(help="End as Java does: 1 after a child's fault, 143 after SIGTERM.")] = False,
-    verbose: Annotated[bool, typer.Option(help="Say what is taken and let go.")] = False,
+    verbose: Annotated[bool, typer.Option(help="Log every lease that is taken or released.")] = False,
 ) -> None:
     """Run one worker until it is told to end."""
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -203,5 +203,5 @@ def _opened(url: str, kind: str, *, create: bool, session: "Session | None" = No
     scheme, place, options = read_url(url, kind, _SCHEMES)
     endpoint_of(options.get("endpoint"), f"{kind} URL")
     told = session_for(_SCHEMES[scheme], session, f"{kind} URL")
-    box: LetterBox = _SCHEMES[scheme].load(kind, LetterError).open_url(place, options, create=create, **told)
+    box: LetterBox = _SCHEMES[scheme].load("dead letter", LetterError).open_url(place, options, create=create, **told)
     return box

@@ -1,0 +1,35 @@
+"""What a package index is given: every file of the repository, and a README whose links lead somewhere."""
+
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from hatch_build import RELATIVE_LINK, index_readme
+
+ROOT = Path(__file__).parents[1]
+ALWAYS_PACKED = {".gitignore", "LICENSE", "hatch_build.py", "pyproject.toml"}
+LINKS_TO_FOLDERS = {"adapters", "balancer", "stores"}
+
+
+def test_source_distribution_has_every_top_level_entry() -> None:
+    """Every tracked file and folder is packed, so that tests and site can be run from the source distribution."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("this is no checkout of git")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    packed = project["tool"]["hatch"]["build"]["targets"]["sdist"]["only-include"]
+    entries = {path.partition("/")[0] for path in listed.stdout.splitlines() if (ROOT / path).exists()}
+    assert entries - LINKS_TO_FOLDERS == {*packed, *ALWAYS_PACKED}
+
+
+def test_index_readme_has_no_relative_link() -> None:
+    """Links are absolute if the repository has an address, and plain words otherwise."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert RELATIVE_LINK.search(text)
+    for repository in ("", "https://example.com/leasehold"):
+        assert RELATIVE_LINK.findall(index_readme(text, repository)) == []
+    assert index_readme("[start](docs/start.md), [SQL](https://x.y)", "") == "start, [SQL](https://x.y)"
+    absolute = index_readme("[start](docs/start.md)", "https://example.com/leasehold")
+    assert absolute == "[start](https://example.com/leasehold/blob/main/docs/start.md)"
