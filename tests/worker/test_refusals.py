@@ -6,6 +6,8 @@ from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.adapters.sources.protocol import SourceError
+from leasehold.adapters.worker.holdings import WorkerError
+from leasehold.balancer.contradictions import INCARNATION
 from leasehold.balancer.model import Lease
 from leasehold.stores.protocol import StoreError
 from leasehold.stores.writes import CreateLease
@@ -74,3 +76,34 @@ def test_a_store_or_a_source_that_was_never_of_use_is_an_error() -> None:
     strange.write(CreateLease(Lease("stranger")))
     with pytest.raises(SourceError, match="another hub"):
         member(strange, Choosy(four_shards()), Clock()).run(1.0)
+
+
+class Dated(ListSource):
+    """A stream that tells its incarnation."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(four_shards())
+        self._name = name
+
+    def incarnation(self) -> str:
+        return f"1:{self._name}:1700000000"
+
+
+def test_a_worker_started_on_another_streams_table_ends_and_names_both() -> None:
+    """It would hold nothing as long as it runs; workers that read the table's own stream notice nothing."""
+    store, clock = FaultyStore(), Clock()
+    owner = member(store, Dated("orders"), clock)
+    owner.run(30.0)
+    with pytest.raises(WorkerError, match="the leases are those of 1:orders, and 1:returns is read: give each stream"):
+        member(store, Dated("returns"), clock, me="stranger").run(30.0)
+    owner.run(30.0)
+    assert owner.held == ALL
+
+
+def test_a_foreign_row_that_turns_up_later_ends_no_worker(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever wrote the row may remove it, and the workers read on."""
+    store = FaultyStore()
+    driven = at_work(store, Dated("orders"))
+    store.write(CreateLease(Lease("s-9", notes=((INCARNATION, "1:returns:1700000000"),))))
+    driven.run(120.0)
+    assert "the leases are those of 1:returns, and 1:orders is read" in caplog.text

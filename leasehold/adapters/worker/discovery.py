@@ -152,6 +152,11 @@ class Discovery:
         # records.
         return any(each.of_stream for each in self.contradictions)
 
+    @property
+    def other_stream(self) -> str | None:
+        """The sentence for a table whose leases are those of another stream, or None."""
+        return next((each.what for each in self.contradictions if each.kind == "another stream"), None)
+
     def _judge(self, shards: tuple[Shard, ...] | None, leases: Collection[Lease]) -> None:
         """Find what contradicts; without a listing, what still does, or what other workers have noted since."""
         strange = any(lease.note(INCARNATION) not in {None, SETTLED, self.incarnation} for lease in leases)

@@ -24,7 +24,7 @@ from leasehold.adapters.threads import ThreadScheduler, seconds
 from leasehold.adapters.worker.discovery import Discovery, MadeAnew, Recreated
 from leasehold.adapters.worker.handoffs import Handoffs, ParallelMap
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.holdings import Bench, Holdings
+from leasehold.adapters.worker.holdings import Bench, Holdings, WorkerError
 from leasehold.adapters.worker.notes import Identity, latest_notes
 from leasehold.adapters.worker.renewing import (
     RETRY_SECONDS,
@@ -196,7 +196,7 @@ class Worker:
 
         `each` writes one by one or side by side, not in the pool of renewals, which must not queue behind a turn.
         Raises StoreError or SourceError if the first look shows that they cannot be used at all,
-        and WorkerError if another living process uses this worker's id.
+        and WorkerError if another living process uses this worker's id, or the table is another stream's.
         """
         attend = self._handoffs.check_timeouts(now, each)
         told = [self._gone_rows.popleft() for _ in range(len(self._gone_rows))]
@@ -292,6 +292,8 @@ class Worker:
         # Before the first listing nobody knows whether a lease that names this worker is one of the present stream.
         first = asked is None and not self.discovery.answered
         shards = self.discovery.shards(now, listing, me, leases) if first else None
+        if first and (other := self.discovery.other_stream) is not None:
+            raise WorkerError(other)  # at its start the settings are wrong; later the table is, and workers wait
         # A lease that was not read now may have another owner by now. KCL 2.x renews finished leases too.
         seen = self.watch.sightings
         fresh = tuple(leases if asked is None else (seen[key].lease for key in asked if key in seen))
