@@ -12,6 +12,7 @@ from object_memory import ObjectMemory
 
 from leasehold.balancer.model import Position
 from leasehold.stores.objects.store import ObjectCells
+from leasehold.stores.protocol import OutcomeUnknown
 from leasehold.stores.sessions.group import EntryChange, Page, Ticket
 from leasehold.stores.sessions.rows import SessionEntry
 
@@ -165,3 +166,61 @@ def test_a_lease_that_comes_just_before_a_round_begins_belongs_to_it(script: Scr
     written(script, page, {1.0: ticket("0")})
     written(script, page, {2.0: ticket("1"), 2.04: ticket("0")})
     assert written(script, page, {3.0: ticket("0"), 3.1: ticket("1")}) == [(3.1, {"0", "1"})]
+
+
+FOREIGN = (KeyError("x"), MemoryError(), RecursionError(), UnicodeDecodeError("utf-8", b"x", 0, 1, "odd"))
+
+
+class Breaking(ObjectCells):
+    """Rows whose next conditional write raises what it is told to."""
+
+    error: BaseException | None = None
+
+    def put_over(self, name: str, fields: Mapping[str, str], version: str) -> str | None:
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        return super().put_over(name, fields, version)
+
+
+@pytest.mark.parametrize("error", [*FOREIGN, KeyboardInterrupt(), SystemExit()], ids=lambda error: type(error).__name__)
+def test_a_group_write_that_ends_in_any_exception_tells_none_of_its_tickets_that_it_is_done(
+    script: Script, error: BaseException
+) -> None:
+    """Both tickets are written by the first; a later try writes them."""
+    rows = Breaking(ObjectMemory(), "")
+    page = Page(rows, "one", "ann", pace=script, gather=0.2, touched=lambda _keys: None)
+    assert page.begin()
+    one, other = ticket("0"), ticket("1")
+    script.waiting.append(other)
+    rows.error = error
+    with pytest.raises(OutcomeUnknown if isinstance(error, Exception) else type(error)):
+        page.commit(one)
+    assert (other.done, other.change, type(other.fault)) == (True, None, OutcomeUnknown)
+    assert not page.settled
+    assert page.commit(ticket("0", patient=False)) is not None
+
+
+@pytest.mark.parametrize("error", FOREIGN, ids=lambda error: type(error).__name__)
+def test_a_ticket_that_was_taken_from_the_queue_is_answered_whatever_ends_the_gathering(
+    script: Script, page: Page, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caller would take the missing answer for a rejected write."""
+    other = ticket("1")
+    script.waiting.append(other)
+    monkeypatch.setattr(page, "_written", lambda _tickets: pytest.fail("nothing was gathered"))
+
+    missing = iter([None])
+
+    def full() -> None:
+        """Raise once the first ticket has been taken."""
+        try:
+            next(missing)
+        except StopIteration:
+            raise error from None
+
+    monkeypatch.setattr(page, "_missing", full)
+    page._round.add("1")  # noqa: SLF001  its coming again begins a round, which asks for the missing ones
+    with pytest.raises(OutcomeUnknown):
+        page.commit(ticket("0"))
+    assert (other.done, type(other.fault)) == (True, OutcomeUnknown)

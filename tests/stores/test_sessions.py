@@ -469,15 +469,55 @@ def test_a_lease_whose_row_was_deleted_and_put_back_goes_on() -> None:
     assert done(ann.write(CheckpointLease(lease, Position("42")))).checkpoint == Position("42")
 
 
-def test_a_listing_without_a_session_leaves_its_leases_with_their_owner() -> None:
-    """The rows of a listing are of different moments: the leases of a session that has just begun would be claimed."""
+DELETED: dict[str, tuple[bool, Callable[[Lease], Write], Position, str | None]] = {
+    "renewal": (False, RenewLease, AT, "ann"),
+    "checkpoint": (False, lambda lease: CheckpointLease(lease, Position("42")), Position("42"), "ann"),
+    "end": (False, lambda lease: CheckpointLease(lease, SHARD_END), SHARD_END, None),
+    "gift": (True, lambda lease: GiveLease(lease, Position("42")), Position("42"), "bob"),
+    "release": (False, lambda lease: ReleaseLease(lease, "ann"), AT, None),
+}
+"""The owner's next write: whether an heir asked before, the write, and the lease's position and owner after it."""
+
+
+@pytest.mark.parametrize("case", DELETED)
+def test_a_deleted_session_takes_no_position_of_its_living_owner_along(case: str) -> None:
+    """The owner, whatever it writes next, writes the lease's row from what it knows (G14)."""
+    heir, write, position, owner = DELETED[case]
+    objects = ObjectMemory()
+    ann, bob, lease = scene(objects, heir)
+    (page,) = ann._pages  # noqa: SLF001  whose row is deleted
+    del objects.stored[f"session/{page}"]
+    seen = {one.key: one for one in bob.list().leases}[KEY]
+    assert (seen.owner, stored(bob, KEY).owner) == ("ann", "ann"), "it has to expire first"
+    after = done(ann.write(write(lease)))
+    assert (after.checkpoint, after.owner) == (position, owner)
+    assert (stored(bob, KEY).checkpoint, stored(bob, KEY).owner) == (position, owner)
+    if owner == "ann":  # and it goes on in its new session, and its other leases and writes with it
+        again = done(ann.write(CheckpointLease(after, Position("50"))))
+        assert stored(bob, KEY).checkpoint == again.checkpoint == Position("50")
+
+
+def test_each_lease_of_a_deleted_session_keeps_its_position() -> None:
+    """The second lease is written after the new session has begun."""
+    objects = ObjectMemory()
+    ann, bob, lease = scene(objects)
+    other = done(ann.write(CheckpointLease(owned(ann, key="s-2"), Position("7"))))
+    (page,) = ann._pages  # noqa: SLF001  whose row is deleted
+    del objects.stored[f"session/{page}"]
+    assert done(ann.write(RenewLease(other))).checkpoint == Position("7")
+    assert done(ann.write(RenewLease(lease))).checkpoint == AT
+    assert [stored(bob, key).checkpoint for key in (KEY, "s-2")] == [AT, Position("7")]
+
+
+def test_a_lease_of_a_deleted_session_that_was_claimed_is_lost_to_its_former_owner() -> None:
+    """What it remembers counts only as long as the row names its session."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     (page,) = ann._pages  # noqa: SLF001  whose row is deleted
     del objects.stored[f"session/{page}"]
-    assert [(one.key, one.owner) for one in bob.list().leases] == [(KEY, "ann"), ("s-1", "bob")]
-    assert stored(bob, KEY).owner is None, "a reading that asked for it has not found it"
-    assert lost(ann.write(RenewLease(lease))) == stored(bob, KEY)
+    done(bob.write(ClaimLease(stored(bob, KEY), "bob")))
+    for write in (RenewLease(lease), CheckpointLease(lease, Position("42")), GiveLease(lease, AT)):
+        assert lost(ann.write(write)).owner == "bob"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from attrs import define, evolve, frozen
 
+from leasehold.stores.printable import said
 from leasehold.stores.protocol import ATTEMPTS, OutcomeUnknown, StoreError
 from leasehold.stores.requests import ObjectFields, Stored
 from leasehold.stores.sessions.rows import (
@@ -147,6 +148,7 @@ class Page:
 
     session  as last written or read; `settled` says whether that is certainly what is stored
     ended    another ended it, or its row is gone: nothing is written here any more
+    vanished its row is gone although leases may name it: `session` then holds the last positions (G14)
     last     by lease, the count of the group write that last carried a ticket of its own
     parted   leases whose rows were seen under a later epoch than this one's: such entries go with the next write
     """
@@ -155,7 +157,7 @@ class Page:
         self, cells: VersionedRows, session: str, worker: str, *, pace: Pace, gather: float, touched: Reread
     ) -> None:
         self.id, self.session = session, Session(worker)
-        self.ended, self.settled = False, True
+        self.ended, self.vanished, self.settled = False, False, True
         self.last: dict[str, int] = {}
         self.parted: dict[str, int] = {}
         self.told: Remarks = {}
@@ -187,13 +189,21 @@ class Page:
         self._tickets.put(ticket)
         with self._lock:
             if not ticket.done:
-                tickets = self._gathered()
+                tickets: list[Ticket] = []
                 try:
+                    self._gather_into(tickets)
                     self._written(tickets)
-                except StoreError as fault:
+                except BaseException as error:
+                    # Whatever ended the write, the others of this group are told that, and never that it is done.
+                    fault = (
+                        error if isinstance(error, StoreError) else OutcomeUnknown(f"session {self.id}: {said(error)}")
+                    )
                     for each in tickets:
                         each.fault, each.change = fault, None
                     self.settled = self.settled and not isinstance(fault, OutcomeUnknown)
+                    if not isinstance(error, Exception):
+                        raise
+                    ticket.fault, ticket.change = fault, None
                 finally:
                     for each in tickets:
                         each.done = True
@@ -202,9 +212,9 @@ class Page:
         return ticket.change
 
     def settle(self) -> None:
-        """Read the row, if a write of it was not answered."""
+        """Read the row: a write of it was not answered, or it was not found."""
         with self._lock:
-            if not self.settled and not self.ended:
+            if not self.ended:
                 self._read()
 
     def end(self) -> None:
@@ -213,14 +223,13 @@ class Page:
             stored = self.session.stored
             self._cells.put_over(stored.name, session_fields(evolve(self.session, ended=True)), stored.etag)
 
-    def _gathered(self) -> list[Ticket]:
-        """The tickets of one group: at least one waits.
+    def _gather_into(self, found: list[Ticket]) -> None:
+        """Add the tickets of one group to `found`: at least one waits.
 
         It is complete once all leases have come that came in the round before. The next group begins a round then, and
         so does one in which a lease comes again.
         """
         latest = self._pace.clock() + self._gather
-        found: list[Ticket] = []
         patient: set[str] = set()
         missing, until, hurried = self._missing(), latest, False
         begins = missing is not None and not missing
@@ -244,7 +253,6 @@ class Page:
             elif self._in_vain:
                 until = min(latest, self._pace.clock() + QUIET_SECONDS)
         self._in_vain = self._in_vain or until == latest
-        return found
 
     def _missing(self) -> set[str] | None:
         """The leases here that came in the previous round and not yet in this one; None in the first round."""
@@ -325,6 +333,6 @@ class Page:
         found = self._cells.read([SESSIONS + self.id]).get(SESSIONS + self.id)
         session = certain(session_of(found)) if found else None
         if session is None or session.ended:
-            self.ended = True
+            self.ended, self.vanished = True, session is None
             return
         self.session, self.settled = session, True

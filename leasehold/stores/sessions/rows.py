@@ -276,10 +276,11 @@ class Joint:
         return entry is not None and entry.frozen != "given"
 
 
-def joined(row: LeaseRow, session: Session | None, told: Remarks, *, doubtful: bool = False) -> Joint:
+def joined(row: LeaseRow, session: Session | None, told: Remarks) -> Joint:
     """The lease of a row and its owner's session.
 
-    doubtful  the session may be there although it was not found: readings of listings are of different moments
+    If that session was not found, the row's owner is shown, so that the lease has to expire first: either the rows were
+    read at different moments, or the session's row was deleted and its owner may still write its positions (G14).
     """
     entry = session.entry(row) if session else None
     lease, epoch = row.lease, row.lease.epoch
@@ -302,7 +303,7 @@ def joined(row: LeaseRow, session: Session | None, told: Remarks, *, doubtful: b
     )
     stamps_of = {name: stamp for name, (_, stamp) in notes.items()}
     found = Joint(named, row, session, named, stamps_of)
-    if not row.session or (doubtful and session is None) or not found.stopped:
+    if not row.session or session is None or not found.stopped:
         return found
     return evolve(found, lease=evolve(named, owner=None, heir=None, yields=False))
 

@@ -120,7 +120,7 @@ class SessionStore:
             if isinstance(session, Malformed):
                 bad.append(Malformed(row.lease.key, session.field, f"{session.why}, in its session {session.key}"))
             else:
-                joint = joined(row, session, told.get(row.session, {}), doubtful=True)
+                joint = self._joined(row, session, told.get(row.session, {}))
                 found.append(joint.lease)
                 if not row.session and not joint.lease.ended:
                     free[row.lease.key] = joint
@@ -157,7 +157,7 @@ class SessionStore:
         rows = _rows(keys, stored)
         self._named |= {key: row.session for key, row in rows.items()}
         found = {
-            key: joined(row, *_session_in(stored, row.session))
+            key: self._joined(row, *_session_in(stored, row.session))
             for key, row in rows.items()
             if not row.session or row.session in likely
         }
@@ -168,7 +168,7 @@ class SessionStore:
                 return found
             stored = self._cells.read(_of_sessions({row.session for row in rows.values()}), stale_ok=stale_ok)
             for key, row in rows.items():
-                found[key] = joined(row, *_session_in(stored, row.session), doubtful=stale_ok)
+                found[key] = self._joined(row, *_session_in(stored, row.session))
             # An entry that left between the two readings would leave the lease where it stood long ago (G5).
             doubtful = [key for key in rows if not found[key].entry and not stale_ok]
             again = self._read_rows(doubtful) if doubtful else {}
@@ -182,6 +182,14 @@ class SessionStore:
         if not rows:
             return found
         raise StoreError(f"{ATTEMPTS} readings in a row found another owner of {next(iter(rows))!r}")
+
+    def _joined(self, row: LeaseRow, session: Session | None, told: Remarks) -> Joint:
+        """The lease of a row; if its session's row is gone and was ours, as this process last knew it (G14)."""
+        page = self._pages.get(row.session) if session is None else None
+        if page is None or not page.vanished:
+            return joined(row, session, told)
+        joint = joined(row, evolve(page.session, ended=True), page.told)
+        return evolve(joint, lease=joint.named)
 
     def _read_rows(self, keys: Collection[str]) -> dict[str, LeaseRow]:
         return _rows(keys, self._cells.read([lease_name(key) for key in keys]))
@@ -231,7 +239,7 @@ class SessionStore:
         """
         row, key = joint.row, joint.row.lease.key
         page = self._pages.get(row.session)
-        if page is not None and not (page.settled or page.ended):
+        if page is not None and not page.ended and (joint.session is None or not page.settled):
             page.settle()
             return False
         if self._unsettled.get(key) == row.stored.etag:
@@ -247,7 +255,8 @@ class SessionStore:
         page = self._pages.get(row.session)
         mine = page if page is not None and not page.ended and not joint.stopped else None
         stored = joint.named
-        if mine is not None and self._fresh(mine, joint, seen):
+        vanished = page is not None and page.vanished and self._fresh(page, joint, seen)  # G14
+        if vanished or (mine is not None and self._fresh(mine, joint, seen)):
             stored = evolve(stored, version=seen.version)
         # A request, and a reset, ask who owns the lease in truth; the rest, whom its row names.
         asks = isinstance(write, writes.RequestLease | writes.ResetLease | writes.AnnotateLease)
@@ -256,10 +265,11 @@ class SessionStore:
         if after is None or late:
             return Lost(key, joint.lease)
         match write:
-            case writes.RenewLease() | writes.CheckpointLease() | writes.GiveLease() if joint.stopped:
+            case writes.RenewLease() | writes.CheckpointLease() | writes.GiveLease() if joint.stopped and not vanished:
                 return Lost(key, joint.lease)
-            case writes.RenewLease() | writes.CheckpointLease() if mine is None:
-                # Another process of this worker's id has it: as in the other layouts the elder takes it back.
+            case writes.RenewLease() | writes.CheckpointLease() if mine is None and not (vanished and _ends(write)):
+                # Another process of this worker's id has it: as in the other layouts the elder takes it back. Or this
+                # process's session row was deleted, and it takes the lease again in a new one (G14).
                 return self._take(joint, after, seen.owner or "", "frozen")
             case writes.CheckpointLease() if _ends(write):
                 return self._replace(joint, _passed(joint, after, ""))
@@ -436,7 +446,7 @@ class SessionStore:
             for page in self._pages.values():
                 if page.session.worker == worker and not page.ended and not page.full:
                     return page
-            self._pages = {name: page for name, page in self._pages.items() if not page.ended}
+            self._pages = {name: page for name, page in self._pages.items() if not page.ended or page.vanished}
             pace, gather = self._pace, self._gather
             page = Page(self._cells, self._ids(), worker, pace=pace, gather=gather, touched=self._reread)
             if not page.begin():
