@@ -13,7 +13,8 @@ lives, and this one must stop (`check_identity`).
 """
 
 import logging
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from threading import Lock
 
@@ -39,6 +40,8 @@ class Holdings:
     began  called for each lease that becomes ours
     gave   called with each lease given to its heir, as stored, and the time
     gone   called for each lease that is lost, given or released
+    rest_seconds
+           how long to take nothing after takings that were not answered: longer than a lease and a look
     remade called with what became of a row that was deleted under us
     """
 
@@ -49,6 +52,7 @@ class Holdings:
         *,
         clock: Callable[[], float],
         lease_seconds: float,
+        rest_seconds: float = 0.0,
         began: Callable[[Holding], None],
         gave: Callable[[Lease, float], None],
         gone: Callable[[Holding], None],
@@ -56,7 +60,7 @@ class Holdings:
         lock: Callable[[], AbstractContextManager[object]] = Lock,
     ) -> None:
         self._store, self._identity = store, identity
-        self._clock, self._lease_seconds = clock, lease_seconds
+        self._clock, self._lease_seconds, self._rest_seconds = clock, lease_seconds, rest_seconds
         self._began, self._gave, self._gone, self._lock_of_one = began, gave, gone, lock
         self._remade = remade
         self._held: dict[str, Holding] = {}
@@ -65,6 +69,7 @@ class Holdings:
         self._duplicate_process = False
         self._ever: set[str] = set()
         self._unconfirmed: dict[str, Lease] = {}
+        self._unanswered_at, self._in_doubt, self._rests_until = -math.inf, False, -math.inf
         self._replaced: dict[str, Version] = {}
         self.released: dict[str, Lease] = {}
         """Every lease held once and not now, as last written here."""
@@ -122,6 +127,8 @@ class Holdings:
 
     def unheld(self, leases: Iterable[Lease], *, ended: bool) -> tuple[Lease, ...]:
         """The leases that name this worker as owner and are not held; finished ones only if `ended`."""
+        leases = tuple(leases)
+        self._looked(leases)
         ours = [lease for lease in leases if lease.owner == self._identity.worker]
         with self._lock:
             mine = [lease for lease in ours if lease.key not in self._held]
@@ -133,10 +140,52 @@ class Holdings:
         with self._lock:
             return tuple(lease for key, lease in self._unconfirmed.items() if key not in self._held)
 
+    @property
+    def rests(self) -> bool:
+        """Whether to take nothing for now, because takings are not answered.
+
+        They may arrive all the same. Repeated soon, each would make the lease look alive, and no worker would read it;
+        after a pause longer than its lease and a look, another worker has it.
+        """
+        return self._clock() < self._rests_until
+
     def mark_unconfirmed(self, lease: Lease) -> None:
-        """Remember a lease whose claim was not answered: the next turn claims it again, or finds it ours (H4)."""
+        """Remember a lease that an unanswered write may have made ours: the next turn claims it again (H4)."""
         with self._lock:
             self._unconfirmed[lease.key] = lease
+
+    def not_answered(self, lease: Lease, begun: float, *, claimed: bool) -> None:
+        """Remember that a write which takes this lease was not answered.
+
+        Args:
+            lease: The lease as it was seen.
+            begun: When the write began.
+            claimed: Whether it was a claim, which is repeated.
+        """
+        if claimed:
+            self.mark_unconfirmed(lease)
+        with self._lock:
+            if self._in_doubt and begun > self._unanswered_at:  # a second try, and not another write beside the first
+                self._rests_until = self._clock() + self._rest_seconds
+            self._in_doubt, self._unanswered_at = True, self._clock()
+
+    def answered(self) -> None:
+        """Go on taking: a write that takes a lease was answered."""
+        self._in_doubt, self._rests_until = False, -math.inf
+
+    def allowed(self, actions: Sequence[Action]) -> tuple[Action, ...]:
+        """Return the actions, without those that would take a lease while this worker rests."""
+        rests = self.rests
+        return tuple(one for one in actions if not (rests and isinstance(one, Claim | Steal | RequestHandoff)))
+
+    def _looked(self, leases: Iterable[Lease]) -> None:
+        """Go on taking if these leases, as read now, show that an unanswered claim did not arrive."""
+        with self._lock:
+            lost = [each for each in leases if each.key in self._unconfirmed and not self._ours(each)]
+            for each in lost:
+                del self._unconfirmed[each.key]
+        if lost:
+            self.answered()
 
     def doubted(self, read: Iterable[Lease], missing: Iterable[str] = ()) -> tuple[Holding, ...]:
         """The holdings that a new reading shows with another owner, or without a row (C9)."""
@@ -166,6 +215,7 @@ class Holdings:
         with self._lock:
             # Before the claim, which decides anew: the answer ends the doubt, and a fault below notes it again.
             self._unconfirmed.pop(seen.key, None)
+        begun = self._clock()
         try:
             stored = self._adopt_as(seen)
             if stored is None or not self._ours(stored):
@@ -176,7 +226,7 @@ class Holdings:
             self._duplicate_process = self._duplicate_process or alive
         except StoreError as fault:
             log.warning("lease %s is ours and could not be taken up: %s", seen.key, fault)
-            self.mark_unconfirmed(seen)
+            self.not_answered(seen, begun, claimed=True)
         return None
 
     def _ours(self, lease: Lease) -> bool:
@@ -187,6 +237,7 @@ class Holdings:
         begun = self._clock()
         # A reading in place of the claim would not do: the giver of a lease and its heir could both own it.
         outcome = self._store.write(ClaimLease(lease, self._identity.worker, self._identity.notes_on(lease)))
+        self.answered()
         if isinstance(outcome, Done):
             self.hold(outcome.lease, begun, self._identity.predecessor(lease))
             return None

@@ -137,6 +137,7 @@ class Worker:
             self._identity,
             clock=clock,
             lease_seconds=self.config.lease_seconds,
+            rest_seconds=self.config.rules.expires_above(self.config.lease_seconds) + self.config.cycle_seconds,
             began=self._began,
             gave=self._gave,
             gone=self._gone,
@@ -208,7 +209,8 @@ class Worker:
         # Gifts are still looked after while it leaves: what an heir does not claim nobody else would read.
         if self._closing:
             return attend
-        list(each(self._holdings.readopt, self._holdings.unconfirmed))  # H4
+        if not self._holdings.rests:
+            list(each(self._holdings.readopt, self._holdings.unconfirmed))  # H4
         if self._hurry.is_set() or now >= self._look_due:
             # Cleared before the look: what is asked for while it runs is for the next one.
             whole = self._hurry.is_set()
@@ -292,13 +294,14 @@ class Worker:
         # Before the first listing nobody knows whether a lease that names this worker is one of the present stream.
         first = asked is None and not self.discovery.answered
         shards = self.discovery.shards(now, listing, me, leases) if first else None
-        if first and (other := self.discovery.other_stream) is not None:
-            raise WorkerError(other)  # at its start the settings are wrong; later the table is, and workers wait
+        if first:
+            self._check_stream()
         # A lease that was not read now may have another owner by now. KCL 2.x renews finished leases too.
         seen = self.watch.sightings
         fresh = tuple(leases if asked is None else (seen[key].lease for key in asked if key in seen))
         unheld = self._holdings.unheld(fresh, ended=self.config.rules.counts_ended)
-        late = () if self.discovery.refusing else tuple(filter(None, each(self._holdings.readopt, unheld)))
+        idle = self.discovery.refusing or self._holdings.rests
+        late = () if idle else tuple(filter(None, each(self._holdings.readopt, unheld)))
         me = self._asking()
         there = {lease.key for lease in listing.leases} | {row.key for row in listing.malformed}
         asked_of = [held.key for held in self.holdings] if asked is None else filter(self._holdings.get, asked)
@@ -318,7 +321,7 @@ class Worker:
             # A lease not read now may have changed since: leave it to the lookout, or to our next full reading.
             actions = tuple(action for action in actions if action.lease.key in asked)
             late += fresh
-        actions += self._handoffs.again(late)
+        actions = self._holdings.allowed(actions + self._handoffs.again(late))
         if self.discovery.refusing:
             actions = tuple(action for action in actions if isinstance(action, Renew))
             # L14: the records are not those that the leases count, so running batches end and everything is released.
@@ -341,6 +344,11 @@ class Worker:
         self._turns += 1
         told = news(self.holdings, self.me) if self._look.notes and asked is None else []
         list(each(lambda row: self._renewing.renew(*row, self._look, patient=False), told))
+
+    def _check_stream(self) -> None:
+        """Raise WorkerError if the table is another stream's: at the start a setting is wrong; later workers wait."""
+        if (other := self.discovery.other_stream) is not None:
+            raise WorkerError(other)
 
     def _carry_out(self, actions: Iterable[Action], leases: Sequence[Lease], each: ParallelMap) -> Sequence[Lease]:
         """Carry these out, and answer the leases as they are once those that were taken are this worker's.
@@ -462,9 +470,11 @@ class Worker:
             log.warning(
                 "%s of lease %s: %s", type(action).__name__, action.lease.key, fault, extra=_said(action, "unknown")
             )
-            if isinstance(action, Claim):  # H4; a theft would be asked for under another condition
-                self._holdings.mark_unconfirmed(action.lease)
+            if isinstance(action, Claim | Steal):  # H4
+                self._holdings.not_answered(action.lease, begun, claimed=isinstance(action, Claim))
             return None
+        if isinstance(action, Claim | Steal):
+            self._holdings.answered()
         if isinstance(outcome, Done):
             key, rule = outcome.lease.key, action.rule
             extra = _said(action, "done", key) | _taken_from(action, key)

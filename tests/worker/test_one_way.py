@@ -1,0 +1,100 @@
+"""L-one-way: a worker whose requests arrive and whose responses do not, or the reverse, holds up no shard for long.
+
+No shard is unread for longer than two lease times while another worker is healthy.
+"""
+
+from typing import Any, Literal
+
+import pytest
+from virtual_fleet import Driven, FaultyStore, Kept, four_shards, member, together
+from waiters import Clock
+
+from leasehold.adapters.proving.simulator.world.world import ListSource
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.rules.kcl import Kcl
+from leasehold.balancer.rules.minimal import Minimal
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.protocol import OutcomeUnknown, Store
+from leasehold.stores.sessions.store import SessionStore
+
+LEASE_SECONDS = 10.0
+Lost = Literal["every response", "responses to writes", "every request"]
+
+
+class OneWay:
+    """A connection that loses one direction from a time on.
+
+    Attributes:
+        since: The time from which it does.
+    """
+
+    def __init__(self, far: Any, lost: Lost, clock: Clock, reads: frozenset[str]) -> None:  # noqa: ANN401  a store, or objects
+        self._far, self._lost, self._clock, self._reads = far, lost, clock, reads
+        self.since = float("inf")
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the far side has
+        there = getattr(self._far, name)
+        if not callable(there) or name in {"close", "prove"}:
+            return there
+
+        def call(*given: Any, **named: Any) -> Any:  # noqa: ANN401  as the far side
+            sick = self._clock.now >= self.since
+            if sick and self._lost == "every request":
+                raise OutcomeUnknown("the request is lost")
+            answer = there(*given, **named)
+            if sick and (self._lost == "every response" or name not in self._reads):
+                raise OutcomeUnknown("the response is lost")
+            return answer
+
+        return call
+
+
+def _sick(layout: str, lost: Lost, clock: Clock) -> tuple[Store, Store, OneWay]:
+    """A healthy worker's store, a sick worker's on the same table, and what loses its responses."""
+    if layout == "rows":
+        table = FaultyStore()
+        line = OneWay(table, lost, clock, frozenset({"list", "get"}))
+        return table, line, line  # type: ignore[return-value]  # it has all that the table has
+    cells = MemoryStore().cells()
+    line = OneWay(cells, lost, clock, frozenset({"list", "read"}))
+    healthy, sick = (SessionStore(each, gather=0.0) for each in (cells, line))  # type: ignore[arg-type]  # likewise
+    return healthy, sick, line
+
+
+@pytest.mark.parametrize("rules", [Kcl(), Minimal()], ids=["kcl", "minimal"])
+@pytest.mark.parametrize("lost", ["every response", "responses to writes", "every request"])
+@pytest.mark.parametrize("layout", ["rows", "sessions"])
+@pytest.mark.parametrize("from_the_start", [True, False])
+def test_no_shard_waits_longer_than_two_lease_times_for_a_worker_with_a_one_way_line(
+    layout: str, lost: Lost, rules: Kcl | Minimal, from_the_start: bool
+) -> None:
+    """The sick worker's claims and renewals arrive, so that its leases look alive to others."""
+    clock = Clock()
+    config = Config(rules=rules, lease_seconds=LEASE_SECONDS)
+    healthy_store, sick_store, line = _sick(layout, lost, clock)
+    source = ListSource(four_shards())
+    well = member(healthy_store, source, clock, "well", "p-1", config)  # type: ignore[arg-type]  # any store does
+    together([well], 60.0)
+    sick = Driven(
+        Worker(store=sick_store, source=source, me="sick", config=config, consumer=Kept(), clock=clock, process="p-2"),
+        clock,
+        clock.now,
+        clock.now,
+    )
+    if not from_the_start:
+        together([well, sick], 120.0)
+        assert sick.held
+    line.since = clock.now
+    read_at = dict.fromkeys(("s-0", "s-1", "s-2", "s-3"), clock.now)
+    longest = 0.0
+    for _ in range(1200):
+        together([well, sick], 0.5)
+        for key in read_at:
+            if key in well.held or any(each.key == key and not each.expired for each in sick.worker.holdings):
+                read_at[key] = clock.now
+        longest = max(longest, clock.now - min(read_at.values()))
+    # If reads are still answered, the sick worker steals again and again, and the lease that it took stands still from its
+    # second try on, at its next look.
+    looks = 2 * config.cycle_seconds if lost == "responses to writes" else 0.0
+    assert longest <= 2 * LEASE_SECONDS + looks
