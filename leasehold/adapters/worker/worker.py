@@ -21,7 +21,7 @@ from attrs import evolve
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Source, SourceError, SourceUnavailable
 from leasehold.adapters.threads import ThreadScheduler, seconds
-from leasehold.adapters.worker.discovery import Discovery, MadeAnew, Recreated
+from leasehold.adapters.worker.discovery import Discovery, MadeAnew, Recreated, expired_unread
 from leasehold.adapters.worker.handoffs import Handoffs, ParallelMap
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.holdings import Bench, Holdings
@@ -387,7 +387,10 @@ class Worker:
                     # that renews makes its row anew, and shows which of the two.
                     known = lease.stream in streams
                     # At TRIM_HORIZON nothing is skipped, and nothing waits: owners take such rows over (`Holding`).
-                    if lease.checkpoint != TRIM_HORIZON or (rule == "L5" and known):
+                    # Under LATEST it waits, since another worker may still be making the leases of a new group.
+                    if lease.checkpoint != TRIM_HORIZON or (
+                        known and (rule == "L5" or config.initial_position == LATEST)
+                    ):
                         rest = config.cycle_seconds if known else RETRY_SECONDS
                         waits[action] = config.renew_seconds + rest
                 case _:
@@ -448,6 +451,9 @@ class Worker:
         if isinstance(outcome, Done):
             key, rule = outcome.lease.key, action.rule
             log.info("%s of lease %s done, by %s", type(action).__name__, key, rule, extra=_said(action, "done", key))
+            if isinstance(action, Delete) and rule == "L10" and not action.lease.ended:
+                # Only the worker that deletes the row reports the gap, so the group reports it once.
+                log.warning("%s", expired_unread(action.lease))
         match action, outcome:
             case ((Claim() | Steal()), Done(lease)):
                 self._holdings.hold(lease, begun)
