@@ -41,13 +41,15 @@ from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Rele
 from leasehold.balancer.bulletin import going_on
 from leasehold.balancer.config import Config
 from leasehold.balancer.contradictions import INCARNATION
+from leasehold.balancer.family import families
 from leasehold.balancer.lineage import NOT_STARTED
 from leasehold.balancer.lookout import LOOK_SECONDS, scaled
-from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Me, Position, Shard
+from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, History, Lease, Me, Position, Shard
 from leasehold.balancer.plan import look_again, plan
 from leasehold.stores.execute import execute
 from leasehold.stores.printable import escaped, few
 from leasehold.stores.protocol import Done, Listing, Lost, OutcomeUnknown, Store, StoreError
+from leasehold.stores.writes import DeleteLease
 
 if TYPE_CHECKING:  # an extra
     from opentelemetry.trace import Tracer
@@ -135,7 +137,8 @@ class Worker:
         )
         self._renewing = Renewing(self.config, self._release, clock)
         self.watch, self._look = first_watch(self.config, store.promises), Look(0.0)
-        self._look_due = -math.inf
+        self._look_due = self._planned_from = -math.inf
+        self._awake, self._slept_through = math.inf, frozenset[str]()
         self._listing_since: float | None = None
         self._hurry, self._turns, self._closing = Event(), 0, False
         self._dropped = Event()
@@ -163,6 +166,7 @@ class Worker:
         `each` need not wait for the renewals that it begins: one that stalls holds up no other.
         Raises WorkerError if another living process uses this worker's id.
         """
+        self._wake(now)
         going = 0.0 if (since := self._listing_since) is None else now - since
         look, pause = evolve(self._look, notes=going_on(self._look.notes, going)), renew_pause(self.watch, self.config)
         seen = self._renewing.begin(self.holdings, now, self._asking(), look, each, pause=pause)
@@ -180,6 +184,7 @@ class Worker:
         Raises StoreError or SourceError if the first look shows that they cannot be used at all,
         and WorkerError if another living process uses this worker's id.
         """
+        self._wake(now)
         attend = self._handoffs.check_timeouts(now, each)
         told = [self._gone_rows.popleft() for _ in range(len(self._gone_rows))]
         if told:
@@ -288,7 +293,7 @@ class Worker:
         if asked is None and not first:
             shards = self.discovery.shards(now, listing, me, leases)
         self.watch = self.watch.recalling(self._holdings.released, None if listing.malformed else shards)
-        config, history = self._recreated.planned(self.config, self.watch.history)
+        config, history = self._recreated.planned(self.config, self._awake_history(leases, shards or ()))
         me = evolve(self._asking(), history=history)
         with self.spans.over("plan"):
             actions = self._bench.without(plan(leases, shards, me, config), now)
@@ -353,7 +358,7 @@ class Worker:
         if dropped:
             # Before the reading: what is dropped while it runs wants another whole one.
             self._dropped.clear()
-        self._listing_since = began if asked is None else None
+        self._planned_from, self._listing_since = began, began if asked is None else None
         try:
             return self.store.list() if asked is None else Listing(self.store.get(asked, stale_ok=self._look.stale_ok))
         except StoreError:
@@ -439,8 +444,15 @@ class Worker:
             self._release(held)
             return None
         begun = self.clock()
+        if isinstance(action, Create) and self._stale(begun):
+            self.hurry()
+            return None
         try:
             outcome = execute(self.store, action, self.me, notes=self._identity.notes_on(action.lease))
+            if isinstance(action, Create) and isinstance(outcome, Done) and self._stale(self.clock()):
+                self.store.write(DeleteLease(outcome.lease))  # where it is still due, the next plan creates it
+                self.hurry()
+                return None
         except StoreError as fault:
             log.warning(
                 "%s of lease %s: %s", type(action).__name__, action.lease.key, fault, extra=_said(action, "unknown")
@@ -470,6 +482,32 @@ class Worker:
             case _:
                 pass
         return None
+
+    def _stale(self, now: float) -> bool:
+        """Whether the planned creations are too old: others may have created, finished and deleted those leases."""
+        return now - self._planned_from > self.config.lease_seconds
+
+    def _wake(self, now: float) -> None:
+        """Notice that this process stood still for so long that others may have taken over what it knows."""
+        if now - self._awake > self.config.lease_seconds:
+            self._slept_through = frozenset(self.watch.sightings) | {lease.key for lease in self.watch.history.gone}
+        self._awake = now
+
+    def _awake_history(self, leases: Sequence[Lease], shards: Collection[Shard]) -> History:
+        """Return the history, in which leases without a row that were last seen before a pause may be finished (L13).
+
+        Such a shard may have been finished meanwhile. Its lease is deleted only after its children were begun (L8), so
+        if a descendant has a lease it was, even if that one was reset since.
+        """
+        history = self.watch.history
+        if not self._slept_through:
+            return history
+        if not history.full_still:
+            self._slept_through &= {lease.key for lease in history.gone}
+        passed = {key for family in families(shards, leases) for key in family.shards.keys() - family.unread({})}
+        passed &= self._slept_through
+        gone = (evolve(lease, checkpoint=SHARD_END) if lease.key in passed else lease for lease in history.gone)
+        return evolve(history, gone=tuple(gone))
 
     def _began(self, holding: Holding) -> None:
         self._handoffs.settled(holding.key)
