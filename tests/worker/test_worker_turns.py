@@ -47,6 +47,50 @@ def test_a_lone_worker_makes_and_takes_every_lease_and_keeps_it() -> None:
     assert all(15 <= after[key] - before[key] <= 20 for key in ALL), "renewed every third of lease_seconds"
 
 
+class SleepySource(ListSource):
+    """A stream whose next listing takes a minute, as where the process stands still in it."""
+
+    clock: Clock | None = None
+
+    def shards(self) -> tuple[Shard, ...]:
+        found = super().shards()
+        if self.clock is not None:
+            self.clock.now += 60
+            self.clock = None
+        return found
+
+
+def test_creations_planned_before_a_pause_are_planned_again() -> None:
+    """After a pause longer than a lease, others may have created, finished and deleted what was planned."""
+    clock, store = Clock(), FaultyStore()
+    source = SleepySource(four_shards())
+    source.clock = clock
+    one = member(store, source, clock)
+    one.worker.turn(clock.now)
+    assert store.asked == []
+    one.turn_due = clock.now
+    one.run(3)
+    assert one.held == ALL
+
+
+def test_a_lease_created_in_a_pause_is_deleted_and_planned_again() -> None:
+    """A creation that took longer than a lease counts as one planned too long ago."""
+    clock, store = Clock(), FaultyStore()
+    one = member(store, ListSource(four_shards()), clock)
+
+    def sleep() -> None:
+        store.passes = lambda: None
+        clock.now += 60
+
+    store.passes = sleep
+    one.worker.turn(clock.now)
+    assert [type(write) for write in store.asked] == [CreateLease, DeleteLease]
+    assert store.list().leases == ()
+    one.turn_due = clock.now
+    one.run(3)
+    assert one.held == ALL
+
+
 def test_shards_are_listed_only_when_something_asks_for_it() -> None:
     """Without it a fleet would spend the rate limit of ListShards on nothing."""
     clock, store = Clock(), FaultyStore()
