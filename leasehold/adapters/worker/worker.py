@@ -316,7 +316,9 @@ class Worker:
         if early:
             # They are planned again from a listing of the shards alone.
             self.discovery.want()
-        judged = asked is None and (shards is not None or self.discovery.contradictions)
+        judged = (
+            asked is None and (shards is not None or self.discovery.contradictions) and not self._stale(self.clock())
+        )
         if judged and self._recreated.mended(leases, self.holdings):
             self.hurry()  # see what became of it, and list
         self._look = self._sooner(look_again(actions, known, me, self.config), early)
