@@ -44,7 +44,7 @@ LAYOUTS: dict[str, Scenario] = {
     "swapped to sessions": evolve(SLEEPY, swaps=(30.0,), sessions=True),
     "emptied": evolve(SLEEPY, emptyings=(Emptying(30.0),)),
 }
-MOMENTS = [10.0 + step / 4 for step in range(24)]
+MOMENTS = [10.0 + 0.75 * step for step in range(8)]
 
 
 @pytest.fixture(autouse=True)
