@@ -68,13 +68,21 @@ class Family:
         return found or frozenset(shard for shard in self.shards if not self.children.get(shard))
 
     @property
-    def outlived(self) -> frozenset[str]:
-        """The shards whose parents are past retention, in a stream without hash ranges of which a lease was read."""
-        if any(shard.hash_range is not None for shard in self.shards.values()):
-            return frozenset()
-        if not any(lease.checkpoint.numbered or lease.ended for lease in self.leases.values()):
-            return frozenset()
-        return frozenset(shard.id for shard in self.shards.values() if shard.parents and not self.parents(shard))
+    def read(self) -> bool:
+        """Whether a lease shows that the stream has been read."""
+        return any(lease.checkpoint.numbered or lease.ended for lease in self.leases.values())
+
+    def unread(self, gone: Mapping[str, Lease]) -> frozenset[str]:
+        """Return the listed shards without a lease, of which no descendant has one; `gone` ones had a row before."""
+        had = {**gone, **self.leases}
+        parents = {key: lease.parents for key, lease in had.items()}
+        parents |= {key: shard.parents for key, shard in self.shards.items()}
+        leased, todo = set(had), list(had)
+        while todo:
+            new = set(parents.get(todo.pop(), ())) - leased
+            leased |= new
+            todo += new
+        return frozenset(self.shards.keys() - leased)
 
     def parents(self, shard: Shard) -> list[str]:
         """The parents of a shard that are still listed or leased.

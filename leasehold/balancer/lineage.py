@@ -221,12 +221,17 @@ def _missing_children(family: Family, config: Config) -> dict[str, Create]:
 
 
 def _orphaned_children(family: Family, garbage: Collection[Lease], config: Config) -> dict[str, Create]:
-    """L9: children of a shard that is gone before its lease was finished; nobody else will create them."""
+    """L9: children of a shard that is gone before its lease was finished; nobody else will create them.
+
+    The other parent of a merge has a row first: once the child has one, that parent would count as finished.
+    """
     return {
         child: _create(family.shards[child], child_position(config), "L9")
         for lease in garbage
         for child in family.children.get(lease.key, ())
-        if child not in family.leases and not lease.ended
+        if child not in family.leases
+        and not lease.ended
+        and all(parent in family.leases or parent not in family.shards for parent in family.shards[child].parents)
     }
 
 
@@ -255,22 +260,28 @@ def _orphans(family: Family, gone: Mapping[str, Lease], due: Mapping[str, Lease]
     other parent of a merge has not ended, nobody had made the child.
     """
     created, position = dict[str, Create](), config.initial_position
-    # A day's outage outlives every shard that has a lease: LATEST would skip what is left of their descendants.
-    outlived, tips = family.outlived if position == LATEST else frozenset[str](), family.tips
+    # An outage may outlive every shard that has a lease, and its children. Once the stream was read, LATEST would skip
+    # what is left of their descendants, and of a part of the hash range that no lease covers.
+    unread = family.unread(gone) if position == LATEST and family.read else frozenset[str]()
+    tips = family.tips
+    if not family.leases.keys() <= family.shards.keys() or family.leases.keys().isdisjoint(tips):
+        # After such an outage, a closed shard ends a line if its children are not listed. Shards need not leave a
+        # listing in the order in which they were closed.
+        tips |= {name for name in unread if not family.children.get(name)}
     descends: dict[str, bool] = {}  # from a lease, or from a shard that begins a line
     begins: set[str] = set()
-    for name in _lines_above_the_open(family):
+    for name in _lines_above(tips, family):
         if name in family.leases or name in gone:
             descends[name] = True
             continue
         shard, parents = family.shards[name], family.parents(family.shards[name])
         counted = [parent for parent in parents if descends[parent] or parent in begins]
         descends[name] = bool(counted)
-        if not counted and (position != LATEST or name in outlived):
+        if not counted and (position != LATEST or name in unread):
             begins.add(name)
         for parent in parents if counted else ():
             if parent not in family.leases and parent not in gone and (parent in begins or not descends[parent]):  # L5
-                start = TRIM_HORIZON if parent in outlived else position
+                start = TRIM_HORIZON if parent in unread else position
                 created[parent] = _create(family.shards[parent], start, "L5")
         finished = {parent for parent in shard.parents if parent in gone and parent not in due}
         # The other parent of a merge has a row first: without one it would count as finished (L12).
@@ -279,14 +290,14 @@ def _orphans(family: Family, gone: Mapping[str, Lease], due: Mapping[str, Lease]
         ):  # L13
             created[name] = _create(shard, child_position(config), "L13")
         if name in tips and not counted:  # L4
-            created[name] = _create(shard, TRIM_HORIZON if name in outlived else position, "L4")
+            created[name] = _create(shard, TRIM_HORIZON if name in unread else position, "L4")
     return created
 
 
-def _lines_above_the_open(family: Family) -> tuple[str, ...]:
-    """The open shards without a lease and their listed ancestors up to the first leased, parents first."""
+def _lines_above(tips: Collection[str], family: Family) -> tuple[str, ...]:
+    """Return the tips without a lease and their listed ancestors up to the first leased, parents first."""
     above: dict[str, list[str]] = {}
-    todo = [shard for shard in family.tips if shard not in family.leases]
+    todo = [shard for shard in tips if shard not in family.leases]
     while todo:
         name = todo.pop()
         if name not in above:

@@ -138,9 +138,8 @@ def lifecycle(
             continue
         gone = garbage(family, me.worker, expired)
         created = creations(family, gone, me.history, config)
-        actions += created
-        # The last lease that shows that a stream was read must not go before those that begin where it ended (L5).
-        actions += deletions(family, () if created and family.outlived else gone)
+        # The last lease that shows that a stream was read goes once those that begin where it ended are there (L5).
+        actions += created or deletions(family, gone)
     if not actions:
         return ()
     # Keys are unique in a table; a source that does not tell its streams' shards apart must not break that.

@@ -200,6 +200,14 @@ def test_the_child_of_a_finished_shard_that_is_gone_waits_for_its_other_parent()
     assert "2" not in made([done, other], [shard("1", open=False), shard("2", "0", "1")])
 
 
+def test_the_child_of_an_expired_shard_waits_for_the_row_of_its_other_parent() -> None:
+    """L9: a worker that dies between the two creations leaves no parent that counts as finished."""
+    expired = Lease("0", checkpoint=READ, hash_range=(0, 4))
+    listed = [shard("1", keys=(5, 9), open=False), shard("2", "0", "1")]
+    assert made([expired], listed) == {"1": "L5"}
+    assert made([expired, Lease("1", hash_range=(5, 9))], listed) == {"2": "L9"}
+
+
 # Rows that were deleted (L13)
 
 

@@ -317,15 +317,29 @@ def test_the_fate_of_a_deleted_row_is_told() -> None:
     assert one.remade == ["s-0 at 40", further]
 
 
-def test_a_lease_that_expired_makes_its_row_and_does_not_take_it() -> None:
-    """A worker that slept would speak for a lease that others may have had since."""
+def test_a_lease_that_expired_leaves_its_missing_row_to_the_worker() -> None:
+    """A row that went while its owner slept may be that of a finished shard, so the owner writes none."""
     one = Held()
     assert one.holding.checkpoint(Position("40"))
     one.store._table.rows.clear()  # noqa: SLF001  behind everybody's back
     one.clock.now += 60
     assert one.holding.renew() is False
-    after = one.store.row("s-0")
-    assert (after.owner, after.checkpoint) == (None, Position("40"))
+    assert (one.end, one.store.list().leases, one.remade) == ((True, "its row is gone"), (), [])
+
+
+def test_a_row_made_anew_goes_again_if_its_owner_slept_meanwhile() -> None:
+    """The write of an owner that stood still in it counts as that of one whose lease had expired."""
+    one = Held()
+    assert one.holding.checkpoint(Position("40"))
+    one.store._table.rows.clear()  # noqa: SLF001  behind everybody's back
+
+    def sleep() -> None:
+        if isinstance(one.store.asked[-1], CreateLease):
+            one.clock.now += 60
+
+    one.store.passes = sleep
+    assert one.holding.renew() is False
+    assert (one.end, one.store.list().leases, one.remade) == ((True, "its row is gone"), (), [])
 
 
 def test_the_row_of_a_finished_shard_is_not_made_anew() -> None:

@@ -14,12 +14,13 @@ from waiters import Clock
 from leasehold.adapters.proving.simulator.world.world import ListReader, ShardRecords, records
 from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.reading.handovers import Handovers
+from leasehold.adapters.reading.lifecycle import end
 from leasehold.adapters.reading.memory import MemoryBudget
 from leasehold.adapters.reading.reading import EXPIRED_SECONDS, MEMORY_SECONDS, ShardReading
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import MEASURE_SECONDS
-from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
-from leasehold.stores.writes import CheckpointLease, GiveLease, RequestLease, StealLease, Write
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard
+from leasehold.stores.writes import CheckpointLease, CreateLease, GiveLease, RequestLease, StealLease, Write
 
 
 def of_kind(store: FaultyStore, kind: type[Write]) -> list[Write]:
@@ -40,6 +41,26 @@ def test_a_batch_read_while_the_lease_was_lost_is_not_handed_over() -> None:
     source.on_read = lambda _batch: found_robbed(bench)
     assert bench.steps(bench.reading(), 2) == math.inf
     assert (bench.handed, bench.happened) == ([], ["initialize", "lease-lost"])
+
+
+def test_a_worker_that_slept_before_the_end_of_its_shard_creates_no_children() -> None:
+    """The children may have been finished and deleted by others meanwhile."""
+    for slept_in in (None, CreateLease):
+        bench = Bench()
+        children = (Shard("s-1", parents=("s-0",)), Shard("s-2", parents=("s-0",)))
+
+        def rob(bench: Bench = bench, slept_in: type[Write] | None = slept_in) -> None:
+            if slept_in is None or isinstance(bench.store.asked[-1], slept_in):
+                bench.store.passes = lambda: None
+                bench.clock.now += 60
+                bench.rob()
+
+        if slept_in is None:
+            rob()
+        else:
+            bench.store.passes = rob
+        assert not end(bench.holding, children, bench.worker, "")
+        assert [lease.key for lease in bench.store.list().leases] == ["s-0"]
 
 
 def test_a_theft_during_the_handler_ends_the_reading_in_the_same_step() -> None:

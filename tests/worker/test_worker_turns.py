@@ -10,13 +10,14 @@ from waiters import Clock
 from leasehold.adapters.proving.simulator.world.world import FIRST_MS, ListSource, ShardRecords, records, shard
 from leasehold.adapters.worker.holdings import Bench, WorkerError
 from leasehold.adapters.worker.notes import LATEST_MS, LATEST_POSITION
+from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.adapters.worker.renewing import RETRY_SECONDS
 from leasehold.adapters.worker.worker import SOON_SECONDS, Worker
 from leasehold.balancer.actions import Claim, Release, RequestHandoff
 from leasehold.balancer.config import Config
 from leasehold.balancer.contradictions import INCARNATION
 from leasehold.balancer.lineage import EPOCHS_UNSEEN
-from leasehold.balancer.model import HASH_KEYS, LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Version
+from leasehold.balancer.model import HASH_KEYS, LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Shard, Version
 from leasehold.stores.protocol import Done, Lost
 from leasehold.stores.writes import ClaimLease, CreateLease, DeleteLease, StealLease
 
@@ -44,6 +45,50 @@ def test_a_lone_worker_makes_and_takes_every_lease_and_keeps_it() -> None:
     after = {lease.key: lease.epoch for lease in store.list().leases}
     assert one.held == ALL
     assert all(15 <= after[key] - before[key] <= 20 for key in ALL), "renewed every third of lease_seconds"
+
+
+class SleepySource(ListSource):
+    """A stream whose next listing takes a minute, as where the process stands still in it."""
+
+    clock: Clock | None = None
+
+    def shards(self) -> tuple[Shard, ...]:
+        found = super().shards()
+        if self.clock is not None:
+            self.clock.now += 60
+            self.clock = None
+        return found
+
+
+def test_creations_planned_before_a_pause_are_planned_again() -> None:
+    """After a pause longer than a lease, others may have created, finished and deleted what was planned."""
+    clock, store = Clock(), FaultyStore()
+    source = SleepySource(four_shards())
+    source.clock = clock
+    one = member(store, source, clock)
+    one.worker.turn(clock.now)
+    assert store.asked == []
+    one.turn_due = clock.now
+    one.run(3)
+    assert one.held == ALL
+
+
+def test_a_lease_created_in_a_pause_is_deleted_and_planned_again() -> None:
+    """A creation that took longer than a lease counts as one planned too long ago."""
+    clock, store = Clock(), FaultyStore()
+    one = member(store, ListSource(four_shards()), clock)
+
+    def sleep() -> None:
+        store.passes = lambda: None
+        clock.now += 60
+
+    store.passes = sleep
+    one.worker.turn(clock.now)
+    assert [type(write) for write in store.asked] == [CreateLease, DeleteLease]
+    assert store.list().leases == ()
+    one.turn_due = clock.now
+    one.run(3)
+    assert one.held == ALL
 
 
 def test_shards_are_listed_only_when_something_asks_for_it() -> None:
@@ -359,6 +404,25 @@ def test_an_unlisted_lease_goes_only_when_the_service_says_that_its_shard_is_gon
     one.turn_due = clock.now
     one.run(1)
     assert [lease.key for lease in store.list().leases] == ALL
+
+
+@pytest.mark.parametrize("ranged", [True, False])
+def test_an_outage_that_outlived_a_shard_and_its_children_skips_nothing_and_is_logged_once(
+    ranged: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under LATEST, what is left of the line is read from its beginning, and one worker names the gap (L5)."""
+    clock, store, keys = Clock(), FaultyStore(), (0, 9) if ranged else None
+    reach = Reach(1.7e9, "dead", arrived=1.7e9, read=1.7e9 + 5).note
+    gone = Lease("s-1", checkpoint=Position("77"), hash_range=keys, owner="dead", notes=((NOTE, reach),))
+    store.write(CreateLease(gone))
+    source = ListSource([Shard("s-4", parents=("s-2", "s-3"), hash_range=keys)], missing={"s-1"})
+    config = evolve(KCL, initial_position=LATEST)
+    together([member(store, source, clock, f"{name}-1", f"p-{name}", config) for name in "ab"], 400)
+    (lease,) = store.list().leases
+    assert (lease.key, lease.checkpoint) == ("s-4", TRIM_HORIZON)
+    (told,) = [record.message for record in caplog.records if "expired before" in record.message]
+    assert f"hash keys {'0 to 9' if ranged else 'unknown to unknown'} after 77" in told
+    assert "arrived at 2023-11-14T22:13:20.000Z, the shard was last read at 2023-11-14T22:13:25.000Z" in told
 
 
 def test_the_row_of_a_shard_that_is_gone_is_asked_for_again_where_it_changed_meanwhile() -> None:

@@ -20,8 +20,8 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.lineage import births
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position, Shard
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import Store
-from leasehold.stores.writes import CreateLease
+from leasehold.stores.protocol import Done, Store
+from leasehold.stores.writes import CreateLease, DeleteLease
 
 PARENT_WAITS = (1.0, 5.0)
 """Seconds between two looks whether the parents of a shard are done: at first, and at most."""
@@ -107,6 +107,12 @@ def end(holding: Holding, children: tuple[Shard, ...], member: ReadingWorker, to
         listed = source.shards()
     ids = frozenset(shard.id for shard in listed or ())
     for create in births(parent, children, leases, ids, config):
-        store.write(CreateLease(create.lease))  # refused: somebody was faster, which is as good
+        # After a pause, others may have finished the children, too, and deleted their rows.
+        if not holding.confirm():
+            return False
+        made = store.write(CreateLease(create.lease))  # refused: another worker was faster, which is as good
+        if isinstance(made, Done) and not holding.confirm():
+            store.write(DeleteLease(made.lease))  # where it is still due, the plan of another worker creates it (L3)
+            return False
     keys = tuple(child.id for child in children)
     return holding.checkpoint(Position("SHARD_END", token=token), children=keys, keep_owner=config.rules.counts_ended)

@@ -12,9 +12,11 @@ from typing import Literal
 
 from attrs import evolve
 
+from leasehold.adapters.inputs import said_moment
 from leasehold.adapters.sources.protocol import Identified, Selective, Several, Source, SourceError, SourceUnavailable
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.notes import LATEST_MS, LATEST_POSITION, UNPINNED
+from leasehold.adapters.worker.reach import Reach, reach_of
 from leasehold.balancer.actions import Action, Create
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
@@ -373,6 +375,19 @@ class Recreated:
                     self._store.write(AnnotateLease(lease, CONTRADICTION, said or SETTLED))
                 except StoreError as fault:
                     log.debug("lease %s: not noted: %s", lease.key, fault)
+
+
+def expired_unread(lease: Lease) -> str:
+    """Describe the records that expired unread, given a lease whose shard is gone before it was finished."""
+    first, last = lease.hash_range or ("unknown", "unknown")
+    reach = reach_of(lease) or Reach(0.0, "")
+    times = {"the last record before them arrived at": reach.arrived, "the shard was last read at": reach.read}
+    known = [f"{what} {said_moment(time * 1000)}" for what, time in times.items() if time is not None]
+    return (
+        f"lease {lease.key}: its shard expired before it was read to its end; any records of hash keys {first} "
+        f"to {last} after {lease.checkpoint.sequence} are lost ({', '.join(known) or 'their times are unknown'}); "
+        "reading continues at the beginning of the oldest shards that are left"
+    )
 
 
 def _drawn(me: Me, times: int, crowd: frozenset[str]) -> bool:

@@ -25,8 +25,9 @@ A holding begins when a claim, a theft or a take-back is answered Done, and ends
 7. `drop` takes a lock of its own: a store that does not answer must not delay the moment when reading stops.
 8. A row that was deleted under its owner, with the whole table or alone, is made anew by that owner, for nobody else
    knows how far it was: only where there is no row, at the checkpoint last written and far above its counter, and then
-   claimed. A row that another made meanwhile, as for a new group, has a counter that ours has passed: it is taken over
-   unless its checkpoint is further.
+   claimed. Once the lease has expired, others may have finished the shard and deleted the row (L8), so the owner makes
+   none, and the worker decides by the leases of the shard's descendants (L13). A row that another made meanwhile, as
+   for a new group, has a counter that ours has passed: it is taken over unless its checkpoint is further.
 It ends, and `why` says how: given to its heir, released, finished (SHARD_END), taken by another worker or by a
 second process under our own id, or dropped, since by our own clock others may have it.
 Example: the lease is at version 17, its checkpoint at 100. A checkpoint at 140 is sent, and no answer comes. If the
@@ -142,6 +143,9 @@ class Holding:
     @property
     def expired(self) -> bool:
         """Whether other workers may have claimed the lease by now, by our own clock."""
+        return self._has_expired()
+
+    def _has_expired(self) -> bool:
         return self._clock() - self.confirmed > self._lease_seconds
 
     def ask_release(self, to: str | None = None) -> None:
@@ -224,6 +228,11 @@ class Holding:
             if not self.lost.is_set() and self.releasing:
                 self._release(position or self._lease.checkpoint)
             return self.lost.is_set()
+
+    def confirm(self) -> bool:
+        """Renew the lease if it has expired; False if it is lost. Raises OutcomeUnknown."""
+        self._confirm()
+        return not self.lost.is_set()
 
     def drop(self, why: str) -> None:
         """Give up the lease locally: write nothing, and wait for no write that is under way."""
@@ -319,10 +328,15 @@ class Holding:
         """The row as it is once what we remember is in it; ours, unless the lease expired or another knows more."""
         ours = self._lease
         if stored is None:
+            if self.expired:
+                return None  # others may have finished the shard: the worker decides by the leases of its descendants
             # Another may have taken the lease since we last heard of it, under numbers that we never saw.
             made = self._store.write(writes.CreateLease(evolve(ours, epoch=ours.epoch + EPOCHS_UNSEEN)))
             stored = made.lease
             if isinstance(made, Done):
+                if self._has_expired():  # this process stood still in between
+                    self._store.write(writes.DeleteLease(made.lease))
+                    return None
                 self._remade(f"{self.key} at {ours.checkpoint.sequence}")
         # Others may have claimed it by now: it is not claimed back, but the row is there for them.
         if stored is None or self.expired:

@@ -21,7 +21,7 @@ from attrs import evolve
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Named, Source, SourceError, SourceUnavailable
 from leasehold.adapters.threads import ThreadScheduler, seconds
-from leasehold.adapters.worker.discovery import Discovery, MadeAnew, Recreated
+from leasehold.adapters.worker.discovery import Discovery, MadeAnew, Recreated, expired_unread
 from leasehold.adapters.worker.handoffs import Handoffs, ParallelMap
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.holdings import Bench, Holdings, WorkerError
@@ -41,13 +41,15 @@ from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Rele
 from leasehold.balancer.bulletin import going_on
 from leasehold.balancer.config import Config
 from leasehold.balancer.contradictions import INCARNATION
+from leasehold.balancer.family import families
 from leasehold.balancer.lineage import NOT_STARTED
 from leasehold.balancer.lookout import LOOK_SECONDS, scaled
-from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Me, Position, Shard
+from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, History, Lease, Me, Position, Shard
 from leasehold.balancer.plan import look_again, plan
 from leasehold.stores.execute import execute
 from leasehold.stores.printable import escaped, few, printable
 from leasehold.stores.protocol import Done, Listing, Lost, OutcomeUnknown, Promises, Store, StoreError
+from leasehold.stores.writes import DeleteLease
 
 if TYPE_CHECKING:  # an extra
     from opentelemetry.trace import Tracer
@@ -154,7 +156,8 @@ class Worker:
         )
         self._renewing = Renewing(self.config, self._release, clock)
         self.watch, self._look = first_watch(self.config, store.promises), Look(0.0)
-        self._look_due = -math.inf
+        self._look_due = self._planned_from = -math.inf
+        self._awake, self._slept_through = math.inf, frozenset[str]()
         self._listing_since: float | None = None
         self._hurry, self._turns, self._closing = Event(), 0, False
         self._dropped = Event()
@@ -182,6 +185,7 @@ class Worker:
         `each` need not wait for the renewals that it begins: one that stalls holds up no other.
         Raises WorkerError if another living process uses this worker's id.
         """
+        self._wake(now)
         going = 0.0 if (since := self._listing_since) is None else now - since
         look, pause = evolve(self._look, notes=going_on(self._look.notes, going)), renew_pause(self.watch, self.config)
         seen = self._renewing.begin(self.holdings, now, self._asking(), look, each, pause=pause)
@@ -199,6 +203,7 @@ class Worker:
         Raises StoreError or SourceError if the first look shows that they cannot be used at all,
         and WorkerError if another living process uses this worker's id, or the table is another stream's.
         """
+        self._wake(now)
         attend = self._handoffs.check_timeouts(now, each)
         told = [self._gone_rows.popleft() for _ in range(len(self._gone_rows))]
         if told:
@@ -293,9 +298,7 @@ class Worker:
         me = self._asking()
         # Before the first listing nobody knows whether a lease that names this worker is one of the present stream.
         first = asked is None and not self.discovery.answered
-        shards = self.discovery.shards(now, listing, me, leases) if first else None
-        if first:
-            self._check_stream()
+        shards = self._first_listing(now, listing, me, leases) if first else None
         # A lease that was not read now may have another owner by now. KCL 2.x renews finished leases too.
         seen = self.watch.sightings
         fresh = tuple(leases if asked is None else (seen[key].lease for key in asked if key in seen))
@@ -311,7 +314,7 @@ class Worker:
         if asked is None and not first:
             shards = self.discovery.shards(now, listing, me, leases)
         self.watch = self.watch.recalling(self._holdings.released, None if listing.malformed else shards)
-        config, history = self._recreated.planned(self.config, self.watch.history)
+        config, history = self._recreated.planned(self.config, self._awake_history(leases, shards or ()))
         me = evolve(self._asking(), history=history)
         with self.spans.over("plan"):
             actions = self._bench.without(plan(leases, shards, me, config), now)
@@ -334,7 +337,9 @@ class Worker:
         if early:
             # They are planned again from a listing of the shards alone.
             self.discovery.want()
-        judged = asked is None and (shards is not None or self.discovery.contradictions)
+        judged = (
+            asked is None and (shards is not None or self.discovery.contradictions) and not self._stale(self.clock())
+        )
         if judged and self._recreated.mended(leases, self.holdings):
             self.hurry()  # see what became of it, and list
         self._look = self._sooner(look_again(actions, known, me, self.config), early)
@@ -345,10 +350,15 @@ class Worker:
         told = news(self.holdings, self.me) if self._look.notes and asked is None else []
         list(each(lambda row: self._renewing.renew(*row, self._look, patient=False), told))
 
-    def _check_stream(self) -> None:
-        """Raise WorkerError if the table is another stream's: at the start a setting is wrong; later workers wait."""
+    def _first_listing(self, now: float, listing: Listing, me: Me, leases: Sequence[Lease]) -> tuple[Shard, ...] | None:
+        """List the shards; raise WorkerError if the table is another stream's.
+
+        At the start a setting is wrong; if such rows turn up later, workers wait until they are gone.
+        """
+        shards = self.discovery.shards(now, listing, me, leases)
         if (other := self.discovery.other_stream) is not None:
             raise WorkerError(other)
+        return shards
 
     def _carry_out(self, actions: Iterable[Action], leases: Sequence[Lease], each: ParallelMap) -> Sequence[Lease]:
         """Carry these out, and answer the leases as they are once those that were taken are this worker's.
@@ -381,7 +391,7 @@ class Worker:
         if dropped:
             # Before the reading: what is dropped while it runs wants another whole one.
             self._dropped.clear()
-        self._listing_since = began if asked is None else None
+        self._planned_from, self._listing_since = began, began if asked is None else None
         try:
             return self.store.list() if asked is None else Listing(self.store.get(asked, stale_ok=self._look.stale_ok))
         except StoreError:
@@ -415,7 +425,10 @@ class Worker:
                     # that renews makes its row anew, and shows which of the two.
                     known = lease.stream in streams
                     # At TRIM_HORIZON nothing is skipped, and nothing waits: owners take such rows over (`Holding`).
-                    if lease.checkpoint != TRIM_HORIZON or (rule == "L5" and known):
+                    # Under LATEST it waits, since another worker may still be making the leases of a new group.
+                    if lease.checkpoint != TRIM_HORIZON or (
+                        known and (rule == "L5" or config.initial_position == LATEST)
+                    ):
                         rest = config.cycle_seconds if known else RETRY_SECONDS
                         waits[action] = config.renew_seconds + rest
                 case _:
@@ -464,8 +477,15 @@ class Worker:
             self._release(held)
             return None
         begun = self.clock()
+        if isinstance(action, Create) and self._stale(begun):
+            self.hurry()
+            return None
         try:
             outcome = execute(self.store, action, self.me, notes=self._identity.notes_on(action.lease))
+            if isinstance(action, Create) and isinstance(outcome, Done) and self._stale(self.clock()):
+                self.store.write(DeleteLease(outcome.lease))  # where it is still due, the next plan creates it
+                self.hurry()
+                return None
         except StoreError as fault:
             log.warning(
                 "%s of lease %s: %s", type(action).__name__, action.lease.key, fault, extra=_said(action, "unknown")
@@ -479,6 +499,9 @@ class Worker:
             key, rule = outcome.lease.key, action.rule
             extra = _said(action, "done", key) | _taken_from(action, key)
             log.info("%s of lease %s done, by %s", type(action).__name__, key, rule, extra=extra)
+            if isinstance(action, Delete) and rule == "L10" and not action.lease.ended:
+                # Only the worker that deletes the row reports the gap, so the group reports it once.
+                log.warning("%s", expired_unread(action.lease))
         match action, outcome:
             case ((Claim() | Steal()), Done(lease)):
                 self._holdings.hold(lease, begun)
@@ -495,6 +518,32 @@ class Worker:
             case _:
                 pass
         return None
+
+    def _stale(self, now: float) -> bool:
+        """Whether the planned creations are too old: others may have created, finished and deleted those leases."""
+        return now - self._planned_from > self.config.lease_seconds
+
+    def _wake(self, now: float) -> None:
+        """Notice that this process stood still for so long that others may have taken over what it knows."""
+        if now - self._awake > self.config.lease_seconds:
+            self._slept_through = frozenset(self.watch.sightings) | {lease.key for lease in self.watch.history.gone}
+        self._awake = now
+
+    def _awake_history(self, leases: Sequence[Lease], shards: Collection[Shard]) -> History:
+        """Return the history, in which leases without a row that were last seen before a pause may be finished (L13).
+
+        Such a shard may have been finished meanwhile. Its lease is deleted only after its children were begun (L8), so
+        if a descendant has a lease it was, even if that one was reset since.
+        """
+        history = self.watch.history
+        if not self._slept_through:
+            return history
+        if not history.full_still:
+            self._slept_through &= {lease.key for lease in history.gone}
+        passed = {key for family in families(shards, leases) for key in family.shards.keys() - family.unread({})}
+        passed &= self._slept_through
+        gone = (evolve(lease, checkpoint=SHARD_END) if lease.key in passed else lease for lease in history.gone)
+        return evolve(history, gone=tuple(gone))
 
     def _began(self, holding: Holding) -> None:
         self._handoffs.settled(holding.key)

@@ -36,12 +36,13 @@ from leasehold.adapters.proving.simulator.world.world import (
 )
 from leasehold.adapters.worker.notes import PROCESS
 from leasehold.adapters.worker.worker import uncollected
-from leasehold.balancer.model import Lease, Shard
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Shard
 from leasehold.balancer.rules.shares import Groups, least_moves, path_of
+from leasehold.stores.protocol import Done, Store
 from leasehold.stores.sessions.rows import LeaseRow, lease_fields, lease_name
 from leasehold.stores.sessions.store import SessionStore
-from leasehold.stores.swap import announced
-from leasehold.stores.writes import counted
+from leasehold.stores.swap import TO, SwapStore, announced
+from leasehold.stores.writes import ReleaseLease, ResetLease, counted
 
 _FURTHER = 1_000_000
 """The numbers of a stream that was made anew go on above those of the former one, as those of Kinesis do."""
@@ -143,10 +144,29 @@ def _empty(world: World, emptying: Emptying) -> None:
     world.history.incidents.append(Incident(now, "trouble", "", away, f"{len(gone)} of {len(rows)} rows deleted"))
 
 
+def _reset(world: World) -> None:
+    """Set every unfinished lease back to the beginning of its shard, and free it first."""
+    store: Store = SessionStore(world.cells, gather=0.0) if world.scenario.sessions else world.table
+    if world.scenario.swaps:
+        goal = store if world.scenario.sessions else world.goal
+        store = SwapStore((world.table, goal), NAMES[TO], clock=lambda: world.tasks.now)
+    for lease in store.list().leases:
+        if not lease.ended:
+            free = store.write(ReleaseLease(lease, lease.owner)) if lease.owner else Done(lease)
+            if free.lease is not None:
+                store.write(ResetLease(free.lease, TRIM_HORIZON))
+
+
 def _reshape(world: World, reshape: Reshape) -> None:
     """Split a shard, merge it with its neighbour, split all, or make the stream anew."""
-    world.history.incidents.append(Incident(world.tasks.now, reshape.what, str(reshape.place)))
     source = world.source
+    if reshape.what == "expire":
+        source.expire()
+        return
+    if reshape.what == "reset":
+        _reset(world)
+        return
+    world.history.incidents.append(Incident(world.tasks.now, reshape.what, str(reshape.place)))
     if reshape.what == "anew":
         source.recreate(first_shards(world.scenario))
         return

@@ -20,7 +20,7 @@ from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold.stores.fields import KB
 
 MemberEnding = Literal["crash", "leave"]
-Reshaping = Literal["split", "merge", "double", "anew"]
+Reshaping = Literal["split", "merge", "double", "anew", "expire", "reset"]
 
 Acknowledging = Literal["return", "late", "random", "never"]
 """When handlers are done with a record: on return; or they checkpoint by themselves, some batches later, where chance
@@ -135,7 +135,9 @@ class Capacity:
 class Reshape:
     """A change of the stream: the shards, by place among those open, that split or merge; "double" splits all.
 
-    "anew" deletes the stream and makes it again, with the shards and ids of the start.
+    "anew" deletes the stream and makes it again, with the shards and ids of the start. "expire" removes the closed
+    shards from the stream, as its retention does. "reset" sets every lease back to the beginning of its shard, as an
+    operator may.
     """
 
     at: float

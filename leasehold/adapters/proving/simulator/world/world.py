@@ -223,6 +223,14 @@ class ListSource:
             shard_log.deleted = True
         self.listed, self.shard_logs, self.made = shards, {}, self.made + 1
 
+    def expire(self) -> None:
+        """Remove the closed shards from the listing, with their records."""
+        for each in self.listed:
+            if not each.open:
+                self.missing.add(each.id)
+                self.shard_logs[each.id].deleted = True
+        self.listed = [each for each in self.listed if each.open]
+
     def end(self, name: str, *children: Shard) -> None:
         """Close a shard, which these follow."""
         place = next(place for place, each in enumerate(self.listed) if each.id == name)

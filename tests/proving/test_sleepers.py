@@ -1,0 +1,127 @@
+"""A worker sleeps through every event in the life of what it holds, and wakes.
+
+What was checkpointed meanwhile is not handled again, and every record that is still there is handled.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+from attrs import evolve
+from every_call import CONFIG, HERO, PEER, PLAIN
+
+from leasehold.adapters.proving.simulator.question import unlogged
+from leasehold.adapters.proving.simulator.run import run
+from leasehold.adapters.proving.simulator.scenario import Emptying, Member, Nap, Reshape, Scenario
+from leasehold.adapters.proving.simulator.world.world import SimulatedHistory
+from leasehold.balancer.model import SHARD_END
+
+CALM, SECONDS = 190.0, 260.0
+SLEEP_SECONDS = 130.0
+RESET_AT = 110.0
+
+SPLIT, AGAIN = Reshape(14.0, "split"), Reshape(50.0, "split")
+EVENTS: dict[str, tuple[Reshape, ...]] = {
+    "expired": (),
+    "finished before": (Reshape(9.0, "split"),),
+    "split": (SPLIT,),
+    "merged": (Reshape(14.0, "merge"),),
+    "split twice": (SPLIT, AGAIN),
+    "split and merged": (SPLIT, Reshape(50.0, "merge")),
+    "split and gone from the stream": (SPLIT, Reshape(100.0, "expire")),
+    "split twice and gone from the stream": (SPLIT, AGAIN, Reshape(100.0, "expire")),
+    "split and reset": (SPLIT, Reshape(RESET_AT, "reset")),
+    "split twice and reset": (SPLIT, AGAIN, Reshape(RESET_AT, "reset")),
+    "reset": (Reshape(RESET_AT, "reset"),),
+}
+
+SLEEPY = evolve(PLAIN, seconds=SECONDS, calm=CALM, handling_seconds=0.05)
+LAYOUTS: dict[str, Scenario] = {
+    "rows": SLEEPY,
+    "dated objects": evolve(SLEEPY, dated=True),
+    "sessions": evolve(SLEEPY, sessions=True),
+    "no hash ranges": evolve(SLEEPY, ranged=False),
+    "swapped": evolve(SLEEPY, swaps=(30.0,)),
+    "swapped to sessions": evolve(SLEEPY, swaps=(30.0,), sessions=True),
+    "emptied": evolve(SLEEPY, emptyings=(Emptying(30.0),)),
+}
+MOMENTS = [10.0 + 0.75 * step for step in range(8)]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Faults are expected here, so nothing is logged."""
+    with unlogged():
+        yield
+
+
+def slept(scenario: Scenario, events: tuple[Reshape, ...], at: float) -> SimulatedHistory:
+    """Return the history of a fleet of which the hero sleeps from then on."""
+    members = (Member(HERO, CONFIG, naps=(Nap(at, SLEEP_SECONDS),)), Member(PEER, CONFIG))
+    return run(evolve(scenario, members=members, reshapes=events))
+
+
+def repeated(history: SimulatedHistory, reset_at: float) -> list[str]:
+    """Describe the records handed over after a checkpoint beyond them was stored.
+
+    A reset voids the checkpoints of open shards.
+    """
+    steps = [
+        (write.t, write.key, write.after.checkpoint.order)
+        for write in history.writes
+        if write.done and write.verb == "checkpoint" and write.after is not None
+        if not write.sent < reset_at <= write.t
+    ]
+    steps += [
+        (answer.t, answer.shard, answer.checkpoint)
+        for answer in history.answers
+        if answer.done and answer.verb == "checkpoint"
+        if not answer.sent < reset_at <= answer.t
+    ]
+    found, furthest, was_reset = list[str](), dict[str, tuple[int, int, int]](), False
+    steps.sort(reverse=True)
+    for event in history.told("record"):
+        while steps and steps[-1][0] < event.t:
+            at, shard, order = steps.pop()
+            if at >= reset_at and not was_reset:
+                furthest, was_reset = _ended(furthest), True
+            furthest[shard] = max(order, furthest.get(shard, order))
+        if event.t >= reset_at and not was_reset:
+            furthest, was_reset = _ended(furthest), True
+        if (1, *event.place) <= furthest.get(event.shard, (0, 0, 0)):
+            found.append(f"{event.shard} {event.digest} at {event.t:.1f} s by {event.process}")
+    return found
+
+
+def _ended(furthest: dict[str, tuple[int, int, int]]) -> dict[str, tuple[int, int, int]]:
+    return {shard: order for shard, order in furthest.items() if order == SHARD_END.order}
+
+
+def unhandled(history: SimulatedHistory) -> list[str]:
+    """Describe the records that no worker handled."""
+    done = {(event.shard, event.digest) for event in history.told("finished")}
+    return [f"{sent.key} {sent.digest}" for sent in history.sent if (sent.key, sent.digest) not in done]
+
+
+def breaches(layout: str, event: str, at: float) -> dict[str, list[str]]:
+    """Return what one sleep breached."""
+    resets = [each.at for each in EVENTS[event] if each.what == "reset"]
+    history = slept(LAYOUTS[layout], EVENTS[event], at)
+    found = {
+        "handled again": repeated(history, min(resets, default=SECONDS)),
+        "never handled": unhandled(history),
+        "unforeseen": history.faults,
+    }
+    return {f"{layout}, {event}, asleep at {at}: {what}": cases for what, cases in found.items() if cases}
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_a_worker_that_wakes_repeats_nothing_and_bars_no_shard(event: str) -> None:
+    """A sleeper believes no memory of its own over what others did meanwhile."""
+    assert breaches("rows", event, 12.0) == {}
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_worker_that_falls_asleep_at_any_moment_does_no_harm(layout: str) -> None:
+    """The law holds in each layout, through each event, whatever the sleeper was doing."""
+    assert [found for event in EVENTS for at in MOMENTS if (found := breaches(layout, event, at))] == []
