@@ -94,7 +94,7 @@ def test_no_shard_waits_longer_than_two_lease_times_for_a_worker_with_a_one_way_
             if key in well.held or any(each.key == key and not each.expired for each in sick.worker.holdings):
                 read_at[key] = clock.now
         longest = max(longest, clock.now - min(read_at.values()))
-    # If reads are still answered, the sick worker steals again and again, and the lease that it took stands still from its
+    # If reads are still answered, the sick worker steals again, and the lease that it took stands still from its
     # second try on, at its next look.
     looks = 2 * config.cycle_seconds if lost == "responses to writes" else 0.0
     assert longest <= 2 * LEASE_SECONDS + looks
