@@ -112,21 +112,20 @@ def test_a_request_that_ends_its_thread_is_told() -> None:
 
 def test_producer_without_threads_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """A producer starts all its threads before it takes a record, or none stays."""
-    before = threading.active_count()
-    start = Thread.start
+    started, start = list[Thread](), Thread.start
 
     def refuse(thread: Thread) -> None:
         if thread.name == "leasehold-produce":
             raise RuntimeError("can't start new thread")
         start(thread)
+        started.append(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(RuntimeError, match="can't start new thread"):
         producing()
-    for thread in threading.enumerate():
-        if thread.name == "leasehold-put":
-            thread.join(10.0)
-    assert threading.active_count() <= before
+    for thread in started:
+        thread.join(30.0)
+    assert [thread.is_alive() for thread in started] == [False] * 5
 
 
 @pytest.mark.filterwarnings("error")

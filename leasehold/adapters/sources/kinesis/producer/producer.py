@@ -274,6 +274,10 @@ def _elsewhere() -> "ProducerError":
     )
 
 
+class RecordFailed(ProducerError):
+    """The record cannot be sent, and others can; it may be in the stream all the same if the text says so."""
+
+
 @define(eq=False)
 class Writing(Entry):
     """The future of one record, and its entry in a queue: with two objects the garbage collector had twice the work."""
@@ -288,7 +292,7 @@ class Writing(Entry):
         return self._answer is not None or self._outcomes.fault is not None
 
     def result(self, timeout: float | None = None) -> Written:
-        """Wait for it. Raises RecordLate, ProducerError or, after `timeout` seconds, TimeoutError."""
+        """Wait for it. Raises RecordLate, RecordFailed, ProducerError or, after `timeout` seconds, TimeoutError."""
         if not self.done:
             with self._outcomes.lock:
                 self._outcomes.changed.wait_for(lambda: self.done, timeout)
@@ -598,7 +602,7 @@ class Producer:
         """An error of its own for each record, as for each caller."""
         doubt = "it may be in the stream all the same" if result.unknown else "it was not written"
         if isinstance(result, GivenUp):
-            failed = ProducerError(f"the record cannot be sent, {doubt}: {said(result.error)}")
+            failed = RecordFailed(f"the record cannot be sent, {doubt}: {said(result.error)}")
             failed.__cause__ = result.error
             return failed
         if not self._closed:
