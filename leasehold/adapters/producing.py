@@ -11,7 +11,6 @@ from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, clients_of
 from leasehold.adapters.sources.kinesis.records import EPOCHS
 from leasehold.stores.aws import session_of
-from leasehold.stores.fields import encodable
 from leasehold.stores.printable import did_you_mean
 from leasehold.stores.urls import AWS, Scheme, endpoint_of, read_url
 
@@ -53,8 +52,6 @@ def open_producer(
     SourceUnavailable and SourceError.
     """
     # The URL is never repeated, since it may hold a secret.
-    if not isinstance(cast("object", source), str) or encodable(source) != source:
-        raise ValueError("SOURCE URL: it is no text in UTF-8; write kinesis://STREAM?region=…")
     _, stream, place = read_url(source, "SOURCE", _SCHEMES)
     if not stream or "/" in stream:
         raise ValueError("SOURCE URL: write kinesis://STREAM?region=…")
@@ -69,11 +66,8 @@ def open_producer(
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if (on_late := given.get("on_late", "block")) not in ("block", "fail"):
         raise ValueError(f"{named('on_late')}: {on_late!r} is neither block nor fail")
-    for name in ("share", "time_to_live"):  # to Python, True is a number, and b"1" can be made one
-        if isinstance(given.get(name), bool | bytes):
-            raise ValueError(f"{named(name)}: {given[name]!r} is no number")  # noqa: TRY004  bad usage
     share, time_to_live = given.get("share", 1.0), seconds_of(given.get("time_to_live", 30.0), named("time_to_live"))
-    if not isinstance(share, int | float) or not share > 0 or time_to_live <= 0:
+    if not isinstance(share, int | float) or isinstance(share, bool) or not share > 0 or time_to_live <= 0:
         raise ValueError(f"{named('share')} and {named('time_to_live')}: want numbers above 0")
     for name in ("linger_ms", "epoch"):
         number = given.get(name, 0)
