@@ -365,6 +365,16 @@ def test_a_flush_goes_on_when_another_one_ends() -> None:
     producer.close(0.0)
 
 
+def test_a_producer_that_is_full_sends_at_once() -> None:
+    """Records that wait for company make room for those that wait to be taken."""
+    client = Kept()
+    settings = Settings(linger_seconds=3600.0)
+    with Producer(cast("Any", client), "orders", settings, pending_records=3) as producer:
+        for place in range(10):
+            producer.put(b"%d" % place, "k")
+    assert client.data == [b"%d" % place for place in range(10)]
+
+
 def test_the_end_of_a_block_that_raised_does_not_hide_the_reason() -> None:
     """The log has the fault of the producer."""
     client = cast("Any", OneShard())

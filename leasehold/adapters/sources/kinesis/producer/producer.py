@@ -18,7 +18,8 @@ raises before it touches the lock.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from math import inf
 from queue import SimpleQueue
@@ -394,8 +395,8 @@ class Producer:
             data = _bytes_of(data)
         hash_key = self._checked(data, partition_key, explicit_hash_key, framing_of(context) if context else 0)
         with self._lock:
-            while (self._pending >= self._most or self._pending_bytes >= self._most_bytes) and not self._closed:
-                self._room.wait()
+            if self._full:
+                self._wait_for_room()
             if self._closed:
                 raise self._why_closed()
             if self._settings.epoch is not None:
@@ -422,15 +423,8 @@ class Producer:
         """
         if self._process is not current_process():
             raise _elsewhere()
-        with self._lock:
-            self._flushing += 1
-            self._core.flushing = True
-            try:
-                self._work.notify()
-                return self._outcomes.changed.wait_for(lambda: self._closed or self._core.empty, timeout)
-            finally:
-                self._flushing -= 1
-                self._core.flushing = self._flushing > 0
+        with self._lock, self._sending_at_once():
+            return self._outcomes.changed.wait_for(lambda: self._closed or self._core.empty, timeout)
 
     def close(self, timeout: float | None = None) -> bool:
         """Drain, then stop; return whether everything was settled within `timeout` seconds.
@@ -471,6 +465,26 @@ class Producer:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a producer cannot be sent to another process; open one in each")
+
+    @property
+    def _full(self) -> bool:
+        return self._pending >= self._most or self._pending_bytes >= self._most_bytes
+
+    def _wait_for_room(self) -> None:
+        with self._sending_at_once():  # no more company can come
+            while self._full and not self._closed:
+                self._room.wait()
+
+    @contextmanager
+    def _sending_at_once(self) -> Iterator[None]:
+        self._flushing += 1
+        self._core.flushing = True
+        self._work.notify()
+        try:
+            yield
+        finally:
+            self._flushing -= 1
+            self._core.flushing = self._flushing > 0
 
     def _checked(self, data: bytes, partition_key: str, explicit_hash_key: str | None, framing: int) -> int:
         """The hash key of a record. Raises as `put` does, for a record that is `framing` bytes larger."""
