@@ -202,11 +202,7 @@ def consumption(
     Raises ValueError naming the option and what to do, TypeError for an option that there is not, and LetterError.
     """
     given: dict[str, Any] = _checked(options, named)
-    for name, opened, methods in (("source", source, ("shards", "open")), ("leases", leases, ("list", "write"))):
-        if not isinstance(opened, str) and not all(callable(getattr(opened, each, None)) for each in methods):
-            raise ValueError(
-                f"{named(name)}: {type(opened).__name__} is neither a URL nor an object with {' and '.join(methods)}"
-            )
+    _check_ends(source, leases, named)
     for address, url in ((source_address, source), (store_address, leases)):
         if isinstance(url, str) and address(url)[0] == "file":
             raise ValueError(f"{named('leases')}: file:// is a backup, on which no fleet works; copy it to a store")
@@ -251,6 +247,13 @@ def consumption(
         memory_bytes=given.get("memory_mib", MEMORY_BYTES // MIB) * MIB,
         to=to,
     )
+
+
+def _check_ends(source: object, leases: object, named: Callable[[str], str]) -> None:
+    for name, given, methods in (("source", source, ("shards", "open")), ("leases", leases, ("list", "write"))):
+        if not isinstance(given, str) and not all(callable(getattr(given, each, None)) for each in methods):
+            what = f"{type(given).__name__} is neither a URL nor an object with {' and '.join(methods)}"
+            raise ValueError(f"{named(name)}: {what}")
 
 
 _WORKERS = itertools.count(1)

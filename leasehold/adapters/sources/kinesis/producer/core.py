@@ -296,7 +296,7 @@ class Late:
 
 
 @frozen(eq=False)
-class GivenUp:
+class Unsendable:
     """The records cannot be sent, for this reason; if `unknown`, they may be in the stream all the same."""
 
     entries: tuple[Entry, ...]
@@ -304,7 +304,7 @@ class GivenUp:
     unknown: bool
 
 
-Result = Delivered | Late | GivenUp
+Result = Delivered | Late | Unsendable
 
 
 @define
@@ -401,7 +401,7 @@ class Core:
     _map_due: float = inf
     _map_faults: int = 0
     _unknown: set[int] = field(factory=set)  # tickets of records that may be in the stream already
-    _given_up: list[GivenUp] = field(factory=list)
+    _given_up: list[Unsendable] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         self._set_target()
@@ -538,7 +538,7 @@ class Core:
                 results.append(Late(tuple(late), unknown=any(entry.ticket in self._unknown for entry in late)))
         return tuple(results)
 
-    def given_up(self) -> tuple[GivenUp, ...]:
+    def given_up(self) -> tuple[Unsendable, ...]:
         """Return the records that `request` could not make units of since the last call."""
         given_up, self._given_up = self._given_up, []
         return tuple(given_up)
@@ -611,12 +611,12 @@ class Core:
                     self._given_up.append(self._give_up((shard_queue.shift(),), error))
         return None
 
-    def _give_up(self, entries: tuple[Entry, ...], error: BaseException) -> GivenUp:
+    def _give_up(self, entries: tuple[Entry, ...], error: BaseException) -> Unsendable:
         tickets = {entry.ticket for entry in entries}
         unknown = not tickets.isdisjoint(self._unknown)
         self._unknown -= tickets
         self.metrics.failed += len(entries)
-        return GivenUp(entries, error, unknown)
+        return Unsendable(entries, error, unknown)
 
     def _belongs(self, shard_queue: ShardQueue) -> bool:
         """Whether all of a unit's records belong to the shard it went to (rule 2)."""

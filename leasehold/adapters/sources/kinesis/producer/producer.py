@@ -50,7 +50,7 @@ from leasehold.adapters.sources.kinesis.producer.core import (
     Delivered,
     Entry,
     Failed,
-    GivenUp,
+    Unsendable,
     Late,
     Placed,
     Refused,
@@ -612,10 +612,10 @@ class Producer:
             self._room.notify_all()
             self._outcomes.changed.notify_all()
 
-    def _reason(self, result: Late | GivenUp) -> "ProducerError":
+    def _reason(self, result: Late | Unsendable) -> "ProducerError":
         """An error of its own for each record, as for each caller."""
         doubt = "it may be in the stream all the same" if result.unknown else "it was not written"
-        if isinstance(result, GivenUp):
+        if isinstance(result, Unsendable):
             failed = RecordFailed(f"the record cannot be sent, {doubt}: {said(result.error)}")
             failed.__cause__ = result.error
             return failed
