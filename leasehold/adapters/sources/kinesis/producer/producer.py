@@ -50,7 +50,6 @@ from leasehold.adapters.sources.kinesis.producer.core import (
     Delivered,
     Entry,
     Failed,
-    Unsendable,
     Late,
     Placed,
     Refused,
@@ -61,6 +60,7 @@ from leasehold.adapters.sources.kinesis.producer.core import (
     Unit,
     UnitOutcome,
     Unknown,
+    Unsendable,
     mapped,
 )
 from leasehold.adapters.sources.kinesis.records import MARK_BYTES, Mark, listed, marked
