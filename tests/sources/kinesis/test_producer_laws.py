@@ -176,6 +176,22 @@ def test_a_listing_that_raises_is_asked_for_again(error: BaseException, monkeypa
         assert outcomes([producer.put(b"a", "k"), producer.put(b"b", "k")]) == ["", ""]
 
 
+def test_a_log_that_raises_harms_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer recovers before it tells of a fault."""
+
+    def fail(data: list[bytes]) -> None:
+        if b"bad" in data:
+            raise KeyError("x")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("the log is full")
+
+    monkeypatch.setattr(module.log, "error", refuse)
+    with producing(Kept(fail)) as producer:
+        assert outcomes([producer.put(b"bad", "k")]) == ["RecordFailed"]
+        assert outcomes([producer.put(b"good", "k")]) == [""]
+
+
 @pytest.mark.parametrize("method", ["add", "sealed"])
 def test_a_record_that_cannot_be_encoded_fails_alone(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The records beside it in an aggregate are written, in order."""

@@ -19,7 +19,7 @@ raises before it touches the lock.
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from math import inf
 from queue import SimpleQueue
@@ -529,15 +529,16 @@ class Producer:
     def _send(self, units: tuple[Unit, ...]) -> None:
         began = self._clock()
         outcomes: Sequence[UnitOutcome]
+        fault: BaseException | None = None
         try:
             outcomes = self._put_client.put(units)
         except SourceError as error:
             self._stop(error)
             return
-        except BaseException as error:
-            log.exception("stream %r: a request raised %s; its records fail", self._stream, type(error).__name__)
+        except BaseException as error:  # noqa: BLE001  whatever it is, those who wait must hear of it
             # The frames hold the data of the records, and the records hold the error.
-            outcomes = [Failed(error.with_traceback(None))] * len(units)
+            fault = error.with_traceback(None)
+            outcomes = [Failed(fault)] * len(units)
         with self._lock:
             now = self._clock()
             self._under_way -= 1
@@ -545,6 +546,9 @@ class Producer:
             for unit, outcome in zip(units, outcomes, strict=True):
                 self._settle(self._core.answered(unit, outcome, now))
             self._work.notify()
+        if fault is not None:
+            with suppress(Exception):  # a handler of the program's log may raise
+                log.error("stream %r: the records of a request fail, the client raised %s", self._stream, said(fault))
 
     def _look(self) -> None:
         shards, fault = None, ""
@@ -557,13 +561,14 @@ class Producer:
             return
         except BaseException as error:  # noqa: BLE001  whatever it is, another listing may do
             fault = said(error)
-            if fault != self._listing_fault:
-                log.error("stream %r: its shards cannot be listed, trying again: %s", self._stream, fault)  # noqa: TRY400
-        self._listing_fault = fault
+        known, self._listing_fault = self._listing_fault, fault
         with self._lock:
             self._listing = False
             self._settle(self._core.mapped(shards, self._clock()))
             self._work.notify()
+        if fault and fault != known:
+            with suppress(Exception):  # likewise
+                log.error("stream %r: its shards cannot be listed, trying again: %s", self._stream, fault)
 
     def _stop(self, error: BaseException) -> None:
         with self._lock:
@@ -696,4 +701,7 @@ def _drain_at_exit() -> None:
         finally:
             stream, left = each._stream, each._end()  # noqa: SLF001
             if left:
-                log.error("stream %r: the program ended without close(), and %d records were not sent", stream, left)
+                with suppress(Exception):  # likewise
+                    log.error(
+                        "stream %r: the program ended without close(), and %d records were not sent", stream, left
+                    )
