@@ -220,6 +220,7 @@ def consumption(
     Raises ValueError naming the option and what to do, TypeError for an option that there is not, and LetterError.
     """
     given: dict[str, Any] = _checked(options, named)
+    _check_ends(source, leases, named)
     for address, url in ((source_address, source), (store_address, leases)):
         if isinstance(url, str) and address(url)[0] == "file":
             raise ValueError(f"{named('leases')}: file:// is a backup, on which no fleet works; copy it to a store")
@@ -266,6 +267,13 @@ def consumption(
         threads=given.get("threads", READERS),
         to=to,
     )
+
+
+def _check_ends(source: object, leases: object, named: Callable[[str], str]) -> None:
+    for name, given, methods in (("source", source, ("shards", "open")), ("leases", leases, ("list", "write"))):
+        if not isinstance(given, str) and not all(callable(getattr(given, each, None)) for each in methods):
+            what = f"{type(given).__name__} is neither a URL nor an object with {' and '.join(methods)}"
+            raise ValueError(f"{named(name)}: {what}")
 
 
 _WORKERS = itertools.count(1)
@@ -315,6 +323,8 @@ def _checked(options: Options, named: Callable[[str], str]) -> dict[str, Any]:
             raise ValueError(f"{named(name)}: {value!r} is neither True nor False")
         if name in _TEXTS and not isinstance(value, str):
             raise ValueError(f"{named(name)}: {value!r} is no text")
+        if name == "metrics" and not isinstance(value, str) and not callable(getattr(value, "create_counter", None)):
+            raise ValueError(f"{named(name)}: {value!r} is neither the name of an exporter nor a meter")
         found[name] = value
     if (anew := found.get("if_recreated", "LATEST")) not in {"TRIM_HORIZON", "LATEST"}:
         raise ValueError(f"{named('if_recreated')}: {anew!r} is neither TRIM_HORIZON nor LATEST")

@@ -57,8 +57,12 @@ def seconds_of(value: object, option: str) -> float:
     """Seconds of an option: a number, or a duration as text. Raises ValueError, naming the option."""
     try:
         found = duration(value) if isinstance(value, str) else float(cast("float", value))
-    except (TypeError, ValueError):
+        if isinstance(value, bool | bytes | bytearray):  # Python makes numbers of them
+            found = math.nan
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{option}: {value!r} is not {DURATION}") from None
+    if math.isnan(found):
+        raise ValueError(f"{option}: {value!r} is not {DURATION}")
     if not found >= 0:
         raise ValueError(f"{option}: {value!r} is less than 0 s")
     return found
@@ -231,6 +235,8 @@ def settings(
     if isinstance(more, Mapping):
         return fields | dict(more)
     for setting in more:
+        if not isinstance(setting, str):
+            raise ValueError(f"{option}: {setting!r} is not of the form name=value")  # noqa: TRY004  bad usage
         name, separator, text = setting.partition("=")
         if not separator:
             raise ValueError(f"{option}: {setting!r} is not of the form name=value")

@@ -16,6 +16,7 @@ from leasehold.stores.printable import did_you_mean
 from leasehold.stores.urls import AWS, Scheme, endpoint_of, read_url
 
 REQUESTS = 4
+LINGER_MS_MAX = 86_400_000
 
 _SCHEMES = {"kinesis": Scheme("", AWS | {"wire"})}
 
@@ -65,14 +66,17 @@ def open_producer(
         if name not in known:
             raise TypeError(f"{name}: there is no such option{did_you_mean(name, known)}")
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    if (on_late := given.get("on_late", "block")) not in {"block", "fail"}:
+    if (on_late := given.get("on_late", "block")) not in ("block", "fail"):
         raise ValueError(f"{named('on_late')}: {on_late!r} is neither block nor fail")
     share, time_to_live = given.get("share", 1.0), seconds_of(given.get("time_to_live", 30.0), named("time_to_live"))
-    if not isinstance(share, int | float) or not share > 0 or time_to_live <= 0:
+    if not isinstance(share, int | float) or isinstance(share, bool) or not share > 0 or time_to_live <= 0:
         raise ValueError(f"{named('share')} and {named('time_to_live')}: want numbers above 0")
     for name in ("linger_ms", "epoch"):
-        if not isinstance(number := given.get(name, 0), int) or number < 0:
+        number = given.get(name, 0)
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
             raise ValueError(f"{named(name)}: {number!r} is no whole number from 0")
+    if given.get("linger_ms", 0) > LINGER_MS_MAX:
+        raise ValueError(f"{named('linger_ms')}: {given['linger_ms']} ms is more than a day")
     if (epoch := given.get("epoch", 0)) >= EPOCHS:
         raise ValueError(f"{named('epoch')}: {epoch} does not fit into a mark; give a number below 2**64")
     settings = Settings(

@@ -4,7 +4,7 @@ Nothing here knows which store or which cloud is in use; codecs translate at the
 """
 
 import math
-from typing import NewType
+from typing import Any, NewType
 
 from attrs import Factory, field, frozen
 
@@ -27,7 +27,11 @@ DIGITS_MAX = 129
 """Digits of the longest sequence number: kcl-rust's own bound, and far above what any service uses."""
 
 
-def _a_sentinel_or_number(_position: object, _attribute: object, sequence: str) -> None:
+def _a_sentinel_or_number(position: Any, _attribute: object, sequence: Any) -> None:  # noqa: ANN401  as given
+    # attrs calls this once all the fields are set.
+    if not (isinstance(sequence, str) and isinstance(position.sub, int) and isinstance(position.token, str)):
+        msg = f"checkpoint: {position!r} wants a str, an int and a str"
+        raise TypeError(msg)
     number = sequence.isascii() and sequence.isdigit() and len(sequence) <= DIGITS_MAX
     if sequence not in SENTINELS and not number:
         msg = f"checkpoint: {sequence!r} is neither one of {sorted(SENTINELS)} nor a decimal sequence number"
@@ -100,7 +104,15 @@ def _whole_bytes(_lease: object, _attribute: object, weight: int | None) -> None
         raise ValueError(msg)
 
 
-def _somebody_or_none(_lease: object, _attribute: object, owner: str | None) -> None:
+def _somebody_or_none(lease: Any, _attribute: object, owner: Any) -> None:  # noqa: ANN401  as given
+    # Likewise called once all the fields are set.
+    for name in ("key", "stream", "shard"):
+        if not isinstance(value := getattr(lease, name), str):
+            msg = f"{name}: {value!r} is no str"
+            raise TypeError(msg)
+    if not isinstance(owner, str | None):
+        msg = f"owner: {owner!r} is neither a str nor None"
+        raise TypeError(msg)
     if owner == "":
         msg = "owner: '' is no worker's id; None says that nobody owns the lease"
         raise ValueError(msg)
@@ -161,6 +173,10 @@ class Lease:
 
     @ended.default
     def _ended(self) -> bool:
+        checkpoint: Any = self.checkpoint
+        if not isinstance(checkpoint, Position):
+            msg = f"checkpoint: {checkpoint!r} is no Position"
+            raise TypeError(msg)
         return self.checkpoint.ended
 
     def watched(self, idle: float, held: float, heir_idle: float) -> "Lease":

@@ -71,7 +71,10 @@ def read_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, s
     Raises ValueError, naming what is wrong and never repeating the URL (it may hold a secret).
     """
     try:
+        url.encode()  # raises for a lone surrogate
         parts = urlsplit(url)
+    except AttributeError:
+        raise ValueError(f"{kind} URL: {type(url).__name__} is no str; write scheme://place") from None
     except ValueError:
         raise ValueError(f"{kind} URL: it cannot be read as a URL; write scheme://place") from None
     if parts.scheme not in schemes:

@@ -8,11 +8,21 @@ The effect of a write on the stored lease, purely: enough for a store that repla
 """
 
 import math
-from typing import assert_never
+from typing import Any, assert_never
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field, fields, frozen
+from attrs.validators import instance_of, optional
 
 from leasehold.balancer.model import Lease, Notes, Position, Version
+
+
+def _storable(_write: object, attribute: Any, value: Any) -> None:  # noqa: ANN401  as given
+    if not isinstance(value, str):
+        raise TypeError(f"{attribute.name}: {value!r} is no str")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{attribute.name}: {value!r} is not UTF-8, and not every store can hold it") from None
 
 
 @frozen
@@ -30,7 +40,10 @@ class CreateLease:
         'Lost'
     """
 
-    lease: Lease
+    lease: Lease = field(validator=instance_of(Lease))
+
+    def __attrs_post_init__(self) -> None:
+        _storable(self, fields(CreateLease).lease, self.lease.key)
 
 
 @frozen
@@ -49,8 +62,8 @@ class ClaimLease:
         'worker-a'
     """
 
-    lease: Lease
-    me: str
+    lease: Lease = field(validator=instance_of(Lease))
+    me: str = field(validator=_storable)
     notes: Notes = ()
 
 
@@ -71,8 +84,8 @@ class StealLease:
         'worker-b'
     """
 
-    lease: Lease
-    me: str
+    lease: Lease = field(validator=instance_of(Lease))
+    me: str = field(validator=_storable)
     notes: Notes = ()
 
 
@@ -94,7 +107,7 @@ class RenewLease:
         1
     """
 
-    lease: Lease
+    lease: Lease = field(validator=instance_of(Lease))
     notes: Notes = ()
     patient: bool = field(default=True, kw_only=True)
 
@@ -118,8 +131,8 @@ class CheckpointLease:
         '42'
     """
 
-    lease: Lease
-    position: Position
+    lease: Lease = field(validator=instance_of(Lease))
+    position: Position = field(validator=instance_of(Position))
     children: tuple[str, ...] = field(default=(), kw_only=True)
     keep_owner: bool = field(default=False, kw_only=True)
     patient: bool = field(default=False, kw_only=True)
@@ -142,8 +155,8 @@ class CheckpointLate:
         'worker-b'
     """
 
-    lease: Lease
-    position: Position
+    lease: Lease = field(validator=instance_of(Lease))
+    position: Position = field(validator=instance_of(Position))
 
 
 @frozen
@@ -162,9 +175,9 @@ class ReleaseLease:
         True
     """
 
-    lease: Lease
-    me: str
-    to: str | None = None
+    lease: Lease = field(validator=instance_of(Lease))
+    me: str = field(validator=_storable)
+    to: str | None = field(default=None, validator=optional(_storable))
 
 
 @frozen
@@ -184,8 +197,8 @@ class RequestLease:
         'worker-b'
     """
 
-    lease: Lease
-    me: str
+    lease: Lease = field(validator=instance_of(Lease))
+    me: str = field(validator=_storable)
 
 
 @frozen
@@ -205,8 +218,8 @@ class WithdrawRequest:
         True
     """
 
-    lease: Lease
-    me: str
+    lease: Lease = field(validator=instance_of(Lease))
+    me: str = field(validator=_storable)
 
 
 @frozen
@@ -227,8 +240,8 @@ class GiveLease:
         'worker-b'
     """
 
-    lease: Lease
-    position: Position
+    lease: Lease = field(validator=instance_of(Lease))
+    position: Position = field(validator=instance_of(Position))
 
 
 @frozen
@@ -249,8 +262,8 @@ class TakeBackLease:
         'worker-a'
     """
 
-    lease: Lease
-    me: str
+    lease: Lease = field(validator=instance_of(Lease))
+    me: str = field(validator=_storable)
 
 
 @frozen
@@ -267,9 +280,9 @@ class AnnotateLease:
         'orders'
     """
 
-    lease: Lease
-    name: str
-    value: str
+    lease: Lease = field(validator=instance_of(Lease))
+    name: str = field(validator=_storable)
+    value: str = field(validator=_storable)
 
 
 @frozen
@@ -282,8 +295,8 @@ class ResetLease:
     `lease`: in a stream that was created again, a shard of the same id may have others.
     """
 
-    lease: Lease
-    position: Position
+    lease: Lease = field(validator=instance_of(Lease))
+    position: Position = field(validator=instance_of(Position))
     notes: Notes = ()
     epoch: int = field(default=0, kw_only=True)
 
@@ -303,7 +316,7 @@ class DeleteLease:
         ('shard-0', ())
     """
 
-    lease: Lease
+    lease: Lease = field(validator=instance_of(Lease))
 
 
 LeaseChange = (

@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -16,9 +17,15 @@ from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.inputs import dashed
 from leasehold.adapters.producing import ProduceOptions, open_producer
-from leasehold.adapters.sources.kinesis.producer.producer import Producer, ProducerError
+from leasehold.adapters.sources.kinesis.producer.producer import (
+    Producer,
+    ProducerError,
+    RecordFailed,
+    Writing,
+)
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.stores.fields import decimal, encodable
+from leasehold.stores.printable import printable, text_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -29,7 +36,7 @@ MORE = """
 SOURCE is a URL: `kinesis://stream?region=…`. Each line is one record; empty lines are skipped. The partition key:
 
 `line` the whole line · `field:3` the third column, see `--delimiter` · `json:customer` that member of the line,
-a JSON object · `fixed:text` the same for all (keeps them all in order, on one shard).
+a JSON object, if it isn't null · `fixed:text` the same for all (keeps them all in order, on one shard).
 
 SIGTERM or Ctrl-C stops reading and sends what was read; a second one ends at once.
 
@@ -62,9 +69,11 @@ def command(  # noqa: PLR0917  one for each option
             written = _write(open_producer(source, options, dashed), lines, key_of)
     names = {"UserRecordsPut": "records written", "KinesisRecordsPut": "as Kinesis records", "AllErrors": "refusals"}
     names |= {"UserRecordExpired": "given up", "UserRecordsOutcomeUnknown": "perhaps written twice"}
+    if written["UserRecordsFailed"]:
+        names |= {"UserRecordsFailed": "refused"}
     said = ", ".join(f"{written[name]} {words}" for name, words in names.items())
     print(json.dumps(written) if json_ else said)
-    if written["UserRecordsPending"] or written["UserRecordExpired"]:
+    if written["UserRecordsPending"] or written["UserRecordExpired"] or written["UserRecordsFailed"]:
         raise typer.Exit(1)
 
 
@@ -84,15 +93,21 @@ def _key(how: str, delimiter: str) -> Key:
 
 def _member(line: bytes, name: str) -> str:
     try:
-        found = json.loads(line)
+        found = json.loads(line, parse_constant=_not_json)
     except (ValueError, RecursionError):
         raise ValueError(f"--key json:{name}: it is not JSON") from None
-    if not isinstance(found, dict) or name not in found:
-        raise ValueError(f"--key json:{name}: it is no object with a member {name!r}")
-    key = str(found[name])
+    # A null is as good as no member: else all lines without a key would share the key "null", and one shard.
+    if not isinstance(found, dict) or found.get(name) is None:
+        raise ValueError(f"--key json:{name}: it is no object with a member {name!r} other than null")
+    value = found[name]
+    key = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     if encodable(key) != key:
         raise ValueError(f"--key json:{name}: {key!r} is not UTF-8")
     return key
+
+
+def _not_json(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _field(line: bytes, number: int, delimiter: str) -> str:
@@ -108,19 +123,35 @@ def _write(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float 
     columns = (TextColumn("{task.completed:,.0f} lines read"), TimeElapsedColumn())
     # A line that counts, where somebody watches.
     progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+    under_way = deque[tuple[int, Writing]]()
     with _EndRequest() as asked, producer, progress:
         task = progress.add_task("", total=None)
         for number, line in enumerate(asked.lines(lines), 1):
             if data := line.rstrip(b"\r\n"):
                 try:
-                    producer.put(data, key_of(data))
+                    under_way.append((number, producer.put(data, key_of(data))))
                 except UnicodeDecodeError:
                     raise ValueError(f"line {number}: its partition key is not UTF-8") from None
                 except ValueError as error:
                     raise ValueError(f"line {number}: no record can be made of it: {error}") from None
             if number % STEP == 0:
                 progress.update(task, completed=number)
+                while under_way and under_way[0][1].done:
+                    _tell(*under_way.popleft())
+        producer.flush()
+        for number, writing in under_way:
+            _tell(number, writing)
     return producer.metrics
+
+
+def _tell(number: int, writing: Writing) -> None:
+    """Name a line that failed alone; the end of the command tells of all others."""
+    try:
+        writing.result(0)
+    except RecordFailed as error:
+        print(printable(f"leasehold produce: line {number}: {text_of(error)}"), file=sys.stderr)
+    except ProducerError:
+        pass
 
 
 class _EndRequested(BaseException):

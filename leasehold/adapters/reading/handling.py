@@ -223,7 +223,9 @@ class Delivery:
         if not self._whole:
             # A checkpoint says that all before it is done, and of the other keys nobody knows that yet.
             raise ValueError("checkpoint: other keys of this batch are at work; it is checkpointed once all are done")
-        position = self.read_to if record is None else record.position
+        position = self.read_to if record is None else getattr(record, "position", None)
+        if not isinstance(position, Position):
+            raise TypeError(f"checkpoint: {type(record).__name__} is no record; give one of this batch")
         # What lies behind the batch was not handed over, and would be skipped after a crash.
         if position.order > self.read_to.order:
             raise ValueError(
@@ -254,6 +256,8 @@ class FinalCheckpoint:
 
     def checkpoint(self, position: Position) -> bool:
         """Checkpoint everything up to here; False if the lease is lost. Raises OutcomeUnknown."""
+        if not isinstance(position, Position):
+            raise TypeError(f"checkpoint: {type(position).__name__} is no Position")
         return self._holding.checkpoint(position)
 
     def end(self) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from produced_flights import stored
 from test_aggregation import packed
+from test_producer_laws import Kept, producing, refused
 from typer.testing import CliRunner
 from types_boto3_kinesis import KinesisClient
 
@@ -86,8 +87,10 @@ def test_a_line_without_a_key_is_named_and_those_before_it_are_sent(
     ("key", "line", "said"),
     [
         ("field:99", b"a,b,c", "--key field:99: it has 3 fields between ','; see --delimiter"),
-        ("json:who", b'{"x": 1}', "--key json:who: it is no object with a member 'who'"),
-        ("json:who", b"[1]", "--key json:who: it is no object with a member 'who'"),
+        ("json:who", b'{"x": 1}', "--key json:who: it is no object with a member 'who' other than null"),
+        ("json:who", b"[1]", "--key json:who: it is no object with a member 'who' other than null"),
+        ("json:who", b'{"who": null}', "--key json:who: it is no object with a member 'who' other than null"),
+        ("json:who", b'{"who": NaN}', "--key json:who: it is not JSON"),
         ("json:who", b"who", "--key json:who: it is not JSON"),
         ("json:who", b"[" * 20_000, "--key json:who: it is not JSON"),
         ("json:who", b'{"who": "\\ud800"}', "--key json:who: '\\ud800' is not UTF-8"),
@@ -97,6 +100,43 @@ def test_a_line_without_its_key_says_what_was_asked_of_it(key: str, line: bytes,
     """A user would see the name of an exception."""
     with pytest.raises(ValueError, match=re.escape(said)):
         _key(key, ",")(line)
+
+
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [
+        ('"a"', "a"),
+        ('"null"', "null"),
+        ('"\u00e9"', "\u00e9"),
+        ("true", "true"),
+        ("false", "false"),
+        ("0", "0"),
+        ("1.0", "1.0"),
+        ("12345678901234567890123", "12345678901234567890123"),
+        ('[1, "\u00e9"]', '[1,"\u00e9"]'),
+        ('{"a": null}', '{"a":null}'),
+        ("[]", "[]"),
+    ],
+)
+def test_a_member_that_is_no_text_is_a_key_as_json_spells_it(value: str, key: str) -> None:
+    """Whatever language wrote the line, the same value is the same key."""
+    assert _key("json:who", ",")(f'{{"who": {value}}}'.encode()) == key
+
+
+def test_a_record_that_the_service_refuses_is_named_and_all_others_are_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The command names the line, goes on, and ends with status 1."""
+
+    def refuse(data: list[bytes]) -> None:
+        if b"bad" in data:
+            raise refused("ValidationException")
+
+    client = Kept(refuse)
+    monkeypatch.setattr("leasehold.adapters.cli.produce.open_producer", lambda *_: producing(client))
+    status, out, err = _leasehold("produce", "kinesis://s", "--key", "fixed:k", given=b"a\nb\n\nbad\nc\n")
+    assert (status, client.data, out.split(",")[0]) == (1, [b"a", b"b", b"c"], "3 records written")
+    assert (err.count("\n"), err.startswith("leasehold produce: line 4: the record cannot be sent")) == (1, True)
 
 
 @pytest.mark.services

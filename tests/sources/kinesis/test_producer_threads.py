@@ -110,23 +110,22 @@ def test_a_request_that_ends_its_thread_is_told() -> None:
         producing().put(b"a", "k").result(30.0)
 
 
-def test_a_thread_that_cannot_be_started_stops_the_producer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pump would be gone, and `put` would take records until memory or room is at an end."""
-    producer = producing()
-    start = Thread.start
+def test_producer_without_threads_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer starts all its threads before it takes a record, or none stays."""
+    started, start = list[Thread](), Thread.start
 
     def refuse(thread: Thread) -> None:
-        if thread.name.startswith("leasehold-put"):
+        if thread.name == "leasehold-produce":
             raise RuntimeError("can't start new thread")
         start(thread)
+        started.append(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(ProducerError, match="can't start new thread"):
-        producer.put(b"a", "k").result(30.0)
-    with pytest.raises(ProducerError, match="can't start new thread"):
-        producer.put(b"b", "k")
-    with pytest.raises(ProducerError, match="can't start new thread"):
-        producer.close(1.0)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        producing()
+    for thread in started:
+        thread.join(30.0)
+    assert [thread.is_alive() for thread in started] == [False] * 5
 
 
 @pytest.mark.filterwarnings("error")

@@ -6,6 +6,7 @@ partition the service takes a key (W1 in `sources/repeats.py`). Rows of many key
 slow, name the partition.
 """
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
@@ -16,10 +17,12 @@ from leasehold.adapters.sources.repeats import Tag
 from leasehold.adapters.spark.event_hubs.options import hub_of, secret_of_executor
 from leasehold.adapters.spark.options import Given
 from leasehold.adapters.spark.sink import RowWriter, SinkColumns, values_of
-from leasehold.stores.printable import said
+from leasehold.stores.printable import escaped, said
 
 if TYPE_CHECKING:  # an extra, which the process that plans a query need not have
     from azure.eventhub import EventHubProducerClient
+
+log = escaped(logging.getLogger("leasehold.spark"))
 
 COLUMNS = SinkColumns(
     {
@@ -87,7 +90,6 @@ class HubRowWriter:
     def write(self, rows: pa.Table, tag: Tag) -> None:
         """Send these rows and wait for them. Raises SourceError, and ValueError for a row that no hub takes."""
         from azure.eventhub import EventData  # noqa: PLC0415  an extra
-        from azure.eventhub.exceptions import EventHubError  # noqa: PLC0415  likewise
 
         from leasehold.adapters.sources.event_hubs.records import TAG  # noqa: PLC0415  likewise
 
@@ -108,10 +110,18 @@ class HubRowWriter:
                     batch = self._next(batch, to, key)
                     batch.add(event)
             self._send(batch)
-        except EventHubError as fault:
+        except ValueError:
+            raise
+        except BaseException as fault:
             # A connection that has failed is not used again: the next attempt opens its own.
             for place in [place for place, writer in _writers.items() if writer is self]:
                 place.forget()
+            try:
+                self._client.close()
+            except Exception as left:  # noqa: BLE001  what ended the write is told
+                log.debug("the client is left: %s", said(left))
+            if isinstance(fault, KeyboardInterrupt | SystemExit):
+                raise
             raise SourceError(f"event hub {self._hub!r}: not all rows were written: {said(fault)}") from fault
 
     def _next(self, batch: Any, to: str | None, key: str | None) -> Any:  # noqa: ANN401  an extra has the type

@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable
 from heapq import merge
+from itertools import islice
 from math import inf
 from typing import Literal, assert_never
 
@@ -179,6 +180,7 @@ class ShardQueue:
     landed  (shard, sequence number) where it went, while the map cannot tell whether that was right
     wait    until then nothing is sent
     faults  refusals in a row
+    singly  how many of the oldest records travel alone, to find the one that cannot be sent
     """
 
     shard: str
@@ -191,6 +193,7 @@ class ShardQueue:
     landed: tuple[str, str] | None = None
     wait: float = 0.0
     faults: int = 0
+    singly: int = 0
 
     @property
     def oldest(self) -> float:
@@ -214,16 +217,26 @@ class ShardQueue:
         return entry
 
     def pack(self, size: int) -> Unit:
-        """A unit of at most `size` bytes from the oldest records; a larger record travels alone."""
-        aggregate = Aggregate(max(size, self.queue[0].alone), *self.hash_range)
+        """A unit of at most `size` bytes from the oldest records; a larger record travels alone.
+
+        If the encoder raises, the queue is unchanged but for `singly`.
+        """
         entries: list[Entry] = []
-        while self.queue:
-            entry = self.queue[0]
-            if not aggregate.add(entry.data, entry.partition_key, entry.explicit, entry.context, entry.row):
-                break
-            entries.append(self.queue.popleft())
+        try:
+            aggregate = Aggregate(max(size, self.queue[0].alone), *self.hash_range)
+            for entry in islice(self.queue, 1) if self.singly else self.queue:
+                if not aggregate.add(entry.data, entry.partition_key, entry.explicit, entry.context, entry.row):
+                    break
+                entries.append(entry)
+            unit = Unit(self.shard, tuple(entries), aggregate.sealed(), aggregate.partition_key, entries[0].hash_key)
+        except Exception:
+            self.singly = self.singly or len(entries) + 1
+            raise
+        for _ in entries:
+            self.queue.popleft()
         self.queued -= sum([len(entry.data) + len(entry.partition_key) for entry in entries])  # likewise
-        return Unit(self.shard, tuple(entries), aggregate.sealed(), aggregate.partition_key, entries[0].hash_key)
+        self.singly = max(0, self.singly - 1)
+        return unit
 
 
 @frozen
@@ -248,7 +261,21 @@ class Unknown:
     code: str
 
 
-UnitOutcome = Placed | Refused | Unknown
+@frozen(eq=False)
+class Rejected:
+    """A unit that would be rejected again; if it has several records, only some of them may be the reason."""
+
+    error: Exception
+
+
+@frozen(eq=False)
+class Failed:
+    """A unit for which the client raised what no service makes it raise: it may have been written, or not."""
+
+    error: BaseException
+
+
+UnitOutcome = Placed | Refused | Unknown | Rejected | Failed
 
 
 @frozen(eq=False)
@@ -268,7 +295,16 @@ class Late:
     unknown: bool
 
 
-Result = Delivered | Late
+@frozen(eq=False)
+class Unsendable:
+    """The records cannot be sent, for this reason; if `unknown`, they may be in the stream all the same."""
+
+    entries: tuple[Entry, ...]
+    error: BaseException
+    unknown: bool
+
+
+Result = Delivered | Late | Unsendable
 
 
 @define
@@ -289,6 +325,7 @@ class ProducerMetrics:
     buffered_seconds: float = 0.0
     retries: int = 0
     late: int = 0
+    failed: int = 0
     unknown: int = 0
     misplaced: int = 0
     errors: Counter[str] = field(factory=Counter)
@@ -315,12 +352,12 @@ class ProducerMetrics:
     def named(self) -> dict[str, float | dict[str, int]]:
         """By the KPL's names; times are means in milliseconds.
 
-        Ours are the last two: user records of requests that got no answer (only these can be in the
-        stream twice), and Kinesis records that were sent again since they landed on a wrong shard.
+        Ours are the last three: user records of requests that got no answer (only these can be in the stream twice),
+        Kinesis records that were sent again since they landed on a wrong shard, and user records that cannot be sent.
         """
         return {
             "UserRecordsReceived": self.received,
-            "UserRecordsPending": self.received - self.put - self.late,
+            "UserRecordsPending": self.received - self.put - self.late - self.failed,
             "UserRecordsPut": self.put,
             "UserRecordsDataPut": self.put_bytes,
             "KinesisRecordsPut": self.units_put,
@@ -335,6 +372,7 @@ class ProducerMetrics:
             "UserRecordExpired": self.late,
             "UserRecordsOutcomeUnknown": self.unknown,
             "KinesisRecordsMisplaced": self.misplaced,
+            "UserRecordsFailed": self.failed,
         }
 
 
@@ -363,9 +401,16 @@ class Core:
     _map_due: float = inf
     _map_faults: int = 0
     _unknown: set[int] = field(factory=set)  # tickets of records that may be in the stream already
+    _given_up: list[Unsendable] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         self._set_target()
+
+    @property
+    def empty(self) -> bool:
+        """Whether no record waits or is under way."""
+        queues = (*self._shard_queues.values(), *self._closing)
+        return not any(shard_queue.queue or shard_queue.unit for shard_queue in queues)
 
     def put(self, entry: Entry) -> bool:
         """Take a record; return whether something may be due sooner than before."""
@@ -392,8 +437,8 @@ class Core:
         for shard_queue in sorted(due, key=lambda each: each.oldest):
             if len(units) == REQUEST_RECORDS:
                 break
-            unit = shard_queue.unit = shard_queue.unit or shard_queue.pack(self._target)
-            if unit.size <= room:
+            unit = shard_queue.unit = shard_queue.unit or self._packed(shard_queue)
+            if unit is not None and unit.size <= room:
                 room -= unit.size
                 shard_queue.sent = now
                 shard_queue.bucket.take(unit.size, now)
@@ -425,6 +470,17 @@ class Core:
                 self._unknown.update(entry.ticket for entry in unit.entries)
                 self.metrics.refused(unit, code)
                 self.metrics.unknown += len(unit.entries)
+            case Failed(error):
+                self._unknown.update(entry.ticket for entry in unit.entries)
+                self._remove(shard_queue)
+                return (self._give_up(unit.entries, error),)
+            case Rejected(error):
+                self.metrics.refused(unit, type(error).__name__)
+                if len(unit.entries) == 1:
+                    self._remove(shard_queue)
+                    return (self._give_up(unit.entries, error),)
+                shard_queue.unit, shard_queue.singly = None, len(unit.entries)
+                shard_queue.put_back(unit.entries)
             case _:
                 assert_never(outcome)
         self._again(shard_queue, now)
@@ -482,6 +538,11 @@ class Core:
                 results.append(Late(tuple(late), unknown=any(entry.ticket in self._unknown for entry in late)))
         return tuple(results)
 
+    def given_up(self) -> tuple[Unsendable, ...]:
+        """Return the records that `request` could not make units of since the last call."""
+        given_up, self._given_up = self._given_up, []
+        return tuple(given_up)
+
     def abandon(self) -> tuple[Late, ...]:
         """Give up everything, sent or not."""
         shard_queues = [*self._shard_queues.values(), *self._closing]
@@ -526,13 +587,36 @@ class Core:
         unit, landed = shard_queue.unit, shard_queue.landed
         if unit is None or landed is None:
             return ()
-        shard_queue.unit = shard_queue.landed = shard_queue.sent = None
-        shard_queue.faults, shard_queue.wait = 0, 0.0
+        self._remove(shard_queue)
         if self._unknown:
             self._unknown.difference_update(entry.ticket for entry in unit.entries)
-        self._closing = [closing for closing in self._closing if closing is not shard_queue]
         self.metrics.accepted(unit)
         return (Delivered(unit.entries, *landed),)
+
+    def _remove(self, shard_queue: ShardQueue) -> None:
+        """Take out the unit under way, which has its result."""
+        shard_queue.unit = shard_queue.landed = shard_queue.sent = None
+        shard_queue.faults, shard_queue.wait = 0, 0.0
+        self._closing = [closing for closing in self._closing if closing is not shard_queue]
+
+    def _packed(self, shard_queue: ShardQueue) -> Unit | None:
+        """Make a unit of the oldest records, giving up each record that the encoder cannot take."""
+        while shard_queue.queue:
+            alone = shard_queue.singly > 0
+            try:
+                return shard_queue.pack(self._target)
+            except Exception as error:  # noqa: BLE001  the other records must still be sent
+                if alone:
+                    shard_queue.singly -= 1
+                    self._given_up.append(self._give_up((shard_queue.shift(),), error))
+        return None
+
+    def _give_up(self, entries: tuple[Entry, ...], error: BaseException) -> Unsendable:
+        tickets = {entry.ticket for entry in entries}
+        unknown = not tickets.isdisjoint(self._unknown)
+        self._unknown -= tickets
+        self.metrics.failed += len(entries)
+        return Unsendable(entries, error, unknown)
 
     def _belongs(self, shard_queue: ShardQueue) -> bool:
         """Whether all of a unit's records belong to the shard it went to (rule 2)."""

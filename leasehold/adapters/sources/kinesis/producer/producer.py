@@ -4,41 +4,63 @@ with Producer(clients_of("eu-west-1", None, 4), "orders") as producer:
     written = producer.put(b"...", "customer-7")
 print(written.result().shard)
 
-One thread asks the core what is due (`_turn`); a pool makes the requests (`KinesisPutClient`), and gives their answers
-back to the core, whose results end the waiting of those that wrote.
+One thread, the pump, asks the core what is due (`_turn`). Other threads make the requests (`KinesisPutClient`), and
+give their answers back to the core, whose results end the waiting of those that wrote.
+
+Rule 1: every record that `put` took has a result, or a producer that has ended: `Outcomes` knows why, so that nothing
+waits for a thread that is gone. What goes wrong with some records fails these alone. What concerns the whole stream, or
+a fault of the pump, stops the producer.
+Rule 2: the threads are daemons, and all of them start with the producer, because none can be started once the
+interpreter exits, when `_drain_at_exit` still needs them. They hold the producer only while it has records.
+Rule 3: a fork copies the producer without its threads, and perhaps with its lock taken. So a copy in another process
+raises before it touches the lock.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from math import inf
-from threading import Condition, Lock
-from typing import TYPE_CHECKING, Self, cast
+from queue import SimpleQueue
+from threading import Condition, Lock, Thread
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
+from weakref import WeakSet, ref
 
 import boto3
 from attrs import define, evolve, frozen
 from botocore.config import Config as ClientConfig
-from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError
+from botocore.exceptions import (
+    ClientError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    ParamValidationError,
+    ProxyConnectionError,
+)
+from botocore.parsers import ResponseParserError
 
+from leasehold.adapters.processes import call_at_exit, current_process
 from leasehold.adapters.sources.call_patience import CallPatience
 from leasehold.adapters.sources.kinesis.aggregation.encode import framing_of
 from leasehold.adapters.sources.kinesis.clients import KinesisClients, WireForm
-from leasehold.adapters.sources.kinesis.faults import SERVER_ERROR, code_of, said_plainly
+from leasehold.adapters.sources.kinesis.faults import SERVER_ERROR, code_of, said_plainly, understood
 from leasehold.adapters.sources.kinesis.hash_keys import digest_of
 from leasehold.adapters.sources.kinesis.producer.core import (
     Core,
     Delivered,
     Entry,
+    Failed,
+    Late,
     Placed,
     Refused,
+    Rejected,
     Result,
     Settings,
     ShardMap,
     Unit,
     UnitOutcome,
     Unknown,
+    Unsendable,
     mapped,
 )
 from leasehold.adapters.sources.kinesis.records import MARK_BYTES, Mark, listed, marked
@@ -47,7 +69,7 @@ from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import HASH_KEYS
 from leasehold.stores.fields import decimal
-from leasehold.stores.printable import escaped, text_of
+from leasehold.stores.printable import escaped, said, text_of
 
 try:
     from leasehold.adapters.sources.kinesis.wire.hooks import PutRows, PutWire, put_directly
@@ -63,6 +85,12 @@ PUT_SECONDS = 10.0, 20.0, 30.0
 """For the next bytes of an answer; a request given up may have been carried out, and is sent again."""
 QUICK = 20
 """So many answers in time, one after another, restore the shortest time-out: one request is for many shards."""
+
+EXIT_SECONDS = 10.0
+"""How long the exit of a process waits for the records of all producers that were not closed."""
+
+_CONTENT = frozenset({"InvalidArgumentException", "SerializationException", "ValidationException"})
+"""Errors that say that the service does not take a record, rather than the caller or the stream."""
 
 _NOT_SENT = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
 
@@ -134,28 +162,33 @@ class KinesisPutClient:
 
     def fitting(self, settings: Settings) -> Settings:
         """The settings, with the stream's own record limit. Raises SourceError where order cannot be kept."""
-        with said_plainly(self._stream):
+        with said_plainly(self._stream), understood(self._stream):
             told = self._asking.call("describe_stream_summary", StreamName=self._stream)
-        summary = told["StreamDescriptionSummary"]
-        if summary.get("RecordDistributionStrategy") == "AUTO":
+            summary = told["StreamDescriptionSummary"]
+            strategy = summary.get("RecordDistributionStrategy")
+            record_bytes = 1024 * int(summary.get("MaxRecordSizeInKiB") or 1024)
+        if strategy == "AUTO":
             raise SourceError(
                 f"stream {self._stream!r} spreads its records itself (RecordDistributionStrategy AUTO): keys do not "
                 "choose a shard, and consumers drop aggregated records; set the strategy to PARTITION_KEY"
             )
-        return evolve(settings, record_bytes=1024 * int(summary.get("MaxRecordSizeInKiB") or 1024))
+        return evolve(settings, record_bytes=record_bytes)
 
     def shards(self) -> ShardMap | None:
         """The map of a complete listing, or None. Raises SourceUnavailable or SourceError."""
-        with said_plainly(self._stream):
+        with said_plainly(self._stream), understood(self._stream):
             page = self._asking.call("list_shards", StreamName=self._stream)
             rows = page["Shards"]
             while token := page.get("NextToken"):
                 page = self._asking.call("list_shards", NextToken=token)
                 rows += page["Shards"]
-        return mapped(listed(rows))
+            return mapped(listed(rows))
 
     def put(self, units: Sequence[Unit]) -> list[UnitOutcome]:
-        """Send units together, once. Raises SourceError if sending again cannot help."""
+        """Send units together, once; if one of them is rejected, each half again, to find it.
+
+        Raises SourceError if sending again cannot help, and anything else that the client raises.
+        """
         rows = PutRows(
             {"Data": unit.data, "PartitionKey": unit.partition_key, "ExplicitHashKey": str(unit.hash_key)}
             for unit in units
@@ -163,21 +196,42 @@ class KinesisPutClient:
         try:
             with said_plainly(self._stream):
                 answer = self._putting.call("put_records", StreamName=self._stream, Records=rows)
-        except SourceUnavailable as fault:
-            # Throttled or never sent: refused. Anything else may have been written.
+        except SourceError as fault:
             cause = fault.__cause__
-            refused, code = isinstance(cause, _NOT_SENT), type(cause).__name__
+            code = code_of(cause) if isinstance(cause, ClientError) else type(cause).__name__
+            if code in _CONTENT or isinstance(cause, ParamValidationError):
+                if len(units) == 1:
+                    return [Rejected(fault)]
+                half = len(units) // 2
+                return self.put(units[:half]) + self.put(units[half:])
+            if not isinstance(fault, SourceUnavailable):
+                raise
+            # Throttled or never sent: refused. Anything else may have been written.
+            refused = isinstance(cause, _NOT_SENT)
             if isinstance(cause, ClientError):
-                status = int(cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode", SERVER_ERROR))
-                refused, code = status < SERVER_ERROR, code_of(cause)
+                refused = (
+                    int(cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode", SERVER_ERROR)) < SERVER_ERROR
+                )
             return [Refused(code) if refused else Unknown(code)] * len(units)
-        results = answer.get("Records", ())  # an answer that cannot be read has none
-        if len(results) != len(units):
+        except ResponseParserError as odd:
+            return [Unknown(type(odd).__name__)] * len(units)
+        results = answer.get("Records") if isinstance(answer, dict) else None
+        if not isinstance(results, list) or len(results) != len(units):
             return [Unknown("ResultCountMismatch")] * len(units)
-        return [
-            Refused(code) if (code := row.get("ErrorCode")) else Placed(row["ShardId"], row["SequenceNumber"])
-            for row in results
-        ]
+        return [self._outcome(row) for row in results]
+
+    def _outcome(self, row: Any) -> UnitOutcome:  # noqa: ANN401  whatever the service wrote
+        match row:
+            case {"ErrorCode": str(code)} if code in _CONTENT:
+                told = row.get("ErrorMessage")
+                return Rejected(
+                    SourceError(f"Kinesis refused a record for stream {self._stream!r}: {code} {told or ''}")
+                )
+            case {"ErrorCode": str(code)} if code:
+                return Refused(code)
+            case {"ShardId": str(shard), "SequenceNumber": str(sequence_number)}:
+                return Placed(shard, sequence_number)
+        return Unknown("UnreadableResult")
 
 
 _KEY_CHARACTERS = 256
@@ -202,28 +256,57 @@ class RecordLate(ProducerError):
     """The record's time to live was over; it may be in the stream all the same if the text says so."""
 
 
+class Outcomes:
+    """Wakes those who wait for records of one producer, and knows why no more results come."""
+
+    def __init__(self, lock: Lock) -> None:
+        self.lock, self.changed, self.process = lock, Condition(lock), current_process()
+        self._fault: ProducerError | None = None
+
+    @property
+    def fault(self) -> ProducerError | None:
+        """The reason why nothing more is settled; None while the producer works."""
+        return self._fault if self.process is current_process() else _elsewhere()
+
+    def end(self, fault: ProducerError) -> None:
+        """Tell everyone who waits, now and later; the first reason stays."""
+        self._fault = self._fault or fault
+        self.changed.notify_all()
+
+
+def _elsewhere() -> "ProducerError":
+    return ProducerError(
+        "this producer belongs to another process: a fork copies none of its threads, so it sends nothing here; "
+        "open a producer in each process, after the fork"
+    )
+
+
+class RecordFailed(ProducerError):
+    """The record cannot be sent, and others can; it may be in the stream all the same if the text says so."""
+
+
 @define(eq=False)
 class Writing(Entry):
-    """The future of one record, and its entry in a queue: with two objects the garbage collector had twice the work.
+    """The future of one record, and its entry in a queue: with two objects the garbage collector had twice the work."""
 
-    news  wakes those who wait
-    """
-
-    _news: Condition
+    _outcomes: Outcomes
     _answer: Placed | ProducerError | None = None
     _place: int = 0
 
     @property
     def done(self) -> bool:
-        """Whether it is known what became of the record."""
-        return self._answer is not None
+        """Whether `result` returns or raises at once."""
+        return self._answer is not None or self._outcomes.fault is not None
 
     def result(self, timeout: float | None = None) -> Written:
-        """Wait for it. Raises RecordLate, ProducerError or, after `timeout` seconds, TimeoutError."""
-        with self._news:
-            self._news.wait_for(lambda: self._answer is not None, timeout)
+        """Wait for it. Raises RecordLate, RecordFailed, ProducerError or, after `timeout` seconds, TimeoutError."""
+        if not self.done:
+            with self._outcomes.lock:
+                self._outcomes.changed.wait_for(lambda: self.done, timeout)
         match self._answer:
             case None:
+                if fault := self._outcomes.fault:
+                    raise ProducerError(*fault.args) from fault.__cause__
                 raise TimeoutError(f"the record was not written within {timeout} s; it is still under way")
             case Placed(shard, sequence_number):
                 return Written(shard, sequence_number, self._place)
@@ -237,6 +320,9 @@ class Writing(Entry):
 
 class Producer:
     """Writes records to one stream, each partition key in order, and loses none.
+
+    It belongs to the process that made it. In a forked one everything but the results that were there raises
+    ProducerError. If nothing refers to it any more, it sends what it has, and its threads end.
 
     client           speaks with the service; it must not repeat requests by itself (see `clients_of`, which wait longer
                      for a slow one, and `client_of`)
@@ -259,7 +345,7 @@ class Producer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Look at the stream and start. Raises SourceUnavailable or SourceError."""
-        self._put_client, self._clock = KinesisPutClient(client, stream), clock
+        self._stream, self._put_client, self._clock = stream, KinesisPutClient(client, stream), clock
         fitting = self._put_client.fitting(settings)
         for _ in range(_FIRST_MAP_TRIES):
             if (shards := self._put_client.shards()) is not None:
@@ -271,13 +357,27 @@ class Producer:
         self._settings = fitting
         self._most, self._most_bytes, self._requests = pending_records, pending_bytes, requests
         self._lock = Lock()
-        self._work, self._room, self._news = (Condition(self._lock) for _ in range(3))
-        self._tickets = self._pending = self._pending_bytes = self._under_way = 0
+        self._work, self._room = Condition(self._lock), Condition(self._lock)
+        self._outcomes = Outcomes(self._lock)
+        self._process = self._outcomes.process
+        self._tickets = self._pending = self._pending_bytes = self._under_way = self._flushing = 0
         self._listing = self._closed = False
+        self._listing_fault = ""
         self._fault: ProducerError | None = None
-        self._pool = ThreadPoolExecutor(requests + 1, thread_name_prefix="leasehold-put")
-        # Nobody else would send what waits, nor tell those who wait.
-        self._pump = spawn("leasehold-produce", self._run, self._stop)
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._hold = _Hold()
+        this, senders = ref(self), requests + 1  # one of them lists shards
+        run = partial(_run, this, self._hold, self._work, self._calls, senders)
+        self._threads: list[Thread] = []
+        try:
+            for _ in range(senders):
+                self._threads.append(spawn("leasehold-put", partial(_serve, self._calls), partial(_stop, this)))
+            self._threads.append(spawn("leasehold-produce", run, partial(_stop, this)))
+        except BaseException:
+            for _ in self._threads:
+                self._calls.put(None)
+            raise
+        _keep_until_exit(self)
 
     def put(
         self,
@@ -290,16 +390,21 @@ class Producer:
     ) -> Writing:
         """Take a record, waiting for room if too many are under way; one of a Spark sink with its context and row.
 
-        Raises ValueError for a record the stream would refuse, ProducerError once the producer has stopped.
+        Data that is a `bytearray` or a `memoryview` is copied.
+
+        Raises TypeError for data that is no bytes and a key that is no str, ValueError for a record the stream would
+        refuse, ProducerError once the producer has stopped.
         """
+        if self._process is not current_process():
+            raise _elsewhere()
+        if type(data) is not bytes:
+            data = _bytes_of(data)
         hash_key = self._checked(data, partition_key, explicit_hash_key, framing_of(context) if context else 0)
         with self._lock:
-            while self._pending >= self._most or self._pending_bytes >= self._most_bytes:
-                if self._fault:
-                    break
-                self._room.wait()
-            if self._fault or self._closed:
-                raise self._fault or ProducerError("the producer is closed")
+            if self._full:
+                self._wait_for_room()
+            if self._closed:
+                raise self._why_closed()
             if self._settings.epoch is not None:
                 data = marked(data, Mark(self._settings.epoch, self._tickets))
             now, ticket = self._clock(), self._tickets
@@ -307,66 +412,109 @@ class Producer:
             place = ticket, data, partition_key, hash_key, explicit_hash_key, now, expires
             # What is given by name costs half as much again as all the rest, and few records have it.
             tagged = partial(Writing, context=context, row=row) if context else Writing
-            writing = tagged(*place, self._news)
+            writing = tagged(*place, self._outcomes)
             self._tickets = ticket + 1
+            due = self._core.put(writing)
             self._pending += 1
             self._pending_bytes += len(data)
-            if self._core.put(writing):
+            if due:
+                self._hold.producer = self
                 self._work.notify()
         return writing
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Send everything at once; return whether all of it is settled within `timeout` seconds."""
-        with self._news:
-            self._core.flushing = True
-            self._work.notify()
-            settled = self._news.wait_for(lambda: not self._pending, timeout)
-            self._core.flushing = False
-        return settled
+        """Send everything at once; return whether all of it is settled within `timeout` seconds.
 
-    def close(self, timeout: float | None = None) -> None:
-        """Drain, then stop; records not written within `timeout` seconds fail. Raises the fault of the producer."""
+        Raises ProducerError in another process than the producer's own.
+        """
+        if self._process is not current_process():
+            raise _elsewhere()
+        with self._lock, self._sending_at_once():
+            return self._outcomes.changed.wait_for(lambda: self._closed or self._core.empty, timeout)
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Drain, then stop; return whether everything was settled within `timeout` seconds.
+
+        The other records fail, and an error is logged with their number. Raises the fault of the producer, and
+        ProducerError in another process than the producer's own.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
         self.flush(timeout)
-        with self._work:
-            self._closed = True
-            self._settle(self._core.abandon())
-            self._work.notify()
-        self._pump.join()
-        self._pool.shutdown()
+        left = self._end()
+        for thread in self._threads:
+            thread.join(None if until is None else max(0.0, until - time.monotonic()))
+        if left:
+            log.error(
+                "stream %r: the producer was closed after %g s with %d records not sent", self._stream, timeout, left
+            )
         if self._fault:
-            raise self._fault
+            raise self._why_closed()
+        return not left
 
     @property
     def metrics(self) -> dict[str, float | dict[str, int]]:
         """The counters, by the KPL's names."""
-        with self._work:
+        if self._process is not current_process():
+            raise _elsewhere()
+        with self._lock:
             return self._core.metrics.named()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_raised: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_raised: object) -> None:
+        try:
+            self.close()
+        except ProducerError:
+            if kind is None:
+                raise  # else what ended the block goes first; the log has the fault
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a producer cannot be sent to another process; open one in each")
+
+    @property
+    def _full(self) -> bool:
+        return self._pending >= self._most or self._pending_bytes >= self._most_bytes
+
+    def _wait_for_room(self) -> None:
+        with self._sending_at_once():  # no more company can come
+            while self._full and not self._closed:
+                self._room.wait()
+
+    @contextmanager
+    def _sending_at_once(self) -> Iterator[None]:
+        self._flushing += 1
+        self._core.flushing = True
+        self._work.notify()
+        try:
+            yield
+        finally:
+            self._flushing -= 1
+            self._core.flushing = self._flushing > 0
 
     def _checked(self, data: bytes, partition_key: str, explicit_hash_key: str | None, framing: int) -> int:
-        """The hash key of a record. Raises ValueError if the stream would refuse it, `framing` bytes larger."""
+        """The hash key of a record. Raises as `put` does, for a record that is `framing` bytes larger."""
+        if not isinstance(partition_key, str):
+            raise TypeError(f"partition_key: {type(partition_key).__name__} is no str")
         if not 0 < len(partition_key) <= _KEY_CHARACTERS:
             raise ValueError(f"partition_key: {len(partition_key)} characters; Kinesis takes 1 to {_KEY_CHARACTERS}")
-        key = partition_key.encode()
+        try:
+            key = partition_key.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"partition_key: {partition_key!r} is not UTF-8") from None
         size = len(data) + len(key) + framing + (MARK_BYTES if self._settings.epoch is not None else 0)
         if size > self._settings.record_bytes:
             raise ValueError(f"data: {size} bytes with its key; the stream takes {self._settings.record_bytes}")
         if explicit_hash_key is None:
             return int.from_bytes(digest_of(key))
+        if not isinstance(explicit_hash_key, str):
+            raise TypeError(
+                f"explicit_hash_key: {type(explicit_hash_key).__name__} is no str; write the number in digits"
+            )
         place = decimal(explicit_hash_key, HASH_KEYS[1])
         if place is None:
             raise ValueError(f"explicit_hash_key: {explicit_hash_key!r} is no decimal number from 0 to 2**128 - 1")
         return place
-
-    def _run(self) -> None:
-        with self._work:
-            while not self._closed:
-                self._work.wait(self._turn())
 
     def _turn(self) -> float:
         """Start the requests that are due; return the seconds until something else will be."""
@@ -374,10 +522,11 @@ class Producer:
         self._settle(self._core.late(now))
         while self._under_way < self._requests and (units := self._core.request(now)):
             self._under_way += 1
-            self._pool.submit(self._send, units)
+            self._calls.put(partial(self._send, units))
+        self._settle(self._core.given_up())
         if not self._listing and self._core.map_due() <= now:
             self._listing = True
-            self._pool.submit(self._look)
+            self._calls.put(self._look)
         # What ends by itself, a request or a listing, wakes this thread when it does.
         sending = self._core.due() if self._under_way < self._requests else inf
         looking = inf if self._listing else self._core.map_due()
@@ -385,39 +534,76 @@ class Producer:
 
     def _send(self, units: tuple[Unit, ...]) -> None:
         began = self._clock()
+        outcomes: Sequence[UnitOutcome]
+        fault: BaseException | None = None
         try:
             outcomes = self._put_client.put(units)
-        except BaseException as error:  # noqa: BLE001  whatever it is, those who wait must hear of it
+        except SourceError as error:
             self._stop(error)
             return
-        with self._work:
+        except BaseException as error:  # noqa: BLE001  whatever it is, those who wait must hear of it
+            # The frames hold the data of the records, and the records hold the error.
+            fault = error.with_traceback(None)
+            outcomes = [Failed(fault)] * len(units)
+        with self._lock:
             now = self._clock()
             self._under_way -= 1
             self._core.metrics.request_seconds += now - began
             for unit, outcome in zip(units, outcomes, strict=True):
                 self._settle(self._core.answered(unit, outcome, now))
             self._work.notify()
+        if fault is not None:
+            with suppress(Exception):  # a handler of the program's log may raise
+                log.error("stream %r: the records of a request fail, the client raised %s", self._stream, said(fault))
 
     def _look(self) -> None:
+        shards, fault = None, ""
         try:
             shards = self._put_client.shards()
         except SourceUnavailable:
-            shards = None
-        except BaseException as error:  # noqa: BLE001  likewise
+            pass
+        except SourceError as error:
             self._stop(error)
             return
-        with self._work:
+        except BaseException as error:  # noqa: BLE001  whatever it is, another listing may do
+            fault = said(error)
+        known, self._listing_fault = self._listing_fault, fault
+        with self._lock:
             self._listing = False
             self._settle(self._core.mapped(shards, self._clock()))
             self._work.notify()
+        if fault and fault != known:
+            with suppress(Exception):  # likewise
+                log.error("stream %r: its shards cannot be listed, trying again: %s", self._stream, fault)
 
     def _stop(self, error: BaseException) -> None:
-        with self._work:
+        with self._lock:
+            if self._closed:
+                return
             self._fault = ProducerError(text_of(error) or type(error).__name__)
             self._fault.__cause__ = error
+        left = self._end()
+        log.error("stream %r: the producer has stopped with %d records not sent: %s", self._stream, left, self._fault)
+
+    def _end(self) -> int:
+        """Give up every record; return how many there were."""
+        with self._lock:
             self._closed = True
-            self._settle(self._core.abandon())
+            given_up = self._core.abandon()
+            self._settle(given_up)
+            self._outcomes.end(self._why_closed())
+            self._room.notify_all()
             self._work.notify()
+        _unclosed.discard(self)
+        return sum(len(late.entries) for late in given_up)
+
+    def _why_closed(self) -> "ProducerError":
+        """An error of its own for each caller: threads that raise the same one would mix their tracebacks."""
+        if self._fault is None:
+            return ProducerError("the producer is closed")
+        fault = ProducerError(*self._fault.args)
+        fault.__cause__ = self._fault.__cause__
+        return fault
 
     def _settle(self, results: Iterable[Result]) -> None:
         settled = False
@@ -431,12 +617,97 @@ class Producer:
                 for place, writing in enumerate(writings):
                     writing.settle(landed, place)
             else:
-                doubt = "it may be in the stream all the same" if result.unknown else "it was not written"
                 for writing in writings:
-                    # Each has an error of its own: two threads that raise one would mix their tracebacks.
-                    late = RecordLate(f"the record's time to live is over; {doubt}")
-                    closed = ProducerError(f"the producer was closed before the record was through; {doubt}")
-                    writing.settle(self._fault or closed if self._closed else late)
+                    writing.settle(self._reason(result))
         if settled:
             self._room.notify_all()
-            self._news.notify_all()
+            self._outcomes.changed.notify_all()
+
+    def _reason(self, result: Late | Unsendable) -> "ProducerError":
+        """An error of its own for each record, as for each caller."""
+        doubt = "it may be in the stream all the same" if result.unknown else "it was not written"
+        if isinstance(result, Unsendable):
+            failed = RecordFailed(f"the record cannot be sent, {doubt}: {said(result.error)}")
+            failed.__cause__ = result.error
+            return failed
+        if not self._closed:
+            return RecordLate(f"the record's time to live is over; {doubt}")
+        if self._fault is None:
+            return ProducerError(f"the producer was closed before the record was through; {doubt}")
+        return self._why_closed()
+
+
+def _bytes_of(data: object) -> bytes:
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data)
+    raise TypeError(f"data: {type(data).__name__} is no bytes" + ("; encode it" if isinstance(data, str) else ""))
+
+
+# The threads of a producer, which hold it only while it has records
+
+
+class _Hold:
+    """The reference that keeps a producer alive while it has records."""
+
+    producer: "Producer | None" = None
+
+
+def _run(this: "ref[Producer]", hold: _Hold, work: Condition, calls: "SimpleQueue[Any]", senders: int) -> None:
+    """Be the pump of a producer until it is closed, or nothing refers to it any more."""
+    try:
+        with work:
+            while (producer := this()) is not None and not producer._closed:  # noqa: SLF001
+                seconds = producer._turn()  # noqa: SLF001
+                hold.producer = None if producer._core.empty else producer  # noqa: SLF001
+                producer = None
+                work.wait(seconds)
+    finally:
+        hold.producer = None
+        for _ in range(senders):
+            calls.put(None)
+
+
+def _serve(calls: "SimpleQueue[Any]") -> None:
+    """Make the calls one after the other, until there is None."""
+    while (call := calls.get()) is not None:
+        call()
+        del call
+
+
+def _stop(this: "ref[Producer]", error: BaseException) -> None:
+    producer = this()
+    if producer is not None:
+        producer._stop(error)  # noqa: SLF001
+
+
+# The end of a process
+
+_unclosed = WeakSet[Producer]()
+_drained_in: object = None
+"""The process at whose exit producers are drained."""
+
+
+def _keep_until_exit(producer: Producer) -> None:
+    global _drained_in  # noqa: PLW0603  once in each process
+    _unclosed.add(producer)
+    if _drained_in is not current_process():
+        _drained_in = current_process()
+        call_at_exit(_drain_at_exit)
+
+
+def _drain_at_exit() -> None:
+    """Send what the producers have that were not closed, and say what was not sent within `EXIT_SECONDS`."""
+    until = time.monotonic() + EXIT_SECONDS
+    producers = [each for each in _unclosed if each._process is current_process()]  # noqa: SLF001
+    for each in producers:
+        each._core.flushing = True  # noqa: SLF001  all at once: each pump looks at it within a second
+    for each in producers:
+        try:
+            each.flush(max(0.0, until - time.monotonic()))
+        finally:
+            stream, left = each._stream, each._end()  # noqa: SLF001
+            if left:
+                with suppress(Exception):  # likewise
+                    log.error(
+                        "stream %r: the program ended without close(), and %d records were not sent", stream, left
+                    )

@@ -1,0 +1,551 @@
+"""Every record that a producer took has a result, whatever it is given, whatever its client raises, however it ends."""
+
+import array
+import gc
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any, cast
+
+import pytest
+from botocore.exceptions import ClientError, ParamValidationError
+from botocore.parsers import ResponseParserError
+from test_producer_threads import SHARD, OneShard, Taking
+
+from leasehold.adapters.producing import open_producer
+from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
+from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
+from leasehold.adapters.sources.kinesis.producer import producer as module
+from leasehold.adapters.sources.kinesis.producer.core import Settings
+from leasehold.adapters.sources.kinesis.producer.producer import Producer, ProducerError, Writing
+
+SECONDS = 30.0
+
+
+class Kept(Taking):
+    """A client that keeps the records it is given, and calls `before` with them first.
+
+    halves  whether the stream has two shards, the first of ten hash keys
+    """
+
+    def __init__(self, before: Callable[[list[bytes]], object] = lambda _data: None, *, halves: bool = False) -> None:
+        self.data, self.before, self.halves = list[bytes](), before, halves
+
+    def list_shards(self, **_: object) -> dict[str, Any]:
+        if not self.halves:
+            return super().list_shards()
+        keys = ("0", "9"), ("10", str((1 << 128) - 1))
+        return {
+            "Shards": [
+                SHARD | {"ShardId": f"s-{at}", "HashKeyRange": {"StartingHashKey": first, "EndingHashKey": last}}
+                for at, (first, last) in enumerate(keys)
+            ]
+        }
+
+    def put_records(self, **request: object) -> dict[str, Any]:
+        rows = cast("list[dict[str, Any]]", request["Records"])
+        data = [user.data for row in rows for user in deaggregate(row["Data"], row["PartitionKey"])]
+        self.before(data)
+        self.data += data
+        shards = ["s-1" if self.halves and int(row["ExplicitHashKey"]) > 9 else "s-0" for row in rows]
+        return {"Records": [{"ShardId": shard, "SequenceNumber": "7"} for shard in shards]}
+
+
+def producing(client: object, **settings: Any) -> Producer:  # noqa: ANN401  any setting
+    """A producer on this client."""
+    return Producer(cast("Any", client), "orders", Settings(**({"linger_seconds": 0.0} | settings)))
+
+
+def outcomes(writings: list[Writing]) -> list[str]:
+    """Wait for each record; the class of its error, or nothing."""
+    found = []
+    for writing in writings:
+        try:
+            writing.result(SECONDS)
+        except ProducerError as error:
+            found.append(type(error).__name__)
+        else:
+            found.append("")
+    return found
+
+
+# Types
+
+STRANGE: list[Any] = ["text", None, 7, 1.5, ["x"], array.array("i", [1]), object()]
+SURROGATE = "\ud800"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *[(each, "k", None) for each in STRANGE],
+        *[(b"x", each, None) for each in (b"k", None, 7, SURROGATE, ["k"])],
+        *[(b"x", "k", each) for each in (7, b"7", 1.5, SURROGATE, ["7"])],
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_at_the_call_and_all_others_are_written(bad: tuple[Any, Any, Any]) -> None:
+    """A record that cannot be sent is never taken, so that it can harm no other."""
+    client = Kept()
+    producer = producing(client, linger_seconds=60.0)
+    first = producer.put(b"first", "k")
+    with pytest.raises((TypeError, ValueError), match=r"^(data|partition_key|explicit_hash_key): "):
+        producer.put(*bad)
+    writings = [first, producer.put(b"last", "k")]
+    assert producer.close(SECONDS)
+    assert (outcomes(writings), client.data) == (["", ""], [b"first", b"last"])
+
+
+@pytest.mark.parametrize("kind", [bytearray, memoryview, type("Own", (bytes,), {})])
+def test_data_of_any_bytes_like_type_is_copied_when_it_is_put(kind: Callable[[Any], Any]) -> None:
+    """What a caller does with its buffer after the call doesn't change the record."""
+    client, buffer = Kept(), bytearray(b"before")
+    with producing(client, linger_seconds=60.0) as producer:
+        producer.put(kind(buffer), "k")
+        buffer[:] = b"after!"
+    assert client.data == [b"before"]
+
+
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        *[(each, {}) for each in (None, 7, b"kinesis://s", ["kinesis://s"], f"kinesis://{SURROGATE}")],
+        *[
+            ("kinesis://s?region=eu-west-1", {name: value})
+            for name in ("linger_ms", "share", "time_to_live", "on_late", "epoch")
+            for value in ("\ud800", b"1", [1], object(), float("nan"), True)
+        ],
+        ("kinesis://s?region=eu-west-1", {"linger_ms": 10**400}),
+    ],
+)
+def test_an_option_of_the_wrong_type_is_refused_before_anything_is_opened(source: Any, options: Any) -> None:  # noqa: ANN401  anything
+    """`produce` names what is wrong in a ValueError or TypeError."""
+    threads = threading.active_count()
+    with pytest.raises((ValueError, TypeError)) as refused:
+        open_producer(source, options)
+    assert str(refused.value).startswith(("SOURCE", *options))
+    assert threading.active_count() == threads
+
+
+# What a client raises
+
+FOREIGN = [KeyError("x"), MemoryError(), RecursionError(), UnicodeError("x"), AttributeError("x"), OSError("x")]
+FOREIGN += cast("Any", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+
+
+@pytest.mark.parametrize("error", FOREIGN, ids=repr)
+def test_an_exception_of_the_client_fails_the_records_of_its_request_and_no_other(error: BaseException) -> None:
+    """The producer works on after an exception that no service makes a client raise."""
+
+    def fail(data: list[bytes]) -> None:
+        if b"bad" in data:
+            raise error
+
+    client = Kept(fail)
+    with producing(client) as producer:
+        assert outcomes([producer.put(b"bad", "k")]) == ["RecordFailed"]
+        assert outcomes([producer.put(b"good", "k")]) == [""]
+        assert producer.metrics["UserRecordsPending"] == 0
+    assert client.data == [b"good"]
+
+
+@pytest.mark.parametrize("error", FOREIGN, ids=repr)
+def test_a_listing_that_raises_is_asked_for_again(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing is needed after a split; the producer asks until it has one."""
+    client = cast("Any", Taking())
+    elsewhere = {"ShardId": "s-1", "SequenceNumber": "7"}
+    monkeypatch.setattr(client, "put_records", lambda **asked: {"Records": [elsewhere] * len(asked["Records"])})
+    producer = producing(client)
+    listings = iter([error, None])
+
+    def list_shards(**_: object) -> dict[str, Any]:
+        if fault := next(listings):
+            raise fault
+        return {"Shards": [SHARD | {"ShardId": "s-1"}]}
+
+    monkeypatch.setattr(client, "list_shards", list_shards)
+    with producer:
+        assert outcomes([producer.put(b"a", "k"), producer.put(b"b", "k")]) == ["", ""]
+
+
+def test_a_log_that_raises_harms_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer recovers before it tells of a fault."""
+
+    def fail(data: list[bytes]) -> None:
+        if b"bad" in data:
+            raise KeyError("x")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("the log is full")
+
+    monkeypatch.setattr(module.log, "error", refuse)
+    with producing(Kept(fail)) as producer:
+        assert outcomes([producer.put(b"bad", "k")]) == ["RecordFailed"]
+        assert outcomes([producer.put(b"good", "k")]) == [""]
+
+
+@pytest.mark.parametrize("method", ["add", "sealed"])
+def test_a_record_that_cannot_be_encoded_fails_alone(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The records beside it in an aggregate are written, in order."""
+    whole, added = getattr(Aggregate, method), list[bytes]()
+    first = Aggregate.add
+
+    def add(self: Aggregate, data: bytes, *rest: Any) -> bool:  # noqa: ANN401  as there
+        added[:] = [*(added if self.count else ()), data]
+        if method == "add" and data == b"bad":
+            raise MemoryError
+        return first(self, data, *rest)
+
+    def sealed(self: Aggregate) -> bytes:
+        if b"bad" in added:
+            raise MemoryError
+        return cast("bytes", whole(self))
+
+    monkeypatch.setattr(Aggregate, "add", add)
+    if method == "sealed":
+        monkeypatch.setattr(Aggregate, "sealed", sealed)
+    client = Kept()
+    with producing(client, linger_seconds=60.0) as producer:
+        writings = [producer.put(data, "k") for data in (b"a", b"b", b"bad", b"c", b"d")]
+    assert outcomes(writings) == ["", "", "RecordFailed", "", ""]
+    assert client.data == [b"a", b"b", b"c", b"d"]
+
+
+def refused(code: str) -> ClientError:
+    """An answer of the service to a whole request."""
+    told: Any = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+    return ClientError(told, "PutRecords")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [refused("ValidationException"), refused("InvalidArgumentException"), ParamValidationError(report="no")],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_record_that_the_service_refuses_fails_alone(error: Exception) -> None:
+    """The other records of its aggregate and of its request are written, those of a key in order."""
+
+    def fail(data: list[bytes]) -> None:
+        if b"bad" in data:
+            raise error
+
+    client = Kept(fail, halves=True)
+    with producing(client, linger_seconds=60.0) as producer:
+        writings = [producer.put(data, "k", "10") for data in (b"a", b"bad", b"b")]
+        writings += [producer.put(data, "k", "0") for data in (b"c", b"d")]
+        producer.flush(SECONDS)
+        assert outcomes(writings) == ["", "RecordFailed", "", "", ""]
+    assert producer.metrics["UserRecordsFailed"] == 1
+    assert [each for each in client.data if each in {b"a", b"b"}] == [b"a", b"b"]
+    assert [each for each in client.data if each in {b"c", b"d"}] == [b"c", b"d"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        [],
+        {"Records": None},
+        {"Records": []},
+        {"Records": [None]},
+        {"Records": [{}]},
+        {"Records": [{"ShardId": ["s-0"], "SequenceNumber": "7"}]},
+        {"Records": [{"ShardId": "s-0", "SequenceNumber": None}]},
+        {"Records": [{"ErrorCode": 7}]},
+        ResponseParserError("a page of a proxy"),
+    ],
+)
+def test_an_answer_that_cannot_be_read_leaves_the_outcome_unknown(answer: object) -> None:
+    """The record is sent again, as after no answer at all."""
+    client, answers = cast("Any", Taking()), iter([answer])
+
+    def put_records(**request: object) -> object:
+        for told in answers:
+            if isinstance(told, Exception):
+                raise told
+            return told
+        return Taking.put_records(client, **request)
+
+    client.put_records = put_records
+    with producing(client) as producer:
+        assert outcomes([producer.put(b"a", "k")]) == [""]
+    assert producer.metrics["UserRecordsOutcomeUnknown"] == 1
+
+
+# The ends of a producer
+
+
+@contextmanager
+def silence() -> Iterator[tuple[Kept, Event]]:
+    """A client whose requests have no answer until the block ends; the event is set once one is under way."""
+    asked, over = Event(), Event()
+
+    def hang(_data: list[bytes]) -> None:
+        asked.set()
+        over.wait(SECONDS)
+
+    try:
+        yield Kept(hang), asked
+    finally:
+        over.set()
+
+
+def test_close_that_gives_up_returns_false_and_logs_how_many_records_were_not_sent(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A timeout is no success, and does not wait for the request under way."""
+    with silence() as (client, asked):
+        producer = producing(client)
+        writings = [producer.put(b"%d" % place, "k") for place in range(7)]
+        assert asked.wait(SECONDS)
+        assert not producer.close(0.0)
+        assert outcomes(writings) == ["ProducerError"] * 7
+    assert [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR] == [
+        "stream 'orders': the producer was closed after 0 s with 7 records not sent"
+    ]
+
+
+def test_a_producer_that_nothing_refers_to_sends_what_it_has_and_ends_its_threads() -> None:
+    """Its records are written although its owner has forgotten it."""
+    before = set(threading.enumerate())
+    with silence() as (client, asked):
+        producer = producing(client, linger_seconds=0.0)
+        writings = [producer.put(b"%d" % place, "k") for place in range(7)]
+        threads = set(threading.enumerate()) - before
+        assert asked.wait(SECONDS)
+        del producer
+        gc.collect()
+        assert all(thread.is_alive() for thread in threads)
+    assert outcomes(writings) == [""] * 7
+    for thread in threads:
+        thread.join(SECONDS)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_producer_with_records_that_wait_is_not_collected() -> None:
+    """What waits for company is sent even if its owner forgets it at once."""
+    client = Kept()
+    writings = [producing(client, linger_seconds=0.05).put(b"%d" % place, "k") for place in range(20)]
+    gc.collect()
+    assert outcomes(writings) == [""] * 20
+
+
+def test_a_pump_that_ends_settles_records_that_its_core_has_lost(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No wait depends on the state that a fault left."""
+    producer = producing(Taking(), linger_seconds=60.0)
+    writing = producer.put(b"a", "k")
+
+    def fail() -> float:
+        producer._core._shard_queues.clear()  # noqa: SLF001  as a fault in the midst of it may
+        raise KeyError("lost")
+
+    monkeypatch.setattr(producer, "_turn", fail)
+    assert producer.flush(SECONDS)
+    assert outcomes([writing]) == ["ProducerError"]
+    with pytest.raises(ProducerError, match="lost"):
+        producer.put(b"b", "k")
+    with pytest.raises(ProducerError, match="lost"):
+        producer.close()
+    assert sum("the producer has stopped" in each.getMessage() for each in caplog.records) == 1
+
+
+def test_a_flush_goes_on_when_another_one_ends() -> None:
+    """Each flush sends at once until its own end."""
+    asked, over = Event(), Event()
+
+    def hang(_data: list[bytes]) -> None:
+        asked.set()
+        over.wait(SECONDS)
+
+    client, ended = Kept(hang), list[bool]()
+    producer = producing(client, linger_seconds=3600.0)
+    producer.put(b"a", "k")
+    waiting = Thread(target=lambda: ended.append(producer.flush(SECONDS)))
+    waiting.start()
+    assert asked.wait(SECONDS)
+    assert not producer.flush(0.0)
+    producer.put(b"b", "k")
+    over.set()
+    waiting.join(SECONDS)
+    assert (ended, client.data) == ([True], [b"a", b"b"])
+    producer.close(0.0)
+
+
+def test_a_producer_that_is_full_sends_at_once() -> None:
+    """Records that wait for company make room for those that wait to be taken."""
+    client = Kept()
+    settings = Settings(linger_seconds=3600.0)
+    with Producer(cast("Any", client), "orders", settings, pending_records=3) as producer:
+        for place in range(10):
+            producer.put(b"%d" % place, "k")
+    assert client.data == [b"%d" % place for place in range(10)]
+
+
+def test_the_end_of_a_block_that_raised_does_not_hide_the_reason() -> None:
+    """The log has the fault of the producer."""
+    client = cast("Any", OneShard())
+    client.put_records = Taking().put_records
+    producer = producing(client)
+
+    def use() -> None:
+        with producer:
+            producer._stop(KeyError("x"))  # noqa: SLF001
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        use()
+
+
+def test_a_producer_cannot_be_pickled() -> None:
+    """A process that is spawned is told to open its own."""
+    with producing(Taking()) as producer, pytest.raises(TypeError, match="open one in each"):
+        pickle.dumps(producer)
+
+
+def in_fork(call: Callable[[], object]) -> str:
+    """Call this in a fork of this process; the class of what it raises, or nothing."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            try:
+                call()
+            except BaseException as error:  # noqa: BLE001  it is told
+                os.write(writing, type(error).__name__.encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        found = told.read()
+    os.waitpid(child, 0)
+    return found
+
+
+DOORS: dict[str, Callable[[Producer, Writing], object]] = {
+    "put": lambda producer, _: producer.put(b"b", "k"),
+    "flush": lambda producer, _: producer.flush(),
+    "close": lambda producer, _: producer.close(),
+    "metrics": lambda producer, _: producer.metrics,
+    "with": lambda producer, _: producer.__exit__(None, None, None),
+    "result": lambda _, writing: writing.result(),
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("locked", [False, True])
+def test_a_producer_in_a_forked_process_raises_at_once(door: str, locked: bool) -> None:
+    """A fork has no threads of its parent's, and a lock that one of them held stays taken."""
+    client = Kept()
+    with producing(client, linger_seconds=3600.0) as producer:
+        writing = producer.put(b"a", "k")
+        if locked:
+            producer._lock.acquire()  # noqa: SLF001  as a thread of its own may
+        try:
+            raised = in_fork(lambda: DOORS[door](producer, writing))
+        finally:
+            if locked:
+                producer._lock.release()  # noqa: SLF001
+    assert (raised, outcomes([writing]), client.data) == ("ProducerError", [""], [b"a"])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_result_from_before_a_fork_and_a_producer_made_after_it_work_in_the_fork() -> None:
+    """Only what needs the threads of another process is refused."""
+    with producing(Taking()) as producer:
+        writing = producer.put(b"a", "k")
+        writing.result(SECONDS)
+
+        def both() -> None:
+            writing.result()
+            with producing(Taking()) as own:
+                own.put(b"b", "k").result(SECONDS)
+
+        assert in_fork(both) == ""
+
+
+def test_the_exit_of_a_process_drains_and_logs_what_was_not_sent(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All producers share the time; each that could not send everything has one line."""
+    monkeypatch.setattr(module, "EXIT_SECONDS", 0.0)
+    with silence() as (client, asked):
+        stuck = producing(client)
+        writings = [stuck.put(b"%d" % place, "k") for place in range(100)]
+        assert asked.wait(SECONDS)
+        module._drain_at_exit()  # noqa: SLF001
+        assert outcomes(writings) == ["ProducerError"] * 100
+    with pytest.raises(ProducerError, match="closed"):
+        stuck.put(b"b", "k")
+    assert [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR] == [
+        "stream 'orders': the program ended without close(), and 100 records were not sent"
+    ]
+    caplog.clear()
+    monkeypatch.setattr(module, "EXIT_SECONDS", SECONDS)
+    kept = Kept()
+    producer = producing(kept, linger_seconds=3600.0)
+    for _ in range(100):
+        producer.put(b"a", "k")
+    module._drain_at_exit()  # noqa: SLF001
+    assert (len(kept.data), caplog.records) == (100, [])
+
+
+PROGRAM = """
+import json, multiprocessing, os, sys, threading
+sys.path[:0] = PATHS
+from test_producer_laws import Kept, producing
+
+def report(data):
+    for each in data:
+        os.write(1, each + b" ")
+
+def put(places=range(100), producer=None):
+    global kept
+    kept = producer or producing(Kept(report), linger_seconds=3600.0)
+    for place in places:
+        kept.put(b"%d" % place, "k")
+
+if __name__ == "__main__":
+"""
+ENDS = {
+    "return": "put()",
+    "sys.exit": "put(); sys.exit(0)",
+    "raise": "put(); raise KeyError",
+    "KeyboardInterrupt": "put(); raise KeyboardInterrupt",
+    "forgotten": "put(); del kept",
+    "a thread": "t = threading.Thread(target=put); t.start()",
+    "a daemon's end": "t = threading.Thread(target=put, daemon=True); t.start(); t.join()",
+    "a thread that outlives main": """put(range(50))
+threading.Thread(target=put, args=(range(50, 100), kept)).start()""",
+    "fork": "c = multiprocessing.get_context('fork').Process(target=put); c.start(); c.join()",
+    "spawn": "c = multiprocessing.get_context('spawn').Process(target=put); c.start(); c.join()",
+    "fork and exit": """put()
+if os.fork() == 0: sys.exit(0)
+os.wait()""",
+}
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("end", ENDS)
+def test_a_program_that_ends_without_close_loses_nothing(end: str, tmp_path: Path) -> None:
+    """Whatever way the interpreter ends, the records are written once."""
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[2]), *sys.path]
+    program = tmp_path / "program.py"
+    program.write_text(
+        PROGRAM.replace("PATHS", json.dumps(paths)) + textwrap.indent(ENDS[end], "    "), encoding="utf-8"
+    )
+    ran = subprocess.run([sys.executable, program], capture_output=True, timeout=120, check=False)
+    sent = sorted(map(int, ran.stdout.split()))
+    assert (sent, b"not sent" in ran.stderr) == ([*range(100)], False), ran.stderr.decode()

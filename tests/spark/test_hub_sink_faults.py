@@ -1,0 +1,52 @@
+"""A client of Event Hubs that has raised is closed, and the next attempt opens another."""
+
+from typing import Any, cast
+
+import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+import pytest
+
+from leasehold.adapters.sources.protocol import SourceError
+from leasehold.adapters.sources.repeats import Tag
+from leasehold.adapters.spark.event_hubs import sink
+from leasehold.adapters.spark.event_hubs.sink import HubRowWriter, HubSinkPlace
+
+pytest.importorskip("azure.eventhub")
+
+PLACE = HubSinkPlace("namespace", "hub", "", keyed=False)
+ROWS = pa.table(
+    {
+        "body": [b"a"],
+        "partitionId": ["0"],
+        "partitionKey": [None],
+        "properties": pa.nulls(1, sink.COLUMNS.kinds["properties"]),
+    }
+)
+
+
+class Failing:
+    """A client whose every batch fails."""
+
+    def __init__(self, fault: BaseException) -> None:
+        self.fault, self.closed = fault, False
+
+    def create_batch(self, **_: object) -> object:
+        """Raise the fault."""
+        raise self.fault
+
+    def close(self) -> None:
+        """Note it, and fail as broken connections do."""
+        self.closed = True
+        raise OSError("it is gone")
+
+
+@pytest.mark.parametrize(
+    "fault", [KeyError("x"), MemoryError(), RecursionError(), OSError("x"), KeyboardInterrupt()], ids=repr
+)
+def test_a_client_that_raises_is_closed_and_forgotten(fault: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a client raises, no later attempt writes by it."""
+    client = Failing(fault)
+    writer = HubRowWriter(cast("Any", client), "hub")
+    monkeypatch.setitem(sink._writers, PLACE, writer)  # noqa: SLF001
+    with pytest.raises(KeyboardInterrupt if isinstance(fault, KeyboardInterrupt) else SourceError):
+        writer.write(ROWS, Tag("query", 1, 2, "part", "edition", 0))
+    assert (client.closed, PLACE in sink._writers) == (True, False)  # noqa: SLF001

@@ -1,0 +1,142 @@
+"""A value of a wrong type is refused where it is given, before anything is opened, stored or changed."""
+
+import re
+from threading import Event
+from typing import Any
+
+import pytest
+
+import leasehold
+from leasehold import Lease, Position
+from leasehold.adapters.consuming import OPTIONS, consumption
+from leasehold.adapters.reading.handling import Delivery, FinalCheckpoint
+from leasehold.stores import AnnotateLease, CheckpointLease, ClaimLease, CreateLease, ReleaseLease, open_store
+
+STRANGE: list[Any] = [None, b"x", 7, 1.5, float("nan"), 10**400, True, "\ud800", ["x"], {}, object()]
+FINE: dict[str, Any] = {
+    "worker": str,
+    "metrics": str,
+    "set": dict,
+    "lease_seconds": (int, float),
+    "slow_seconds": (int, float),
+    "handler_seconds": (int, float),
+    "checkpoint_seconds": (int, float),
+    "drain_seconds": (int, float),
+}
+"""Types of options in which some of the strange values are none."""
+COUNTS = {"attempts", "concurrency", "memory_mib", "max_records", "threads", "timestamp_ms"}
+FLAGS = {"create", "late_checkpoints", "wait"}
+
+
+def strange(name: str) -> list[Any]:
+    """The values that this option can't have; None stands for its default."""
+    kinds = bool if name in FLAGS else int if name in COUNTS else FINE.get(name, ())
+    values = [each for each in STRANGE[1:] if not isinstance(each, kinds)]
+    return values if name in FLAGS else [*values, True]
+
+
+@pytest.mark.parametrize("value", STRANGE, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("argument", ["source", "leases"])
+def test_a_source_or_store_of_the_wrong_type_is_refused_by_name(argument: str, value: Any) -> None:  # noqa: ANN401  anything
+    """What is neither a URL nor an object of the protocol is refused by the call that is given it."""
+    given: dict[str, Any] = {"source": "kinesis://orders?region=eu-west-1", "leases": "memory://types", argument: value}
+    with pytest.raises(ValueError, match=re.compile(f"{argument}|store", re.IGNORECASE)):
+        leasehold.read(given["source"], leases=given["leases"])
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_of_the_wrong_type_is_refused_by_name(option: str) -> None:
+    """No option is taken for what it isn't, and none raises anything but a refusal."""
+    for value in strange(option):
+        with pytest.raises((ValueError, TypeError)) as refused:
+            consumption("kinesis://orders?region=eu-west-1", "memory://types", print, {option: value})  # type: ignore[misc]
+        assert str(refused.value), value
+
+
+@pytest.mark.parametrize("handler", [each for each in STRANGE if not isinstance(each, str)], ids=repr)
+def test_a_handler_that_cannot_be_called_is_refused(handler: Any) -> None:  # noqa: ANN401  anything
+    """A worker never starts with a handler that would fail every batch."""
+    with pytest.raises((ValueError, TypeError)):
+        consumption("kinesis://orders?region=eu-west-1", "memory://types", handler, {})
+
+
+@pytest.mark.parametrize(
+    "value", [each for each in STRANGE if not isinstance(each, str)], ids=lambda v: type(v).__name__
+)
+def test_a_position_has_fields_of_its_types(value: Any) -> None:  # noqa: ANN401  anything
+    """A place that can't be compared or stored can't be made."""
+    with pytest.raises((ValueError, TypeError), match="checkpoint"):
+        Position(value)
+    with pytest.raises(TypeError, match="checkpoint"):
+        Position("7", token=value)
+    if not isinstance(value, int):
+        with pytest.raises(TypeError, match="checkpoint"):
+            Position("7", value)
+
+
+@pytest.mark.parametrize(
+    "value", [each for each in STRANGE if not isinstance(each, str)], ids=lambda v: type(v).__name__
+)
+def test_a_write_has_fields_of_its_types(value: Any) -> None:  # noqa: ANN401  anything
+    """A bad write changes nothing, so that the rows of others can still be listed."""
+    store = open_store(f"memory://types-{id(value)}")
+    free = store.write(CreateLease(Lease("s-0"))).lease
+    assert free is not None
+    before = store.list()
+    makers: list[Any] = [
+        lambda: CreateLease(Lease(value)),
+        lambda: CreateLease(value),
+        lambda: CreateLease(Lease("s-1", checkpoint=value)),
+        lambda: ClaimLease(free, value),
+        lambda: ClaimLease(value, "a"),
+        lambda: CheckpointLease(free, value),
+        lambda: AnnotateLease(free, "name", value),
+        lambda: AnnotateLease(free, value, "value"),
+        lambda: ReleaseLease(free, value),
+    ]
+    for make in makers:
+        with pytest.raises(TypeError):
+            store.write(make())
+    assert store.list() == before
+
+
+def test_a_write_refuses_text_that_cannot_be_encoded() -> None:
+    """What one layout would store must not be a row that another can't read."""
+    free = Lease("s-0")
+    makers: list[Any] = [
+        lambda: CreateLease(Lease("\ud800")),
+        lambda: ClaimLease(free, "\ud800"),
+        lambda: AnnotateLease(free, "name", "\ud800"),
+        lambda: AnnotateLease(free, "\ud800", "value"),
+    ]
+    for make in makers:
+        with pytest.raises(ValueError, match="is not UTF-8"):
+            make()
+
+
+class Held:
+    """A lease that notes its checkpoints."""
+
+    key, worker, fence = "s-0", "w", 1
+    lease, lost = Lease("s-0"), Event()
+
+    def __init__(self) -> None:
+        self.written = list[Position]()
+
+    def checkpoint(self, position: Position) -> bool:
+        """Note it."""
+        self.written.append(position)
+        return True
+
+
+@pytest.mark.parametrize("value", STRANGE[1:], ids=lambda v: type(v).__name__)
+def test_a_checkpoint_of_the_wrong_type_is_refused(value: Any) -> None:  # noqa: ANN401  anything
+    """Only a record or a position of the batch moves the checkpoint."""
+    held = Held()
+    batch = Delivery([], Position("9"), None, held)
+    with pytest.raises(TypeError, match="checkpoint"):
+        batch.checkpoint(value)
+    with pytest.raises(TypeError, match="checkpoint"):
+        FinalCheckpoint(ended=False, holding=held, end=lambda: True).checkpoint(value)
+    assert batch.checkpoint()
+    assert held.written == [Position("9")]
