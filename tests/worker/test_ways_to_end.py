@@ -7,6 +7,7 @@ import asyncio
 import gc
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -440,11 +441,13 @@ def run_program(program: str, folder: Path) -> tuple[int, list[Any], str | None,
     """Run it; return its status, what it told, and the lease's owner and checkpoint."""
     url = f"sqlite:///{folder}/leases.db"
     command = [sys.executable, "-c", PRELUDE + program, url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **streams) as process:
         try:
             out, _err = process.communicate(timeout=WAIT)
         finally:
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its children, too
     with closing(open_store(url)) as store:
         (lease,) = store.list().leases
     return process.returncode, json.loads(out or "null"), lease.owner, lease.checkpoint.sequence
