@@ -434,7 +434,8 @@ CHILDREN = {
     "raise": ("raise LookupError", "", 1),
     "terminate": ("signal.pause()", "os.kill(pid, signal.SIGTERM)", -15),
 }
-SLOW_DOORS = {"run-async", "worker"}
+QUICK = {("run", "exit"), ("run", "terminate"), ("arun", "terminate"), ("arun-async", "exit")}
+"""The others take seconds and are left to `make test-more`."""
 
 
 def run_program(program: str, folder: Path) -> tuple[int, list[Any], str | None, str]:
@@ -456,7 +457,7 @@ def run_program(program: str, folder: Path) -> tuple[int, list[Any], str | None,
 @pytest.mark.parametrize(
     ("door", "child"),
     [
-        pytest.param(door, child, marks=[pytest.mark.more] if door in SLOW_DOORS or child != "exit" else [])
+        pytest.param(door, child, marks=[] if (door, child) in QUICK else [pytest.mark.more])
         for door in DOORS
         for child in CHILDREN
         if door != "worker" or child != "terminate"  # that program has a signal handler of its own
