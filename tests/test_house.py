@@ -274,6 +274,19 @@ def test_threads_are_begun_by_spawn_alone() -> None:
     assert found == THREADS_OF_THEIR_OWN
 
 
+def test_signal_handlers_are_set_where_a_fork_restores_them() -> None:
+    """Handlers other than the system's own are set by `signals.py`, which restores those of the program in a child."""
+    found = {
+        _name(path)
+        for path in _sources(*PACKAGES)
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "signal.signal"
+        and ast.unparse(node.args[1]) not in {"signal.SIG_DFL", "signal.SIG_IGN"}
+    }
+    assert found == {"leasehold/adapters/signals.py"}
+
+
 def test_functions_are_short() -> None:
     """Without it a rule could hide in a function that does not fit a screen."""
     found = [

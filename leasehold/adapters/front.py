@@ -13,24 +13,29 @@ hands it over ends when the consumer asks once more, which acknowledges it; a co
 import asyncio
 import atexit
 import inspect
+import logging
 import signal
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
-from threading import Condition, Event
+from threading import Condition, Event, Lock, Thread, current_thread
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from leasehold.adapters.consuming import Consumption, Options, consumption
+from leasehold.adapters.forks import Origin
 from leasehold.adapters.reading.executors import HandlerExecutor, Work
 from leasehold.adapters.reading.handling import Delivery, Handler, Handling, Withdrawn
 from leasehold.adapters.reading.runner import Runner, endings
 from leasehold.adapters.reading.slices import SliceVerdict
+from leasehold.adapters.signals import forget_loop_handler, note_loop_handler
 from leasehold.adapters.sources.protocol import Source, SourceError
 from leasehold.adapters.threads import SIGNAL_SECONDS, spawn
+from leasehold.adapters.worker.holdings import WorkerError
+from leasehold.stores.printable import escaped, said
 from leasehold.stores.protocol import Store, StoreError
 
 if TYPE_CHECKING:  # extras bring these
@@ -38,6 +43,9 @@ if TYPE_CHECKING:  # extras bring these
 
     from leasehold.adapters.producing import ProduceOptions
     from leasehold.adapters.sources.kinesis.producer.producer import Producer
+
+
+log = escaped(logging.getLogger("leasehold.runner"))
 
 
 def run(
@@ -77,7 +85,9 @@ async def arun(
     """Run a worker beside the tasks of this event loop, until its task is cancelled; then it drains.
 
     What an `async def` handler does happens in this loop, with the connections that belong to it; a plain handler is
-    called in a thread. A SIGTERM that the program does not handle by itself drains, too, and this returns.
+    called in a thread. A SIGTERM that the program does not handle by itself drains, too, and this returns. The worker
+    also drains if the coroutine is closed or the loop ends. An error that ends the worker is logged at once, since a
+    task keeps its exception to itself until it is awaited.
 
     Examples:
         >>> import asyncio, leasehold
@@ -91,23 +101,30 @@ async def arun(
     """
     loop = asyncio.get_running_loop()
     described = consumption(source, leases, handler, options)
-    letter = described.handling.dead_letter
+    letter, calls = described.handling.dead_letter, _LoopCalls(loop)
     handling = evolve(
         described.handling,
-        handler=_in_loop(loop, described.handling.handler),
-        dead_letter=None if letter is None else _in_loop(loop, letter),
+        handler=calls.calling(described.handling.handler),
+        dead_letter=None if letter is None else calls.calling(letter),
     )
     over = asyncio.Event()
     background = WorkerThread(evolve(described, handling=handling), over=lambda: _tell(loop, over.set))
-    with _draining_on_signals(loop, background.stop):
-        try:
-            await over.wait()
-        except asyncio.CancelledError:
-            background.stop()
-            while not over.is_set():
-                with suppress(asyncio.CancelledError):  # leases are released first; that has its own limit
-                    await over.wait()
-            raise
+    try:
+        _stop_with_loop(loop, background)
+        with _draining_on_signals(loop, background.stop):
+            try:
+                await over.wait()
+            except asyncio.CancelledError:
+                if background.origin.left:
+                    raise
+                background.stop()
+                while not over.is_set():
+                    with suppress(asyncio.CancelledError):  # leases are released first; that has its own limit
+                        await over.wait()
+                raise
+    finally:
+        # By GeneratorExit, too: the coroutine was closed or dropped, and nothing can be awaited any more.
+        background.drain_by_exit()
     return background.result()
 
 
@@ -118,7 +135,7 @@ def worker(
     """Run a worker in the background for the length of a `with` block, whose end drains it: for tests and notebooks.
 
     The block is given the worker: `wait(seconds)` until it has ended by itself, `stop()` to end it sooner.
-    Raises, at the end of the block, what ended the worker.
+    Raises, at the end of the block, what ended the worker, and WorkerError in a forked child.
 
     Examples:
         >>> import leasehold, threading
@@ -135,8 +152,9 @@ def worker(
     try:
         yield background
     except BaseException:
-        background.stop()
-        background.wait()
+        with suppress(WorkerError):  # this is a forked child, which has nothing to wait for
+            background.stop()
+            background.wait()
         raise  # what ended the worker is not to hide it
     background.stop()
     background.result()
@@ -147,6 +165,9 @@ def read(source: str | Source, *, leases: str | Store, **options: Unpack[Options
 
     The next step acknowledges the batch before. `break`, or an exception, acknowledges nothing: the leases are
     released, and that batch comes again to the next reader. Shards are handed over in turn, one batch at a time.
+
+    One thread or task iterates. A step from another one raises RuntimeError while the first still has a batch or waits
+    for one, because it would acknowledge a batch that is being handled. A step in a forked child raises WorkerError.
 
     Examples:
         >>> import leasehold
@@ -202,6 +223,7 @@ class WorkerThread:
     ) -> None:
         self._described, self._executor, self._over = described, executor, over
         self._stopping, self._ended = Event(), Event()
+        self.origin = Origin()
         self._runner: Runner | None = None
         self._verdict: SliceVerdict | None = None
         self._fault: BaseException | None = None
@@ -214,12 +236,14 @@ class WorkerThread:
 
     def stop(self) -> None:
         """Have it finish the running batches, checkpoint and release; this does not wait."""
+        self.origin.check()
         self._stopping.set()
         if self._runner is not None:
             self._runner.stop()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until it has ended; False if that takes longer than so many seconds."""
+        self.origin.check()
         if seconds is not None:
             return self._ended.wait(seconds)
         while not self._ended.wait(SIGNAL_SECONDS):
@@ -234,6 +258,16 @@ class WorkerThread:
             raise fault
         return self._verdict
 
+    def drain_by_exit(self) -> None:
+        """Stop it; if it still drains when the program ends, the program waits. In a forked child do nothing."""
+        if not self.origin.left and not self._ended.is_set():
+            self.stop()
+            atexit.register(self._exit)
+
+    def _exit(self) -> None:
+        if not self.origin.left:
+            self.wait()
+
     def _work(self) -> None:
         with self._described.joined(self._stopping) as joined:
             self._verdict = self._described.run(joined, executor=self._executor, begun=self._begun)
@@ -247,10 +281,13 @@ class WorkerThread:
     def _failed(self, fault: BaseException) -> None:
         unopened = self._runner is None and self._stopping.is_set() and isinstance(fault, StoreError | SourceError)
         self._fault = None if unopened else fault
+        if isinstance(self._fault, Exception):
+            log.error("worker %s has ended: %s", self.id, said(fault))
         self._end()
 
     def _end(self) -> None:
         self._ended.set()
+        atexit.unregister(self._exit)
         self._over()
 
 
@@ -259,20 +296,77 @@ def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
         loop.call_soon_threadsafe(call)
 
 
-def _in_loop(loop: asyncio.AbstractEventLoop, given: Callable[..., Awaitable[None] | None]) -> Any:  # noqa: ANN401  as given
-    """The callable, whose awaitable results are awaited in this loop."""
+def _stop_with_loop(loop: asyncio.AbstractEventLoop, background: WorkerThread) -> None:
+    """Stop the worker once the loop is closed: no handler could await anything, and nobody could cancel the worker."""
 
-    async def there(answer: Awaitable[object]) -> object:
-        return await answer
+    def watch() -> None:
+        while not background.wait(SIGNAL_SECONDS):
+            if loop.is_closed():
+                log.error("worker %s ends: the event loop that it belongs to is closed", background.id)
+                background.drain_by_exit()
+                return
 
-    async def awaited(answer: Awaitable[object]) -> object:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(there(answer), loop))
+    spawn("leasehold-loop-watch", watch, lambda _fault: background.stop())
 
-    def call(*arguments: Any) -> Any:  # noqa: ANN401  likewise
-        answer = given(*arguments)
-        return awaited(answer) if inspect.isawaitable(answer) else answer
 
-    return call
+class _LoopCalls:
+    """Calls functions of the user, and awaits in this loop what they return to be awaited.
+
+    Once the loop is closed a call is withdrawn, because the worker lacks its loop and the records are not to blame.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self._origin = loop, Origin()
+
+    def calling(self, given: Callable[..., Awaitable[None] | None]) -> Any:  # noqa: ANN401  as given
+        """Return the function to call in place of `given`."""
+
+        def call(*arguments: Any) -> Any:  # noqa: ANN401  likewise
+            with self._withdrawing():
+                if self._loop.is_closed():
+                    raise RuntimeError
+                answer = given(*arguments)
+            return self._awaited(answer) if inspect.isawaitable(answer) else answer
+
+        return call
+
+    @contextmanager
+    def _withdrawing(self) -> Generator[None]:
+        try:
+            yield
+        except Exception as fault:
+            if self._loop.is_closed():
+                raise Withdrawn("the event loop of its worker is closed") from fault
+            raise
+
+    async def _awaited(self, answer: Awaitable[object]) -> object:
+        work = self._there(answer)
+        with self._withdrawing():
+            try:
+                future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+            except RuntimeError:
+                for each in (work, answer):
+                    if inspect.iscoroutine(each):
+                        each.close()  # else Python would warn that nobody awaited it
+                raise
+            try:
+                while not (await asyncio.wait({future}, timeout=SIGNAL_SECONDS))[0]:
+                    if self._loop.is_closed():
+                        raise RuntimeError  # a closed loop never finishes what it has begun
+            except asyncio.CancelledError:
+                future.cancel()
+                raise
+            return future.result()
+
+    async def _there(self, answer: Awaitable[object]) -> object:
+        raised: BaseException | None = None
+        try:
+            return await answer
+        except BaseException as error:
+            raised = error
+            raise
+        finally:
+            self._origin.end_copy(raised)
 
 
 @contextmanager
@@ -283,12 +377,14 @@ def _draining_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], Non
         if signal.getsignal(each) == signal.SIG_DFL:
             with suppress(NotImplementedError, RuntimeError, ValueError):  # Windows, or not the main thread
                 loop.add_signal_handler(each, stop)
+                note_loop_handler(each)
                 heard.append(each)
     try:
         yield
     finally:
         for each in heard:
             loop.remove_signal_handler(each)
+            forget_loop_handler(each)
 
 
 # Batches for who iterates
@@ -363,6 +459,7 @@ class _Iteration:
 
     def __init__(self, described: Consumption) -> None:
         self.waiting = BatchQueue()
+        self.origin = Origin()
         self.described = evolve(described, handling=evolve(described.handling, handler=self._hand))
         self.background: WorkerThread | None = None
         self.batch: Delivery | None = None
@@ -414,6 +511,8 @@ class _Iteration:
 
     def dropped(self) -> None:
         """Leave, and wait for the release of the leases; not in an event loop, which nothing may hold up."""
+        if self.origin.left:
+            return
         self.leave()
         if self.background is None:
             return
@@ -422,7 +521,34 @@ class _Iteration:
         except RuntimeError:
             self.background.wait()
         else:
-            atexit.register(self.background.wait)
+            self.background.drain_by_exit()
+
+
+@frozen
+class _Consumer:
+    """The thread that iterates, and its task, if a task iterates."""
+
+    thread: "weakref.ref[Thread] | None" = None
+    task: "weakref.ref[asyncio.Task[Any]] | None" = None
+
+    @classmethod
+    def current(cls) -> "_Consumer":
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # no event loop runs here
+            task = None
+        return cls(weakref.ref(current_thread()), None if task is None else weakref.ref(task))
+
+    @property
+    def alive(self) -> bool:
+        """Whether it may still handle a batch."""
+        thread = None if self.thread is None else self.thread()
+        if thread is None or not thread.is_alive():
+            return False
+        if self.task is None:
+            return True
+        task = self.task()
+        return task is not None and not task.done() and not task.get_loop().is_closed()
 
 
 class Batches:
@@ -438,6 +564,7 @@ class Batches:
         # The handler, which is checked as one, is the consumer: `_Iteration` puts itself in its place.
         self._reading = _Iteration(consumption(source, leases, lambda _batch: None, options))
         self._again = self._closed = False
+        self._entering, self._consumer = Lock(), _Consumer()
         # Where `for` was left by `break`, and nobody else has the iterator, it is gone at once.
         self._dropped = weakref.finalize(self, self._reading.dropped)
 
@@ -446,21 +573,41 @@ class Batches:
         return self
 
     def __next__(self) -> Delivery:
-        while (batch := self._step()) is None:
-            self._reading.waiting.wait()
-        return batch
+        with self._alone():
+            while (batch := self._step()) is None:
+                self._reading.waiting.wait()
+            return batch
 
     def __aiter__(self) -> Self:
         self._again = True
         return self
 
     async def __anext__(self) -> Delivery:
+        with self._alone():
+            try:
+                while (batch := self._step()) is None:
+                    await self._reading.waiting.awaited()
+            except StopIteration:
+                raise StopAsyncIteration from None
+            return batch
+
+    @contextmanager
+    def _alone(self) -> Generator[None]:
+        """Let one thread or task step. Raises RuntimeError in another while the first may handle a batch."""
+        self._reading.origin.check()
+        me = _Consumer.current()
+        with self._entering:
+            if not self._closed and self._consumer != me and self._consumer.alive:
+                raise RuntimeError(
+                    "these batches are iterated by another thread or task: its batch would be acknowledged here; "
+                    "give each its own leasehold.read"
+                )
+            self._consumer = me
         try:
-            while (batch := self._step()) is None:
-                await self._reading.waiting.awaited()
-        except StopIteration:
-            raise StopAsyncIteration from None
-        return batch
+            yield
+        except BaseException:
+            self._consumer = _Consumer()  # it has no batch
+            raise
 
     def _step(self) -> Delivery | None:
         """The next batch, if there is one. Raises StopIteration at the end, and what ended the worker."""
@@ -484,12 +631,14 @@ class Batches:
 
     def stop(self) -> None:
         """End the iteration at its next step, which still acknowledges the batch before; from any thread or signal."""
+        self._reading.origin.check()
         self._reading.stop()
 
     def close(self) -> None:
         """Release the leases, and wait for that; the batch that is out is not acknowledged."""
         self._closed = True
         self._dropped.detach()
+        self._reading.origin.check()
         self._reading.leave()
         if self._reading.background is not None:
             self._reading.background.result()
@@ -508,7 +657,11 @@ class Batches:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_raised: object) -> None:
-        await asyncio.to_thread(self._leave, kind)
+        if kind is GeneratorExit:  # nothing can be awaited any more
+            self._closed = True
+            self._dropped()
+        else:
+            await asyncio.to_thread(self._leave, kind)
 
     def _leave(self, kind: type[BaseException] | None) -> None:
         with suppress(*() if kind is None else (Exception,)):  # what ended the worker is not to hide it

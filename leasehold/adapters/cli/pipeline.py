@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame
 from leasehold.adapters.local.node import ServiceError
 from leasehold.adapters.reading.exporting import exporting
 from leasehold.adapters.report.progress import BatchProgress, ProgressPage, ReadingProgress
+from leasehold.adapters.signals import replace_handler
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.spark.event_hubs.options import refuse_secrets
 from leasehold.adapters.spark.options import Given
@@ -85,7 +86,7 @@ def command(  # noqa: PLR0917  one for each option
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         if threading.current_thread() is threading.main_thread():
             # Whoever supervises the process ends it as Ctrl-C does, and neither with a traceback.
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            replace_handler(signal.SIGTERM, signal.default_int_handler)
         spark = session(f"leasehold pipeline {name}", delta=tables == "delta", quiet=True)
         ending = _asked_to_end()
         records = spark.readStream.format(source).options(**given).load()
@@ -120,7 +121,7 @@ def _asked_to_end() -> Callable[[], bool]:
 
     if threading.current_thread() is threading.main_thread():
         for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, ask)
+            replace_handler(each, ask)
     return lambda: bool(asked)
 
 

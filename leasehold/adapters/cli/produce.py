@@ -17,6 +17,7 @@ from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.inputs import dashed
 from leasehold.adapters.producing import ProduceOptions, open_producer
+from leasehold.adapters.signals import replace_handler, restore_handler
 from leasehold.adapters.sources.kinesis.producer.producer import (
     Producer,
     ProducerError,
@@ -165,12 +166,12 @@ class _EndRequest:
         self.asked = self.reading = False
 
     def __enter__(self) -> Self:
-        self.before = {each: signal.signal(each, self.signal) for each in (signal.SIGINT, signal.SIGTERM)}
+        self.before = {each: replace_handler(each, self.signal) for each in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *_fault: object) -> None:
         for each, handler in self.before.items():
-            signal.signal(each, handler)
+            restore_handler(each, handler)
 
     def signal(self, _number: int, _frame: FrameType | None) -> None:
         """The first one; from here on a signal ends the process at once."""

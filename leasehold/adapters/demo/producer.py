@@ -12,6 +12,7 @@ from threading import Event
 from leasehold.adapters.demo.dev import KeyedRows, put_rows
 from leasehold.adapters.demo.stage import client, put
 from leasehold.adapters.history.events import Sent
+from leasehold.adapters.signals import replace_handler
 
 
 def sent_of(line: str | bytes) -> Sent:
@@ -35,7 +36,7 @@ def produce(endpoint: str, stream: str, rate: int, ending: Event) -> None:
 def main(endpoint: str, stream: str, rate: str) -> None:
     """Produce until SIGTERM."""
     ending = Event()
-    signal.signal(signal.SIGTERM, lambda _number, _frame: ending.set())
+    replace_handler(signal.SIGTERM, lambda _number, _frame: ending.set())
     produce(endpoint, stream, int(rate), ending)
 
 

@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from threading import Condition, Lock, Thread
 from typing import Protocol
 
+from leasehold.adapters.forks import Origin
 from leasehold.adapters.reading.handling import NotAwaited, fault_from, fault_of
 from leasehold.adapters.threads import spawn
 from leasehold.stores.printable import escaped, said
@@ -183,6 +184,7 @@ class EventLoop:
 
     def __init__(self, end: Callable[[BaseException], None]) -> None:
         self._end = end
+        self._origin = Origin()
         self._lock = Lock()
         self._loop: AbstractEventLoop | None = None
         self._thread: Thread | None = None
@@ -202,10 +204,15 @@ class EventLoop:
         tasks = list[Task[Exception | None]]()
 
         async def fault_awaited() -> Exception | None:
+            raised: BaseException | None = None
             try:
                 return fault_of(await awaitable)
             except BaseException as error:  # noqa: BLE001  whatever is raised, the batch failed and not the loop
+                raised = error
                 return fault_from(error)
+            finally:
+                # Before the loop goes on: a copy of it would take wake-ups from the pipe that it shares with this one.
+                self._origin.end_copy(raised)
 
         def begin() -> None:
             task = loop.create_task(fault_awaited())

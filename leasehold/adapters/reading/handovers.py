@@ -18,8 +18,9 @@ from threading import Lock
 
 from attrs import define, frozen
 
+from leasehold.adapters.forks import Origin
 from leasehold.adapters.reading.executors import EventLoop, HandlerExecutor, InlineExecutor, Work
-from leasehold.adapters.reading.handling import Ending, Handling, Withdrawn, fault_from, fault_of
+from leasehold.adapters.reading.handling import Ending, Handling, Unhandled, Withdrawn, fault_from, fault_of
 from leasehold.adapters.worker.holding import Holding
 from leasehold.stores.printable import escaped, said
 
@@ -106,6 +107,7 @@ class Handovers:
         self._executor: HandlerExecutor = executor or InlineExecutor()
         self._again, self._end, self._fatal = again, end, fatal
         self._loop = EventLoop(self.end)
+        self._origin = Origin()
         self._lock = Lock()
         self._at_work: dict[str, Handover] = {}
         self._logged: set[str] = set()
@@ -155,6 +157,7 @@ class Handovers:
 
     def _ended(self, handover: Handover, found: Found) -> None:
         fault = found.fault if isinstance(found, CallEnded) else None
+        self._origin.end_copy(_raised(fault))
         if isinstance(fault, Ending):
             self.end(fault.__cause__ or fault)
         key = handover.holding.key
@@ -219,6 +222,7 @@ class Handovers:
             raise
         except BaseException as error:  # noqa: BLE001  reading goes on, whatever it is
             fault = fault_from(error)
+        self._origin.end_copy(_raised(fault))
         if isinstance(fault, Ending):
             self.end(fault.__cause__ or fault)
         elif fault is not None and whom not in self._logged:
@@ -236,3 +240,8 @@ class Handovers:
         """End the event loop and idle threads; nothing is waited for that hangs."""
         self._executor.close()
         self._loop.close()
+
+
+def _raised(fault: Exception | None) -> BaseException | None:
+    """Return what the user's function raised, which `fault` may wrap."""
+    return fault.__cause__ or fault if isinstance(fault, Unhandled) else fault

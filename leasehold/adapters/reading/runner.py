@@ -36,6 +36,7 @@ from leasehold.adapters.reading.handling import Handler, Handling, metered, trac
 from leasehold.adapters.reading.handovers import Handovers
 from leasehold.adapters.reading.memory import MemoryBudget
 from leasehold.adapters.reading.reading import ShardReading
+from leasehold.adapters.signals import replace_handler, restore_handler
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.holdings import WorkerError
@@ -761,9 +762,9 @@ def stopping_on_signals(runner: Runner) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {each: signal.signal(each, stop) for each in ending}
+    before = {each: replace_handler(each, stop) for each in ending}
     try:
         yield
     finally:
         for each, handler in before.items():
-            signal.signal(each, handler)
+            restore_handler(each, handler)

@@ -16,6 +16,7 @@ from typing import Any
 from pyspark.cloudpickle import dumps
 
 from leasehold.adapters.reading.runner import READABLE
+from leasehold.adapters.signals import replace_handler
 from leasehold.adapters.threads import spawn
 from leasehold.stores.printable import escaped, said
 
@@ -59,7 +60,7 @@ def end_on_signal(stop: Callable[[], None]) -> None:
     hears, tells = socket.socketpair()
     tells.setblocking(False)  # else it cannot be written to while a signal is taken
     for each in ends:
-        signal.signal(each, lambda _number, _frame: None)
+        replace_handler(each, lambda _number, _frame: None)
     signal.set_wakeup_fd(tells.fileno(), warn_on_full_buffer=False)
 
     def end() -> None:

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import typer
 
+from leasehold.adapters.signals import replace_handler, restore_handler
 from leasehold.adapters.threads import SIGNAL_SECONDS
 from leasehold.stores.printable import printable_lines
 
@@ -56,7 +57,7 @@ def unwinding() -> Iterator[None]:
     try:
         try:
             for each in before:
-                signal.signal(each, end)
+                replace_handler(each, end)
             yield
         finally:
             # One that comes while handlers are put back would end this half-way, and leave the rest ignored for good.
@@ -64,7 +65,7 @@ def unwinding() -> Iterator[None]:
                 signal.signal(each, signal.SIG_IGN)
     finally:
         for each, handler in before.items():
-            signal.signal(each, handler)
+            restore_handler(each, handler)
 
 
 def wait_for_the_end() -> NoReturn:

@@ -21,6 +21,7 @@ from typing import IO
 from attrs import define, field
 
 from leasehold.adapters.reading.events import WholeLines
+from leasehold.adapters.signals import replace_handler
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.threads import ThreadQueue, spawn
 from leasehold.stores.printable import escaped, said
@@ -89,7 +90,7 @@ class Supervisor:
         one had to be killed, 128 and its number after a second signal, at which all are killed. In the main thread.
         """
         for each in ending:
-            signal.signal(each, lambda number, _frame: self._news.put(number))
+            replace_handler(each, lambda number, _frame: self._news.put(number))
         children = self.made()
         try:
             worst = self._kept(children)

@@ -19,6 +19,7 @@ from leasehold.adapters.multilang.daemon import ChildHandler
 from leasehold.adapters.multilang.properties import read_properties, understood_properties
 from leasehold.adapters.reading.dead_letters.letter import LetterError
 from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.signals import replace_handler
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.worker.holdings import WorkerError
 from leasehold.stores.protocol import StoreError
@@ -96,4 +97,4 @@ def _note_signals(told: list[int]) -> None:
             if callable(stop):  # noqa: B023  the worker's own are the same for each
                 stop(number, frame)  # noqa: B023
 
-        signal.signal(each, note)
+        replace_handler(each, note)

@@ -1,0 +1,67 @@
+"""Sets signal handlers that a forked child does not inherit.
+
+A handler of ours asks something of this process: its worker drains, its wait ends. A child that `multiprocessing` or
+`os.fork` makes has none of the threads that would do so. With our handlers it would ignore `Process.terminate()`, and
+`with Pool()` would wait forever; with the wakeup descriptor of an event loop it would pass its signals on to its
+parent. So a child gets the handlers that the program had before.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+SignalHandler = Callable[[int, FrameType | None], Any] | int | None
+
+_before: dict[int, SignalHandler] = {}
+_masks = threading.local()
+
+
+def replace_handler(number: int, handler: SignalHandler) -> SignalHandler:
+    """Set this handler and return the one it replaces. Call this in the main thread."""
+    replaced = signal.signal(number, handler)
+    _before.setdefault(number, replaced)
+    return replaced
+
+
+def restore_handler(number: int, handler: SignalHandler) -> None:
+    """Set a handler that `replace_handler` returned."""
+    signal.signal(number, handler)
+    if number in _before and _before[number] == handler:
+        del _before[number]
+
+
+def note_loop_handler(number: int) -> None:
+    """Note that an event loop handles this signal, which had its default action before."""
+    _before.setdefault(number, signal.SIG_DFL)
+
+
+def forget_loop_handler(number: int) -> None:
+    """Note that the loop no longer handles this signal."""
+    if _before.get(number) == signal.SIG_DFL:
+        del _before[number]
+
+
+def _block() -> None:
+    # A signal that came to the child before its handlers are restored would be lost.
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _before) if _before else None
+
+
+def _unblock() -> None:
+    if (mask := getattr(_masks, "before", None)) is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _restore_in_child() -> None:
+    if _before:
+        signal.set_wakeup_fd(-1)  # a loop's: its other end is the parent's, too
+    for number, handler in _before.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    _before.clear()
+    _unblock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_restore_in_child)

@@ -1,0 +1,73 @@
+"""The web application of the documentation shows a worker that has ended, and drains with the application."""
+
+import asyncio
+import json
+import logging
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import web_app
+
+import leasehold
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
+from leasehold.stores.protocol import StoreError
+from leasehold.stores.urls import open_store
+
+pytestmark = pytest.mark.slow
+
+WAIT = 30.0
+
+
+async def health() -> tuple[int, Any]:
+    """Ask the route, as a server does."""
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request"}
+
+    async def send(message: Any) -> None:  # noqa: ANN401  as in ASGI
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": "/health", "headers": [], "query_string": b""}
+    await web_app.app(scope, receive, send)
+    return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+def test_a_health_route_follows_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The route answers 200 while the worker runs, and the end of the application releases the leases."""
+    url = f"memory://{uuid4().hex}"
+    monkeypatch.setattr(web_app, "SOURCE", ListSource(even_shards(("s-0",)), {"s-0": ShardRecords(records(2))}))
+    monkeypatch.setattr(web_app, "LEASES", url)
+
+    async def main() -> None:
+        came = asyncio.Event()
+
+        async def handle(_batch: leasehold.Delivery) -> None:
+            came.set()
+
+        monkeypatch.setattr(web_app, "handle", handle)
+        async with web_app.lifespan(web_app.app):
+            await came.wait()
+            assert await health() == (200, {"worker": "running"})
+        assert await health() == (503, {"worker": "ended"})
+
+    asyncio.run(asyncio.wait_for(main(), WAIT))
+    (lease,) = open_store(url).list().leases
+    assert lease.owner is None
+
+
+def test_a_failed_worker_is_seen(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """An error that ends the worker is logged before anything awaits the task, and the route answers 503."""
+    monkeypatch.setattr(web_app, "SOURCE", ListSource([], {}))
+    monkeypatch.setattr(web_app, "LEASES", "sqlite:///no/such/folder/leases.db")
+
+    async def main() -> None:
+        async with web_app.lifespan(web_app.app):
+            await asyncio.wait({web_app.app.state.worker})
+            assert await health() == (503, {"worker": "ended"})
+            errors = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
+            assert any("has ended: StoreError" in each for each in errors)
+
+    with pytest.raises(StoreError):
+        asyncio.run(asyncio.wait_for(main(), WAIT))

@@ -1,0 +1,647 @@
+"""However a program leaves `run`, `arun`, `worker` or `read`, leases are released and nothing of the worker stays.
+
+The table is door by way of ending: return, raise, cancel, close(), garbage collection, loop closed, fork and exit.
+"""
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import WAIT
+from virtual_fleet import FaultyStore, four_shards
+
+import leasehold
+from leasehold.adapters.consuming import Options
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
+from leasehold.adapters.reading.handling import DeadLetter, Handler
+from leasehold.stores.protocol import StoreError
+from leasehold.stores.urls import open_store
+
+pytestmark = pytest.mark.slow
+
+BEGINNING = Options(initial_position="TRIM_HORIZON", checkpoint_seconds=0, lease_seconds=3)
+NUMBERS = [each.sequence_number for each in records(8)]
+
+
+def stream(count: int = 8) -> ListSource:
+    """One shard, in batches of one record."""
+    return ListSource(four_shards()[:1], {"s-0": ShardRecords(records(count), size=1)})
+
+
+def ours() -> list[threading.Thread]:
+    """The threads of workers."""
+    return [each for each in threading.enumerate() if each.name.startswith("leasehold-")]
+
+
+def settled(store: FaultyStore) -> str:
+    """Wait until no thread of a worker is left; return the checkpoint of the lease, which has no owner."""
+    for each in ours():
+        each.join(WAIT)
+    assert ours() == []
+    (lease,) = store.list().leases
+    assert lease.owner is None
+    return lease.checkpoint.sequence
+
+
+@pytest.fixture(autouse=True)
+def _leaves_handlers() -> Iterator[None]:
+    """A worker leaves the signal handlers of its program as they were."""
+    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
+    yield
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == before
+
+
+class Came:
+    """A handler that notes its batches, and tells of the first."""
+
+    def __init__(self) -> None:
+        self.first = threading.Event()
+        self.numbers: list[str] = []
+
+    def __call__(self, batch: leasehold.Delivery) -> None:
+        """Note its record."""
+        self.numbers.append(batch.records[0].sequence_number)
+        self.first.set()
+
+    async def awaited(self, batch: leasehold.Delivery) -> None:
+        """Note its record in an event loop."""
+        self(batch)
+
+
+# A coroutine, generator or block that ends
+
+
+def _close(coroutine: Any) -> None:  # noqa: ANN401  a coroutine, or a generator
+    coroutine.close()
+
+
+def _collect(coroutine: Any) -> None:  # noqa: ANN401  likewise; its caller has dropped its own
+    del coroutine
+    gc.collect()
+
+
+@pytest.mark.parametrize("end", [_close, _collect])
+def test_arun_that_is_closed_or_dropped_drains(end: Callable[[Any], None]) -> None:
+    """A coroutine of `arun` that gets GeneratorExit stops its worker."""
+    store, came = FaultyStore(), Came()
+    loop = asyncio.new_event_loop()
+
+    async def main() -> None:
+        coroutines.append(leasehold.arun(stream(), came, leases=store, **BEGINNING))
+        coroutines[0].send(None)  # as a task would, until it waits
+        await asyncio.to_thread(came.first.wait, WAIT)
+
+    coroutines: list[Any] = []
+    loop.run_until_complete(main())
+    end(coroutines.pop())
+    assert settled(store) == came.numbers[-1]
+    loop.close()
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_arun_drains_once_its_loop_is_closed(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A closed loop ends its worker; none of the records is dead-lettered or skipped on that account."""
+    store, came, letters = FaultyStore(), Came(), list[str]()
+    gate, taken = threading.Event(), threading.Event()
+
+    def plain(batch: leasehold.Delivery) -> None:
+        if came.first.is_set():
+            taken.set()
+            gate.wait(WAIT)
+        came(batch)
+
+    async def awaited(batch: leasehold.Delivery) -> None:
+        if came.first.is_set():
+            taken.set()
+            await asyncio.Event().wait()
+        came(batch)
+
+    letter: DeadLetter = lambda batch, _error: letters.append(batch.records[0].sequence_number)  # noqa: E731  typed
+    loop = asyncio.new_event_loop()
+
+    async def main() -> None:
+        given = plain if kind == "plain" else awaited
+        options = BEGINNING | Options(dead_letter=letter)
+        kept.append(loop.create_task(leasehold.arun(stream(), given, leases=store, **options)))
+        await asyncio.to_thread(taken.wait, WAIT)
+
+    kept: list[asyncio.Task[object]] = []  # so that the task is not collected, which would end it as well
+    loop.run_until_complete(main())
+    loop.close()
+    gate.set()
+    assert settled(store) == came.numbers[-1]
+    assert letters == []
+    assert "the event loop that it belongs to is closed" in caplog.text
+    _close(kept[0].get_coro())
+    caplog.clear()
+
+
+def test_a_call_in_a_closed_loop_buries_no_record() -> None:
+    """Records whose async handler has no loop any more come again to the next owner of the lease."""
+    store, came, letters = FaultyStore(), Came(), list[str]()
+    closed, second = threading.Event(), threading.Event()
+
+    def handle(batch: leasehold.Delivery) -> Any:  # noqa: ANN401  what is awaited, or not
+        if came.first.is_set():
+            second.set()
+            closed.wait(WAIT)
+            return came.awaited(batch)
+        return came(batch)
+
+    loop = asyncio.new_event_loop()
+    letter: DeadLetter = lambda batch, _error: letters.append(batch.records[0].sequence_number)  # noqa: E731  typed
+
+    async def main() -> None:
+        options = BEGINNING | Options(attempts=1, dead_letter=letter)
+        kept.append(loop.create_task(leasehold.arun(stream(), handle, leases=store, **options)))
+        await asyncio.to_thread(second.wait, WAIT)
+
+    kept: list[asyncio.Task[object]] = []
+    loop.run_until_complete(main())
+    loop.close()
+    closed.set()
+    assert (settled(store), letters) == (NUMBERS[0], [])
+    _close(kept[0].get_coro())
+
+
+@pytest.mark.parametrize("end", [_close, _collect, None], ids=["close", "collect", "raise"])
+def test_a_block_of_worker_that_ends_early_has_drained(end: Callable[[Any], None] | None) -> None:
+    """When a block of `worker` is left by an exception, its worker no longer writes."""
+    store, came, blocks = FaultyStore(), Came(), list[Any]()
+
+    def block() -> Any:  # noqa: ANN401  a generator
+        with leasehold.worker(stream(), came, leases=store, **BEGINNING) as worker:
+            blocks.append(worker)
+            assert came.first.wait(WAIT)
+            yield
+            raise LookupError
+
+    generator = block()
+    next(generator)
+    if end is None:
+        with pytest.raises(LookupError):
+            next(generator)
+    else:
+        given, generator = generator, None
+        drop = [given]
+        del given
+        end(drop.pop())
+    assert blocks[0].wait(0)
+    assert settled(store) == came.numbers[-1]
+
+
+@pytest.mark.parametrize("way", ["break", "raise", "close", "collect", "stop", "thread"])
+def test_read_that_ends_releases(way: str) -> None:
+    """An iteration that ends acknowledges what its consumer finished, and releases the lease."""
+    store, seen = FaultyStore(), list[str]()
+
+    def iterate() -> None:
+        batches = leasehold.read(stream(), leases=store, **BEGINNING)
+        for batch in batches:
+            seen.append(batch.records[0].sequence_number)
+            if len(seen) == 2:
+                if way == "raise":
+                    raise LookupError
+                if way == "close":
+                    batches.close()
+                elif way == "stop":
+                    batches.stop()
+                else:
+                    break
+
+    if way == "thread":
+        thread = threading.Thread(target=iterate)
+        thread.start()
+        thread.join(WAIT)
+    else:
+        with suppress(LookupError):
+            iterate()
+    gc.collect()
+    assert settled(store) == (seen[-1] if way == "stop" else seen[0])
+
+
+@pytest.mark.parametrize("way", ["cancel", "close", "loop"])
+def test_an_async_read_that_ends_releases(way: str) -> None:
+    """A task that ends while it iterates acknowledges nothing, and its lease is released."""
+    store, seen, kept = FaultyStore(), list[str](), list[Any]()
+    loop = asyncio.new_event_loop()
+
+    async def iterate(came: asyncio.Event) -> None:
+        async with leasehold.read(stream(), leases=store, **BEGINNING) as batches:
+            kept.append(batches)
+            async for batch in batches:
+                seen.append(batch.records[0].sequence_number)
+                came.set()
+                await asyncio.Event().wait()
+
+    async def main() -> None:
+        came = asyncio.Event()
+        task = loop.create_task(iterate(came))
+        await came.wait()
+        if way == "loop":
+            kept.append(task)
+            return
+        if way == "cancel":
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            return
+        await kept[0].aclose()
+        task.cancel()
+
+    loop.run_until_complete(main())
+    loop.run_until_complete(asyncio.sleep(0))
+    if way == "loop":
+        loop.close()
+        kept[-1].get_coro().close()
+    loop.close()
+    kept.clear()
+    gc.collect()
+    assert settled(store) == "TRIM_HORIZON"
+
+
+@pytest.mark.parametrize("door", ["run", "arun", "worker"])
+@pytest.mark.parametrize("fault", [SystemExit, KeyboardInterrupt])
+def test_a_handler_that_ends_the_program_drains(door: str, fault: type[BaseException]) -> None:
+    """SystemExit and KeyboardInterrupt of a handler end the worker, and reach its caller."""
+    store = FaultyStore()
+
+    def handle(batch: leasehold.Delivery) -> None:
+        if batch.records[0].sequence_number == NUMBERS[1]:
+            raise fault
+
+    with pytest.raises(fault):
+        _through(door, handle, store)
+    assert settled(store) == NUMBERS[0]
+
+
+def _through(door: str, handle: Handler, store: FaultyStore) -> None:
+    if door == "run":
+        leasehold.run(stream(), handle, leases=store, **BEGINNING)
+    elif door == "arun":
+        asyncio.run(leasehold.arun(stream(), handle, leases=store, **BEGINNING))
+    else:
+        with leasehold.worker(stream(), handle, leases=store, **BEGINNING) as worker:
+            worker.wait(WAIT)
+
+
+# Several consumers
+
+
+def test_read_from_several_tasks_is_refused() -> None:
+    """While a task waits for a batch or has one, the step of another raises RuntimeError."""
+    store, seen, refused = FaultyStore(), list[str](), list[str]()
+
+    async def main() -> None:
+        async def iterate() -> None:
+            try:
+                async for batch in batches:
+                    seen.append(batch.records[0].sequence_number)
+                    await asyncio.sleep(0)
+                    if len(seen) == 3:
+                        batches.stop()
+            except RuntimeError as error:
+                refused.append(str(error))
+
+        async with leasehold.read(stream(), leases=store, **BEGINNING) as batches:
+            await asyncio.wait_for(asyncio.gather(*(iterate() for _ in range(3))), WAIT)
+
+    asyncio.run(main())
+    assert seen == NUMBERS[:3]
+    assert ["another thread or task" in each for each in refused] == [True, True]
+    assert settled(store) == NUMBERS[2]
+
+
+def test_a_step_of_another_thread_acknowledges_nothing() -> None:
+    """A batch is acknowledged by the thread that has it; the next one may go on once that thread is over."""
+    store, faults, seen = FaultyStore(), list[BaseException](), list[str]()
+
+    def step() -> None:
+        try:
+            seen.append(next(batches).records[0].sequence_number)
+        except RuntimeError as error:
+            faults.append(error)
+
+    def beside() -> None:
+        thread = threading.Thread(target=step)
+        thread.start()
+        thread.join(WAIT)
+
+    with leasehold.read(stream(), leases=store, **BEGINNING) as batches:
+        beside()
+        step()  # the first thread is over
+        beside()
+        (lease,) = store.list().leases
+        assert (len(faults), seen, lease.checkpoint.sequence <= NUMBERS[0]) == (1, NUMBERS[:2], True)
+    assert settled(store) == NUMBERS[0]
+
+
+def test_steps_with_time_limits_are_one_consumer() -> None:
+    """Steps of one task may each run in a task of their own, as `asyncio.wait_for` has it."""
+
+    async def main() -> list[str]:
+        async with leasehold.read(stream(), leases=FaultyStore(), **BEGINNING) as batches:
+            return [(await asyncio.wait_for(anext(batches), WAIT)).records[0].sequence_number for _ in range(3)]
+
+    assert asyncio.run(main()) == NUMBERS[:3]
+
+
+# A fault that nobody awaits
+
+
+class Broken(FaultyStore):
+    """A store that cannot go on."""
+
+    def list(self, **_given: object) -> Any:  # noqa: ANN401  never
+        raise StoreError("no such table")
+
+
+def test_an_error_that_ends_a_worker_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The error of a task that nobody awaits yet is in the log."""
+
+    async def main() -> None:
+        task = asyncio.create_task(leasehold.arun(stream(), print, leases=Broken(), wait=False, worker="w-1"))
+        await asyncio.wait({task})
+        logged = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
+        assert "worker w-1 has ended: StoreError: no such table" in logged
+        with pytest.raises(StoreError):
+            task.result()
+
+    asyncio.run(asyncio.wait_for(main(), WAIT))
+
+
+# Forks and exits, in processes of their own
+
+PRELUDE = """
+import asyncio, json, multiprocessing, os, signal, sys, threading
+import leasehold
+from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
+from leasehold.adapters.worker.holdings import WorkerError
+source = ListSource(even_shards(("s-0",)), {"s-0": ShardRecords(records(8), size=1)})
+options = dict(leases=sys.argv[1], initial_position="TRIM_HORIZON", checkpoint_seconds=0)
+parent, told = os.getpid(), []
+def status(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def tell():
+    left = [each for each in threading.enumerate() if each.name.startswith("leasehold-")]
+    for each in left:
+        each.join(10)
+    handlers = [signal.getsignal(each) == signal.SIG_DFL for each in (signal.SIGTERM, signal.SIGHUP)]
+    print(json.dumps([told, sum(each.is_alive() for each in left), handlers]), flush=True)
+def finish(forking):
+    forking()
+    if os.getpid() == parent and len(told) == 4:
+        os.kill(parent, signal.SIGTERM)
+"""
+
+HANDLE = """
+def handle(batch):
+    finish(forking)
+"""
+AHANDLE = """
+async def handle(batch):
+    finish(forking)
+"""
+DOORS = {
+    "run": HANDLE + "leasehold.run(source, handle, **options)\ntell()\n",
+    "run-async": AHANDLE + "leasehold.run(source, handle, **options)\ntell()\n",
+    "arun": HANDLE + "asyncio.run(leasehold.arun(source, handle, **options))\ntell()\n",
+    "arun-async": AHANDLE + "asyncio.run(leasehold.arun(source, handle, **options))\ntell()\n",
+    "worker": HANDLE
+    + """
+with leasehold.worker(source, handle, **options) as worker:
+    signal.signal(signal.SIGTERM, lambda *_: worker.stop())
+    worker.wait()
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+tell()
+""",
+}
+CHILDREN = {
+    "exit": ("sys.exit(3)", "", 3),
+    "exit-text": ("sys.exit('over')", "", 1),
+    "return": ("return", "", 0),
+    "raise": ("raise LookupError", "", 1),
+    "terminate": ("signal.pause()", "os.kill(pid, signal.SIGTERM)", -15),
+}
+QUICK = {("run", "exit"), ("run", "terminate"), ("arun", "terminate"), ("arun-async", "exit")}
+"""The others take seconds and are left to `make test-more`."""
+
+
+def run_program(program: str, folder: Path) -> tuple[int, list[Any], str | None, str]:
+    """Run it; return its status, what it told, and the lease's owner and checkpoint."""
+    url = f"sqlite:///{folder}/leases.db"
+    command = [sys.executable, "-c", PRELUDE + program, url]
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **streams) as process:
+        try:
+            out, _err = process.communicate(timeout=WAIT)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its children, too
+    with closing(open_store(url)) as store:
+        (lease,) = store.list().leases
+    return process.returncode, json.loads(out or "null"), lease.owner, lease.checkpoint.sequence
+
+
+@pytest.mark.parametrize(
+    ("door", "child"),
+    [
+        pytest.param(door, child, marks=[] if (door, child) in QUICK else [pytest.mark.more])
+        for door in DOORS
+        for child in CHILDREN
+        if door != "worker" or child != "terminate"  # that program has a signal handler of its own
+    ],
+)
+def test_children_that_a_handler_forks_end(door: str, child: str, tmp_path: Path) -> None:
+    """A child that a handler has forked ends when it leaves the handler or gets a signal, and its worker reads on."""
+    inside, outside, status = CHILDREN[child]
+    forking = f"""
+def forking():
+    pid = os.fork()
+    if pid == 0:
+        {inside}
+    else:
+        {outside or "pass"}
+        told.append(status(pid))
+"""
+    returned, told, owner, checkpoint = run_program(forking + DOORS[door], tmp_path)
+    assert (returned, told[0][:4], told[1:]) == (0, [status] * 4, [0, [True, True]])
+    assert (owner, checkpoint >= NUMBERS[3]) == (None, True)
+
+
+POOL = """
+def forking():
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        told.append(sum(pool.map(abs, [-1, 2])))
+"""
+
+
+@pytest.mark.parametrize("door", [pytest.param("run", marks=pytest.mark.more), "arun"])
+def test_pools_in_handlers_end(door: str, tmp_path: Path) -> None:
+    """`with Pool()` in a handler ends batch after batch, since its processes end at SIGTERM."""
+    returned, told, owner, _ = run_program(POOL + DOORS[door], tmp_path)
+    assert (returned, told[0][:4], told[1:], owner) == (0, [3] * 4, [0, [True, True]], None)
+
+
+LEFT_IN_CHILD = {
+    "worker": """
+came = threading.Event()
+def attempt(call):
+    try:
+        call()
+    except WorkerError as error:
+        return "belongs to process" in str(error)
+def child():
+    pid = os.fork()
+    if pid == 0:
+        sys.exit(7 if all(map(attempt, (worker.wait, worker.stop, worker.result, lambda: worker.wait(0)))) else 8)
+    return status(pid)
+with leasehold.worker(source, lambda batch: came.set(), **options) as worker:
+    came.wait()
+    told.append(child())
+tell()
+""",
+    "worker-block": """
+came = threading.Event()
+pid = None
+try:
+    with leasehold.worker(source, lambda batch: came.set(), **options) as worker:
+        came.wait()
+        pid = os.fork()
+except WorkerError:
+    os._exit(7)
+told.append(status(pid))
+tell()
+""",
+    "read": """
+batches = leasehold.read(source, **options)
+next(batches)
+pid = os.fork()
+if pid == 0:
+    try:
+        next(batches)
+    except WorkerError:
+        sys.exit(7)
+told.append(status(pid))
+batches.close()
+tell()
+""",
+    "read-block": """
+with leasehold.read(source, **options) as batches:
+    for batch in batches:
+        pid = os.fork()
+        if pid == 0:
+            sys.exit(7)
+        told.append(status(pid))
+        break
+tell()
+""",
+    "read-unbegun": """
+batches = leasehold.read(source, **options)
+pid = os.fork()
+if pid == 0:
+    try:
+        next(batches)
+    except WorkerError:
+        sys.exit(7)
+next(batches)
+told.append(status(pid))
+batches.close()
+tell()
+""",
+    "arun-beside": """
+async def main():
+    came = asyncio.Event()
+    async def handle(batch):
+        came.set()
+    task = asyncio.create_task(leasehold.arun(source, handle, **options))
+    await came.wait()
+    pid = os.fork()
+    if pid == 0:
+        task.get_coro().close()
+        os._exit(7)
+    told.append(await asyncio.to_thread(status, pid))
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        pass
+asyncio.run(main())
+tell()
+""",
+}
+
+
+@pytest.mark.parametrize(
+    "door",
+    [
+        each if each in {"worker-block", "read"} else pytest.param(each, marks=pytest.mark.more)
+        for each in LEFT_IN_CHILD
+    ],
+)
+def test_what_is_left_in_a_forked_child_raises_at_once(door: str, tmp_path: Path) -> None:
+    """In a forked child a worker or an iteration raises WorkerError, and never holds up the end of the child."""
+    returned, told, owner, _ = run_program(LEFT_IN_CHILD[door], tmp_path)
+    assert (returned, told, owner) == (0, [[7], 0, [True, True]], None)
+
+
+EXITS = {
+    "worker": """
+came = threading.Event()
+with leasehold.worker(source, lambda batch: came.set(), **options):
+    came.wait()
+    sys.exit(5)
+""",
+    "read": """
+batches = leasehold.read(source, **options)
+next(batches)
+sys.exit(5)
+""",
+    "arun": """
+async def main():
+    came = asyncio.Event()
+    async def handle(batch):
+        came.set()
+    task = asyncio.create_task(leasehold.arun(source, handle, **options))
+    await came.wait()
+    sys.exit(5)
+asyncio.run(main())
+""",
+    "arun-loop-closed": """
+loop = asyncio.new_event_loop()
+came = threading.Event()
+async def main():
+    global task
+    task = loop.create_task(leasehold.arun(source, lambda batch: came.set(), **options))
+    await asyncio.to_thread(came.wait)
+loop.run_until_complete(main())
+loop.close()
+task.get_coro().close()
+sys.exit(5)
+""",
+    "run": """
+def handle(batch):
+    sys.exit(5)
+leasehold.run(source, handle, **options)
+""",
+}
+
+
+@pytest.mark.parametrize(
+    "door", [each if each == "arun-loop-closed" else pytest.param(each, marks=pytest.mark.more) for each in EXITS]
+)
+def test_a_program_that_exits_releases(door: str, tmp_path: Path) -> None:
+    """At the end of a program its worker has released its leases, and the status is the program's own."""
+    returned, _, owner, _ = run_program(EXITS[door], tmp_path)
+    assert (returned, owner) == (5, None)
