@@ -15,7 +15,7 @@ from botocore.exceptions import NoCredentialsError, ReadTimeoutError
 from botocore.httpsession import URLLib3Session
 from types_boto3_dynamodb import DynamoDBClient
 
-from leasehold.balancer.model import SHARD_END, Lease, Position
+from leasehold.balancer.model import SHARD_END, Lease, Position, Version
 from leasehold.stores.aws_calls.line import HttpAnswer, Silent
 from leasehold.stores.aws_calls.line import KeptLine as DirectCallsLine
 from leasehold.stores.contract.actors import KEY, done, lost, owned, stored
@@ -395,7 +395,7 @@ def test_only_what_may_be_stale_is_read_at_half_the_price(store: DynamoStore, li
     assert [json.loads(body)["RequestItems"][table]["ConsistentRead"] for body in line.bodies] == [False, True]
 
 
-HELD = Lease("s-1", owner="ann", version="1", epoch=1, checkpoint=Position("5"))
+HELD = Lease("s-1", owner="ann", version=Version("1"), epoch=1, checkpoint=Position("5"))
 FORWARD = CheckpointLease(HELD, Position("7"))
 OTHERS = row("s-2")
 ANSWERS: dict[str, tuple[Write, dict[str, Any]]] = {
