@@ -639,8 +639,8 @@ def test_a_session_takes_no_more_leases_than_a_page_has() -> None:
     """A worker's leases are spread over as many sessions as the service's limit of a row wants, at any time."""
     cells = ObjectCells(ObjectMemory(), "", page_leases=3)
     store = SessionStore(cells, gather=0.0)
-    for round in range(2):
-        leases = [owned(store, key=f"s-{round}-{number}") for number in range(4)]
+    for turn in range(2):
+        leases = [owned(store, key=f"s-{turn}-{number}") for number in range(4)]
         for lease in leases[:2]:
             done(store.write(ReleaseLease(lease, "ann")))
     entries = [len(certain(session_of(one)).entries) for one in cells.list(SESSIONS)]
