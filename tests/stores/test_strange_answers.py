@@ -7,6 +7,13 @@ from threading import Thread
 
 import pytest
 
+from leasehold.adapters.reading.dead_letters.boxes import open_stream
+from leasehold.adapters.reading.dead_letters.letter import Letter, LetterError
+from leasehold.adapters.sources.kinesis.producer.producer import KinesisPutClient
+from leasehold.adapters.sources.kinesis.producer.producer import client_of as client_of_put
+from leasehold.adapters.sources.protocol import Record, SourceUnavailable
+from leasehold.adapters.sources.urls import open_source
+from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.objects.blob import BlobObjects, client_of
 from leasehold.stores.objects.gcs import GcsObjects
 from leasehold.stores.objects.s3 import S3Objects
@@ -66,6 +73,12 @@ def blob(url: str) -> BlobObjects:
         return BlobObjects(client_of("account/leases", None, 1.0))
 
 
+def putting(url: str) -> KinesisPutClient:
+    """A producer's requests at this address."""
+    return KinesisPutClient(client_of_put("eu-west-1", url, 1), "orders")
+
+
+LETTER = Letter("", "orders", "s-0", "s-0", Record(b"", "1", 0, "k"), "", "", 1, "w", 0)
 ASKS: dict[str, Callable[[str], object]] = {
     "s3 list": lambda url: s3(url).list("fleet/"),
     "s3 names": lambda url: s3(url).names("fleet/"),
@@ -74,6 +87,11 @@ ASKS: dict[str, Callable[[str], object]] = {
     "gcs ensure": lambda url: gcs(url).ensure(create=False),
     "gcs get": lambda url: gcs(url).get("fleet/a"),
     "gcs put": lambda url: gcs(url).put_new("fleet/a", {}),
+    "dynamodb open": lambda url: DynamoStore("leases", region="eu-west-1", endpoint=url, request_seconds=1),
+    "kinesis shards": lambda url: open_source(f"kinesis://orders?region=eu-west-1&endpoint={url}").shards(),
+    "kinesis put": lambda url: putting(url).shards(),
+    "kinesis letters": lambda url: open_stream(f"kinesis://orders?region=eu-west-1&endpoint={url}").put_back(LETTER),
+    "table stream": lambda url: open_source(f"dynamodb-streams://orders?region=eu-west-1&endpoint={url}").shards(),
     "blob list": lambda url: blob(url).list("fleet/"),
 }
 LISTING = "<ListBucketResult><Name>leases</Name><Prefix>other/</Prefix></ListBucketResult>"
@@ -84,6 +102,9 @@ BODIES = {
     "nothing": "",
     "empty object": "{}",
     "list": "[]",
+    "number": "1",
+    "nested": "[" * 100_000,
+    "nested in a table": '{"Table": ' * 100_000,
     "another listing of S3": LISTING,
     "another listing of Azure": BLOBS,
     "another object of Google": '{"kind": "storage#object", "name": "fleet/b", "generation": "1"}',
@@ -97,5 +118,5 @@ def test_an_answer_of_something_else_is_no_answer(ask: str, body: str) -> None:
     """A store is empty only if its service says so, in an answer about what was asked."""
     if (ask, body) == ("gcs ensure", "another listing of Google"):
         return  # it asks whether there is a bucket, whatever lies in it
-    with answering(BODIES[body]) as url, pytest.raises(OutcomeUnknown):
+    with answering(BODIES[body]) as url, pytest.raises((OutcomeUnknown, SourceUnavailable, LetterError)):
         ASKS[ask](url)

@@ -95,6 +95,16 @@ if TYPE_CHECKING:
     from types_boto3_dynamodb.type_defs import TableDescriptionTypeDef
 
 _REFUSED = 300  # and all above
+_ODD = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    ResponseParserError,
+    TypeError,
+    UnicodeDecodeError,
+)
+"""Raised where an answer has another shape: a proxy's page, or a service's bad moment."""
 
 
 def read_listings_quickly(client: "DynamoDBClient") -> None:
@@ -202,8 +212,7 @@ def translated(table: str) -> Iterator[None]:
         raise StoreError(f"{table}: {error}") from error
     except BotoCoreError as error:
         raise OutcomeUnknown(f"{table}: {error}") from error
-    except (ArithmeticError, AttributeError, LookupError, TypeError, UnicodeDecodeError, ResponseParserError) as odd:
-        # An answer of another shape: a proxy's, or a service's bad moment.
+    except _ODD as odd:
         raise OutcomeUnknown(f"{table}: an answer cannot be read: {said(odd)}") from odd
 
 

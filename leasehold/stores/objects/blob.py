@@ -264,6 +264,6 @@ def asking(container: ContainerClient) -> Iterator[None]:
         # Without its cause: that repeats the whole address, signature included where the account is opened by one.
         why = type(error).__name__
         raise OutcomeUnknown(f"container {name!r}: the service cannot be reached ({why})") from None
-    except (AttributeError, LookupError, TypeError, ValueError) as odd:
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as odd:
         # An answer of another shape: a proxy's page, or a service's bad moment.
         raise OutcomeUnknown(f"container {name!r}: an answer cannot be read: {said(odd)}") from odd

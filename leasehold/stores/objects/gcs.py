@@ -256,7 +256,7 @@ class GcsObjects:
             if error.retryable:
                 raise OutcomeUnknown(f"{self._where}: the service of identities gave no usable answer") from error
             raise StoreError(f"{self._where}: {printable(text_of(error, 200))}") from error
-        except (AttributeError, LookupError, TypeError, ValueError) as odd:
+        except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as odd:
             # An answer of another shape: a proxy's page, or a service's bad moment.
             raise OutcomeUnknown(f"{self._where}: an answer cannot be read: {said(odd)}") from odd
 

@@ -252,7 +252,7 @@ class S3Objects:
             raise StoreError(f"{where}: {fault}") from fault
         except BotoCoreError as error:
             raise OutcomeUnknown(f"{where}: the service cannot be reached") from error
-        except (AttributeError, LookupError, TypeError, ResponseParserError) as odd:
+        except (AttributeError, LookupError, RecursionError, TypeError, ResponseParserError) as odd:
             # An answer of another shape: a proxy's page, or a service's bad moment.
             raise OutcomeUnknown(f"{where}: an answer cannot be read: {said(odd)}") from odd
 

@@ -89,7 +89,15 @@ def understood(stream: str, service: AwsService = KINESIS) -> Iterator[None]:
     """
     try:
         yield
-    except (ArithmeticError, AttributeError, LookupError, ResponseParserError, TypeError, ValueError) as odd:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        ResponseParserError,
+        TypeError,
+        ValueError,
+    ) as odd:
         what = f"an answer of {service.name} for stream {stream!r} cannot be read: {said(odd)}"
         raise SourceUnavailable(what) from odd
 

@@ -25,7 +25,7 @@ from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnec
 from leasehold.adapters.sources.call_patience import CallPatience
 from leasehold.adapters.sources.kinesis.aggregation.encode import framing_of
 from leasehold.adapters.sources.kinesis.clients import KinesisClients, WireForm
-from leasehold.adapters.sources.kinesis.faults import SERVER_ERROR, code_of, said_plainly
+from leasehold.adapters.sources.kinesis.faults import SERVER_ERROR, code_of, said_plainly, understood
 from leasehold.adapters.sources.kinesis.hash_keys import digest_of
 from leasehold.adapters.sources.kinesis.producer.core import (
     Core,
@@ -128,7 +128,7 @@ class KinesisPutClient:
 
     def fitting(self, settings: Settings) -> Settings:
         """The settings, with the stream's own record limit. Raises SourceError where order cannot be kept."""
-        with said_plainly(self._stream):
+        with said_plainly(self._stream), understood(self._stream):
             told = self._asking.call("describe_stream_summary", StreamName=self._stream)
         summary = told["StreamDescriptionSummary"]
         if summary.get("RecordDistributionStrategy") == "AUTO":
@@ -140,13 +140,13 @@ class KinesisPutClient:
 
     def shards(self) -> ShardMap | None:
         """The map of a complete listing, or None. Raises SourceUnavailable or SourceError."""
-        with said_plainly(self._stream):
+        with said_plainly(self._stream), understood(self._stream):
             page = self._asking.call("list_shards", StreamName=self._stream)
             rows = page["Shards"]
             while token := page.get("NextToken"):
                 page = self._asking.call("list_shards", NextToken=token)
                 rows += page["Shards"]
-        return mapped(listed(rows))
+            return mapped(listed(rows))
 
     def put(self, units: Sequence[Unit]) -> list[UnitOutcome]:
         """Send units together, once. Raises SourceError if sending again cannot help."""
@@ -155,7 +155,7 @@ class KinesisPutClient:
             for unit in units
         )
         try:
-            with said_plainly(self._stream):
+            with said_plainly(self._stream), understood(self._stream):
                 answer = self._putting.call("put_records", StreamName=self._stream, Records=rows)
         except SourceUnavailable as fault:
             # Throttled or never sent: refused. Anything else may have been written.
