@@ -98,7 +98,7 @@ class KeptLine:
             kept = self._take()
             connection = kept or self._open()
             try:
-                answer, last = _exchanged(_Bounded(connection, self._read_seconds, self._clock), head, body)
+                answer, last = _exchanged(_TimedAnswer(connection, self._read_seconds, self._clock), head, body)
             except BaseException as fault:
                 connection.close()
                 if kept is not None and again and isinstance(fault, _Unanswered):
@@ -159,7 +159,7 @@ class _Unanswered(CutOff):
     """No byte of the answer came."""
 
 
-class _Bounded:
+class _TimedAnswer:
     """A connection while one answer is awaited, whose timeouts end with the time for the whole of it (rule 5)."""
 
     def __init__(self, connection: socket.socket, seconds: float, clock: Callable[[], float]) -> None:
@@ -187,7 +187,7 @@ class _Bounded:
         self._connection.settimeout(min(left, self._seconds))
 
 
-def _exchanged(connection: _Bounded, head: bytes, body: bytes) -> tuple[HttpAnswer, bool]:
+def _exchanged(connection: _TimedAnswer, head: bytes, body: bytes) -> tuple[HttpAnswer, bool]:
     """The answer, and whether the connection ends with it."""
     try:
         if len(body) <= TOGETHER:
@@ -210,7 +210,7 @@ def _exchanged(connection: _Bounded, head: bytes, body: bytes) -> tuple[HttpAnsw
         raise CutOff(str(fault) or type(fault).__name__) from fault
 
 
-def _read(connection: _Bounded, begun: bytes) -> tuple[HttpAnswer, bool]:
+def _read(connection: _TimedAnswer, begun: bytes) -> tuple[HttpAnswer, bool]:
     while (end := begun.find(b"\r\n\r\n")) < 0 and len(begun) < HEAD_BYTES:
         if not (more := connection.recv(HEAD_BYTES)):
             raise CutOff("its head is cut off")
@@ -247,7 +247,7 @@ def _read(connection: _Bounded, begun: bytes) -> tuple[HttpAnswer, bool]:
 class _Come(io.RawIOBase):
     """The bytes already read from a connection, then the rest; closing this leaves the connection open."""
 
-    def __init__(self, connection: _Bounded, begun: bytes) -> None:
+    def __init__(self, connection: _TimedAnswer, begun: bytes) -> None:
         super().__init__()
         self._connection, self._begun = connection, begun
 
