@@ -9,6 +9,7 @@ import pytest
 
 from leasehold.adapters.reading.dead_letters.boxes import open_stream
 from leasehold.adapters.reading.dead_letters.letter import Letter, LetterError
+from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import KinesisPutClient
 from leasehold.adapters.sources.kinesis.producer.producer import client_of as client_of_put
 from leasehold.adapters.sources.protocol import Record, SourceUnavailable
@@ -90,6 +91,7 @@ ASKS: dict[str, Callable[[str], object]] = {
     "dynamodb open": lambda url: DynamoStore("leases", region="eu-west-1", endpoint=url, request_seconds=1),
     "kinesis shards": lambda url: open_source(f"kinesis://orders?region=eu-west-1&endpoint={url}").shards(),
     "kinesis put": lambda url: putting(url).shards(),
+    "kinesis fitting": lambda url: putting(url).fitting(Settings()),
     "kinesis letters": lambda url: open_stream(f"kinesis://orders?region=eu-west-1&endpoint={url}").put_back(LETTER),
     "table stream": lambda url: open_source(f"dynamodb-streams://orders?region=eu-west-1&endpoint={url}").shards(),
     "blob list": lambda url: blob(url).list("fleet/"),
@@ -108,6 +110,7 @@ BODIES = {
     "another listing of S3": LISTING,
     "another listing of Azure": BLOBS,
     "another object of Google": '{"kind": "storage#object", "name": "fleet/b", "generation": "1"}',
+    "another stream": '{"StreamDescriptionSummary": {"StreamName": "other", "StreamStatus": "ACTIVE"}}',
     "another listing of Google": '{"kind": "storage#objects", "items": [{"name": "other/b", "generation": "1"}]}',
 }
 

@@ -4,9 +4,9 @@ A fault is waited for and tried again, or is a sentence that says what to mend. 
 two requests follows from both: five a second are the quota of all its readers together.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from botocore.exceptions import (
     BotoCoreError,
@@ -100,6 +100,14 @@ def understood(stream: str, service: AwsService = KINESIS) -> Iterator[None]:
     ) as odd:
         what = f"an answer of {service.name} for stream {stream!r} cannot be read: {said(odd)}"
         raise SourceUnavailable(what) from odd
+
+
+def summary_of(told: Mapping[str, Any], stream: str) -> Mapping[str, Any]:
+    """Return the summary of this stream. Raises LookupError if the answer is about something else."""
+    summary: Mapping[str, Any] = told["StreamDescriptionSummary"]
+    if (name := summary.get("StreamName", stream)) != stream:
+        raise LookupError(f"it is about stream {name!r}")
+    return summary
 
 
 def _refusal(error: ClientError, stream: str, service: AwsService) -> SourceError:

@@ -25,7 +25,7 @@ from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnec
 from leasehold.adapters.sources.call_patience import CallPatience
 from leasehold.adapters.sources.kinesis.aggregation.encode import framing_of
 from leasehold.adapters.sources.kinesis.clients import KinesisClients, WireForm
-from leasehold.adapters.sources.kinesis.faults import SERVER_ERROR, code_of, said_plainly, understood
+from leasehold.adapters.sources.kinesis.faults import SERVER_ERROR, code_of, said_plainly, summary_of, understood
 from leasehold.adapters.sources.kinesis.hash_keys import digest_of
 from leasehold.adapters.sources.kinesis.producer.core import (
     Core,
@@ -130,13 +130,14 @@ class KinesisPutClient:
         """The settings, with the stream's own record limit. Raises SourceError where order cannot be kept."""
         with said_plainly(self._stream), understood(self._stream):
             told = self._asking.call("describe_stream_summary", StreamName=self._stream)
-        summary = told["StreamDescriptionSummary"]
+            summary = summary_of(told, self._stream)
+            record_bytes = 1024 * int(summary.get("MaxRecordSizeInKiB") or 1024)
         if summary.get("RecordDistributionStrategy") == "AUTO":
             raise SourceError(
                 f"stream {self._stream!r} spreads its records itself (RecordDistributionStrategy AUTO): keys do not "
                 "choose a shard, and consumers drop aggregated records; set the strategy to PARTITION_KEY"
             )
-        return evolve(settings, record_bytes=1024 * int(summary.get("MaxRecordSizeInKiB") or 1024))
+        return evolve(settings, record_bytes=record_bytes)
 
     def shards(self) -> ShardMap | None:
         """The map of a complete listing, or None. Raises SourceUnavailable or SourceError."""
