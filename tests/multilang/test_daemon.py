@@ -62,6 +62,14 @@ def test_each_record_that_ends_its_child_is_found_and_no_other(
     assert letters == {each for each in bad if each <= count}
 
 
+def test_faults_are_counted_together_only_until_their_records_have_passed() -> None:
+    """A record is to blame only for faults since a child last got past it."""
+    search, records = RecordSearch(ATTEMPTS), _records(2 * ATTEMPTS)
+    for record in records:
+        assert search.failed([record]) is None
+        search.passed([record])
+
+
 def test_the_attempts_are_enough_for_a_search() -> None:
     """A shard would be left on the bench in the middle of a search, and begin it anew elsewhere."""
     search, deaths, found = RecordSearch(ATTEMPTS), 0, None

@@ -37,6 +37,10 @@ class Answer:
     status: int = 200
 
 
+HANGS_UP = Answer(b"")
+"""The end of the connection in place of an answer; only of a service that listens."""
+
+
 def in_json(told: dict[str, Any], status: int = 200) -> Answer:
     """What the service tells, as JSON: data in base64, times in seconds."""
     rows = [_row(row, lambda data: base64.b64encode(data).decode(), 1000) for row in told.get("Records") or ()]
@@ -117,6 +121,9 @@ def listening(spoken: Spoken) -> str:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             answer = spoken.answer(self.headers["Content-Type"], body)
+            if answer is HANGS_UP:
+                self.close_connection = True
+                return
             self.send_response(answer.status)
             self.send_header("Content-Type", answer.form)
             self.send_header("Content-Length", str(len(answer.body)))

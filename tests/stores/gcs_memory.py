@@ -1,6 +1,7 @@
 """Google Cloud Storage as far as leases ask for it, in memory, behind the session of Google's own library."""
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from email import message_from_bytes
 from email.utils import format_datetime
@@ -58,7 +59,8 @@ class GcsMemory:
                 start = int(query.get("pageToken", "0"))
                 items = [self._told(each) for each in names[start : start + self.page]]
                 more = {"nextPageToken": str(start + self.page)} if start + self.page < len(names) else {}
-                return 200, {"items": items, **more}
+                told = {"kind": "storage#objects", "items": items, **more}
+                return 200, {name: value for name, value in told.items() if name in _asked_for(query["fields"])}
             case "DELETE":
                 if name not in self.objects or self.objects[name][0] != int(query["generation"]):
                     return 404, {}
@@ -67,13 +69,13 @@ class GcsMemory:
                 del self.objects[name]
                 return 204, {}
             case _:
-                told: Body = json.loads(_first_part(body))
-                stored = self.objects.get(told["name"], (0, BEGAN, {}))
+                sent: Body = json.loads(_first_part(body))
+                stored = self.objects.get(sent["name"], (0, BEGAN, {}))
                 if stored[0] != int(query["ifGenerationMatch"]):
                     return 412, {}
                 self.generations += 1
-                self.objects[told["name"]] = self.generations, self._time(), told["metadata"]
-                return 200, self._told(told["name"])
+                self.objects[sent["name"]] = self.generations, self._time(), sent["metadata"]
+                return 200, self._told(sent["name"])
 
     def _time(self) -> datetime:
         return BEGAN + timedelta(seconds=self.now)
@@ -90,6 +92,11 @@ class GcsMemory:
     def date(self) -> dict[str, str]:
         """The header that says what time it is."""
         return {"date": format_datetime(self._time(), usegmt=True)} if self.dated else {}
+
+
+def _asked_for(fields: str) -> set[str]:
+    """The names at the top of a `fields` parameter; the service leaves all others out of its answer."""
+    return set(re.sub(r"\(.*?\)", "", fields).split(","))
 
 
 def _first_part(body: bytes) -> str:

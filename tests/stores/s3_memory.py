@@ -104,7 +104,7 @@ class S3Memory:
 
     def list_objects_v2(self, **asked: Any) -> dict[str, Any]:  # noqa: ANN401
         """Whether the bucket is there."""
-        return self._ask("list_objects_v2", **asked)
+        return {**self._ask("list_objects_v2", **asked), "Name": self.service.name}
 
     def head_bucket(self, **asked: Any) -> dict[str, Any]:  # noqa: ANN401
         return self._ask("head_bucket", **asked)
@@ -128,7 +128,8 @@ class S3Memory:
                 {"Key": name, "ETag": etag, "LastModified": BEGAN + timedelta(seconds=written)}
                 for name, (etag, _, written) in rows
             ]
-            yield {**answer, **({"Contents": contents} if contents else {})}
+            named = {"Name": self.service.name, "Prefix": asked["Prefix"]}
+            yield {**answer, **named, **({"Contents": contents} if contents else {})}
 
     @staticmethod
     def _hold(stored: tuple[str, bytes, float] | None, asked: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from http.client import HTTPMessage, parse_headers
 from pathlib import Path
 from threading import Thread
@@ -28,6 +28,7 @@ from botocore.exceptions import (
 )
 
 from leasehold.stores.aws_calls.calls import DirectCalls, Signer
+from leasehold.stores.aws_calls.line import WHOLE, KeptLine, Silent
 
 VECTORS = [json.loads(line) for line in Path(__file__).with_name("sigv4_vectors.jsonl").read_text().splitlines()]
 JSON = "application/x-amz-json-1.1"
@@ -46,6 +47,10 @@ def test_amazons_own_vectors_are_signed_as_published(vector: dict[str, Any]) -> 
     assert signer.authorization(time, vector["body"].encode()) == vector["authorization"]
     tomorrow = signer.authorization("20150831T000000Z", b"")
     assert "/20150831/us-east-1" in tomorrow
+    fresh = Signer(
+        "AKIDEXAMPLE", secret, region="us-east-1", service="service", headers=headers, method=vector["method"]
+    )
+    assert tomorrow == fresh.authorization("20150831T000000Z", b"")
     assert signer.authorization(time, vector["body"].encode()) == vector["authorization"]
 
 
@@ -385,3 +390,45 @@ def test_a_server_is_trusted_as_boto3_trusts_it(certificate: Path, monkeypatch: 
             ask()
         ask.close()
         assert len(there.asked) == 3
+
+
+@pytest.mark.parametrize("secure", [True, False], ids=["tls", "plain"])
+@pytest.mark.parametrize("odd", ["", "x" * 40_000], ids=["small", "large"])
+def test_an_answer_that_comes_twice_is_never_read_as_the_next_ones(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch, odd: str, secure: bool
+) -> None:
+    """A call returns its own answer or fails, whatever else the connection has brought."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
+    twice = answer(json.dumps({"ShardIterator": "first", "Odd": odd}).encode()) * 2
+    tls = context if secure else None
+    with service(answer(), tls=tls) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
+        there.answers[:] = [Told(twice), Told(answer(b'{"ShardIterator": "second"}'))]
+        with suppress(ConnectionClosedError):
+            assert ask() == "first"
+        assert ask() == "second"
+
+
+@pytest.mark.parametrize(
+    "head",
+    ["HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", "HTTP/1.1 200 OK\r\n\r\n", "HTTP/1.1 200 OK\r\nX-Odd: "],
+    ids=["of a length", "to the end", "head"],
+)
+def test_an_answer_that_drips_ends_with_the_time_for_the_whole_of_it(head: str) -> None:
+    """A call ends within `WHOLE` times its read timeout, however often another byte comes."""
+    ours, theirs = socket.socketpair()
+    seconds = -1
+
+    def looked() -> float:
+        nonlocal seconds
+        seconds += 1
+        assert seconds <= 2 * WHOLE * 10
+        theirs.sendall({0: b"", 1: head.encode()}.get(seconds, b"x"))
+        return seconds
+
+    with ours, theirs, closing(KeptLine("", 0, None, connect_seconds=1, read_seconds=10, clock=looked)) as line:
+        line._idle.append(ours)  # noqa: SLF001  a connection that is open already
+        with pytest.raises(Silent):
+            line.ask(b"POST / HTTP/1.1\r\n\r\n", b"", again=True)
+        assert seconds == WHOLE * 10

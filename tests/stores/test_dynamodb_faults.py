@@ -7,6 +7,7 @@ from itertools import count
 from typing import Any, cast
 
 import pytest
+from attrs import define
 from boto3 import Session
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.compat import HTTPHeaders
@@ -14,7 +15,7 @@ from botocore.exceptions import NoCredentialsError, ReadTimeoutError
 from botocore.httpsession import URLLib3Session
 from types_boto3_dynamodb import DynamoDBClient
 
-from leasehold.balancer.model import SHARD_END, Lease, Position
+from leasehold.balancer.model import SHARD_END, Lease, Position, Version
 from leasehold.stores.aws_calls.line import HttpAnswer, Silent
 from leasehold.stores.aws_calls.line import KeptLine as DirectCallsLine
 from leasehold.stores.contract.actors import KEY, done, lost, owned, stored
@@ -32,6 +33,7 @@ from leasehold.stores.writes import (
     RenewLease,
     RequestLease,
     StealLease,
+    Write,
 )
 
 pytestmark = pytest.mark.services
@@ -54,6 +56,31 @@ class Body:
 def reply(status: int, code: str) -> AWSResponse:
     """An error as the service sends it."""
     return AWSResponse("http://the-service", status, HTTPHeaders(), Body(code))
+
+
+@define
+class Told:
+    """The body of an answer."""
+
+    told: dict[str, Any]
+
+    def stream(self) -> Iterator[bytes]:
+        """The whole body at once."""
+        yield json.dumps(self.told).encode()
+
+
+def row(key: str, **attributes: Any) -> dict[str, Any]:  # noqa: ANN401  as DynamoDB has it
+    """A row as the service sends it: that of a lease at its second version, but for these attributes."""
+    return {
+        "leaseKey": {"S": key},
+        "leaseOwner": {"S": "ann"},
+        "handoffOwner": {"S": "ann"},
+        "leaseCounter": {"N": "2"},
+        "checkpoint": {"S": "7"},
+        "checkpointSubSequenceNumber": {"N": "0"},
+        "ownerSwitchesSinceCheckpoint": {"N": "0"},
+        **attributes,
+    }
 
 
 class Line:
@@ -366,3 +393,44 @@ def test_only_what_may_be_stale_is_read_at_half_the_price(store: DynamoStore, li
     line.bodies.clear()
     assert store.get([KEY], stale_ok=True) == store.get([KEY]) == (seen,)
     assert [json.loads(body)["RequestItems"][table]["ConsistentRead"] for body in line.bodies] == [False, True]
+
+
+HELD = Lease("s-1", owner="ann", version=Version("1"), epoch=1, checkpoint=Position("5"))
+FORWARD = CheckpointLease(HELD, Position("7"))
+OTHERS = row("s-2")
+ANSWERS: dict[str, tuple[Write, dict[str, Any]]] = {
+    "checkpoint of another row": (FORWARD, {"Attributes": OTHERS}),
+    "checkpoint at another place": (FORWARD, {"Attributes": row("s-1", checkpoint={"S": "6"})}),
+    "checkpoint of another version": (FORWARD, {"Attributes": row("s-1", leaseCounter={"N": "1"})}),
+    "checkpoint without a row": (FORWARD, {}),
+    "renewal of another row": (RenewLease(HELD), {"Attributes": OTHERS}),
+    "renewal of another version": (RenewLease(HELD), {"Attributes": row("s-1", leaseCounter={"N": "3"})}),
+    "claim by another": (ClaimLease(HELD, "bob"), {"Attributes": row("s-1")}),
+    "note of another value": (AnnotateLease(HELD, "why", "x"), {"Attributes": row("s-1", why={"S": "y"})}),
+    "deletion of another row": (DeleteLease(HELD), {"Attributes": OTHERS}),
+    "creation that answers with a row": (CreateLease(Lease("s-1")), {"Attributes": row("s-1")}),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_about_something_else_is_no_answer(store: DynamoStore, line: Line, name: str) -> None:
+    """A write is Done only if its own answer says so."""
+    write, body = ANSWERS[name]
+    line.answers.append(AWSResponse("http://the-service", 200, HTTPHeaders(), Told(body)))
+    with pytest.raises(OutcomeUnknown, match="an answer cannot be read"):
+        store.write(write)
+
+
+def test_a_refusal_about_another_row_is_no_answer(store: DynamoStore, line: Line) -> None:
+    """A lease is Lost only if the refusal has its own row."""
+    refusal = {"__type": "com.amazonaws.dynamodb.v20120810#ConditionalCheckFailedException", "Item": OTHERS}
+    line.answers.append(AWSResponse("http://the-service", 400, HTTPHeaders(), Told(refusal)))
+    with pytest.raises(OutcomeUnknown, match="an answer is about 's-2' in place of 's-1'"):
+        store.write(FORWARD)
+
+
+def test_rows_that_were_not_asked_for_are_no_answer(store: DynamoStore, line: Line, table: str) -> None:
+    """A lease is missing only if the answer is about it."""
+    line.answers.append(AWSResponse("http://the-service", 200, HTTPHeaders(), Told({"Responses": {table: [OTHERS]}})))
+    with pytest.raises(OutcomeUnknown, match="rows that were not asked for"):
+        store.get(["s-1"])

@@ -15,6 +15,7 @@ from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore, ObjectCells
 from leasehold.stores.protocol import Done, Malformed, OutcomeUnknown, StoreError
 from leasehold.stores.requests import ObjectFields, Stored
+from leasehold.stores.sessions.rows import SESSIONS, certain, session_of
 from leasehold.stores.sessions.store import SessionStore, in_layout
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import (
@@ -672,3 +673,16 @@ def test_a_layout_that_there_is_not_is_refused() -> None:
     """A slip of the pen would make a table in the usual layout."""
     with pytest.raises(ValueError, match="option 'layout' wants sessions"):
         open_store("memory://slip?layout=session")
+
+
+def test_a_session_takes_no_more_leases_than_a_page_has() -> None:
+    """A worker's leases are spread over as many sessions as the service's limit of a row wants, at any time."""
+    cells = ObjectCells(ObjectMemory(), "", page_leases=3)
+    store = SessionStore(cells, gather=0.0)
+    for turn in range(2):
+        leases = [owned(store, key=f"s-{turn}-{number}") for number in range(4)]
+        for lease in leases[:2]:
+            done(store.write(ReleaseLease(lease, "ann")))
+    entries = [len(certain(session_of(one)).entries) for one in cells.list(SESSIONS)]
+    assert max(entries) <= 3
+    assert sum(entries) >= 4

@@ -218,9 +218,10 @@ class Kinesis:
         self.asked.append(StreamName)
         self._answer("DescribeStreamSummary")
 
-    def put_record(self, **record: object) -> None:
+    def put_record(self, **record: object) -> dict[str, str]:
         self._answer("PutRecord")
         self.puts.append(record)
+        return {"ShardId": "s-0", "SequenceNumber": "1"}
 
     def close(self) -> None:
         self.closed = True

@@ -6,14 +6,17 @@ Rule 2: before a kept connection is used it is looked at: one that the service h
 Rule 3: where a kept connection ends all the same before a byte of the answer has come, the request is made once more
 on a new one, if asking twice does no harm. Nothing else is repeated here.
 Rule 4: an answer of a told length is read into one buffer of that length; any other is left to the standard library.
+Rule 5: an answer must be whole within `WHOLE` times the time that its next bytes are given. A timeout of a socket
+starts over with every byte, so a service that sends one now and then would hold the caller for hours.
 """
 
 import io
 import socket
 import ssl
+import time
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from http.client import HTTPException, HTTPResponse
 from typing import cast
@@ -28,6 +31,9 @@ _DIGITS = 8
 """The most digits of a length: memory is taken by it beforehand, and these services answer less than 100 MB."""
 TOGETHER = 1 << 15
 """A body up to here is sent with its head, of which it is a copy then."""
+
+WHOLE = 3
+"""How many times `read_seconds` a whole answer may take."""
 
 SocketOption = tuple[int, int, int]
 """Its level, its name and its value."""
@@ -47,7 +53,7 @@ class Unconnected(Exception):
 
 
 class Silent(Exception):
-    """Nothing came in time; what was asked may have been done."""
+    """The answer was not whole in time; what was asked may have been done."""
 
 
 class CutOff(Exception):
@@ -60,6 +66,7 @@ class KeptLine:
     connect_seconds, read_seconds  how long a connection is tried, and how long the next bytes are waited for
     tls                            None: none
     options                        of each socket
+    clock                          measures how long an answer takes
     """
 
     def __init__(
@@ -71,9 +78,10 @@ class KeptLine:
         connect_seconds: float,
         read_seconds: float,
         options: Sequence[SocketOption] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._host, self._port, self._tls = host, port, tls
-        self._options = options
+        self._options, self._clock = options, clock
         self._connect_seconds, self._read_seconds = connect_seconds, read_seconds
         self._idle: deque[socket.socket] = deque()
         # A client that nobody closes leaves no open connection behind.
@@ -90,7 +98,7 @@ class KeptLine:
             kept = self._take()
             connection = kept or self._open()
             try:
-                answer, last = _exchanged(connection, head, body)
+                answer, last = _exchanged(_TimedAnswer(connection, self._read_seconds, self._clock), head, body)
             except BaseException as fault:
                 connection.close()
                 if kept is not None and again and isinstance(fault, _Unanswered):
@@ -115,8 +123,9 @@ class KeptLine:
                 connection = self._idle.pop()
             except IndexError:
                 return None
-            # Bytes that nobody asked for, or the end: both end it.
-            if not wait_for_read(connection, 0.0):
+            # Bytes that nobody asked for, or the end: both end it. TLS may have taken such bytes off the wire already.
+            taken = isinstance(connection, ssl.SSLSocket) and connection.pending()
+            if not taken and not wait_for_read(connection, 0.0):
                 return connection
             connection.close()
 
@@ -150,7 +159,35 @@ class _Unanswered(CutOff):
     """No byte of the answer came."""
 
 
-def _exchanged(connection: socket.socket, head: bytes, body: bytes) -> tuple[HttpAnswer, bool]:
+class _TimedAnswer:
+    """A connection while one answer is awaited, whose timeouts end with the time for the whole of it (rule 5)."""
+
+    def __init__(self, connection: socket.socket, seconds: float, clock: Callable[[], float]) -> None:
+        self._connection, self._seconds, self._clock = connection, seconds, clock
+        self._ends = clock() + WHOLE * seconds
+        connection.settimeout(seconds)
+
+    def sendall(self, data: bytes) -> None:
+        """Send all of it; here the timeout of the socket is that of the whole call."""
+        self._connection.sendall(data)
+
+    def recv(self, size: int) -> bytes:
+        """Return the next bytes."""
+        self._wait()
+        return self._connection.recv(size)
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """Read the next bytes into `buffer`; return how many."""
+        self._wait()
+        return self._connection.recv_into(buffer)
+
+    def _wait(self) -> None:
+        if (left := self._ends - self._clock()) <= 0:
+            raise TimeoutError(f"the answer was not whole after {WHOLE * self._seconds:g} s")
+        self._connection.settimeout(min(left, self._seconds))
+
+
+def _exchanged(connection: _TimedAnswer, head: bytes, body: bytes) -> tuple[HttpAnswer, bool]:
     """The answer, and whether the connection ends with it."""
     try:
         if len(body) <= TOGETHER:
@@ -173,7 +210,7 @@ def _exchanged(connection: socket.socket, head: bytes, body: bytes) -> tuple[Htt
         raise CutOff(str(fault) or type(fault).__name__) from fault
 
 
-def _read(connection: socket.socket, begun: bytes) -> tuple[HttpAnswer, bool]:
+def _read(connection: _TimedAnswer, begun: bytes) -> tuple[HttpAnswer, bool]:
     while (end := begun.find(b"\r\n\r\n")) < 0 and len(begun) < HEAD_BYTES:
         if not (more := connection.recv(HEAD_BYTES)):
             raise CutOff("its head is cut off")
@@ -210,7 +247,7 @@ def _read(connection: socket.socket, begun: bytes) -> tuple[HttpAnswer, bool]:
 class _Come(io.RawIOBase):
     """The bytes already read from a connection, then the rest; closing this leaves the connection open."""
 
-    def __init__(self, connection: socket.socket, begun: bytes) -> None:
+    def __init__(self, connection: _TimedAnswer, begun: bytes) -> None:
         super().__init__()
         self._connection, self._begun = connection, begun
 

@@ -187,6 +187,11 @@ BATCH = 100
 """The most keys that one BatchGetItem takes."""
 
 
+def _name(item: Item) -> str | None:
+    """The name of a row, or of the key of one."""
+    return item.get(KEY, {}).get("S")
+
+
 def items_of(
     get: Callable[[dict[str, Any]], Mapping[str, Any]],
     table: str,
@@ -206,7 +211,10 @@ def items_of(
 
         def read_some(pending: list[Any] = pending) -> bool:
             page = get({"RequestItems": {table: {"Keys": pending.copy(), "ConsistentRead": consistent}}})
-            items.extend(page["Responses"].get(table, ()))
+            found = page["Responses"].get(table, ())
+            if not {_name(item) for item in found} <= {_name(key) for key in pending}:
+                raise OutcomeUnknown(f"{table}: an answer has rows that were not asked for")
+            items.extend(found)
             unread = page.get("UnprocessedKeys", {}).get(table)
             pending[:] = unread["Keys"] if unread else ()
             return not pending

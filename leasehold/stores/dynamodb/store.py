@@ -66,7 +66,7 @@ from leasehold.stores.dynamodb.rows import (
     to_lease,
     to_reports,
 )
-from leasehold.stores.dynamodb.writes import Request, request_of
+from leasehold.stores.dynamodb.writes import Request, check_answer, request_of
 from leasehold.stores.fields import insist
 from leasehold.stores.printable import escaped, said
 from leasehold.stores.protocol import (
@@ -95,6 +95,16 @@ if TYPE_CHECKING:
     from types_boto3_dynamodb.type_defs import TableDescriptionTypeDef
 
 _REFUSED = 300  # and all above
+_ODD = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    ResponseParserError,
+    TypeError,
+    UnicodeDecodeError,
+)
+"""Raised where an answer has another shape: a proxy's page, or a service's bad moment."""
 
 
 def read_listings_quickly(client: "DynamoDBClient") -> None:
@@ -202,8 +212,7 @@ def translated(table: str) -> Iterator[None]:
         raise StoreError(f"{table}: {error}") from error
     except BotoCoreError as error:
         raise OutcomeUnknown(f"{table}: {error}{region_hint(error)}") from error
-    except (AttributeError, LookupError, TypeError, UnicodeDecodeError, ResponseParserError) as odd:
-        # An answer of another shape: a proxy's, or a service's bad moment.
+    except _ODD as odd:
         raise OutcomeUnknown(f"{table}: an answer cannot be read: {said(odd)}") from odd
 
 
@@ -322,11 +331,14 @@ def probes(client: "DynamoDBClient", table: str, prefix: str = "") -> Mapping[st
 
 def _describe(client: "DynamoDBClient", table: str) -> "TableDescriptionTypeDef | None":
     try:
-        return client.describe_table(TableName=table)["Table"]
+        found = client.describe_table(TableName=table)["Table"]
     except ClientError as error:
         if code_of(error) == "ResourceNotFoundException":
             return None
         raise
+    if found["TableName"] != table.rpartition("/")[2]:
+        raise LookupError(f"it is about table {found['TableName']!r}")
+    return found
 
 
 def check_key(table: str, found: "TableDescriptionTypeDef", prefix: str = "") -> None:
@@ -480,13 +492,15 @@ class DynamoStore:
             case CreateLease():
                 reply = self._send(self._clients.writes.put_item, request)
             case DeleteLease():
-                reply = self._send(self._clients.writes.delete_item, request)
+                reply = self._send(self._clients.writes.delete_item, {**request, "ReturnValues": "ALL_OLD"})
             case _:
                 reply = self._send(self._clients.writes.update_item, {**request, "ReturnValues": "ALL_NEW"})
         if isinstance(reply, ClientError):
             # The row that came with the refusal; one that is not there, or did not come, is read.
             item: Any = reply.response.get("Item")
             row = to_lease(item) if item else None
+            if row is not None and row.key != key:
+                raise OutcomeUnknown(f"{self._table}: an answer is about {row.key!r} in place of {key!r}")
             return Lost(key, insist(row)) if row else self._refused(key)
         if isinstance(write, DeleteLease):
             return Done(write.lease)
@@ -539,6 +553,7 @@ class DynamoStore:
         with translated(self._table):
             try:
                 reply: Mapping[str, Any] = unless_throttled(call, arguments)
+                check_answer(arguments, reply)
             except ClientError as error:
                 if code_of(error) != "ConditionalCheckFailedException":
                     raise

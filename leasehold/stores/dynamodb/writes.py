@@ -9,6 +9,7 @@ condition on an owner says so in every write.
 
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any, assert_never
 
 from attrs import evolve
@@ -66,6 +67,38 @@ def _request(lease: Lease, condition: str, update: str, values: AttributeValues,
         **({"ExpressionAttributeNames": names} if names else {}),
         "ExpressionAttributeValues": {name: known[name] for name in used},
     }
+
+
+_ASSIGNED = re.compile(r"([#\w]+) = (:\w+)")
+
+
+def check_answer(request: Request, reply: Mapping[str, Any]) -> None:
+    """Raises LookupError if the reply is not about the row of the request, or not what its update makes of the row.
+
+    A connection may bring an answer twice, and the second must not pass for that of the next request.
+    """
+    row: Mapping[str, Any] = reply.get("Attributes") or {}
+    if not (update := request.get("UpdateExpression")):
+        if row and ("Item" in request or not _has(row, request["Key"])):
+            raise LookupError("it is not about the row that was asked for")
+        return
+    names, values = request.get("ExpressionAttributeNames", {}), request["ExpressionAttributeValues"]
+    assigned = _ASSIGNED.findall(update.partition("REMOVE")[0])
+    expected = {names.get(name, name): values[value] for name, value in assigned}
+    if _COUNT in update and _SEEN in request["ConditionExpression"]:
+        expected["leaseCounter"] = number(int(values[":seen"]["N"]) + 1)
+    if not _has(row, {**request["Key"], **expected}):
+        raise LookupError("it is not about the row that was asked for, or not what was written there")
+
+
+def _has(row: Mapping[str, Any], expected: Mapping[str, AttributeValue]) -> bool:
+    """Whether the row has these strings and numbers; the service writes the same number in its own form."""
+    return all(
+        (row.get(name, {}).get("S") == value["S"])
+        if "S" in value
+        else ("N" not in value or Decimal(row.get(name, {}).get("N", "NaN")) == Decimal(str(value["N"])))
+        for name, value in expected.items()
+    )
 
 
 def _set(*clauses: str, notes: Notes = ()) -> str:

@@ -27,6 +27,7 @@ from leasehold.balancer.model import LATEST, TRIM_HORIZON, Position
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout, full_namespace
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore, Layout
+from leasehold.stores.printable import said
 from leasehold.stores.protocol import OutcomeUnknown, Patience, StoreError
 from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, bare, unanswered
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
@@ -161,7 +162,10 @@ class BlobObjects:
                 name_starts_with=prefix, include=["metadata"], raw_response_hook=dated.heard
             )
             # A page's date is read with its first blob, before the next page is fetched.
-            return tuple(_stored(blob, dated.now) for blob in blobs)
+            found = tuple(_stored(blob, dated.now) for blob in blobs)
+            if not all(each.name.startswith(prefix) for each in found):
+                raise LookupError("it lists blobs that were not asked for")
+            return found
 
     def get(self, name: str) -> Stored | None:
         """The metadata of the blob of this name."""
@@ -260,3 +264,6 @@ def asking(container: ContainerClient) -> Iterator[None]:
         # Without its cause: that repeats the whole address, signature included where the account is opened by one.
         why = type(error).__name__
         raise OutcomeUnknown(f"container {name!r}: the service cannot be reached ({why})") from None
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as odd:
+        # An answer of another shape: a proxy's page, or a service's bad moment.
+        raise OutcomeUnknown(f"container {name!r}: an answer cannot be read: {said(odd)}") from odd

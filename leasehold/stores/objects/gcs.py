@@ -45,7 +45,9 @@ _ADVICE: Mapping[int, str] = {
     403: "these credentials may not do this; a worker needs the role Storage Object User on the bucket",
     404: "there is no such bucket; create it, or let a worker make it",
 }
-_FIELDS = "items(name,generation,updated,metadata),nextPageToken"
+_FIELDS = "kind,items(name,generation,updated,metadata),nextPageToken"
+_LISTING = "storage#objects"
+"""The kind of a listing, which tells one without objects from an answer of something else."""
 
 
 def open_url(place: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> EtagStore:
@@ -101,7 +103,7 @@ class GcsObjects:
         """Make the bucket if there is none and we may. Raises StoreError."""
 
         def listed() -> None:
-            next(iter(self._client.list_blobs(self.bucket, max_results=1, fields=_FIELDS, **self._once)), None)
+            next(self._listed(max_results=1), None)
 
         try:
             self._read(listed)
@@ -128,17 +130,32 @@ class GcsObjects:
         """All pages, with all fields."""
 
         def listed() -> tuple[Stored, ...]:
-            found = self._client.list_blobs(self.bucket, prefix=prefix, fields=_FIELDS, **self._once)
-            return tuple(self._stored(each) for each in found)
+            found = tuple(self._stored(each) for each in self._listed(prefix=prefix))
+            if not all(each.name.startswith(prefix) for each in found):
+                raise LookupError("it lists objects that were not asked for")
+            return found
 
         return self._read(listed)
+
+    def _listed(self, **asked: Any) -> Iterator[storage.Blob]:  # noqa: ANN401  the library's own
+        """Raises LookupError for a page that is not one of a listing."""
+        found = self._client.list_blobs(self.bucket, fields=_FIELDS, **asked, **self._once)
+        begin = found._page_start  # noqa: SLF001  the library offers no other look at a page
+
+        def begun(iterator: object, page: object, response: Mapping[str, Any]) -> None:
+            if response.get("kind") != _LISTING:
+                raise LookupError("it is not a listing")
+            begin(iterator, page, response)
+
+        found._page_start = begun  # noqa: SLF001  likewise
+        return iter(found)
 
     def get(self, name: str) -> Stored | None:
         """The fields of the object of this name."""
 
         def got() -> Stored | None:
             found = self._bucket.get_blob(name, **self._once)
-            return found and self._stored(found)
+            return found and self._stored(_checked(found, name))
 
         return self._read(got)
 
@@ -180,7 +197,7 @@ class GcsObjects:
                 self._unless_throttled(put)
             except PreconditionFailed:
                 return None
-        return str(blob.generation)
+            return str(_checked(blob, name).generation)
 
     def _stored(self, blob: storage.Blob) -> Stored:
         now = getattr(self._heard, "now", None)
@@ -239,6 +256,13 @@ class GcsObjects:
             if error.retryable:
                 raise OutcomeUnknown(f"{self._where}: the service of identities gave no usable answer") from error
             raise StoreError(f"{self._where}: {printable(text_of(error, 200))}") from error
-        except (AttributeError, LookupError, TypeError, ValueError) as odd:
+        except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as odd:
             # An answer of another shape: a proxy's page, or a service's bad moment.
             raise OutcomeUnknown(f"{self._where}: an answer cannot be read: {said(odd)}") from odd
+
+
+def _checked(blob: storage.Blob, name: str) -> storage.Blob:
+    """Return the blob. Raises LookupError if the answer that filled it is about another one, or has no generation."""
+    if blob._properties.get("name") != name or blob.generation is None:  # noqa: SLF001  `name` is what was asked for
+        raise LookupError("it is not about the object that was asked for")
+    return blob

@@ -23,18 +23,20 @@ from botocore.exceptions import (
     PartialCredentialsError,
     ProfileNotFound,
 )
+from botocore.parsers import ResponseParserError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from leasehold.stores.aws import session_of
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
+from leasehold.stores.printable import said
 from leasehold.stores.protocol import OutcomeUnknown, Patience, StoreError
 from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, bare, unanswered
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
-    from types_boto3_s3.type_defs import GetObjectOutputTypeDef
+    from types_boto3_s3.type_defs import GetObjectOutputTypeDef, ListObjectsV2OutputTypeDef
 
 _REFUSED = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409"})
 _THERE = frozenset({"PreconditionFailed", "412"})
@@ -92,7 +94,7 @@ class S3Objects:
         """Make the bucket if there is none and we may. Raises StoreError."""
         with self._asking():
             try:
-                self._reads.list_objects_v2(Bucket=self.bucket, MaxKeys=1)
+                _check_listing(self._reads.list_objects_v2(Bucket=self.bucket, MaxKeys=1), "")
             except ClientError as absent:
                 if not create or _code(absent) != "NoSuchBucket":
                     raise
@@ -108,7 +110,7 @@ class S3Objects:
         """All pages; what an earlier listing has fetched is not fetched again until its ETag changes."""
         listed: list[Stored | str] = []
         with self._asking():
-            for page in self._reads.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
+            for page in self._pages(prefix):
                 now = self._heard(page)
                 for row in page.get("Contents", []):
                     known = self._known.get(row["Key"])
@@ -179,8 +181,12 @@ class S3Objects:
     def names(self, prefix: str) -> tuple[str, ...]:
         """The names of all objects that begin so."""
         with self._asking():
-            pages = self._reads.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix)
-            return tuple(row["Key"] for page in pages for row in page.get("Contents", []))
+            return tuple(row["Key"] for page in self._pages(prefix) for row in page.get("Contents", []))
+
+    def _pages(self, prefix: str) -> "Iterator[ListObjectsV2OutputTypeDef]":
+        for page in self._reads.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix):
+            _check_listing(page, prefix)
+            yield page
 
     def body(self, name: str) -> bytes | None:
         """The content of the object of this name; None if there is none."""
@@ -246,6 +252,17 @@ class S3Objects:
             raise StoreError(f"{where}: {fault}") from fault
         except BotoCoreError as error:
             raise OutcomeUnknown(f"{where}: the service cannot be reached") from error
+        except (AttributeError, LookupError, RecursionError, TypeError, ResponseParserError) as odd:
+            # An answer of another shape: a proxy's page, or a service's bad moment.
+            raise OutcomeUnknown(f"{where}: an answer cannot be read: {said(odd)}") from odd
+
+
+def _check_listing(page: Mapping[str, Any], prefix: str) -> None:
+    """Raises LookupError for a page of something else, which boto3 reads as a listing without objects."""
+    if not page.get("Name") or (page.get("Prefix") or "") != prefix:
+        raise LookupError("it is not the listing that was asked for")
+    if not all(row["Key"].startswith(prefix) for row in page.get("Contents", [])):
+        raise LookupError("it lists objects that were not asked for")
 
 
 def _client(

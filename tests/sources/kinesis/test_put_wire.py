@@ -11,7 +11,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError, ParamValidationError
 from produced_flights import stored
-from standins.wire_service import CBOR, WAYS, Answer, Spoken, Way, listening
+from standins.wire_service import CBOR, HANGS_UP, WAYS, Answer, Spoken, Way, listening
 
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.clients import WireForm
@@ -165,6 +165,16 @@ def test_a_request_that_may_have_been_written_is_not_sent_again_by_the_hooks(
     assert spoken.forms == ["cbor", "cbor"]
     assert requests.put(UNITS[1:2]) == PLACED
     assert spoken.forms[2:] == [after]
+
+
+def test_a_request_over_a_kept_connection_that_ends_is_sent_once() -> None:
+    """Records are sent again only by the producer, which knows that they may be in the stream."""
+    answers = in_cbor(SHARDS), in_cbor(written()), in_cbor(written()), HANGS_UP, in_cbor(written())
+    requests, spoken = speaking(*answers, way="directly")
+    assert requests.put(UNITS[1:2]) == requests.put(UNITS[1:2]) == PLACED
+    (outcome,) = requests.put(UNITS[1:2])
+    assert isinstance(outcome, Unknown)
+    assert len(spoken.forms) == 4
 
 
 @each_way

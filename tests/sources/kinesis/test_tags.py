@@ -91,6 +91,34 @@ class Asked:
         return [self.poller._batch(told | {"Records": rows}) for rows in answers]  # noqa: SLF001  an answer of Kinesis
 
 
+class Answering:
+    """A client of Kinesis that gives these answers to GetRecords, one after the other."""
+
+    def __init__(self, *answers: dict[str, Any]) -> None:
+        self.answers = [*answers]
+
+    def get_shard_iterator(self, **_question: object) -> dict[str, str]:
+        return {"ShardIterator": "first"}
+
+    def get_records(self, **_question: object) -> dict[str, Any]:
+        return self.answers.pop(0)
+
+
+def test_tagged_records_of_an_answer_that_cannot_be_read_come_with_the_next() -> None:
+    """Tagged records count as had only once the answer that brought them was read to its end."""
+    tags = [Tag("q", 100, 0, "0-0", "e", row, HASH_KEYS) for row in range(3)]
+    data, _ = sealed([(b"x", "a", tag, None) for tag in tags])
+
+    def told() -> dict[str, Any]:
+        row = {"Data": data, "SequenceNumber": "4", "PartitionKey": "a"}
+        return {"Records": [row], "NextShardIterator": "more", "MillisBehindLatest": 0}
+
+    client = Answering(told() | {"ChildShards": [{"ShardId": "c", "HashKeyRange": {}}]}, told())
+    poller = Poller(cast("Any", client), "orders", "s-0", TRIM_HORIZON, HASH_KEYS)
+    assert poller.read().fault is not None
+    assert [record.data for record in poller.read().records] == [b"x"] * 3
+
+
 @settings(max_examples=60)
 @given(st.lists(ROWS, min_size=1, max_size=6), st.integers(1, 3), st.data())
 def test_a_reader_that_goes_on_behind_any_record_is_given_what_the_first_would_have_been(

@@ -9,7 +9,7 @@ from botocore.exceptions import ClientError
 
 from leasehold.adapters.reading.dead_letters.letter import Letter, LetterError
 from leasehold.adapters.sources.call_patience import POLL_SECONDS
-from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly
+from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly, understood
 from leasehold.adapters.sources.kinesis.stream_arn import ask_by_arn, stream_address
 from leasehold.adapters.sources.protocol import SourceError
 from leasehold.stores.aws import session_of
@@ -52,8 +52,10 @@ class StreamBox:
     def _put(self, data: bytes, key: str, hash_key: str | None) -> None:
         more: dict[str, Any] = {} if hash_key is None else {"ExplicitHashKey": hash_key}
         try:
-            with said_plainly(self._stream):
-                self._client.put_record(StreamName=self._stream, Data=data, PartitionKey=key, **more)
+            with said_plainly(self._stream), understood(self._stream):
+                answer = self._client.put_record(StreamName=self._stream, Data=data, PartitionKey=key, **more)
+                if not answer["SequenceNumber"]:  # an answer without it says nothing of the record
+                    raise LookupError("it has no sequence number")
         except SourceError as fault:
             raise LetterError(str(fault)) from fault
 
@@ -72,7 +74,7 @@ def open_url(
         raise ValueError("letters URL: kinesis:// wants the name of one stream")
     found = session_of(options, "letters URL", session) or boto3
     try:
-        with said_plainly(name):
+        with said_plainly(name), understood(name):
             client = found.client(
                 "kinesis",
                 region_name=stream.region,

@@ -6,7 +6,7 @@ two requests follows from both: five a second are the quota of all its readers t
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from botocore.exceptions import (
     BotoCoreError,
@@ -91,9 +91,25 @@ def understood(stream: str, service: AwsService = KINESIS) -> Iterator[None]:
     """
     try:
         yield
-    except (ArithmeticError, AttributeError, LookupError, ResponseParserError, TypeError, ValueError) as odd:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        ResponseParserError,
+        TypeError,
+        ValueError,
+    ) as odd:
         what = f"an answer of {service.name} for stream {stream!r} cannot be read: {said(odd)}"
         raise SourceUnavailable(what) from odd
+
+
+def summary_of(told: Mapping[str, Any], stream: str) -> Mapping[str, Any]:
+    """Return the summary of this stream. Raises LookupError if the answer is about something else."""
+    summary: Mapping[str, Any] = told["StreamDescriptionSummary"]
+    if (name := summary.get("StreamName", stream)) != stream:
+        raise LookupError(f"it is about stream {name!r}")
+    return summary
 
 
 def _refusal(error: ClientError, stream: str, service: AwsService) -> SourceError:

@@ -21,6 +21,7 @@ from leasehold.adapters.sources.kinesis.faults import (
     max_records_of,
     poll_seconds_of,
     said_plainly,
+    summary_of,
     understood,
 )
 from leasehold.adapters.sources.kinesis.poller import RECORDS, Poller
@@ -164,7 +165,7 @@ class KinesisSource(PolledStream):
         """`account:stream:creationEpoch`, the KCL's identity of a stream. Raises SourceUnavailable or SourceError."""
         with said_plainly(self.name), understood(self.name):
             told = self._patience.call("describe_stream_summary", StreamName=self.name)
-            summary = told["StreamDescriptionSummary"]
+            summary = summary_of(told, self.name)
             self._keys_decide = summary.get("RecordDistributionStrategy") != "AUTO"
             account, created = summary["StreamARN"].split(":")[4], summary["StreamCreationTimestamp"]
             return f"{account}:{self.name}:{int(created.timestamp())}"

@@ -43,7 +43,7 @@ from leasehold.adapters.processes import call_at_exit, current_process
 from leasehold.adapters.sources.call_patience import CallPatience
 from leasehold.adapters.sources.kinesis.aggregation.encode import framing_of
 from leasehold.adapters.sources.kinesis.clients import KinesisClients, WireForm
-from leasehold.adapters.sources.kinesis.faults import SERVER_ERROR, code_of, said_plainly, understood
+from leasehold.adapters.sources.kinesis.faults import SERVER_ERROR, code_of, said_plainly, summary_of, understood
 from leasehold.adapters.sources.kinesis.hash_keys import digest_of
 from leasehold.adapters.sources.kinesis.producer.core import (
     Core,
@@ -164,7 +164,7 @@ class KinesisPutClient:
         """The settings, with the stream's own record limit. Raises SourceError where order cannot be kept."""
         with said_plainly(self._stream), understood(self._stream):
             told = self._asking.call("describe_stream_summary", StreamName=self._stream)
-            summary = told["StreamDescriptionSummary"]
+            summary = summary_of(told, self._stream)
             strategy = summary.get("RecordDistributionStrategy")
             record_bytes = 1024 * int(summary.get("MaxRecordSizeInKiB") or 1024)
         if strategy == "AUTO":
@@ -194,7 +194,7 @@ class KinesisPutClient:
             for unit in units
         )
         try:
-            with said_plainly(self._stream):
+            with said_plainly(self._stream), understood(self._stream):
                 answer = self._putting.call("put_records", StreamName=self._stream, Records=rows)
         except SourceError as fault:
             cause = fault.__cause__

@@ -1,0 +1,125 @@
+"""Answers with status 200 that are not those of the service: a proxy's page, nothing, or another request's answer."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+
+from leasehold.adapters.reading.dead_letters.boxes import open_stream
+from leasehold.adapters.reading.dead_letters.letter import Letter, LetterError
+from leasehold.adapters.sources.kinesis.producer.core import Settings
+from leasehold.adapters.sources.kinesis.producer.producer import KinesisPutClient
+from leasehold.adapters.sources.kinesis.producer.producer import client_of as client_of_put
+from leasehold.adapters.sources.protocol import Record, SourceUnavailable
+from leasehold.adapters.sources.urls import open_source
+from leasehold.stores.dynamodb.store import DynamoStore
+from leasehold.stores.objects.blob import BlobObjects, client_of
+from leasehold.stores.objects.gcs import GcsObjects
+from leasehold.stores.objects.s3 import S3Objects
+from leasehold.stores.protocol import OutcomeUnknown, Patience
+
+PATIENCE = Patience(connect_seconds=2, read_seconds=2, attempts=1)
+KEY = "a2V5"
+
+
+@contextmanager
+def answering(body: str) -> Iterator[str]:
+    """The address of a service that answers everything with this body; until the block ends."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("ETag", '"e"')
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        do_GET = do_PUT = do_POST = answer  # noqa: N815  the names http.server asks for
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def s3(url: str) -> S3Objects:
+    """The bucket at this address."""
+    return S3Objects("leases", region="eu-west-1", endpoint=url, patience=PATIENCE)
+
+
+def gcs(url: str) -> GcsObjects:
+    """Likewise at Google."""
+    return GcsObjects("leases", project="p", endpoint=url, patience=PATIENCE)
+
+
+def blob(url: str) -> BlobObjects:
+    """Likewise the container at Azure, which the environment names."""
+    with pytest.MonkeyPatch.context() as environment:
+        words = f"AccountName=account;AccountKey={KEY};BlobEndpoint={url}/account"
+        environment.setenv("AZURE_STORAGE_CONNECTION_STRING", f"DefaultEndpointsProtocol=http;{words}")
+        return BlobObjects(client_of("account/leases", None, 1.0))
+
+
+def putting(url: str) -> KinesisPutClient:
+    """A producer's requests at this address."""
+    return KinesisPutClient(client_of_put("eu-west-1", url, 1), "orders")
+
+
+LETTER = Letter("", "orders", "s-0", "s-0", Record(b"", "1", 0, "k"), "", "", 1, "w", 0)
+ASKS: dict[str, Callable[[str], object]] = {
+    "s3 list": lambda url: s3(url).list("fleet/"),
+    "s3 names": lambda url: s3(url).names("fleet/"),
+    "s3 ensure": lambda url: s3(url).ensure(create=False),
+    "gcs list": lambda url: gcs(url).list("fleet/"),
+    "gcs ensure": lambda url: gcs(url).ensure(create=False),
+    "gcs get": lambda url: gcs(url).get("fleet/a"),
+    "gcs put": lambda url: gcs(url).put_new("fleet/a", {}),
+    "dynamodb open": lambda url: DynamoStore("leases", region="eu-west-1", endpoint=url, request_seconds=1),
+    "kinesis shards": lambda url: open_source(f"kinesis://orders?region=eu-west-1&endpoint={url}").shards(),
+    "kinesis put": lambda url: putting(url).shards(),
+    "kinesis fitting": lambda url: putting(url).fitting(Settings()),
+    "kinesis letters": lambda url: open_stream(f"kinesis://orders?region=eu-west-1&endpoint={url}").put_back(LETTER),
+    "table stream": lambda url: open_source(f"dynamodb-streams://orders?region=eu-west-1&endpoint={url}").shards(),
+    "blob list": lambda url: blob(url).list("fleet/"),
+}
+LISTING = "<ListBucketResult><Name>leases</Name><Prefix>other/</Prefix></ListBucketResult>"
+BLOBS = '<EnumerationResults ContainerName="leases"><Prefix>other/</Prefix><Blobs/></EnumerationResults>'
+BODIES = {
+    "page": "<html><body>Sign in</body></html>",
+    "page, not closed": "<!DOCTYPE html><html><p>Sign in<br></html>",
+    "nothing": "",
+    "empty object": "{}",
+    "list": "[]",
+    "number": "1",
+    "nested": "[" * 100_000,
+    "nested in a table": '{"Table": ' * 100_000,
+    "another listing of S3": LISTING,
+    "another listing of Azure": BLOBS,
+    "another object of Google": '{"kind": "storage#object", "name": "fleet/b", "generation": "1"}',
+    "another stream": '{"StreamDescriptionSummary": {"StreamName": "other", "StreamStatus": "ACTIVE"}}',
+    "another listing of Google": '{"kind": "storage#objects", "items": [{"name": "other/b", "generation": "1"}]}',
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("ask", ASKS)
+def test_an_answer_of_something_else_is_no_answer(ask: str, body: str) -> None:
+    """A store is empty only if its service says so, in an answer about what was asked."""
+    if (ask, body) == ("gcs ensure", "another listing of Google"):
+        return  # it asks whether there is a bucket, whatever lies in it
+    with answering(BODIES[body]) as url, pytest.raises((OutcomeUnknown, SourceUnavailable, LetterError)):
+        ASKS[ask](url)
