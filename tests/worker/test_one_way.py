@@ -55,10 +55,10 @@ def _sick(layout: str, lost: Lost, clock: Clock) -> tuple[Store, Store, OneWay]:
     if layout == "rows":
         table = FaultyStore()
         line = OneWay(table, lost, clock, frozenset({"list", "get"}))
-        return table, line, line  # type: ignore[return-value]  # it has all that the table has
+        return table, line, line
     cells = MemoryStore().cells()
     line = OneWay(cells, lost, clock, frozenset({"list", "read"}))
-    healthy, sick = (SessionStore(each, gather=0.0) for each in (cells, line))  # type: ignore[arg-type]  # likewise
+    healthy, sick = (SessionStore(each, gather=0.0) for each in (cells, line))
     return healthy, sick, line
 
 

@@ -117,7 +117,7 @@ def test_a_write_refuses_text_that_cannot_be_encoded() -> None:
 class Held:
     """A lease that notes its checkpoints."""
 
-    key, worker, fence = "s-0", "w", 1
+    key, worker, stream, fence = "s-0", "w", "orders", 1
     lease, lost = Lease("s-0"), Event()
 
     def __init__(self) -> None:
