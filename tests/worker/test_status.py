@@ -73,6 +73,24 @@ LONE = "a owns it and has not been heard of"
             0.0,
             Status("STALLED", "it has stood for 70 s: its handler raised X"),
         ),
+        # Put aside: named while it lasts and for as long as another look may take, then an ORPHAN all the same.
+        (
+            row(evolve(LATE, fault="its handler raised X", aside=NOW + 30), owner=None, idle=float("inf")),
+            0.0,
+            Status("STALLED", "it has stood for 70 s: its handler raised X; a put it aside until 22:13:50 UTC"),
+        ),
+        (
+            row(evolve(LATE, at=NOW - 90, fault="its handler raised X", aside=NOW - 30), owner="b"),
+            0.0,
+            Status("STALLED", "it has stood for 70 s: its handler raised X"),
+        ),
+        (
+            row(evolve(LATE, at=NOW - 120, fault="its handler raised X", aside=NOW - 60), owner=None),
+            0.0,
+            Status(
+                "ORPHAN", "nobody owns it for 120 s, and nobody else takes it; the last fault: its handler raised X"
+            ),
+        ),
         (row(TIP, owner=None), 0.0, Status("OK", "nobody owns it: the next look of a worker finds it")),
         (
             row(evolve(TIP, at=NOW - 51), owner=None, idle=float("inf")),

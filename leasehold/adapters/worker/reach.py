@@ -249,7 +249,7 @@ class ReachMeter:
         before = self._carried
         if self._before is not None and before.at:
             # The time since the note counts, too: the lag that another owner or another run left does not start again.
-            self._before = before.behind + max(0.0, wall() - before.at - (now - self._began))
+            self._before += max(0.0, wall() - before.at - (now - self._began))
         if before.oldest is not None:
             self._oldest = now - max(0.0, wall() - before.oldest)
 
