@@ -11,6 +11,7 @@ from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.reading.status import LeaseLag, asked, fleet_lag, lag_of, lags_of
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.worker.reach import (
+    DRIPS,
     FIRST_SECONDS,
     NOTE,
     SILENT_SECONDS,
@@ -110,6 +111,19 @@ def test_an_answer_at_the_tip_ends_the_age_of_what_an_earlier_owner_left() -> No
     found.done(1.0)
     told = noted(found, 1.0)
     assert (told.behind, told.oldest, told.fault) == (0.0, None, "")
+
+
+def test_an_answer_that_does_not_end_is_a_fault_until_it_does() -> None:
+    """A service that sends its answer byte by byte is named as the cause."""
+    found = meter()
+    found.asking(0.0)
+    assert noted(found, SILENT_SECONDS).fault == ""
+    assert noted(found, SILENT_SECONDS + 1).fault == DRIPS
+    found.read(EMPTY, SILENT_SECONDS + 2)
+    assert noted(found, 100.0).fault == ""
+    found.asking(100.0)
+    found.failed("throttled", 101.0)
+    assert noted(found, 200.0).fault == "throttled"
 
 
 def test_a_look_at_a_request_that_is_under_way_is_no_reading() -> None:

@@ -10,6 +10,7 @@ from leasehold.adapters.reading.status import (
     LeaseLag,
     Status,
     group_status,
+    lag_of,
     status_of,
     statuses_of,
 )
@@ -291,3 +292,16 @@ def test_the_numbers_are_those_that_are_documented() -> None:
     numbers = {"OK": 0, "UNKNOWN": 3, "BEHIND": 4, "STALLED": 5, "HUNG": 6, "UNREAD": 7, "ORPHAN": 8}
     assert (numbers, list(MEANINGS)) == (NUMBERS, list(numbers))
     assert (STEPS * STEP_SECONDS, Status("HUNG", "x").as_json()) == (120.0, {"status": "HUNG", "says": "x"})
+
+
+def test_a_lease_that_is_overdue_shows_the_time_since_its_owner_was_heard() -> None:
+    """After a kill the lag grows with the clock as soon as a renewal has been missed."""
+    for idle, seconds, end, says in (
+        (5.0, 0.0, True, "read to the tip"),
+        (7.0, 5.0, False, "read to the tip 5 s ago; a should have renewed it since"),
+        (float("inf"), 5.0, False, "read to the tip"),
+    ):
+        lease = row(TIP, idle=idle)
+        lag = lag_of(lease, NOW, 50.0)
+        assert (lag.seconds, lag.end) == (seconds, end)
+        assert status_of(lease, lag, NOW, 10.0, watched=8.0) == Status("OK", says)

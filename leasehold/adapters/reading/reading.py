@@ -225,6 +225,7 @@ class ShardReading:
             holding.reach.failed("batches of other shards take all the memory there is for them", now)
             holding.throughput.rest(now)
             return now + MEMORY_SECONDS
+        holding.reach.asking(now)
         try:
             batch = self._pull.read(self._keep)
         except BaseException:

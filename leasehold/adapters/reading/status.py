@@ -53,7 +53,8 @@ def lag_of(lease: Lease, now: float, limit: float) -> LeaseLag:
     limit  an owner whose lease stands still for more seconds counts as dead
     """
     reach = reach_of(lease)
-    held = lease.owner is not None and lease.idle <= limit
+    # An owner that is late by its own clock may be dead: what it last told is no news any more.
+    held = lease.owner is not None and lease.idle <= limit and not (reach is not None and reach.overdue(lease.idle))
     if reach is None:
         return LeaseLag()
     ours, long = reach.owner == lease.owner, patience(reach.lease or limit)
@@ -307,6 +308,8 @@ def status_of(
         return _untold(lease, lag, watched, watch, long)
     # Renewed while we looked, with an old note: its clock is behind ours, and its times are its own.
     told = _told(reach, max(now, reach.at) if recent else reach.at, long)
+    if told.ok and own and reach.overdue(lease.idle):
+        return Status("OK", f"{told.says} {now - reach.at:.0f} s ago; {lease.owner} should have renewed it since")
     if not told.ok or own:
         return told
     return Status(

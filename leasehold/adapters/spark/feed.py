@@ -544,6 +544,7 @@ class ShardPrefetcher:
                 self._reached(now, behind=batch.behind_seconds)
 
         # The position and the rows move under one lock: a batch planned in between would skip or repeat some.
+        self.holding.reach.asking(now)
         batch = self._pull.read(keep)  # kept first: what follows may raise
         self.holding.throughput.add(batch.size, now)
         self._shared.measure(self.holding, batch)

@@ -80,8 +80,14 @@ FIRST_SECONDS = 3.0
 SILENT_SECONDS = 30.0
 """A reader that read nothing for longer is behind by that time too: what arrived since, nobody knows."""
 
+RENEWED = 0.6
+"""Of `lease_seconds`: a living owner renews in less, or by a checkpoint."""
+
 STEP_SECONDS, STEPS = TELL_SECONDS, 6
 """The window over which lag must grow, step by step, for a reading to be falling behind."""
+
+DRIPS = f"an answer of the stream has been on its way for more than {SILENT_SECONDS:g} s"
+"""The fault of a reading that neither ends nor fails, as where an answer comes byte by byte."""
 
 FAULT_LENGTH = 200
 """Characters of a fault that a row keeps."""
@@ -96,7 +102,7 @@ def patience(lease_seconds: float) -> float:
     A reader says within `SILENT_SECONDS` whether anything came; its owner tells of it within `TELL_SECONDS` and the
     time between two renewals, which is little more than half of `lease_seconds` at most.
     """
-    return SILENT_SECONDS + max(TELL_SECONDS, 0.6 * lease_seconds)
+    return SILENT_SECONDS + max(TELL_SECONDS, RENEWED * lease_seconds)
 
 
 def growing(lags: Sequence[tuple[float, float]]) -> bool:
@@ -166,6 +172,10 @@ class Reach:
         """Return whether the lease was put aside, and for no longer than until then and `long` seconds."""
         return self.aside is not None and now <= self.aside + long
 
+    def overdue(self, idle: float) -> bool:
+        """Return whether a row that was seen to stand still for so long should have been renewed by its owner."""
+        return self.lease is not None and RENEWED * self.lease < idle < math.inf
+
     def lag(self, now: float, *, held: bool) -> float | None:
         """Seconds behind at `now`, at most: what nobody reads since may be as old as the silence.
 
@@ -229,6 +239,7 @@ class ReachMeter:
         self._carried = before
         self._oldest: float | None = None
         self._aside: float | None = None
+        self._asking: float | None = None
         self._wall: Callable[[], float] | None = None
         self._before = before.behind
         self._behind: float | None = None
@@ -253,14 +264,21 @@ class ReachMeter:
         if before.oldest is not None:
             self._oldest = now - max(0.0, wall() - before.oldest)
 
+    def asking(self, now: float) -> None:
+        """Note that the source is being read; what came of it follows by `read` or `failed`."""
+        with self._lock:
+            self._asking = now
+
     def read(self, batch: Batch, now: float) -> None:
         """Note a reading, before its batch is handled; without an answer there was no reading (rule 3)."""
         if batch.fault:
             self.failed(batch.fault, now)
             return
         if not batch.answered:
+            self._asking = None
             return
         with self._lock:
+            self._asking = None
             # An answer that tells nothing of its lag must not pass for one at the tip.
             self._behind = batch.behind_seconds if batch.behind_seconds is not None else self._behind
             self._tried = self._read = now
@@ -281,7 +299,7 @@ class ReachMeter:
     def failed(self, why: str, now: float) -> None:
         """Note that nothing came of a reading, or of a batch, and why."""
         with self._lock:
-            self._tried = now
+            self._tried, self._asking = now, None
             self._fault, self._excused = why[:FAULT_LENGTH], ""
 
     def excused(self, why: str, now: float) -> None:
@@ -371,7 +389,7 @@ class ReachMeter:
                 arrived=self._arrived,
                 done=(self._now.done or since_1970(self._began)) if self._done is None else since_1970(self._done),
                 tried=since_1970(self._tried),
-                fault=self._fault,
+                fault=DRIPS if self._asking is not None and now - self._asking > SILENT_SECONDS else self._fault,
                 read=since_1970(self._read),
                 work=since_1970(self._work),
                 grows=growing(self._lags),

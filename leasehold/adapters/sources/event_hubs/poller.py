@@ -360,7 +360,6 @@ class PartitionReader:
         arrived = came[-1].arrived
         self._behind = None if arrived is None else max(0.0, time.time() - arrived)
         self._hear(self._clock())
-        self._told = self._heard
         self._backoff.reset()
         in_columns = partial(rows_in_columns, _COLUMNS, self._partition)
         opening, self._opening = self._opening, None
