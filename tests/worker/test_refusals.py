@@ -74,3 +74,29 @@ def test_a_store_or_a_source_that_was_never_of_use_is_an_error() -> None:
     strange.write(CreateLease(Lease("stranger")))
     with pytest.raises(SourceError, match="another hub"):
         member(strange, Choosy(four_shards()), Clock()).run(1.0)
+
+
+class Named(ListSource):
+    """A source of a stream that has a name and an age."""
+
+    name = "1:orders:1000"
+
+    def incarnation(self) -> str:
+        return self.name
+
+
+def test_a_worker_on_the_table_of_another_stream_ends_naming_both_and_leaves_the_table_alone() -> None:
+    """The group whose table it is reads on, and none of its rows is written."""
+    store, clock = FaultyStore(), Clock()
+    orders = member(store, Named(four_shards()), clock, "w-1")
+    orders.run(30.0)
+    assert orders.held == ALL
+    bills = Named(four_shards())
+    bills.name = "1:bills:2000"
+    rows = [(lease.key, lease.version, lease.notes) for lease in store.list().leases]
+    stranger = member(store, bills, clock, "w-2")
+    with pytest.raises(SourceError, match="the leases are those of 1:orders, and 1:bills is read"):
+        stranger.worker.turn(clock.now)
+    assert [(lease.key, lease.version, lease.notes) for lease in store.list().leases] == rows
+    orders.run(30.0)
+    assert orders.held == ALL

@@ -48,6 +48,10 @@ class MadeAnew(SourceError):
     """The stream that a bound worker reads was deleted, and another one has its name."""
 
 
+class AnotherStream(SourceError):
+    """The leases of the table are those of another stream."""
+
+
 class Discovery:
     """The shard listings of one worker.
 
@@ -137,6 +141,12 @@ class Discovery:
                 log.warning("%s", text)
         self._said = frozenset(texts) or self._said
         return None if shards is None or self.refusing else apart(shards, unread)
+
+    def refuse_another_stream(self) -> None:
+        """Raise AnotherStream where the leases are those of a stream of another name."""
+        for each in self.contradictions:
+            if each.kind == "another stream":
+                raise AnotherStream(each.what)
 
     def unheard(self, leases: Iterable[Lease]) -> bool:
         """Whether another worker noted a contradiction on one of these rows, and this one has not seen it yet."""

@@ -21,7 +21,7 @@ from attrs import evolve
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Source, SourceError, SourceUnavailable
 from leasehold.adapters.threads import ThreadScheduler, seconds
-from leasehold.adapters.worker.discovery import Discovery, MadeAnew, Recreated
+from leasehold.adapters.worker.discovery import AnotherStream, Discovery, MadeAnew, Recreated
 from leasehold.adapters.worker.handoffs import Handoffs, ParallelMap
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.holdings import Bench, Holdings
@@ -249,7 +249,7 @@ class Worker:
         try:
             with self.spans.over("look"):
                 self._look_and_act(now, asked, each)
-        except MadeAnew:
+        except (MadeAnew, AnotherStream):
             raise  # no answer to come can be of the stream that this worker is bound to
         except (StoreError, SourceError) as fault:
             # A store or a source that never answered is not waited for. A refusal after an earlier answer may pass,
@@ -276,6 +276,9 @@ class Worker:
         # Before the first listing nobody knows whether a lease that names this worker is one of the present stream.
         first = asked is None and not self.discovery.answered
         shards = self.discovery.shards(now, listing, me, leases) if first else None
+        if first:
+            # Before anything is written: the table may be that of a group that is well.
+            self.discovery.refuse_another_stream()
         # A lease that was not read now may have another owner by now. KCL 2.x renews finished leases too.
         seen = self.watch.sightings
         fresh = tuple(leases if asked is None else (seen[key].lease for key in asked if key in seen))
