@@ -187,7 +187,10 @@ class Reach:
         # A position that stood still when the note was written has most likely stood still since.
         stood = self.done is not None and self.at - self.done > SILENT_SECONDS
         moves = held and not stood and silence <= SILENT_SECONDS + TELL_SECONDS
-        return self.behind + (0.0 if moves else silence)
+        if moves:
+            return self.behind
+        # What came after the last answer is as old as the time since then, at most.
+        return max(self.behind + silence, 0.0 if held or self.read is None else now - self.read)
 
 
 _TIMES = ("at", "behind", "arrived", "done", "tried", "read", "work", "lease", "oldest", "aside")

@@ -41,10 +41,9 @@ class FaultyLine:
 @contextmanager
 def faulty_line(to: str) -> Iterator[FaultyLine]:
     """A line until the block ends."""
-    server = ThreadingHTTPServer((HOST, 0), _Handler)
-    server.daemon_threads, server.block_on_close = True, False
+    server = _Server((HOST, 0), _Handler)
     line = FaultyLine(to, f"http://{HOST}:{server.server_address[1]}")
-    server.line = line  # type: ignore[attr-defined]  the handlers find it there
+    server.line = line
     thread = Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
@@ -56,14 +55,20 @@ def faulty_line(to: str) -> Iterator[FaultyLine]:
         thread.join()
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads, block_on_close = True, False
+    line: FaultyLine
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    server: _Server
 
     def log_message(self, *_: object) -> None:
         """Nothing: the table of results says what went wrong."""
 
     def do_POST(self) -> None:
-        line: FaultyLine = self.server.line  # type: ignore[attr-defined]
+        line = self.server.line
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         match line.how:
             case "silent":
@@ -93,7 +98,7 @@ class _Handler(BaseHTTPRequestHandler):
         return b"\xa2" + b"".join(b"\x78" + bytes([len(text)]) + text for text in texts)
 
     def _send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
-        line: FaultyLine = self.server.line  # type: ignore[attr-defined]
+        line = self.server.line
         self.send_response(status)
         for name, value in headers.items():
             if name.lower() not in HOP:

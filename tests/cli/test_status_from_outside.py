@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import boto3
 import pytest
 from attrs import define, field, frozen
-from standins.faulty_line import FaultyLine, faulty_line
+from standins.line_with_faults import FaultyLine, faulty_line
 
 from leasehold.adapters.local.hubs.event_hubs import LocalHubs, event_hubs, has_engine
 from leasehold.adapters.local.node import ServiceError
