@@ -123,7 +123,7 @@ def test_a_hub_that_hangs_is_not_ok_after_a_minute_and_well_again_afterwards(wor
     assert said.ok
 
 
-def test_a_quiet_hub_is_ok_at_every_look_and_asked_once_in_thirty_seconds(world: World) -> None:
+def test_a_quiet_hub_is_ok_at_every_look_and_asked_seldom(world: World) -> None:
     """Somebody would be woken for nothing, or the service be asked by each partition all the time."""
     assert {status.word for status in world.live(3000)} == {"OK"}
     assert (world.service.requests <= 3000 / poller.ASK_SECONDS, Link.opened) == (True, 1)
