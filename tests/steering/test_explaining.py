@@ -302,3 +302,24 @@ def test_the_whole_story_of_a_lease_on_its_way() -> None:
     tale = story(table(*FLEET), CONFIG, ended, ())
     assert tale.past == ("its shard has been read to the end", "nobody needs to own it", "checkpoint SHARD_END")
     assert tale.moves == "never: the row is removed once the children of its shard are being read"
+
+
+def test_a_lease_that_its_worker_put_aside_is_explained_until_that_worker_may_take_it_again() -> None:
+    """The worker that could not handle a lease is still a worker, and is not expected to take that lease now."""
+    note = Reach(1000.0, "a", behind=9.0, done=900.0, fault="its handler raised ValueError", aside=1050.0)
+    free = Lease("s-0", idle=5.0, notes=((NOTE, note.note), ("process", "p/a")))
+    seen = evolve(table(free), at=1005.0)
+    found = plans(seen, CONFIG)
+    assert [(each.worker, each.actions) for each in found] == [("a", ())]
+    tale = story(seen, CONFIG, free, found)
+    assert tale.should == "any worker but a, which could not handle it and leaves it to others for now"
+    assert tale.moves == "when a may take it again, in 45 s; or sooner, when another worker looks"
+    assert tale.reading[-2:] == (
+        "the last fault: its handler raised ValueError",
+        "a put it aside, and takes it again in 45 s at the earliest",
+    )
+    with_b = plans(seen, CONFIG, ("b",))
+    assert [len(each.actions) for each in with_b] == [0, 1]
+    assert story(seen, CONFIG, free, with_b).moves.startswith("at b's next look, within 20")
+    later = evolve(seen, at=1051.0)
+    assert "a put it aside" not in str(story(later, CONFIG, free, plans(later, CONFIG)))

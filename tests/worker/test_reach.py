@@ -11,6 +11,7 @@ from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.reading.status import LeaseLag, asked, fleet_lag, lag_of, lags_of
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.worker.reach import (
+    DRIPS,
     FIRST_SECONDS,
     NOTE,
     SILENT_SECONDS,
@@ -28,6 +29,7 @@ EMPTY = Batch((), None, 0.0, 0.2)
 
 def meter(lease: Lease | None = None) -> ReachMeter:
     """A meter of worker a that writes notes, by a wall clock that starts at NOW with the other clock at 0."""
+    moment[0] = 0.0
     found = ReachMeter(lease or Lease("s-0"), "a")
     found.tell("vm-7", lambda: NOW + moment[0], 0.0)
     return found
@@ -66,13 +68,73 @@ def test_a_batch_at_work_counts_as_unread_until_it_is_done() -> None:
     """A hung handler would look as far behind as on the day it hung."""
     found = meter()
     found.read(BATCH, 0.0)
-    assert noted(found, 10.0).behind == 14.0
+    assert noted(found, 10.0).behind == 15.0
     found.done(moment[0])
     done = noted(found, 10.0)
     assert (done.behind, done.end, done.arrived, done.read, done.host) == (4.0, False, NOW - 5, NOW, "vm-7")
     found.read(EMPTY, 11.0)
     tip = noted(found, 12.0)
     assert (tip.behind, tip.end, tip.arrived) == (0.0, True, NOW - 5)
+
+
+def test_the_age_of_the_first_record_lasts_until_a_handler_is_done_with_it() -> None:
+    """Neither a failed reading, nor an empty answer on the way, nor another owner, makes it younger."""
+    first = meter()
+    first.read(BATCH, 0.0)
+    first.failed("its handler raised X", 30.0)
+    first.read(evolve(EMPTY, behind_seconds=3.0), 31.0)
+    first.done(31.0)
+    first.read(evolve(EMPTY, behind_seconds=None, fault="throttled"), 32.0)
+    left = noted(first, 40.0)
+    assert (left.behind, left.oldest, left.fault) == (45.0, NOW - 5, "throttled")
+    second = ReachMeter(Lease("s-0", notes=((NOTE, left.note),)), "b", 0.0)
+    second.tell("vm", lambda: NOW + 100.0, 0.0)
+    assert second.reach(0.0, NOW + 100.0).behind == 105.0
+    second.read(evolve(EMPTY, behind_seconds=3.0), 1.0)
+    second.done(1.0)
+    told = second.reach(2.0, NOW + 102.0)
+    assert (told.behind, told.fault, told.done) == (107.0, "throttled", left.done)
+    second.read(BATCH, 3.0)
+    second.progressed(4.0, NOW + 104.0)
+    assert second.reach(5.0, NOW + 105.0).oldest is not None
+    second.done(5.0)
+    told = second.reach(5.0, NOW + 105.0)
+    assert (told.behind, told.oldest, told.fault) == (4.0, None, "")
+
+
+def test_an_answer_at_the_tip_ends_the_age_of_what_an_earlier_owner_left() -> None:
+    """Nothing waits where the stream says that nothing is there."""
+    left = Reach(NOW - 50, "a", behind=10.0, oldest=NOW - 60, fault="x", done=NOW - 70)
+    found = meter(Lease("s-0", notes=((NOTE, left.note),)))
+    assert found.reach(0.0, NOW).behind == 60.0
+    found.read(EMPTY, 1.0)
+    found.done(1.0)
+    told = noted(found, 1.0)
+    assert (told.behind, told.oldest, told.fault) == (0.0, None, "")
+
+
+def test_an_answer_that_does_not_end_is_a_fault_until_it_does() -> None:
+    """A service that sends its answer byte by byte is named as the cause."""
+    found = meter()
+    found.asking(0.0)
+    assert noted(found, SILENT_SECONDS).fault == ""
+    assert noted(found, SILENT_SECONDS + 1).fault == DRIPS
+    found.read(EMPTY, SILENT_SECONDS + 2)
+    assert noted(found, 100.0).fault == ""
+    found.asking(100.0)
+    found.failed("throttled", 101.0)
+    assert noted(found, 200.0).fault == "throttled"
+
+
+def test_a_look_at_a_request_that_is_under_way_is_no_reading() -> None:
+    """The time of the last answer stays."""
+    found = meter()
+    found.read(EMPTY, 0.0)
+    found.done(0.0)
+    found.read(evolve(EMPTY, behind_seconds=None, answered=False), 50.0)
+    found.done(50.0)
+    told = noted(found, 50.0)
+    assert (told.read, told.done, told.behind) == (NOW, NOW, 50.0)
 
 
 def test_a_reader_that_reads_nothing_falls_behind() -> None:

@@ -89,13 +89,16 @@ class Dated(ListSource):
         return f"1:{self._name}:1700000000"
 
 
-def test_a_worker_started_on_another_streams_table_ends_and_names_both() -> None:
-    """It would hold nothing as long as it runs; workers that read the table's own stream notice nothing."""
+def test_a_worker_started_on_another_streams_table_ends_naming_both_and_leaves_the_table_alone() -> None:
+    """The group whose table it is reads on, and none of its rows is written."""
     store, clock = FaultyStore(), Clock()
     owner = member(store, Dated("orders"), clock)
     owner.run(30.0)
+    rows = [(lease.key, lease.version, lease.notes) for lease in store.list().leases]
+    stranger = member(store, Dated("returns"), clock, me="stranger")
     with pytest.raises(WorkerError, match="the leases are those of 1:orders, and 1:returns is read: give each stream"):
-        member(store, Dated("returns"), clock, me="stranger").run(30.0)
+        stranger.worker.turn(clock.now)
+    assert [(lease.key, lease.version, lease.notes) for lease in store.list().leases] == rows
     owner.run(30.0)
     assert owner.held == ALL
 

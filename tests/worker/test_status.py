@@ -10,6 +10,7 @@ from leasehold.adapters.reading.status import (
     LeaseLag,
     Status,
     group_status,
+    lag_of,
     status_of,
     statuses_of,
 )
@@ -72,6 +73,24 @@ LONE = "a owns it and has not been heard of"
             row(evolve(LATE, fault="its handler raised X"), owner="b"),
             0.0,
             Status("STALLED", "it has stood for 70 s: its handler raised X"),
+        ),
+        # Put aside: named while it lasts and for as long as another look may take, then an ORPHAN all the same.
+        (
+            row(evolve(LATE, fault="its handler raised X", aside=NOW + 30), owner=None, idle=float("inf")),
+            0.0,
+            Status("STALLED", "it has stood for 70 s: its handler raised X; a put it aside until 22:13:50 UTC"),
+        ),
+        (
+            row(evolve(LATE, at=NOW - 90, fault="its handler raised X", aside=NOW - 30), owner="b"),
+            0.0,
+            Status("STALLED", "it has stood for 70 s: its handler raised X"),
+        ),
+        (
+            row(evolve(LATE, at=NOW - 120, fault="its handler raised X", aside=NOW - 60), owner=None),
+            0.0,
+            Status(
+                "ORPHAN", "nobody owns it for 120 s, and nobody else takes it; the last fault: its handler raised X"
+            ),
         ),
         (row(TIP, owner=None), 0.0, Status("OK", "nobody owns it: the next look of a worker finds it")),
         (
@@ -273,3 +292,16 @@ def test_the_numbers_are_those_that_are_documented() -> None:
     numbers = {"OK": 0, "UNKNOWN": 3, "BEHIND": 4, "STALLED": 5, "HUNG": 6, "UNREAD": 7, "ORPHAN": 8}
     assert (numbers, list(MEANINGS)) == (NUMBERS, list(numbers))
     assert (STEPS * STEP_SECONDS, Status("HUNG", "x").as_json()) == (120.0, {"status": "HUNG", "says": "x"})
+
+
+def test_a_lease_that_is_overdue_shows_the_time_since_its_owner_was_heard() -> None:
+    """After a kill the lag grows with the clock as soon as a renewal has been missed."""
+    for idle, seconds, end, says in (
+        (5.0, 0.0, True, "read to the tip"),
+        (7.0, 5.0, False, "read to the tip 5 s ago; a should have renewed it since"),
+        (float("inf"), 5.0, False, "read to the tip"),
+    ):
+        lease = row(TIP, idle=idle)
+        lag = lag_of(lease, NOW, 50.0)
+        assert (lag.seconds, lag.end) == (seconds, end)
+        assert status_of(lease, lag, NOW, 10.0, watched=8.0) == Status("OK", says)

@@ -1,6 +1,7 @@
 """The law of status: in every fault that lasts longer than a minute the group is not OK, and at rest it always is."""
 
 import random
+import re
 from collections.abc import Callable
 
 import pytest
@@ -201,7 +202,8 @@ class World:
         while self.clock.now < end:
             for key in self.shards if self.busy else ():
                 shard_log = self.source.shard_logs[key].records
-                shard_log += records(self.chance.randint(0, 3), len(shard_log))
+                new = records(self.chance.randint(0, 3), len(shard_log))
+                shard_log += [each._replace(arrived=self.wall()) for each in new]
             self._run(min(LOOK_SECONDS, end - self.clock.now))
             self.watcher.try_look()
             each()
@@ -334,6 +336,47 @@ def test_in_a_fault_of_more_than_a_minute_the_group_is_not_ok_and_afterwards_it_
         assert seen is not None
         lag = seen.lags[key]
         assert (lag.end, (lag.seconds or 0.0) > 30.0) == (False, True), "what cannot be read is not at the end"
+    heal()
+    world.live(SETTLE_SECONDS)
+    assert (world.watcher.status.word, world.once().word) == ("OK", "OK"), world.watcher.status
+
+
+def age(world: World, key: str) -> float:
+    """Seconds since the first record that no handler has finished with arrived."""
+    done = world.store.row(key).checkpoint.order
+    rest = (each.arrived for each in world.source.shard_logs[key].records if each.position.order > done)
+    return world.wall() - (next(rest, None) or world.wall())
+
+
+@pytest.mark.parametrize("fault", [poison, hang], ids=["fails", "hangs"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_shard_whose_handler_fails_is_named_at_every_look_with_the_age_of_its_first_record(
+    seed: int, fault: Fault
+) -> None:
+    """Lag and the time it has stood follow the clock through every attempt, release, and change of owner."""
+    world = World(seed)
+    world.live(SETTLE_SECONDS)
+    heal = fault(world)
+    world.live(100)
+    stuck = {key for key in world.shards if age(world, key) > 60}
+    assert stuck
+    wrong, stood = list[str](), dict.fromkeys(stuck, 0.0)
+
+    def look() -> None:
+        table = world.watcher.seen.table
+        assert table is not None
+        for key in stuck:
+            status, lag = table.statuses[key], table.lags[key].seconds or 0.0
+            named = "its handler raised ValueError" in status.says or status.word == "HUNG"
+            seconds = re.search(r"(?:stood|at work) for (\d+) s", status.says)
+            since = float(seconds[1]) if seconds else 0.0
+            # The lookout has just read the table, which a worker writes to every few seconds.
+            if not named or status.word not in {"STALLED", "HUNG"} or lag < age(world, key) or since < stood[key]:
+                wrong.append(f"{status} lag {lag} age {age(world, key)} stood {stood[key]}")
+            stood[key] = since
+
+    world.live(400, look)
+    assert wrong == []
     heal()
     world.live(SETTLE_SECONDS)
     assert (world.watcher.status.word, world.once().word) == ("OK", "OK"), world.watcher.status

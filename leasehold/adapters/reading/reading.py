@@ -21,6 +21,7 @@ The package's own text (`leasehold.adapters.reading`) tells the order of all eve
 
 import logging
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
 from typing import assert_never
@@ -88,6 +89,12 @@ class FinalCheckpointCalled:
 
 Called = BatchCalled | LetterCalled | FinalCheckpointCalled
 """Whom a reading waits for."""
+
+
+def first_after(batch: Batch, piece: Delivery) -> float | None:
+    """Return when the first record after this piece of the batch arrived, seconds since 1970; None if unknown."""
+    at = bisect_right(batch.records, piece.read_to.order, key=lambda record: record.position.order)
+    return batch.records[at].arrived if at < len(batch.records) else None
 
 
 class ShardReading:
@@ -226,6 +233,7 @@ class ShardReading:
             holding.reach.failed("batches of other shards take all the memory there is for them", now)
             holding.throughput.rest(now)
             return now + MEMORY_SECONDS
+        holding.reach.asking(now)
         try:
             batch = self._pull.read(self._keep)
         except BaseException:
@@ -318,7 +326,7 @@ class ShardReading:
             cursor.consumer_acknowledged(piece.read_to)
             self._attempts.passed(piece.read_to)
             self.holding.reach.rested()
-            self.holding.reach.progressed(now)
+            self.holding.reach.progressed(now, first_after(batch, piece))
             return now if self._stored(now) else self._leave("lease-lost")
         # The source may have dropped records behind the last one: they are finished with, too.
         cursor.rows_delivered(cursor.read)
@@ -369,7 +377,8 @@ class ShardReading:
         if isinstance(error, Ending | Withdrawn):
             return self._ended(error, now)
         # The name alone: the text of a user's fault may hold a record.
-        self.holding.reach.failed(f"its handler raised {type(error).__name__}", now)
+        attempt = f" (attempt {piece.attempts} of {self._handling.attempts})" if not piece.in_parts else ""
+        self.holding.reach.failed(f"its handler raised {type(error).__name__}{attempt}", now)
         match self._attempts.failed(piece, error):
             case TryAgain(seconds):
                 # From now, not from when this step began: the handler may have taken long to fail.

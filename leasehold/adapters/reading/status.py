@@ -9,6 +9,7 @@ The words, the worst last: see `MEANINGS`.
 """
 
 import math
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -52,11 +53,12 @@ def lag_of(lease: Lease, now: float, limit: float) -> LeaseLag:
     limit  an owner whose lease stands still for more seconds counts as dead
     """
     reach = reach_of(lease)
-    held = lease.owner is not None and lease.idle <= limit
+    # An owner that is late by its own clock may be dead: what it last told is no news any more.
+    held = lease.owner is not None and lease.idle <= limit and not (reach is not None and reach.overdue(lease.idle))
     if reach is None:
         return LeaseLag()
     ours, long = reach.owner == lease.owner, patience(reach.lease or limit)
-    if held and not ours and now - reach.at > long:
+    if held and not ours and now - reach.at > long and not reach.resting(now, long):
         return LeaseLag(moves=reach.moves + 1)  # another library reads it by now, and tells nothing
     seconds = reach.lag(now, held=held and ours)
     return LeaseLag(
@@ -288,11 +290,16 @@ def status_of(
     if reach is not None and reach.owner == (lease.owner or reach.owner) and watched <= lease.idle + 1.0:
         alone = max(alone, now - reach.at)  # not where its version has moved while we looked
     recent = reach is not None and now - reach.at <= long
+    # A fault wins over the lack of an owner: the worker that could not handle it leaves it to others for a while.
+    if reach is not None and reach.resting(now, long) and (lease.owner is None or not recent):
+        who = f"; {reach.owner} put it aside until {_utc(reach.aside or 0.0)}" if lease.owner is None else ""
+        return Status("STALLED", f"{_stood(reach, now)}{who}")
     # Asked before the note is: whatever it tells of its reading, nobody reads on.
     if alone > long or (lease.owner is None and not recent):
         whose = "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and has not been heard of"
         if alone > long:
-            return Status("ORPHAN", f"{whose} for {alone:.0f} s, and nobody else takes it")
+            fault = f"; the last fault: {reach.fault}" if reach is not None and reach.fault else ""
+            return Status("ORPHAN", f"{whose} for {alone:.0f} s, and nobody else takes it{fault}")
         if watched <= 0:
             return Status("UNKNOWN", f"{whose}; one look does not tell for how long: watch it (--watch)")
         return Status("UNKNOWN", f"{whose} for {alone:.0f} s as far as was seen; within {long:.0f} s somebody should")
@@ -301,6 +308,8 @@ def status_of(
         return _untold(lease, lag, watched, watch, long)
     # Renewed while we looked, with an old note: its clock is behind ours, and its times are its own.
     told = _told(reach, max(now, reach.at) if recent else reach.at, long)
+    if told.ok and own and reach.overdue(lease.idle):
+        return Status("OK", f"{told.says} {now - reach.at:.0f} s ago; {lease.owner} should have renewed it since")
     if not told.ok or own:
         return told
     return Status(
@@ -320,10 +329,19 @@ def _told(reach: Reach, now: float, long: float) -> Status:
     if work is not None and now - work > long:
         return Status("HUNG", f"its handler has been at work for {now - work:.0f} s, without an end or a checkpoint")
     if reach.fault:
-        return Status("STALLED", f"it has stood for {stands:.0f} s: {reach.fault}")
+        return Status("STALLED", _stood(reach, now))
     return Status(
         "UNREAD", f"{reach.owner} owns it, and has not read it for {stands:.0f} s, for no reason that it tells"
     )
+
+
+def _stood(reach: Reach, now: float) -> str:
+    stands = 0.0 if reach.done is None else now - reach.done
+    return f"it has stood for {stands:.0f} s: {reach.fault or 'its owner could not go on'}"
+
+
+def _utc(at: float) -> str:
+    return f"{time.strftime('%H:%M:%S', time.gmtime(at))} UTC"  # rows may hold times that no calendar has
 
 
 def _behind(reach: Reach) -> str:

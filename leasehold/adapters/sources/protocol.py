@@ -75,6 +75,7 @@ class Batch:
     size            payload bytes as the source counts them, an aggregate's own included
     in_columns      makes a `pyarrow.RecordBatch` of some of the records; None where the source has no columns
     fault           why no answer came; a batch with one is no reading, and says nothing of the tip
+    answered        whether the service has answered since the last reading; False where it is too soon for a fault
     unlinked_seconds  for so long before this reading another could have opened the shard's one link, or took it over
                     (infinity); 0 where the link was ours, or the source has none
     token           what the end of the shard carries along, if this is it (`Position.token`)
@@ -91,6 +92,7 @@ class Batch:
     fault: str = ""
     unlinked_seconds: float = 0.0
     token: str = ""
+    answered: bool = True
 
     @property
     def reached(self) -> Position | None:
@@ -111,6 +113,11 @@ class Batch:
     def arrivals(self) -> Sequence[float | None]:
         """When each record arrived, in order: seconds since 1970, or None if unknown."""
         return [record.arrived for record in self.records]
+
+    @property
+    def first_arrived(self) -> float | None:
+        """When the first record arrived, seconds since 1970; None if that is unknown, or if there is no record."""
+        return self.records[0].arrived if self.records else None
 
     @property
     def last_arrived(self) -> float | None:

@@ -117,13 +117,17 @@ class ArrowBatch(Batch):
         return super().arrivals if self.rows is None else _seconds(self.rows[self.arrived])
 
     @property
+    def first_arrived(self) -> float | None:
+        """When the first row arrived; None where the rows are a reader's."""
+        return super().first_arrived if self.rows is None else self._arrived_in(slice(0, 1))
+
+    @property
     def last_arrived(self) -> float | None:
         """When the last row arrived; None where the rows are a reader's."""
-        if self.rows is None:
-            return super().last_arrived
-        if not self.arrived:
-            return None
-        return next(iter(_seconds(self.rows[self.arrived][-1:])), None)
+        return super().last_arrived if self.rows is None else self._arrived_in(slice(-1, None))
+
+    def _arrived_in(self, part: slice) -> float | None:
+        return next(iter(_seconds(self.rows[self.arrived][part])), None) if self.rows and self.arrived else None
 
     def between(self, since: float, until: float) -> Batch:
         """Return the reading with only the rows that arrived between these times."""
@@ -540,6 +544,7 @@ class ShardPrefetcher:
                 self._reached(now, behind=batch.behind_seconds)
 
         # The position and the rows move under one lock: a batch planned in between would skip or repeat some.
+        self.holding.reach.asking(now)
         batch = self._pull.read(keep)  # kept first: what follows may raise
         self.holding.throughput.add(batch.size, now)
         self._shared.measure(self.holding, batch)

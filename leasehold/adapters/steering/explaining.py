@@ -19,7 +19,7 @@ from attrs import evolve, frozen
 from leasehold.adapters.json_form import action_json, lease_json
 from leasehold.adapters.reading.status import Status
 from leasehold.adapters.report.watching import WatchedTable, alive, moved, shares
-from leasehold.adapters.worker.reach import reach_of
+from leasehold.adapters.worker.reach import Reach, reach_of
 from leasehold.balancer.actions import Action, Claim, Release, Renew, RequestHandoff, Steal, Taking
 from leasehold.balancer.census import Known, Whole, signers
 from leasehold.balancer.config import Config
@@ -212,6 +212,8 @@ def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tupl
     Each is asked as at its first turn: where the rules leave a choice to chance, a worker may choose another lease.
     """
     living = alive(table.leases, config)
+    aside = {lease.key: reach for lease in living if (reach := put_aside(lease, table.at)) is not None}
+    more = (*more, *{reach.owner for reach in aside.values()})  # a worker without leases is a worker
     named = {worker for lease in living for worker in (lease.owner, lease.heir) if worker} | set(more)
     ours, wanted = signers(table.leases), shares(living, config.rules.groups, more)
     working = [lease for lease in living if not lease.ended]
@@ -234,11 +236,24 @@ def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tupl
                 worker in ours or worker in more,
                 owned[worker],
                 wanted.get(worker, 0),
-                tuple(action for action in actions if not isinstance(action, Renew)),
+                tuple(
+                    action for action in actions if not isinstance(action, Renew) and not _left(action, worker, aside)
+                ),
                 (loads[worker], mean) if worker in loads else None,
             )
         )
     return tuple(found)
+
+
+def put_aside(lease: Lease, now: float) -> Reach | None:
+    """Return the note of the worker that leaves this free lease to others for now; None if none does."""
+    reach = None if lease.owner is not None or lease.ended else reach_of(lease)
+    return reach if reach is not None and reach.resting(now, 0.0) else None
+
+
+def _left(action: Action, worker: str, aside: Mapping[str, Reach]) -> bool:
+    reach = aside.get(action.lease.key)
+    return reach is not None and reach.owner == worker
 
 
 def rules_of(found: Sequence[WorkerPlan]) -> Mapping[str, str]:
@@ -282,8 +297,8 @@ def story(table: WatchedTable, config: Config, lease: Lease, found: Sequence[Wor
     return LeaseStory(
         lease,
         _past(table, lease, config),
-        _should(lease, found, wanting),
-        _when(lease, config, wanting),
+        _should(lease, found, wanting, put_aside(lease, table.at)),
+        _when(lease, config, wanting, table.at),
         table.statuses.get(lease.key, Status("UNKNOWN", "it was not watched")),
         _reading(lease, table.at),
     )
@@ -305,6 +320,10 @@ def _reading(lease: Lease, now: float) -> tuple[str, ...]:
     lines.append(f"{behind}; it {read}{tried}")
     if reach.fault:
         lines.append(f"the last fault: {reach.fault}")
+    if reach.resting(now, 0.0) and lease.owner is None:
+        lines.append(
+            f"{reach.owner} put it aside, and takes it again in {(reach.aside or now) - now:.0f} s at the earliest"
+        )
     if reach.excused:
         lines.append(f"it is not read now: {reach.excused}")
     if reach.work is not None:
@@ -338,13 +357,17 @@ def _past(table: WatchedTable, lease: Lease, config: Config) -> tuple[str, ...]:
     return (*lines, f"checkpoint {lease.checkpoint.sequence}", *noted([lease]))
 
 
-def _should(lease: Lease, found: Sequence[WorkerPlan], wanting: Sequence[tuple[WorkerPlan, Action]]) -> str:
+def _should(
+    lease: Lease, found: Sequence[WorkerPlan], wanting: Sequence[tuple[WorkerPlan, Action]], aside: Reach | None
+) -> str:
     if lease.ended:
         return "nobody: it is finished"
     if wanting:
         names = ", ".join(each.worker for each, _ in wanting)
         rule = wanting[0][1].rule
         return f"{names}, by {rule}: {SENTENCES.get(rule, 'see specs/')}"
+    if aside is not None:
+        return f"any worker but {aside.owner}, which could not handle it and leaves it to others for now"
     holder = next((each for each in found if each.worker == lease.owner), None)
     if holder is None:
         return "nobody wants it now: a worker that holds less than its share, or a new one, claims it"
@@ -355,7 +378,7 @@ def _should(lease: Lease, found: Sequence[WorkerPlan], wanting: Sequence[tuple[W
     return f"{holder.worker}: it holds {holder.held} where its share is {holder.share}, {fair}"
 
 
-def _when(lease: Lease, config: Config, wanting: Sequence[tuple[WorkerPlan, Action]]) -> str:
+def _when(lease: Lease, config: Config, wanting: Sequence[tuple[WorkerPlan, Action]], now: float) -> str:
     if lease.ended:
         return "never: the row is removed once the children of its shard are being read"
     if wanting and isinstance(wanting[0][1], Claim):
@@ -364,6 +387,9 @@ def _when(lease: Lease, config: Config, wanting: Sequence[tuple[WorkerPlan, Acti
         return f"at {wanting[0][0].worker}'s next look, within {config.cycle_seconds:g} s, after the running batch"
     if lease.heir is not None:
         return "once its owner has finished the running batch"
+    if (aside := put_aside(lease, now)) is not None:
+        left = (aside.aside or now) - now
+        return f"when {aside.owner} may take it again, in {left:.0f} s; or sooner, when another worker looks"
     left = expires_above(config) - lease.idle
     if lease.owner is None or left < 0:
         return "when a worker that lacks one looks, or one comes"

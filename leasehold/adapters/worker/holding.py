@@ -252,6 +252,12 @@ class Holding:
                 lambda lease: writes.GiveLease(lease, max(position, lease.checkpoint, key=lambda place: place.order))
             )
         else:
+            if self.reach.aside and self.reach.notes(self._clock()):
+                # Renewed first, as a release carries no notes: the row names the fault, and until when it is put aside.
+                renewed = self._attempt(lambda lease: writes.RenewLease(lease, self._signed(lease, ())))
+                if not isinstance(renewed, Done):
+                    self._settle(renewed.lease)
+                    return
             outcome = self._attempt(lambda lease: writes.ReleaseLease(lease, self._me, self._release_to))
         if not isinstance(outcome, Done):
             self._settle(outcome.lease)

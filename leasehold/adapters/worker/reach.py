@@ -80,8 +80,14 @@ FIRST_SECONDS = 3.0
 SILENT_SECONDS = 30.0
 """A reader that read nothing for longer is behind by that time too: what arrived since, nobody knows."""
 
+RENEWED = 0.6
+"""Of `lease_seconds`: a living owner renews in less, or by a checkpoint."""
+
 STEP_SECONDS, STEPS = TELL_SECONDS, 6
 """The window over which lag must grow, step by step, for a reading to be falling behind."""
+
+DRIPS = f"an answer of the stream has been on its way for more than {SILENT_SECONDS:g} s"
+"""The fault of a reading that neither ends nor fails, as where an answer comes byte by byte."""
 
 FAULT_LENGTH = 200
 """Characters of a fault that a row keeps."""
@@ -96,7 +102,7 @@ def patience(lease_seconds: float) -> float:
     A reader says within `SILENT_SECONDS` whether anything came; its owner tells of it within `TELL_SECONDS` and the
     time between two renewals, which is little more than half of `lease_seconds` at most.
     """
-    return SILENT_SECONDS + max(TELL_SECONDS, 0.6 * lease_seconds)
+    return SILENT_SECONDS + max(TELL_SECONDS, RENEWED * lease_seconds)
 
 
 def growing(lags: Sequence[tuple[float, float]]) -> bool:
@@ -134,6 +140,8 @@ class Reach:
     grows    whether lag has only grown over the window
     lease    the owner's `lease_seconds`; by which readers of the note know how long is long
     excused  why it is not read, where that is no fault
+    oldest   when the first record that was read and is not done arrived in the stream, seconds since 1970
+    aside    until when its owner leaves it to other workers, since it could not handle it, seconds since 1970
     """
 
     at: float
@@ -151,12 +159,22 @@ class Reach:
     grows: bool = False
     lease: float | None = None
     excused: str = ""
+    oldest: float | None = None
+    aside: float | None = None
 
     @property
     def note(self) -> str:
         """The text of the note; what is unknown is left out."""
         known = {name: value for name, value in asdict(self).items() if value is not None and value is not False}
         return json.dumps({name: value for name, value in known.items() if value != ""})
+
+    def resting(self, now: float, long: float) -> bool:
+        """Return whether the lease was put aside, and for no longer than until then and `long` seconds."""
+        return self.aside is not None and now <= self.aside + long
+
+    def overdue(self, idle: float) -> bool:
+        """Return whether a row that was seen to stand still for so long should have been renewed by its owner."""
+        return self.lease is not None and RENEWED * self.lease < idle < math.inf
 
     def lag(self, now: float, *, held: bool) -> float | None:
         """Seconds behind at `now`, at most: what nobody reads since may be as old as the silence.
@@ -166,10 +184,16 @@ class Reach:
         if self.behind is None:
             return None
         silence = max(0.0, now - self.at)
-        return self.behind + (0.0 if held and silence <= SILENT_SECONDS + TELL_SECONDS else silence)
+        # A position that stood still when the note was written has most likely stood still since.
+        stood = self.done is not None and self.at - self.done > SILENT_SECONDS
+        moves = held and not stood and silence <= SILENT_SECONDS + TELL_SECONDS
+        if moves:
+            return self.behind
+        # What came after the last answer is as old as the time since then, at most.
+        return max(self.behind + silence, 0.0 if held or self.read is None else now - self.read)
 
 
-_TIMES = ("at", "behind", "arrived", "done", "tried", "read", "work", "lease")
+_TIMES = ("at", "behind", "arrived", "done", "tried", "read", "work", "lease", "oldest", "aside")
 
 
 def reach_of(lease: Lease) -> Reach | None:
@@ -215,6 +239,10 @@ class ReachMeter:
         self._now = Reach(0.0, me, moves=before.moves + moved, done=before.done, lease=lease_seconds)
         self._arrived: float | None = None
         self._fault, self._excused = before.fault, ""
+        self._carried = before
+        self._oldest: float | None = None
+        self._aside: float | None = None
+        self._asking: float | None = None
         self._wall: Callable[[], float] | None = None
         self._before = before.behind
         self._behind: float | None = None
@@ -232,17 +260,38 @@ class ReachMeter:
         """Write notes from now on; `wall` returns seconds since 1970."""
         self._wall, self._told = wall, now + FIRST_SECONDS - TELL_SECONDS
         self._now = evolve(self._now, host=host)
+        before = self._carried
+        if self._before is not None and before.at:
+            # The time since the note counts, too: the lag that another owner or another run left does not start again.
+            self._before += max(0.0, wall() - before.at - (now - self._began))
+        if before.oldest is not None:
+            self._oldest = now - max(0.0, wall() - before.oldest)
+
+    def asking(self, now: float) -> None:
+        """Note that the source is being read; what came of it follows by `read` or `failed`."""
+        with self._lock:
+            self._asking = now
 
     def read(self, batch: Batch, now: float) -> None:
-        """Note a reading, before its batch is handled; one that failed is no reading (rule 3)."""
+        """Note a reading, before its batch is handled; without an answer there was no reading (rule 3)."""
         if batch.fault:
             self.failed(batch.fault, now)
             return
+        if not batch.answered:
+            self._asking = None
+            return
         with self._lock:
+            self._asking = None
             # An answer that tells nothing of its lag must not pass for one at the tip.
             self._behind = batch.behind_seconds if batch.behind_seconds is not None else self._behind
             self._tried = self._read = now
-            self._unfinished, self._pending = bool(batch.count), True
+            self._unfinished = bool(batch.count)
+            if batch.count:
+                self._oldest = self._arrival(batch.first_arrived, now, batch.behind_seconds or 0.0)
+            elif batch.behind_seconds == 0 or batch.ended:
+                self._oldest = None
+            # An empty answer on the way to a record that was not handled is no progress.
+            self._pending = self._unfinished or self._oldest is None
             self._arriving, self._excused = batch.last_arrived, ""
             if (behind := batch.behind_seconds) is not None:
                 # The least lag of each step is kept, and no more than the window.
@@ -253,7 +302,7 @@ class ReachMeter:
     def failed(self, why: str, now: float) -> None:
         """Note that nothing came of a reading, or of a batch, and why."""
         with self._lock:
-            self._tried = now
+            self._tried, self._asking = now, None
             self._fault, self._excused = why[:FAULT_LENGTH], ""
 
     def excused(self, why: str, now: float) -> None:
@@ -268,9 +317,24 @@ class ReachMeter:
         with self._lock:
             self._work = now
 
-    def progressed(self, now: float) -> None:
-        """Note that a part of a batch is done: its handler has checkpointed it, or the batch came in pieces."""
+    def put_aside(self, seconds: float, now: float) -> None:
+        """Note that the lease is released, and not taken again by its owner for so many seconds."""
         with self._lock:
+            self._aside = now + seconds
+
+    @property
+    def aside(self) -> bool:
+        """Whether the lease is being put aside."""
+        return self._aside is not None
+
+    def progressed(self, now: float, first: float | None = None) -> None:
+        """Note that a part of a batch is done: its handler has checkpointed it, or the batch came in pieces.
+
+        first  when the first record of the rest arrived, seconds since 1970, where that is known
+        """
+        with self._lock:
+            if first is not None:
+                self._oldest = self._arrival(first, now, 0.0)
             # Where no handler is at work, as between two batches, a checkpoint begins no work.
             self._done, self._work = now, self._work and now
 
@@ -285,7 +349,7 @@ class ReachMeter:
             self._work = None
             if self._pending:
                 self._arrived = self._arrived if self._arriving is None else self._arriving
-                self._done, self._fault = now, ""
+                self._done, self._fault, self._oldest = now, "", None
             self._unfinished = self._pending = False
 
     def behind(self, now: float) -> float | None:
@@ -293,13 +357,20 @@ class ReachMeter:
         with self._lock:
             return self._behind_at(now)
 
+    def _arrival(self, first: float | None, now: float, behind: float) -> float:
+        """Return when a record arrived, by our clock; it is at least as old as the last answer was behind."""
+        age = 0.0 if first is None or self._wall is None else self._wall() - first
+        return now - max(0.0, behind, age)
+
     def _behind_at(self, now: float) -> float | None:
+        # What was read and is not done grows older until it is, whatever is read or tried meanwhile.
+        oldest = 0.0 if self._oldest is None else max(0.0, now - self._oldest)
         if self._behind is None or self._read is None:
             # What the owner before told is the least that it can be, and grows until somebody reads.
-            return None if self._before is None else self._before + max(0.0, now - self._began)
+            return None if self._before is None else max(oldest, self._before + max(0.0, now - self._began))
         silence = now - self._read
-        # What is in hand grows older until it is done; an answer that is merely late does not show as lag.
-        return self._behind + (silence if self._unfinished or silence > SILENT_SECONDS else 0.0)
+        # An answer that is merely late does not show as lag.
+        return max(oldest, self._behind + (silence if self._unfinished or silence > SILENT_SECONDS else 0.0))
 
     def untold(self, now: float) -> bool:
         """Whether the last note is old."""
@@ -321,11 +392,13 @@ class ReachMeter:
                 arrived=self._arrived,
                 done=(self._now.done or since_1970(self._began)) if self._done is None else since_1970(self._done),
                 tried=since_1970(self._tried),
-                fault=self._fault,
+                fault=DRIPS if self._asking is not None and now - self._asking > SILENT_SECONDS else self._fault,
                 read=since_1970(self._read),
                 work=since_1970(self._work),
                 grows=growing(self._lags),
                 excused=self._excused,
+                oldest=since_1970(self._oldest),
+                aside=since_1970(self._aside),
             )
 
     def notes(self, now: float) -> Notes:

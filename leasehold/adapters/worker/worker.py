@@ -259,6 +259,8 @@ class Worker:
         """
         held = self._holdings.get(key)
         lease = self._holdings.released.get(key) if held is None else held.lease
+        if held is not None:
+            held.reach.put_aside(seconds, self.clock())
         self._bench.put(key, self.clock() + seconds, None if lease is None else lease.note(INCARNATION))
         self.discovery.want()
 

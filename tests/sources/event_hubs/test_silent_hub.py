@@ -123,7 +123,7 @@ def test_a_hub_that_hangs_is_not_ok_after_a_minute_and_well_again_afterwards(wor
     assert said.ok
 
 
-def test_a_quiet_hub_is_ok_at_every_look_and_asked_once_in_thirty_seconds(world: World) -> None:
+def test_a_quiet_hub_is_ok_at_every_look_and_asked_seldom(world: World) -> None:
     """Somebody would be woken for nothing, or the service be asked by each partition all the time."""
     assert {status.word for status in world.live(3000)} == {"OK"}
     assert (world.service.requests <= 3000 / poller.ASK_SECONDS, Link.opened) == (True, 1)
@@ -133,7 +133,7 @@ def test_a_hub_with_traffic_is_asked_nothing(world: World) -> None:
     """Its events say that it answers."""
     for number in range(1, 30):
         Link.events.append(Record(b"", str(number)))
-        assert {status.word for status in world.live(25)} <= {"OK"}
+        assert {status.word for status in world.live(15)} <= {"OK"}
     assert (world.service.requests, Link.opened) == (0, 1)
 
 
@@ -177,7 +177,7 @@ def test_a_reader_that_is_closed_leaves_no_request_behind(world: World) -> None:
     world.service.hangs = True
     list(world.live(25))
     world.reader.close()
-    assert [answer.cancelled() for answer in world.service.answers] == [False, True]
+    assert [answer.cancelled() for answer in world.service.answers] == [False, False, True]
 
 
 @pytest.mark.services

@@ -28,14 +28,17 @@ from leasehold.adapters.sources.call_patience import (
     StillAsked,
     TimedClients,
 )
+from leasehold.adapters.sources.dynamodb_streams import ChangePoller
 from leasehold.adapters.sources.kinesis import fan_out
 from leasehold.adapters.sources.kinesis.clients import KinesisClients, reading_client
 from leasehold.adapters.sources.kinesis.fan_out import StreamConsumer
-from leasehold.adapters.sources.kinesis.poller import Poller
+from leasehold.adapters.sources.kinesis.poller import STILL_ASKED, Poller
 from leasehold.adapters.sources.kinesis.producer.core import Placed, Unknown
 from leasehold.adapters.sources.kinesis.producer.producer import PUT_SECONDS, QUICK, KinesisPutClient
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.protocol import Batch, SourceUnavailable
+from leasehold.adapters.spark.kinesis.poller import ArrowPoller
+from leasehold.adapters.worker.reach import SILENT_SECONDS, Reach, ReachMeter
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 
 QUICK_SECONDS = 0.1
@@ -295,11 +298,67 @@ def test_no_reading_waits_for_a_slow_answer() -> None:
     service.delay = 6.0
     reader.read()  # the first that is late is waited for
     batches = [reader.read() for _ in range(3)]
-    assert batches == [Batch((), None, None, 0.25)] * 3
+    assert batches == [Batch((), None, None, 0.25, fault=STILL_ASKED)] * 3
     assert len(begun) == 1
     begun[0]()
     assert len(reader.read().records) == 1
     assert service.times("get_records") == [5.0, 5.0, 10.0]
+
+
+def polling(service: SlowService, begun: list[Callable[[], None]]) -> Poller:
+    return reader_of(service, start=begun.append)
+
+
+def changes(service: SlowService, begun: list[Callable[[], None]]) -> Poller:
+    clients = service.clients(start=begun.append)
+    return ChangePoller(clients.within(0.0), "arn", "s-0", TRIM_HORIZON, patience=CallPatience(clients))
+
+
+def columns(service: SlowService, begun: list[Callable[[], None]]) -> Poller:
+    clients = service.clients(start=begun.append)
+    return ArrowPoller(clients.within(0.0), "orders", "s-0", TRIM_HORIZON, None, patience=CallPatience(clients))
+
+
+def unregistered(service: SlowService, begun: list[Callable[[], None]]) -> Poller:
+    clients = service.clients(start=begun.append)
+    consumer = StreamConsumer(cast("Any", None), "orders", "c", service.clock, patience=CallPatience(clients))
+    consumer._refusals = fan_out.REFUSALS  # noqa: SLF001  the stream has no room for it
+    client, patience = clients.within(0.0), CallPatience(clients)
+    return fan_out.FanOut(client, "orders", "s-0", TRIM_HORIZON, None, consumer=consumer, patience=patience)
+
+
+@pytest.mark.parametrize("make", [polling, changes, columns, unregistered])
+def test_the_time_of_the_last_reading_moves_only_by_an_answer(
+    make: Callable[[SlowService, list[Callable[[], None]]], Poller], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a service is silent nothing is read, however often its readers are asked."""
+    service, begun = SlowService(), list[Callable[[], None]]()
+    if make is changes:
+        monkeypatch.setitem(ANSWERS, "get_records", ANSWERS["get_records"] | {"Records": []})
+    reader, meter = make(service, begun), ReachMeter(Lease("s-0"), "a")
+
+    def look() -> Reach:
+        batch = reader.read()
+        meter.read(batch, service.clock.now)
+        meter.done(service.clock.now)
+        service.clock.now += max(batch.wait_seconds, 0.2)
+        return meter.reach(service.clock.now, 1e9 + service.clock.now)
+
+    first = [look() for _ in range(5)][-1]  # as often as a quiet table's stream is asked until it is at its tip
+    assert first.read is not None
+    service.delay, since = 1000.0, service.clock.now
+    while service.clock.now < 200.0:
+        reach = look()
+        assert (reach.read, reach.done, bool(reach.fault)) == (first.read, first.done, True)
+        assert reach.behind is not None
+        silence = service.clock.now - since
+        assert reach.behind >= silence - 0.5 or silence < SILENT_SECONDS
+        if begun and silence > 80.0:
+            begun.pop()()  # its client gives up
+    service.delay = QUICK_SECONDS
+    for each in begun:
+        each()
+    assert any(look().read != first.read for _ in range(20))
 
 
 def test_an_iterator_that_expired_while_its_answer_was_late_is_replaced() -> None:

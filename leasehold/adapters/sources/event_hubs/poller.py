@@ -270,7 +270,7 @@ FAULT_SECONDS, FAULT_SECONDS_MOST = 1.0, 30.0
 HEARD_SECONDS = 8.0
 """A quiet link is a reading for so long after the service was heard: short, so that a status soon follows a fault."""
 
-ASK_SECONDS = 30.0
+ASK_SECONDS = 20.0
 """A service that has said nothing of a partition for so long is asked: one request for each, at rest."""
 
 LATE_SECONDS = 2 * ANSWER_SECONDS
@@ -309,6 +309,7 @@ class PartitionReader:
         self._behind: float | None = None
         self._refused = ""
         self._heard = self._asked_at = clock()
+        self._told = self._heard  # that the link is being opened is no answer
         self._asked: Future[int] | None = None
         self._owed: tuple[int, float] | None = None
         self._feed: PartitionReceiver | None = self._opened()
@@ -389,6 +390,8 @@ class PartitionReader:
                 self._owed = self._owed or (self._asked.result(), now)
             else:
                 self._hear(now)
+                if self._position.sequence != "AT_TIMESTAMP":
+                    self._behind = 0.0  # the link owes nothing
             self._asked = None
         if self._owed is not None and now - self._owed[1] > LATE_SECONDS:
             return self._again(ConnectionError(f"its link brings nothing, and event {self._owed[0]} is there"))
@@ -396,7 +399,9 @@ class PartitionReader:
         silence, fault = now - self._heard, ""
         if silence > HEARD_SECONDS:
             fault = f"{self._refused or self._where}: nothing was heard of it for {silence:.0f} s"
-        return Batch((), None, None if self._behind is None or fault else 0.0, wait, fault=fault)
+        told, self._told = self._told, self._heard
+        behind = None if self._behind is None or fault else 0.0
+        return Batch((), None, behind, wait, fault=fault, answered=self._heard > told)
 
     def _hear(self, now: float) -> None:
         self._heard, self._refused, self._owed = now, "", None

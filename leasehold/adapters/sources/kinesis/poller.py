@@ -240,6 +240,7 @@ def columns_of(rows: "RowViews | RowColumns | list[RecordTypeDef]") -> RowColumn
 FAULT_SECONDS = 0.4, 10.0
 RECORDS = 10_000
 NO_ANSWER = "the stream has sent nothing, not even how far behind this is"
+STILL_ASKED = "the stream has not answered the last request yet"
 FEWER = 8  # times fewer records after a time-out
 
 TRIMMED_TEXT = (
@@ -309,7 +310,8 @@ class Poller:
         try:
             batch = self._next()
         except StillAsked:
-            return Batch((), None, None, LOOK_SECONDS)
+            # No reading: an empty batch without a fault would pass for an answer, and the shard for one that is read.
+            return Batch((), None, None, LOOK_SECONDS, fault=STILL_ASKED)
         except SourceUnavailable as fault:
             grew = isinstance(fault.__cause__, ReadTimeoutError) and self._patience.grew
             if isinstance(fault.__cause__, ReadTimeoutError) and not grew:  # rule 3

@@ -32,11 +32,26 @@ function open_view(change) {
   events.onerror = () => { at("state").textContent = "the server does not answer; trying again"; at("state").className = "bad"; };
 }
 
+const TITLES = {
+  status: "how the lease is read; point at a word for the reason",
+  lag: "time since the first record that is not handled arrived, or how far behind the tip the reading is",
+  end: "whether the tip of the shard was reached",
+  age: "how long the last record that was handled had been in the stream",
+  "KB/s": "what the shard brings",
+  renewed: "since when the lease has stood still",
+  switches: "how often the lease passed from one worker to another",
+  host: "the machine of the owner",
+  "moving to": "the worker that the lease is promised to",
+  target: "how many leases the worker should hold",
+  rule: "the rule by which the lease was taken",
+};
+
 function rows(id, heads, made) {
   const head = document.createElement("tr"), focused = document.activeElement?.dataset.sort;
   for (const [name, key, classes] of heads) {
     const one = cell("th", key ? "" : name, classes || "");
     one.scope = "col";
+    if (TITLES[name]) one.title = TITLES[name];
     if (key) {
       const mine = key === wanted.sort, rising = NAMES.has(key) !== wanted.down;
       const button = cell("button", name + (mine ? (rising ? " ↑" : " ↓") : ""), "name");

@@ -434,9 +434,9 @@ class DistantReader:
         try:
             batch: Batch = self._patience.ask("read", reader=self)
         except StillAsked:
-            return Batch((), None, None, LOOK_SECONDS)
-        except SourceUnavailable:
-            return Batch((), None, None, AGAIN_SECONDS)
+            return Batch((), None, None, LOOK_SECONDS, fault="not answered yet")
+        except SourceUnavailable as fault:
+            return Batch((), None, None, AGAIN_SECONDS, fault=str(fault))
         return batch
 
     def read_once(self) -> Batch:

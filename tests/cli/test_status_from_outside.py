@@ -1,0 +1,321 @@
+"""The law of status, seen from outside: the real worker, real faults, and what the real commands say of them.
+
+A fault of more than a minute shows as another word than OK, with a sentence that names it; lag is no less than the age
+of the first record that is not acknowledged; what is merely slow is no fault; and all is OK again soon after the end.
+The cases run side by side, since nearly all of their time is waiting.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import boto3
+import pytest
+from attrs import define, field, frozen
+from standins.line_with_faults import FaultyLine, faulty_line
+
+from leasehold.adapters.local.hubs.event_hubs import LocalHubs, event_hubs, has_engine
+from leasehold.adapters.local.node import ServiceError
+from leasehold.adapters.local.postgres import postgres, store_url
+from leasehold.adapters.local.services import dynalite, kinesis_local
+from leasehold.adapters.report.watching import TableWatch, WatchedTable
+from leasehold.stores.protocol import Store, StoreError
+from leasehold.stores.urls import open_store
+
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
+
+pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.slow]
+
+LEASE_SECONDS = 10.0
+WITHIN_SECONDS = 60.0 + 10.0
+"""A minute, and the time for one more note and look."""
+QUIET_SECONDS = 75.0
+STEP_SECONDS = 1.0
+LEASEHOLD = (sys.executable, "-P", "-c", "from leasehold.adapters.cli import run; run()")
+
+HANDLER = """
+import pathlib, time
+MODE = pathlib.Path(__file__).with_name("mode")
+def handle(batch):
+    mode = MODE.read_text()
+    if mode == "raises" or (mode == "poison" and any(each.data == b"poison" for each in batch.records)):
+        raise ValueError("no handler takes it")
+    while mode == "hangs" and MODE.read_text() == "hangs":
+        time.sleep(0.2)
+    if mode == "sleeps":
+        time.sleep(8)
+"""
+
+
+@frozen
+class Case:
+    """A fault of a source, a store or a handler, and the words and the cause that are to be shown."""
+
+    source: str
+    store: str
+    where: str
+    how: str
+    words: tuple[str, ...]
+    cause: str
+
+    @property
+    def name(self) -> str:
+        """The case in a word, which is its stream's name, too."""
+        return f"{self.source}-{self.store}-{self.where}-{self.how}"
+
+
+STALLED, ORPHAN, HUNG, OK = ("STALLED",), ("ORPHAN",), ("HUNG",), ("OK",)
+UNHEARD = r"has not been heard of|nobody owns it"
+CASES = [
+    Case("kinesis", "sqlite", "stream", "silent", STALLED, r"not answer"),
+    Case("kinesis", "sqlite", "stream", "slow", OK, ""),
+    Case("kinesis", "sqlite", "stream", "dripping", STALLED, r"an answer of the stream has been on its way"),
+    Case("kinesis", "sqlite", "stream", "throttled", STALLED, r"ProvisionedThroughputExceeded|slow down|limit"),
+    Case("kinesis", "sqlite", "stream", "refused", STALLED, r"AccessDenied|may not|permission"),
+    Case("kinesis", "sqlite", "stream", "cut", STALLED, r"connection|Connection|reach"),
+    Case("kinesis", "sqlite", "handler", "raises", STALLED, r"its handler raised ValueError"),
+    Case("kinesis", "sqlite", "handler", "hangs", HUNG, r"its handler has been at work"),
+    Case("kinesis", "sqlite", "handler", "sleeps", OK, ""),
+    Case("kinesis", "sqlite", "handler", "poison", STALLED, r"its handler raised ValueError"),
+    Case("kinesis", "sqlite", "worker", "killed", ORPHAN, UNHEARD),
+    Case("kinesis", "dynamodb", "handler", "raises", STALLED, r"its handler raised ValueError"),
+    Case("kinesis", "dynamodb", "table", "silent", ORPHAN, UNHEARD),
+    Case("kinesis", "dynamodb", "table", "slow", ORPHAN, UNHEARD),  # no renewal comes in time
+    Case("kinesis", "dynamodb", "table", "throttled", ORPHAN, UNHEARD),
+    Case("kinesis", "dynamodb", "table", "refused", ORPHAN, UNHEARD),
+    Case("kinesis", "dynamodb", "table", "cut", ORPHAN, UNHEARD),
+    Case("kinesis", "postgres", "handler", "raises", STALLED, r"its handler raised ValueError"),
+    Case("eventhubs", "sqlite", "stream", "silent", STALLED, r"nothing was heard|no answer"),
+    Case("eventhubs", "sqlite", "handler", "raises", STALLED, r"its handler raised ValueError"),
+]
+
+
+@define
+class Services:
+    """The services that the cases share, and a line of its own for each case."""
+
+    stack: ExitStack
+    kinesis: str
+    dynamodb: str
+    postgres: str
+    hubs: dict[str, LocalHubs]
+
+
+@define(eq=False)
+class Trial:
+    """A worker in a process of its own, a stream that grows, and an onlooker."""
+
+    case: Case
+    services: Services
+    folder: Path
+    line: FaultyLine | None = None
+    url: str = ""
+    store: str = ""
+    worker: "subprocess.Popen[bytes] | None" = None
+    put: list[tuple[int, float]] = field(factory=list)
+    source: str = ""
+    said: str = ""
+    table_store: Store | None = None
+    made: "KinesisClient | None" = None
+
+    def prepare(self) -> None:
+        case, services = self.case, self.services
+        (self.folder / "shape.py").write_text(HANDLER)
+        self.mode("well")
+        at, options = services.kinesis, "region=eu-west-1&endpoint"
+        if case.where in {"stream", "table"} and case.source == "kinesis":
+            to = services.kinesis if case.where == "stream" else services.dynamodb
+            self.line = services.stack.enter_context(faulty_line(to))
+        if case.source == "kinesis":
+            self.client.create_stream(StreamName=case.name, ShardCount=1)
+            self.source = (
+                f"kinesis://{case.name}?{options}={self.line.url if self.line and case.where == 'stream' else at}"
+            )
+        else:
+            self.source = f"eventhubs://{services.hubs[case.name].namespace}/orders"
+        through = self.line.url if self.line is not None and case.where == "table" else services.dynamodb
+        self.store, self.url = {
+            "sqlite": (f"sqlite://{self.folder}/leases.db",) * 2,
+            "dynamodb": (
+                f"dynamodb://{case.name}?{options}={services.dynamodb}",
+                f"dynamodb://{case.name}?{options}={through}",
+            ),
+            "postgres": (services.postgres,) * 2,
+        }[case.store]
+
+    @property
+    def client(self) -> "KinesisClient":
+        if self.made is None:
+            self.made = boto3.client("kinesis", region_name="eu-west-1", endpoint_url=self.services.kinesis)
+        return self.made
+
+    def command(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        """Run one of our commands to its end."""
+        return subprocess.run([*LEASEHOLD, *words], capture_output=True, text=True, timeout=120, check=False)
+
+    def start(self) -> None:
+        env = {**os.environ, "PYTHONPATH": f"{self.folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+        if self.case.source == "eventhubs":
+            env["EVENTHUBS_CONNECTION_STRING"] = self.services.hubs[self.case.name].connection_string()
+        words = ["consume", self.source, "--store", self.url, "--handler", "shape:handle", "--worker", "w-1"]
+        words += ["--from", "TRIM_HORIZON", "--lease-seconds", f"{LEASE_SECONDS:g}", "--verbose"]
+        with (self.folder / "worker.log").open("ab") as log:
+            self.worker = subprocess.Popen([*LEASEHOLD, *words], stderr=log, stdout=log, env=env)
+
+    def mode(self, how: str) -> None:
+        """Have the handler behave like this; written whole."""
+        (self.folder / "next").write_text(how)
+        (self.folder / "next").replace(self.folder / "mode")
+
+    def send(self, data: str) -> None:
+        """One more record; what a stopped service does not take is sent later."""
+        with suppress(OSError):
+            if self.case.source == "kinesis":
+                told = self.client.put_record(StreamName=self.case.name, Data=data.encode(), PartitionKey="k")
+                self.put.append((int(told["SequenceNumber"]), time.time()))
+            elif self.case.how != "silent" or not self.said:
+                self.services.hubs[self.case.name].put("orders", "0", [data])
+                self.put.append((len(self.put), time.time()))
+
+    def look(self) -> WatchedTable | None:
+        """The table as one look at it shows, without any watching before."""
+        try:
+            if self.table_store is None:
+                self.table_store = open_store(self.store, create=False)
+            return TableWatch(self.table_store, LEASE_SECONDS, 50.0).look()
+        except (StoreError, ValueError):
+            return None
+
+    def age(self, table: WatchedTable) -> float:
+        """Seconds since the first record that is not acknowledged was put."""
+        at = table.leases[0].checkpoint
+        done = int(at.sequence) if at.numbered else -1
+        return time.time() - next((when for number, when in self.put if number > done), time.time())
+
+    def until(self, wanted: Callable[[WatchedTable], bool], seconds: float) -> tuple[float, WatchedTable | None]:
+        """Look, with a record more each time, until that is so, or for so long; seconds, infinite if it never was."""
+        began, table = time.monotonic(), None
+        while (taken := time.monotonic() - began) < seconds:
+            self.send("x")
+            table = self.look() or table
+            if table is not None and table.leases and wanted(table):
+                return taken, table
+            time.sleep(STEP_SECONDS)
+        return float("inf"), table
+
+    def fault(self) -> None:
+        self.said = "begun"
+        if self.line is not None:
+            self.line.set(self.case.how)
+        elif self.case.where == "handler":
+            if self.case.how == "poison":
+                self.send("poison")
+            self.mode(self.case.how)
+        elif self.case.where == "worker" and self.worker is not None:
+            self.worker.kill()
+            self.worker.wait()
+        else:
+            os.killpg(self.services.hubs[self.case.name].service.pid, signal.SIGSTOP)
+
+    def heal(self) -> None:
+        if not self.said:
+            return
+        if self.line is not None:
+            self.line.set("")
+        elif self.case.where == "handler":
+            self.mode("well")
+        elif self.case.where == "worker":
+            self.start()
+        else:
+            os.killpg(self.services.hubs[self.case.name].service.pid, signal.SIGCONT)
+        self.said = ""
+
+    def run(self) -> tuple[str, list[str]]:
+        """A line of the table, and what is wrong."""
+        self.prepare()
+        self.start()
+        wrong = list[str]()
+        try:
+            took, table = self.until(lambda found: found.status.ok and any(lag.end for lag in found.lags.values()), 90)
+            if took == float("inf"):
+                log = (self.folder / "worker.log").read_text()[-600:]
+                return f"{self.case.name}: never OK: {table and table.status}", [f"{self.case.name}: {log}"]
+            self.fault()
+            slow = self.case.words == OK
+            taken, table = self.until(lambda found: not found.status.ok, QUIET_SECONDS if slow else WITHIN_SECONDS)
+            assert table is not None
+            if slow != (taken == float("inf")):
+                wrong.append(f"{table.status} after {taken:.0f} s")
+            age = self.age(table)
+            checked = self.command("leases", self.store, "--check", "--json")
+            told = json.loads(checked.stdout)
+            key = told["leases"][0]["key"]
+            lag = told["lags"].get(key, {}).get("seconds", 0.0)
+            explained = self.command("explain", self.store, "--lease", key, "--for", "1s", "--json")
+            status = told["status"]
+            if status not in self.case.words or not re.search(self.case.cause, told["says"]):
+                wrong.append(f"leases: {status}: {told['says']}")
+            if json.loads(explained.stdout)["status"] != status:
+                wrong.append(f"explain: {explained.stdout[:300]}")
+            if bool(checked.returncode) != (status != "OK"):
+                wrong.append(f"exit status {checked.returncode}")
+            if not slow and lag < age:
+                wrong.append(f"lag {lag:.1f} below the age {age:.1f}")
+            self.heal()
+            again, table = self.until(lambda found: found.status.ok, 90)
+            # What was put aside is taken again after a minute, as there is no other worker.
+            if again > LEASE_SECONDS + (75.0 if "put it aside" in told["says"] else 15.0):
+                wrong.append(f"not OK again: {table and table.status}")
+        finally:
+            with suppress(OSError):
+                self.heal()
+            if self.worker is not None:
+                self.worker.kill()
+                self.worker.wait()
+            if self.table_store is not None:
+                self.table_store.close()
+        line = f"{self.case.name:34} {status:8} after {taken:5.0f} s, lag {lag:6.1f} age {age:6.1f}, "
+        line += f"OK after {again:3.0f} s: {told['says']}"
+        return line, [f"{self.case.name}: {each}" for each in wrong]
+
+
+@pytest.fixture(scope="module")
+def services() -> Iterator[Services]:
+    """Everything that the cases need, as far as this machine has it."""
+    with ExitStack() as stack:
+        database = ""
+        with suppress(ServiceError):
+            database = store_url(stack.enter_context(postgres()))
+        named = [case.name for case in CASES if case.source == "eventhubs"] if has_engine() else []
+        hubs = {name: stack.enter_context(event_hubs({"orders": 1})) for name in named}
+        kinesis, dynamodb = stack.enter_context(kinesis_local()), stack.enter_context(dynalite())
+        yield Services(stack, kinesis.url, dynamodb.url, database, hubs)
+
+
+def test_the_status_of_every_fault_names_it_and_is_ok_again_afterwards(
+    services: Services, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Within a minute of a fault the status is not OK and names the cause; lag is at least the oldest record's age."""
+    only = os.environ.get("STATUS_CASES", "")
+    had = [case for case in CASES if re.search(only, case.name)]
+    had = [case for case in had if case.store != "postgres" or services.postgres]
+    had = [case for case in had if case.source != "eventhubs" or case.name in services.hubs]
+    trials = []
+    for case in had:
+        (folder := tmp_path / case.name).mkdir()
+        trials.append(Trial(case, services, folder))
+    with ThreadPoolExecutor(len(trials)) as pool:
+        results = [each.result() for each in [pool.submit(trial.run) for trial in trials]]
+    with capsys.disabled():
+        print("", *(line for line, _ in results), sep="\n")  # noqa: T201  the table is what this is run for
+    assert [each for _, wrong in results for each in wrong] == []

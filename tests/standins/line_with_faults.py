@@ -1,0 +1,113 @@
+"""A line to a service of AWS on this machine that can be made silent, slow, or worse, and well again."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Condition, Thread
+from urllib.parse import urlsplit
+
+from leasehold.adapters.local.node import HOST
+
+HOP = frozenset({"connection", "content-length", "date", "server", "transfer-encoding"})
+SLOW_SECONDS, DRIP_SECONDS = 7.0, 1.0
+REFUSALS = {"throttled": "ProvisionedThroughputExceededException", "refused": "AccessDeniedException"}
+
+
+class FaultyLine:
+    """Passes requests on, unless `how` names a fault: silent, slow, dripping, throttled, refused, or cut.
+
+    url  where it listens
+    """
+
+    def __init__(self, to: str, url: str) -> None:
+        self.to, self.url, self.how = to, url, ""
+        self._changed = Condition()
+
+    def set(self, how: str) -> None:
+        """Answer like this from now on; what waits is answered if it is ""."""
+        with self._changed:
+            self.how = how
+            self._changed.notify_all()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until the line is well again, or for so long; whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self.how, seconds)
+
+
+@contextmanager
+def faulty_line(to: str) -> Iterator[FaultyLine]:
+    """A line until the block ends."""
+    server = _Server((HOST, 0), _Handler)
+    line = FaultyLine(to, f"http://{HOST}:{server.server_address[1]}")
+    server.line = line
+    thread = Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield line
+    finally:
+        line.set("")
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads, block_on_close = True, False
+    line: FaultyLine
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: the table of results says what went wrong."""
+
+    def do_POST(self) -> None:
+        line = self.server.line
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        match line.how:
+            case "silent":
+                line.wait()
+            case "slow":
+                line.wait(SLOW_SECONDS)
+            case "cut":
+                self.close_connection = True
+                return
+            case "throttled" | "refused":
+                self._send(400, self._refusal(REFUSALS[line.how]), {"Content-Type": self.headers["Content-Type"]})
+                return
+        to = urlsplit(line.to)
+        connection = HTTPConnection(to.hostname or HOST, to.port, timeout=30)
+        with suppress(ConnectionError):
+            connection.request("POST", self.path, body, dict(self.headers.items()))
+            answer = connection.getresponse()
+            content = answer.read()
+            connection.close()
+            self._send(answer.status, content, dict(answer.getheaders()))
+
+    def _refusal(self, code: str) -> bytes:
+        told = {"__type": code, "message": "so the test wants it"}
+        if "cbor" not in self.headers["Content-Type"]:
+            return json.dumps(told).encode()
+        texts = (text.encode() for pair in told.items() for text in pair)
+        return b"\xa2" + b"".join(b"\x78" + bytes([len(text)]) + text for text in texts)
+
+    def _send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
+        line = self.server.line
+        self.send_response(status)
+        for name, value in headers.items():
+            if name.lower() not in HOP:
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        while content and line.how == "dripping":
+            self.wfile.write(content[:1])
+            content = content[1:]
+            self.wfile.flush()
+            time.sleep(DRIP_SECONDS)
+        self.wfile.write(content)
