@@ -26,7 +26,8 @@ from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON
-from leasehold.stores.protocol import Outcome, OutcomeUnknown, Store
+from leasehold.errors import OutcomeUnknown
+from leasehold.stores.protocol import Outcome, Store
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import RequestLease, Write
 

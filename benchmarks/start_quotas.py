@@ -23,10 +23,10 @@ from leasehold.adapters.proving.simulator.world.tasks import Tasks
 from leasehold.adapters.reading.lifecycle import FAULT_WAITS
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.kinesis.source import PAGE, KinesisSource
-from leasehold.adapters.sources.protocol import SourceUnavailable
 from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import start_seconds
 from leasehold.balancer.model import TRIM_HORIZON, Lease
+from leasehold.errors import SourceUnavailable
 
 SUMMARIES, LISTINGS = 20, 1000
 ANSWER_SECONDS = 0.02

@@ -16,15 +16,30 @@ except ModuleNotFoundError as missing:
         name=missing.name,
     ) from None
 from leasehold.balancer import *  # noqa: F403  the seam, and the values it speaks of
+from leasehold.errors import (
+    LeaseholdError,
+    LetterError,
+    OutcomeUnknown,
+    ProducerError,
+    RecordFailed,
+    RecordLate,
+    SourceError,
+    SourceUnavailable,
+    StoreError,
+    Trimmed,
+    WorkerError,
+)
 
 if _TYPE_CHECKING:
     from leasehold.adapters.front import arun, produce, read, run, worker
     from leasehold.adapters.reading.handling import Delivery
+    from leasehold.adapters.sources.protocol import Record
 
     __version__: str
 
 _HOMES = {
     "Delivery": "adapters.reading.handling",
+    "Record": "adapters.sources.protocol",
     "arun": "adapters.front",
     "produce": "adapters.front",
     "read": "adapters.front",
@@ -32,7 +47,20 @@ _HOMES = {
     "worker": "adapters.front",
 }
 
-__all__ = ["Delivery", "arun", "produce", "read", "run", "worker"]
+__all__ = ["Delivery", "Record", "arun", "produce", "read", "run", "worker"]
+__all__ += [
+    "LeaseholdError",
+    "LetterError",
+    "OutcomeUnknown",
+    "ProducerError",
+    "RecordFailed",
+    "RecordLate",
+    "SourceError",
+    "SourceUnavailable",
+    "StoreError",
+    "Trimmed",
+    "WorkerError",
+]
 __all__ += balancer.__all__
 
 

@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.balancer.model import Lease
+from leasehold.errors import OutcomeUnknown
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold.stores.protocol import Listing, OutcomeUnknown
+from leasehold.stores.protocol import Listing
 
 MINUTES = 40
 BEGAN = 1_700_000_000.0

@@ -9,7 +9,8 @@ from typing import Any
 from psycopg import OperationalError, connect
 
 from leasehold import Lease, Position, Shard
-from leasehold.adapters.sources.protocol import Batch, Record, SourceUnavailable
+from leasehold.adapters.sources.protocol import Batch, Record
+from leasehold.errors import SourceUnavailable
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (

@@ -42,8 +42,9 @@ from leasehold.adapters.sources.urls import open_source, source_address
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Position
+from leasehold.errors import OutcomeUnknown
 from leasehold.stores.printable import did_you_mean, escaped, said
-from leasehold.stores.protocol import OutcomeUnknown, Store
+from leasehold.stores.protocol import Store
 from leasehold.stores.swap import OneTableStore, SwapStore, open_tables, tables_apart
 from leasehold.stores.urls import name_of, open_store, store_address
 

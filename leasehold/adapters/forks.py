@@ -9,7 +9,7 @@ import sys
 import traceback
 from typing import NoReturn
 
-from leasehold.adapters.worker.holdings import WorkerError
+from leasehold.errors import WorkerError
 
 
 class Origin:

@@ -32,11 +32,11 @@ from leasehold.adapters.reading.handling import Delivery, Handler, Handling, Wit
 from leasehold.adapters.reading.runner import Runner, endings
 from leasehold.adapters.reading.slices import SliceVerdict
 from leasehold.adapters.signals import forget_loop_handler, note_loop_handler
-from leasehold.adapters.sources.protocol import Source, SourceError
+from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.threads import SIGNAL_SECONDS, spawn
-from leasehold.adapters.worker.holdings import WorkerError
+from leasehold.errors import SourceError, StoreError, WorkerError
 from leasehold.stores.printable import escaped, said
-from leasehold.stores.protocol import Store, StoreError
+from leasehold.stores.protocol import Store
 
 if TYPE_CHECKING:  # extras bring these
     from boto3 import Session

@@ -1,7 +1,8 @@
 """Tables of leases with compare-and-swap, behind one protocol."""
 
+from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.execute import execute
-from leasehold.stores.protocol import Done, Listing, Lost, Outcome, OutcomeUnknown, Promises, Store, StoreError
+from leasehold.stores.protocol import Done, Listing, Lost, Outcome, Promises, Store
 from leasehold.stores.swap import open_both
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import (

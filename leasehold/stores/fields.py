@@ -13,7 +13,8 @@ from typing import Any, Literal, TypeVar
 from attrs import frozen
 
 from leasehold.balancer.model import HASH_KEYS, WEIGHT_MAX, HashRange, Lease, Notes, Position
-from leasehold.stores.protocol import Listing, Malformed, StoreError
+from leasehold.errors import StoreError
+from leasehold.stores.protocol import Listing, Malformed
 
 T = TypeVar("T")
 

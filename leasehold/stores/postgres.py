@@ -28,20 +28,11 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from leasehold.balancer.model import Lease
+from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.embedded.sqlite import COLUMNS, cell_of, to_lease, to_row
 from leasehold.stores.fields import insist, listing_of
 from leasehold.stores.printable import escaped, printable
-from leasehold.stores.protocol import (
-    ATTEMPTS,
-    Done,
-    Listing,
-    Lost,
-    Outcome,
-    OutcomeUnknown,
-    Patience,
-    Promises,
-    StoreError,
-)
+from leasehold.stores.protocol import ATTEMPTS, Done, Listing, Lost, Outcome, Patience, Promises
 from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Stored
 from leasehold.stores.writes import CreateLease, DeleteLease, Write, applied
 

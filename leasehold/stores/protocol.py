@@ -54,29 +54,6 @@ class Lost:
 Outcome = Done | Lost
 
 
-class StoreError(Exception):
-    """The store cannot be used as asked: missing table, wrong credentials, refused request.
-
-    Examples:
-        >>> from leasehold.stores import StoreError, open_store
-        >>> try:
-        ...     open_store("sqlite:///no/such/folder/leases.db").list()
-        ... except StoreError:
-        ...     print("refused")
-        refused
-    """
-
-
-class OutcomeUnknown(StoreError):
-    """The store could not be reached, or did not answer: the write may or may not have happened.
-
-    Examples:
-        >>> from leasehold.stores import OutcomeUnknown, StoreError
-        >>> issubclass(OutcomeUnknown, StoreError)  # the next consistent reading is the truth
-        True
-    """
-
-
 @frozen
 class Malformed:
     """A row that should be a lease and cannot be read as one: which field, and why."""

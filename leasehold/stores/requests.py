@@ -25,9 +25,9 @@ from uuid import uuid4
 from attrs import evolve, frozen
 
 from leasehold.balancer.model import Lease, Version
+from leasehold.errors import StoreError
 from leasehold.stores.fields import BadRowField, CellKind, from_json, text, whole
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import StoreError
 
 ObjectFields = Mapping[str, str]
 """The content of an object: names in lower case, values in ASCII."""

@@ -25,20 +25,10 @@ from typing import TYPE_CHECKING, Literal
 from attrs import evolve, frozen
 
 from leasehold.balancer.model import SHARD_END, Lease, Notes, Version
+from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores import writes
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import (
-    ATTEMPTS,
-    Done,
-    Listing,
-    Lost,
-    Outcome,
-    OutcomeUnknown,
-    PassingStore,
-    Promises,
-    Store,
-    StoreError,
-)
+from leasehold.stores.protocol import ATTEMPTS, Done, Listing, Lost, Outcome, PassingStore, Promises, Store
 from leasehold.stores.urls import name_of, open_store, store_address
 
 if TYPE_CHECKING:  # an extra brings it

@@ -34,8 +34,9 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from attrs import frozen
 
+from leasehold.errors import StoreError
 from leasehold.stores.printable import did_you_mean
-from leasehold.stores.protocol import Store, StoreError
+from leasehold.stores.protocol import Store
 
 if TYPE_CHECKING:  # an extra brings it
     from boto3 import Session

@@ -28,7 +28,8 @@ from leasehold.adapters.demo.stage import TICK_SECONDS, Stage, Tail
 from leasehold.adapters.history.events import Incident, IncidentKind, WriteAnswer, event_of
 from leasehold.adapters.history.run import OPERATOR
 from leasehold.adapters.multilang.children import END_SECONDS
-from leasehold.stores.protocol import Lost, OutcomeUnknown, StoreError
+from leasehold.errors import OutcomeUnknown, StoreError
+from leasehold.stores.protocol import Lost
 from leasehold.stores.swap import marked
 from leasehold.stores.writes import DeleteLease
 

@@ -24,8 +24,9 @@ from leasehold.adapters.demo.child import ENVIRONMENT
 from leasehold.adapters.local.node import Service, ServiceError
 from leasehold.adapters.local.postgres import DATABASE, USER, postgres
 from leasehold.adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite
+from leasehold.errors import OutcomeUnknown
 from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB_CONNECTION
-from leasehold.stores.protocol import OutcomeUnknown, Store
+from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
 
 OPENINGS = 5

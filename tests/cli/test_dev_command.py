@@ -19,8 +19,8 @@ from leasehold.adapters.cli.steer import dev as dev_command
 from leasehold.adapters.cli.steer.dev import app
 from leasehold.adapters.demo.dev import WantedStream, wanted
 from leasehold.adapters.local.hubs import event_hubs
+from leasehold.errors import OutcomeUnknown
 from leasehold.stores.contract.actors import owned
-from leasehold.stores.protocol import OutcomeUnknown
 from leasehold.stores.urls import open_store
 
 LEASEHOLD = (sys.executable, "-m", "leasehold.adapters.cli.main")

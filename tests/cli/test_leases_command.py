@@ -24,10 +24,11 @@ from leasehold.adapters.reading.status import LeaseLag, Status
 from leasehold.adapters.report.watching import WatchedTable
 from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.balancer.model import SHARD_END, Lease, Position, Version
+from leasehold.errors import OutcomeUnknown
 from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
-from leasehold.stores.protocol import Listing, Malformed, OutcomeUnknown
+from leasehold.stores.protocol import Listing, Malformed
 from leasehold.stores.swap import CONTROL, MARK
 from leasehold.stores.writes import CheckpointLease, ClaimLease, ReleaseLease, RenewLease, StealLease
 

@@ -28,7 +28,8 @@ from leasehold.adapters.local.node import ServiceError
 from leasehold.adapters.local.postgres import postgres, store_url
 from leasehold.adapters.local.services import dynalite, kinesis_local
 from leasehold.adapters.report.watching import TableWatch, WatchedTable
-from leasehold.stores.protocol import Store, StoreError
+from leasehold.errors import StoreError
+from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
 
 if TYPE_CHECKING:

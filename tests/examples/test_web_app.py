@@ -11,7 +11,7 @@ import web_app
 
 import leasehold
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
-from leasehold.stores.protocol import StoreError
+from leasehold.errors import StoreError
 from leasehold.stores.urls import open_store
 
 pytestmark = pytest.mark.slow

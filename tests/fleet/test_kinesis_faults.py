@@ -17,10 +17,10 @@ from leasehold.adapters.cli.consume import app
 from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.kinesis.source import KinesisSource, open_url
-from leasehold.adapters.worker.holdings import WorkerError
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease
+from leasehold.errors import WorkerError
 from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
 

@@ -37,11 +37,12 @@ from leasehold.adapters.sources.kinesis.records import EPOCHS, marked, unmarked
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.kinesis.wire import hooks as forms
 from leasehold.adapters.sources.kinesis.wire.hooks import Subscription
-from leasehold.adapters.sources.protocol import Batch, Record, SourceError
+from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.spark.kinesis import table_changes
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.balancer.model import HASH_KEYS, Lease, Position
+from leasehold.errors import SourceError
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient

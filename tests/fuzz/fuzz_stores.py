@@ -16,6 +16,7 @@ from leasehold.adapters.worker.reach import reach_of
 from leasehold.balancer.bulletin import bulletin_of
 from leasehold.balancer.model import Bulletin, Lease
 from leasehold.balancer.watch import Reports, Watch
+from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores import postgres
 from leasehold.stores.aws_calls import tables as aws_calls
 from leasehold.stores.dynamodb import cells as dynamodb_cells
@@ -29,7 +30,7 @@ from leasehold.stores.objects import blob, s3
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import Layout
-from leasehold.stores.protocol import Malformed, OutcomeUnknown, StoreError
+from leasehold.stores.protocol import Malformed
 from leasehold.stores.requests import Parts, Stored
 from leasehold.stores.sessions.rows import (
     LeaseRow,

@@ -11,7 +11,7 @@ from leasehold.adapters.multilang.children import Children
 from leasehold.adapters.multilang.daemon import SEARCH_ATTEMPTS, ChildHandler, RecordSearch, error_name
 from leasehold.adapters.multilang.protocol import MOST_RECORDS
 from leasehold.adapters.sources.protocol import Record
-from leasehold.stores.protocol import StoreError
+from leasehold.errors import StoreError
 
 ATTEMPTS = 3
 

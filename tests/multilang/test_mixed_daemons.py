@@ -17,7 +17,7 @@ from libraries import PATH, java_daemon
 from waiters import until
 
 from leasehold.adapters.local.node import ServiceError
-from leasehold.stores.protocol import StoreError
+from leasehold.errors import StoreError
 from leasehold.stores.urls import open_store
 
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("java"), pytest.mark.timeout(1800)]

@@ -10,11 +10,11 @@ from standins.iam import REGION, Account, allowed
 
 import leasehold
 from leasehold.adapters import dead_letters
-from leasehold.adapters.reading.dead_letters.letter import LetterError
 from leasehold.adapters.reading.dead_letters.replaying import LetterHolding
 from leasehold.adapters.reading.handling import Delivery
-from leasehold.adapters.sources.protocol import Record, SourceError
+from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import Lease
+from leasehold.errors import LetterError, SourceError
 
 pytestmark = pytest.mark.services
 

@@ -19,15 +19,14 @@ from leasehold.adapters.cli.produce import app as produce
 from leasehold.adapters.cli.report import app as report
 from leasehold.adapters.cli.steer.explain import app as explain
 from leasehold.adapters.reading.runner import Runner
-from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.steering.serving.watcher import FleetRecord, TableWatcher
 from leasehold.adapters.steering.swapping import opened
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease
+from leasehold.errors import SourceError, StoreError
 from leasehold.stores.contract.actors import placed
-from leasehold.stores.protocol import StoreError
 from leasehold.stores.urls import open_store
 
 pytestmark = pytest.mark.services

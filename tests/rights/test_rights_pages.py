@@ -19,12 +19,13 @@ from leasehold.adapters.local.tables import TableStreams, served
 from leasehold.adapters.sources.event_hubs import access as faults
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import TRIM_HORIZON, Lease
+from leasehold.errors import StoreError
 from leasehold.stores import postgres as postgres_store
 from leasehold.stores.contract.actors import owned
 from leasehold.stores.dynamodb import store as calls
 from leasehold.stores.dynamodb.rows import KEY
 from leasehold.stores.objects import blob
-from leasehold.stores.protocol import Listing, StoreError
+from leasehold.stores.protocol import Listing
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import RenewLease
 

@@ -10,11 +10,11 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from standins.iam import REGION, Account, allowed
 
-from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.sources.repeats import Tag
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
 from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.spark.options import Given
+from leasehold.errors import SourceError
 
 pytestmark = pytest.mark.services
 

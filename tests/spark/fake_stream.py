@@ -10,13 +10,14 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import Factory, define
 from pyspark.sql.streaming.datasource import ReadLimit
 
-from leasehold.adapters.sources.protocol import Batch, Record, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.spark.feed import SourceSpec
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.spark.options import Given, LeaseOptions, lease_options
 from leasehold.balancer.model import Lease, Position, Shard, at_timestamp
-from leasehold.stores.protocol import OutcomeUnknown, Store
+from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable
+from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
 
 PAGE = 10

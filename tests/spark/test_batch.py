@@ -14,7 +14,7 @@ from pyspark.sql.datasource import InputPartition
 from leasehold.adapters.proving.simulator.world.world import ListReader, ListSource, ShardRecords, shard
 from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.reading.slices import LATE_SECONDS, NOTE, Slice, run_slice
-from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Reader, Record, Settled, SourceUnavailable
+from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Reader, Record, Settled
 from leasehold.adapters.spark import batch as planning
 from leasehold.adapters.spark import batch as reader
 from leasehold.adapters.spark.batch import PARTS_MOST, Bounds, SlicedReader, between, moments, planned
@@ -25,6 +25,7 @@ from leasehold.adapters.spark.options import Given, lease_options
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
+from leasehold.errors import SourceUnavailable
 from leasehold.stores.urls import open_store
 
 SINCE, UNTIL, NOW, TOLD_MS = 1_000_000, 1_060_000, 1_120_000, 10_000

@@ -17,13 +17,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from waiters import WAIT
 
-from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
 from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.spark.pipeline import begun
 from leasehold.adapters.spark.processes import HIDING, told_plainly
 from leasehold.adapters.spark.stream import lease_table
-from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
+from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError
+from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
 
 

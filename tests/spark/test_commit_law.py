@@ -18,13 +18,13 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from stepped_loop import a_reader, stepped
 from waiters import Clock
 
-from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.worker.discovery import SAFETY_SECONDS
 from leasehold.balancer.contradictions import INCARNATION, SETTLED
 from leasehold.balancer.model import Lease
+from leasehold.errors import OutcomeUnknown, SourceError, StoreError
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold.stores.protocol import Done, OutcomeUnknown, StoreError
+from leasehold.stores.protocol import Done
 from leasehold.stores.writes import AnnotateLease, CheckpointLease, ClaimLease, ReleaseLease, StealLease
 
 pytestmark = pytest.mark.slow

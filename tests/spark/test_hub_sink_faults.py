@@ -5,10 +5,10 @@ from typing import Any, cast
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pytest
 
-from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.sources.repeats import Tag
 from leasehold.adapters.spark.event_hubs import sink
 from leasehold.adapters.spark.event_hubs.sink import HubRowWriter, HubSinkPlace
+from leasehold.errors import SourceError
 
 pytest.importorskip("azure.eventhub")
 

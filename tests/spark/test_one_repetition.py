@@ -8,15 +8,16 @@ from typing import cast
 import pytest
 from attrs import Factory, define, evolve, field
 
-from leasehold.adapters.sources.protocol import Batch, Record, Source, SourceError, SourceUnavailable, Trimmed
+from leasehold.adapters.sources.protocol import Batch, Record, Source
 from leasehold.adapters.spark import replay
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.lease_loop import Waiting
 from leasehold.adapters.spark.offsets import Offset, Range, text_of
 from leasehold.adapters.spark.replay import UNREAD, Place, Repetition, believed, replayed
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard
+from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError, Trimmed
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold.stores.protocol import Lost, Outcome, OutcomeUnknown, Promises, StoreError
+from leasehold.stores.protocol import Lost, Outcome, Promises
 from leasehold.stores.writes import AnnotateLease, ClaimLease, CreateLease, DeleteLease, ReleaseLease, RenewLease, Write
 
 PAUSE = 0.25

@@ -23,7 +23,6 @@ from fake_stream import Stream
 from pyspark import cloudpickle
 
 from leasehold.adapters.sources.call_patience import Backoff
-from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.spark.event_hubs.options import event_hubs_options
 from leasehold.adapters.spark.feed import SourceSpec
 from leasehold.adapters.spark.fetching import Transport
@@ -51,6 +50,7 @@ from leasehold.adapters.spark.registration import register
 from leasehold.adapters.spark.replay import Place
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import TRIM_HORIZON, Lease
+from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.embedded.memory import MemoryStore
 
 if TYPE_CHECKING:

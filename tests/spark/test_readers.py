@@ -23,7 +23,6 @@ from killed_reader import read as written
 from test_fetching import answering
 
 from leasehold.adapters.json_form import BadJsonField
-from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.spark.event_hubs.options import event_hubs_options
 from leasehold.adapters.spark.feed import Chunk, SourceSpec
 from leasehold.adapters.spark.fetching import HERE, FetchedRows, Kept, ReaderRows, Transport, read, spread
@@ -51,6 +50,7 @@ from leasehold.adapters.spark.readers.pool import FarBuffer, FarReader, FarTrans
 from leasehold.adapters.spark.readers.reader import FAULT_SECONDS, ROOM_SECONDS, ReaderSpec, ShardReadAhead, ShardReader
 from leasehold.adapters.spark.replay import Place as ReplayPlace
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
+from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.embedded.memory import MemoryStore
 
 HOST = "127.0.0.1"

@@ -8,10 +8,10 @@ from fake_stream import Mortal, Query, Stream
 from stepped_loop import a_reader, stepped
 from waiters import Clock
 
-from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.worker.discovery import SAFETY_SECONDS, MadeAnew
 from leasehold.balancer.contradictions import INCARNATION
 from leasehold.balancer.model import Position, Shard
+from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.embedded.memory import MemoryStore
 
 NOT_TOLD: Mapping[str, str] = {}

@@ -45,8 +45,9 @@ from leasehold.adapters.spark.readers.reader import ReaderSpec, ShardReadAhead, 
 from leasehold.adapters.spark.replay import Place
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
+from leasehold.errors import StoreError
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold.stores.protocol import Done, StoreError
+from leasehold.stores.protocol import Done
 from leasehold.stores.writes import StealLease
 
 ROOM = 30

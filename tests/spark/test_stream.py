@@ -19,8 +19,9 @@ from leasehold.adapters.spark.lease_loop import LeaseLoop
 from leasehold.adapters.spark.offsets import Offset
 from leasehold.adapters.spark.readers.pool import ReadHere
 from leasehold.balancer.model import Position
+from leasehold.errors import StoreError
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold.stores.protocol import Done, Store, StoreError
+from leasehold.stores.protocol import Done, Store
 from leasehold.stores.writes import CheckpointLease, ReleaseLease, RenewLease, RequestLease, StealLease
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,6 @@ from leasehold.adapters.cli.steer.doctor import app
 from leasehold.adapters.inputs import paced
 from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.adapters.sources import urls as sources
-from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.steering.doctor import examination
 from leasehold.adapters.steering.doctor.attempts import (
     Finding,
@@ -41,10 +40,11 @@ from leasehold.adapters.steering.doctor.examination import (
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease, Shard
 from leasehold.balancer.rules.kcl import Kcl
+from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError
 from leasehold.stores import urls as stores
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
-from leasehold.stores.protocol import Done, Listing, Malformed, Outcome, OutcomeUnknown, StoreError
+from leasehold.stores.protocol import Done, Listing, Malformed, Outcome
 from leasehold.stores.writes import Write
 
 SHARDS = (Shard("s-0", hash_range=(0, 4)), Shard("s-1", hash_range=(5, 9)))

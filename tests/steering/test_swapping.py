@@ -28,9 +28,10 @@ from leasehold.adapters.steering.swapping import (
 )
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease, Position
+from leasehold.errors import StoreError
 from leasehold.stores.contract.actors import done, owned, stored
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold.stores.protocol import Store, StoreError
+from leasehold.stores.protocol import Store
 from leasehold.stores.swap import CONTROL, FROM, MARK, TO, SwapStore, announced, tables_apart
 from leasehold.stores.urls import name_of, open_store
 from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, RenewLease

@@ -5,7 +5,7 @@ from itertools import count
 
 from attrs import define, field
 
-from leasehold.stores.protocol import OutcomeUnknown
+from leasehold.errors import OutcomeUnknown
 from leasehold.stores.requests import ObjectFields, Stored
 
 

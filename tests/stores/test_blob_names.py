@@ -4,9 +4,9 @@ import pytest
 from attrs import evolve
 
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Version, at_timestamp
+from leasehold.errors import StoreError
 from leasehold.stores.fields import BadRowField
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
-from leasehold.stores.protocol import StoreError
 from leasehold.stores.requests import ObjectFields, Parts, Stored
 
 HUB = EventHubLayout("Localhost:15672", "Hub1", "$Default")

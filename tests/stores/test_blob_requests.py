@@ -8,8 +8,8 @@ from azure.core.exceptions import HttpResponseError, ServiceRequestError
 from blob_memory import BEGAN, BlobFault, BlobMemory
 from object_stores import try_conditions
 
+from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.objects.blob import BlobObjects, _ensure, asking
-from leasehold.stores.protocol import OutcomeUnknown, StoreError
 from leasehold.stores.requests import SkewWarning, Stored
 
 

@@ -10,12 +10,13 @@ from azure.core.exceptions import ResourceExistsError, ResourceNotFoundError
 from azure.storage.blob import ContainerClient
 
 from leasehold.balancer.model import LATEST, TRIM_HORIZON
+from leasehold.errors import StoreError
 from leasehold.stores.objects import blob
 from leasehold.stores.objects.blob import CONNECTION_STRING, client_of, one_hub
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
-from leasehold.stores.protocol import Patience, StoreError
+from leasehold.stores.protocol import Patience
 
 KEY = base64.b64encode(b"secret").decode()
 SECRET = f"DefaultEndpointsProtocol=https;AccountName=acc;AccountKey={KEY};EndpointSuffix=core.windows.net"

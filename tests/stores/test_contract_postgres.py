@@ -20,11 +20,12 @@ from leasehold.adapters.local import node
 from leasehold.adapters.local.node import Service
 from leasehold.adapters.local.postgres import DATABASE, USER, conninfo_of, postgres, store_url
 from leasehold.balancer.model import Lease, Position
+from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.contract import StoreContract
 from leasehold.stores.contract.actors import KEY, done, facts, lost, owned, stored
 from leasehold.stores.embedded.sqlite import COLUMNS
 from leasehold.stores.postgres import CONNECTIONS, PostgresPlace, PostgresStore, Statements, open_url, place_of
-from leasehold.stores.protocol import Listing, Lost, Malformed, OutcomeUnknown, Store, StoreError
+from leasehold.stores.protocol import Listing, Lost, Malformed, Store
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CheckpointLease, ClaimLease, CreateLease, ReleaseLease, RenewLease, RequestLease
 

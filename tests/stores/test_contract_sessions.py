@@ -15,6 +15,7 @@ from process_race import assert_one_winner_each
 from leasehold.adapters.local.node import Service
 from leasehold.adapters.local.postgres import store_url
 from leasehold.balancer.model import Lease
+from leasehold.errors import StoreError
 from leasehold.stores.contract import StoreContract
 from leasehold.stores.contract.actors import done
 from leasehold.stores.contract.clauses import Checkpoints, Handoff, Ownership, Resets
@@ -22,7 +23,7 @@ from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.embedded.memory import MemoryCells
 from leasehold.stores.embedded.sqlite import SqliteCells, SqliteStore
 from leasehold.stores.objects.store import ObjectCells
-from leasehold.stores.protocol import Store, StoreError
+from leasehold.stores.protocol import Store
 from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CreateLease

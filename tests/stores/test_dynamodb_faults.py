@@ -16,11 +16,12 @@ from botocore.httpsession import URLLib3Session
 from types_boto3_dynamodb import DynamoDBClient
 
 from leasehold.balancer.model import SHARD_END, Lease, Position, Version
+from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.aws_calls.line import HttpAnswer, Silent
 from leasehold.stores.aws_calls.line import KeptLine as DirectCallsLine
 from leasehold.stores.contract.actors import KEY, done, lost, owned, stored
 from leasehold.stores.dynamodb.store import DynamoStore
-from leasehold.stores.protocol import Done, Malformed, OutcomeUnknown, StoreError
+from leasehold.stores.protocol import Done, Malformed
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import (
     AnnotateLease,

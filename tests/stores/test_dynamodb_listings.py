@@ -12,10 +12,10 @@ from botocore.awsrequest import AWSResponse
 from botocore.compat import HTTPHeaders
 from botocore.exceptions import ClientError
 
+from leasehold.errors import OutcomeUnknown
 from leasehold.stores.dynamodb import store as listings
 from leasehold.stores.dynamodb.rows import RowDecoder
 from leasehold.stores.dynamodb.store import Clients, DynamoStore, pages_of, read_listings_quickly
-from leasehold.stores.protocol import OutcomeUnknown
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient

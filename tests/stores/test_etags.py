@@ -10,11 +10,12 @@ from object_memory import ObjectMemory
 from waiters import WAIT
 
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
+from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.contract.actors import done, facts, lost, placed
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore, Layout
-from leasehold.stores.protocol import Lost, Outcome, OutcomeUnknown, StoreError
+from leasehold.stores.protocol import Lost, Outcome
 from leasehold.stores.requests import Stored
 from leasehold.stores.writes import (
     AnnotateLease,

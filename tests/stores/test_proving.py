@@ -13,11 +13,12 @@ from standins.careless_line import careless_line
 from types_boto3_dynamodb import DynamoDBClient
 
 from leasehold.balancer.model import Lease
+from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.contract.actors import done
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore, Layout
-from leasehold.stores.protocol import Listing, OutcomeUnknown, StoreError
+from leasehold.stores.protocol import Listing
 from leasehold.stores.requests import ObjectFields, Stored
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CreateLease

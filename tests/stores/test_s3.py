@@ -8,8 +8,8 @@ from botocore.client import BaseClient
 from botocore.exceptions import ClientError
 from object_stores import bucket, try_conditions
 
+from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.objects.s3 import S3Objects
-from leasehold.stores.protocol import OutcomeUnknown, StoreError
 from leasehold.stores.urls import open_store
 
 pytestmark = pytest.mark.services

@@ -9,9 +9,10 @@ from botocore.exceptions import ClientError, EndpointConnectionError, FlexibleCh
 from object_stores import try_conditions
 from s3_memory import BEGAN, S3Bucket, S3Memory, refusal
 
+from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.objects import s3
 from leasehold.stores.objects.s3 import PATIENCE, S3Objects
-from leasehold.stores.protocol import OutcomeUnknown, Patience, StoreError
+from leasehold.stores.protocol import Patience
 from leasehold.stores.requests import SkewWarning, Stored
 from leasehold.stores.urls import open_store
 

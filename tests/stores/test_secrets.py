@@ -9,10 +9,10 @@ import boto3
 import pytest
 
 from leasehold.balancer.model import Lease
+from leasehold.errors import StoreError
 from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.objects.blob import CONNECTION_STRING
 from leasehold.stores.objects.s3 import S3Objects
-from leasehold.stores.protocol import StoreError
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CreateLease
 

@@ -11,8 +11,8 @@ from attrs import Factory, define
 from object_memory import ObjectMemory
 
 from leasehold.balancer.model import Position
+from leasehold.errors import OutcomeUnknown
 from leasehold.stores.objects.store import ObjectCells
-from leasehold.stores.protocol import OutcomeUnknown
 from leasehold.stores.sessions.group import EntryChange, Page, Ticket
 from leasehold.stores.sessions.rows import SessionEntry
 

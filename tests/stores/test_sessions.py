@@ -10,10 +10,11 @@ import pytest
 from object_memory import ObjectMemory
 
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
+from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.contract.actors import done, lost, owned, stored, unowned
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore, ObjectCells
-from leasehold.stores.protocol import Done, Malformed, OutcomeUnknown, StoreError
+from leasehold.stores.protocol import Done, Malformed
 from leasehold.stores.requests import ObjectFields, Stored
 from leasehold.stores.sessions.rows import SESSIONS, certain, session_of
 from leasehold.stores.sessions.store import SessionStore, in_layout

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from leasehold.balancer.model import Lease
+from leasehold.errors import StoreError
 from leasehold.stores.contract.actors import done
-from leasehold.stores.protocol import StoreError
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CreateLease
 

@@ -8,17 +8,18 @@ from threading import Thread
 import pytest
 
 from leasehold.adapters.reading.dead_letters.boxes import open_stream
-from leasehold.adapters.reading.dead_letters.letter import Letter, LetterError
+from leasehold.adapters.reading.dead_letters.letter import Letter
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import KinesisPutClient
 from leasehold.adapters.sources.kinesis.producer.producer import client_of as client_of_put
-from leasehold.adapters.sources.protocol import Record, SourceUnavailable
+from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.sources.urls import open_source
+from leasehold.errors import LetterError, OutcomeUnknown, SourceUnavailable
 from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.objects.blob import BlobObjects, client_of
 from leasehold.stores.objects.gcs import GcsObjects
 from leasehold.stores.objects.s3 import S3Objects
-from leasehold.stores.protocol import OutcomeUnknown, Patience
+from leasehold.stores.protocol import Patience
 
 PATIENCE = Patience(connect_seconds=2, read_seconds=2, attempts=1)
 KEY = "a2V5"

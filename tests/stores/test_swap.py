@@ -10,10 +10,11 @@ from boto3 import Session
 from swap_tables import opened_pair, pairs
 
 from leasehold.balancer.model import SHARD_END, Lease, Position
+from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.contract import StoreContract
 from leasehold.stores.contract.actors import FULL, KEY, done, facts, lost, owned, placed, stored
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold.stores.protocol import Outcome, OutcomeUnknown, PassingStore, Promises, Store, StoreError
+from leasehold.stores.protocol import Outcome, PassingStore, Promises, Store
 from leasehold.stores.swap import (
     CLOSED,
     CONTROL,

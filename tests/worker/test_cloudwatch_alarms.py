@@ -27,7 +27,7 @@ from leasehold.adapters.reading.metrics import WorkerMetrics
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.balancer.config import Config
-from leasehold.stores.protocol import OutcomeUnknown
+from leasehold.errors import OutcomeUnknown
 
 ALARMS = Path(__file__).parents[2] / "docs" / "alarms"
 LEASES = tuple(f"s-{number}" for number in range(6))

@@ -20,10 +20,11 @@ from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.handovers import Handovers
 from leasehold.adapters.reading.memory import RECORD_BYTES, MemoryBudget
 from leasehold.adapters.reading.reading import ShardReading
-from leasehold.adapters.sources.protocol import Batch, SourceUnavailable
+from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease
+from leasehold.errors import SourceUnavailable
 from leasehold.stores.writes import CreateLease
 
 SHARDS = 4

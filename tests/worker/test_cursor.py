@@ -19,8 +19,9 @@ from leasehold.adapters.reading.cursor import (
     ShardPull,
     StoreCheckpoint,
 )
-from leasehold.adapters.sources.protocol import Batch, Record, SourceUnavailable
+from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Position, Shard, at_timestamp
+from leasehold.errors import SourceUnavailable
 
 RECORDS = 12
 

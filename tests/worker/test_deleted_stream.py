@@ -8,10 +8,10 @@ from waiters import Clock
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading.handling import Handling
 from leasehold.adapters.reading.reading import ShardReading
-from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.worker.discovery import Discovery
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Me, Position, Shard
+from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.protocol import Listing
 
 HOUR = 3600.0

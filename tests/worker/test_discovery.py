@@ -8,12 +8,12 @@ from virtual_fleet import KCL, Driven, FaultySource, FaultyStore, Kept, four_sha
 from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, shard
-from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.worker.discovery import Discovery
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.contradictions import noted
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, BulletinState, History, Hole, Lease, Me, Position, Shard
+from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.protocol import Listing, Malformed
 from leasehold.stores.writes import CreateLease, DeleteLease, ReleaseLease, ResetLease, Write
 

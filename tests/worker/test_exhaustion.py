@@ -22,13 +22,12 @@ from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRe
 from leasehold.adapters.reading.dead_letters.boxes import dead_letters
 from leasehold.adapters.reading.handling import Delivery, Handler, Handling
 from leasehold.adapters.reading.runner import Runner
-from leasehold.adapters.sources.protocol import SourceError
-from leasehold.adapters.worker.holdings import WorkerError
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
+from leasehold.errors import SourceError, StoreError, WorkerError
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold.stores.protocol import Store, StoreError
+from leasehold.stores.protocol import Store
 from leasehold.stores.writes import CreateLease
 
 SHARDS, RECORDS, PIECE = 4, 6, 3

@@ -29,9 +29,9 @@ from leasehold.adapters.local.node import Service
 from leasehold.adapters.producing import ProduceOptions
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
 from leasehold.adapters.reading.handling import Handling
-from leasehold.adapters.sources.protocol import Record, Settled, SourceError
-from leasehold.adapters.worker.holdings import WorkerError
+from leasehold.adapters.sources.protocol import Record, Settled
 from leasehold.balancer.model import at_timestamp
+from leasehold.errors import SourceError, WorkerError
 from leasehold.stores.urls import open_store
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,8 @@ from leasehold.adapters.worker.notes import Identity
 from leasehold.balancer.actions import Release
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON
-from leasehold.stores.protocol import Done, OutcomeUnknown, Promises
+from leasehold.errors import OutcomeUnknown
+from leasehold.stores.protocol import Done, Promises
 from leasehold.stores.writes import ClaimLease, RequestLease, TakeBackLease
 
 MINIMAL = Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)

@@ -10,7 +10,8 @@ from virtual_fleet import FaultyStore
 from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.worker.notes import latest_notes, noted_latest
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Version, at_timestamp
-from leasehold.stores.protocol import Lost, OutcomeUnknown, Promises
+from leasehold.errors import OutcomeUnknown
+from leasehold.stores.protocol import Lost, Promises
 from leasehold.stores.writes import ReleaseLease, RequestLease, StealLease
 
 

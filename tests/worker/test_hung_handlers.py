@@ -21,8 +21,8 @@ from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.handovers import Handovers
 from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.reading.runner import Runner
-from leasehold.adapters.worker.holdings import WorkerError
 from leasehold.balancer.model import TRIM_HORIZON, Position
+from leasehold.errors import WorkerError
 from leasehold.stores.writes import ClaimLease, StealLease
 
 

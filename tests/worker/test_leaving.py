@@ -15,8 +15,7 @@ from waiters import WAIT
 from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.runner import Readings, Runner, Schedule, ScheduledStep, ScheduleMessage
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.holdings import WorkerError
-from leasehold.stores.protocol import OutcomeUnknown, StoreError
+from leasehold.errors import OutcomeUnknown, StoreError, WorkerError
 
 
 def done_with(_delivery: Delivery) -> None:

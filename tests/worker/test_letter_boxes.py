@@ -17,10 +17,10 @@ from leasehold.adapters.reading.dead_letters.boxes import (
     open_letters,
     open_stream,
 )
-from leasehold.adapters.reading.dead_letters.letter import LetterError, letter_of
+from leasehold.adapters.reading.dead_letters.letter import letter_of
 from leasehold.adapters.reading.dead_letters.objects import ObjectBox
 from leasehold.adapters.reading.dead_letters.stream import StreamBox
-from leasehold.stores.protocol import StoreError
+from leasehold.errors import LetterError, StoreError
 
 LETTERS = "leasehold.adapters.reading.dead_letters"
 

@@ -9,7 +9,7 @@ from attrs import define, evolve, field
 from test_letter_replays import letter
 from test_one_letter import FULL
 
-from leasehold.adapters.reading.dead_letters.letter import Letter, LetterError
+from leasehold.adapters.reading.dead_letters.letter import Letter
 from leasehold.adapters.reading.dead_letters.replaying import (
     OVER_SECONDS,
     UNKNOWN_SECONDS,
@@ -22,6 +22,7 @@ from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
+from leasehold.errors import LetterError
 
 STREAM_REPLAY = "leasehold.adapters.reading.dead_letters.replaying"
 

@@ -9,7 +9,8 @@ from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.notes import Identity
 from leasehold.balancer.lineage import EPOCHS_UNSEEN
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Version
-from leasehold.stores.protocol import Outcome, OutcomeUnknown
+from leasehold.errors import OutcomeUnknown
+from leasehold.stores.protocol import Outcome
 from leasehold.stores.writes import (
     CheckpointLate,
     CheckpointLease,

@@ -14,8 +14,9 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal
+from leasehold.errors import OutcomeUnknown
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold.stores.protocol import OutcomeUnknown, Store
+from leasehold.stores.protocol import Store
 from leasehold.stores.sessions.store import SessionStore
 
 LEASE_SECONDS = 10.0

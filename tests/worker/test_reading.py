@@ -23,13 +23,14 @@ from leasehold.adapters.reading.handovers import Handovers
 from leasehold.adapters.reading.lifecycle import ReadingStart
 from leasehold.adapters.reading.memory import MemoryBudget
 from leasehold.adapters.reading.reading import ShardReading
-from leasehold.adapters.sources.protocol import Batch, Reader, Record, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Batch, Reader, Record
 from leasehold.adapters.sources.repeats import Had, Tag, inherited
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.notes import latest_notes
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
+from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.contract.actors import placed
 from leasehold.stores.protocol import Outcome
 from leasehold.stores.writes import CheckpointLease, CreateLease, RenewLease, StealLease, Write

@@ -5,11 +5,9 @@ from virtual_fleet import Driven, FaultyStore, four_shards, member
 from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource
-from leasehold.adapters.sources.protocol import SourceError
-from leasehold.adapters.worker.holdings import WorkerError
 from leasehold.balancer.contradictions import INCARNATION
 from leasehold.balancer.model import Lease
-from leasehold.stores.protocol import StoreError
+from leasehold.errors import SourceError, StoreError, WorkerError
 from leasehold.stores.writes import CreateLease
 
 REFUSED = StoreError("leases: AccessDeniedException: 403")

@@ -21,16 +21,16 @@ from waiters import until
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords
 from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.runner import Runner, Schedule, Signal, run, stopping_on_signals
-from leasehold.adapters.sources.protocol import Batch, SourceError
+from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.handoffs import ParallelMap
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.holdings import WorkerError
 from leasehold.adapters.worker.renewing import BackgroundMap
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Position, Shard
 from leasehold.balancer.rules.kcl import Kcl
+from leasehold.errors import SourceError, WorkerError
 from leasehold.stores.protocol import Done
 from leasehold.stores.writes import StealLease
 

@@ -18,8 +18,9 @@ from leasehold.adapters.sources.protocol import Selective
 from leasehold.adapters.worker.worker import Worker, spans_of
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease
+from leasehold.errors import OutcomeUnknown
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold.stores.protocol import Outcome, OutcomeUnknown
+from leasehold.stores.protocol import Outcome
 from leasehold.stores.writes import ClaimLease, CreateLease, Write
 
 CONFIG = Config(initial_position=TRIM_HORIZON)

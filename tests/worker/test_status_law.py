@@ -16,14 +16,14 @@ from leasehold.adapters.reading.handovers import Handovers
 from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.reading.runner import Step
 from leasehold.adapters.reading.status import Status, group_status, lags_of, statuses_of
-from leasehold.adapters.sources.protocol import Batch, Reader, SourceUnavailable
+from leasehold.adapters.sources.protocol import Batch, Reader
 from leasehold.adapters.steering.serving.watcher import FleetRecord, TableWatcher
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 from leasehold.balancer.rules.minimal import Minimal
-from leasehold.stores.protocol import StoreError
+from leasehold.errors import SourceUnavailable, StoreError
 
 EPOCH = 1_700_000_000.0
 """Seconds since 1970 at the beginning of virtual time."""

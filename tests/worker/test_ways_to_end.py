@@ -25,7 +25,7 @@ import leasehold
 from leasehold.adapters.consuming import Options
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading.handling import DeadLetter, Handler
-from leasehold.stores.protocol import StoreError
+from leasehold.errors import StoreError
 from leasehold.stores.urls import open_store
 
 pytestmark = pytest.mark.slow
@@ -387,7 +387,7 @@ PRELUDE = """
 import asyncio, json, multiprocessing, os, signal, sys, threading
 import leasehold
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
-from leasehold.adapters.worker.holdings import WorkerError
+from leasehold.errors import WorkerError
 source = ListSource(even_shards(("s-0",)), {"s-0": ShardRecords(records(8), size=1)})
 options = dict(leases=sys.argv[1], initial_position="TRIM_HORIZON", checkpoint_seconds=0)
 parent, told = os.getpid(), []

@@ -8,7 +8,7 @@ from virtual_fleet import KCL, Driven, FaultyStore, four_shards, member, togethe
 from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import FIRST_MS, ListSource, ShardRecords, records, shard
-from leasehold.adapters.worker.holdings import Bench, WorkerError
+from leasehold.adapters.worker.holdings import Bench
 from leasehold.adapters.worker.notes import LATEST_MS, LATEST_POSITION
 from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.adapters.worker.renewing import RETRY_SECONDS
@@ -18,6 +18,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.contradictions import INCARNATION
 from leasehold.balancer.lineage import EPOCHS_UNSEEN
 from leasehold.balancer.model import HASH_KEYS, LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Shard, Version
+from leasehold.errors import WorkerError
 from leasehold.stores.protocol import Done, Lost
 from leasehold.stores.writes import ClaimLease, CreateLease, DeleteLease, StealLease
 

@@ -8,15 +8,16 @@ from waiters import Clock
 
 from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
 from leasehold.adapters.reading.executors import Work
-from leasehold.adapters.sources.protocol import Batch, Reader, SourceError
+from leasehold.adapters.sources.protocol import Batch, Reader
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.renewing import BackgroundMap
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard
 from leasehold.balancer.rules.kcl import Kcl
+from leasehold.errors import OutcomeUnknown, SourceError, StoreError
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold.stores.protocol import Listing, Lost, Malformed, Outcome, OutcomeUnknown, Promises, StoreError
+from leasehold.stores.protocol import Listing, Lost, Malformed, Outcome, Promises
 from leasehold.stores.writes import DeleteLease, LeaseChange, Write
 
 PROMISES = Promises()

@@ -14,13 +14,10 @@ from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.consuming import MIB, OPTIONS, Options, consumption, worker_id
 from leasehold.adapters.inputs import dashed
 from leasehold.adapters.json_form import RULES
-from leasehold.adapters.reading.dead_letters.letter import LetterError
 from leasehold.adapters.reading.events import CLOSED_STATUS, EventLines, JsonLines
 from leasehold.adapters.reading.handling import CHECKPOINT_SECONDS, Handling
 from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, READERS, endings
-from leasehold.adapters.sources.protocol import SourceError
-from leasehold.adapters.worker.holdings import WorkerError
-from leasehold.stores.protocol import StoreError
+from leasehold.errors import LetterError, SourceError, StoreError, WorkerError
 from leasehold.stores.urls import store_address
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")

@@ -18,7 +18,7 @@ from leasehold.adapters.steering.checkpoints import (
     verified,
     wanting,
 )
-from leasehold.stores.protocol import StoreError
+from leasehold.errors import StoreError
 from leasehold.stores.urls import open_store, store_address
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")

@@ -23,12 +23,13 @@ from leasehold.adapters.cli.live import has_keys, steer
 from leasehold.adapters.json_form import lease_json
 from leasehold.adapters.reading.status import MEANINGS, NUMBERS
 from leasehold.adapters.report.watching import SeenMove, TableWatch, WatchedTable, moved
-from leasehold.adapters.sources.protocol import Source, SourceError
+from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.sources.urls import open_source, source_address
 from leasehold.adapters.steering.swapping import opened
 from leasehold.adapters.worker.reach import STEP_SECONDS, STEPS, patience
+from leasehold.errors import OutcomeUnknown, SourceError, StoreError
 from leasehold.stores.printable import printable
-from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
+from leasehold.stores.protocol import Store
 
 LEASE_SECONDS = 10.0
 """Assumed where rows do not tell: the default of the Java KCL and of our own workers."""

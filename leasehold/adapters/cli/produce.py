@@ -18,13 +18,8 @@ from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.inputs import dashed
 from leasehold.adapters.producing import ProduceOptions, open_producer
 from leasehold.adapters.signals import replace_handler, restore_handler
-from leasehold.adapters.sources.kinesis.producer.producer import (
-    Producer,
-    ProducerError,
-    RecordFailed,
-    Writing,
-)
-from leasehold.adapters.sources.protocol import SourceError
+from leasehold.adapters.sources.kinesis.producer.producer import Producer, Writing
+from leasehold.errors import ProducerError, RecordFailed, SourceError
 from leasehold.stores.fields import decimal, encodable
 from leasehold.stores.printable import printable, text_of
 

@@ -15,7 +15,6 @@ from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.consuming import load
 from leasehold.adapters.inputs import start
 from leasehold.adapters.reading.dead_letters.boxes import open_letters, open_stream
-from leasehold.adapters.reading.dead_letters.letter import LetterError
 from leasehold.adapters.reading.dead_letters.replaying import (
     Deliver,
     HandlerCalls,
@@ -26,14 +25,12 @@ from leasehold.adapters.reading.dead_letters.replaying import (
 )
 from leasehold.adapters.reading.handling import Handling
 from leasehold.adapters.reading.slices import own_table
-from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.sources.urls import open_source
-from leasehold.adapters.worker.holdings import WorkerError
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, TRIM_HORIZON
+from leasehold.errors import LetterError, SourceError, StoreError, WorkerError
 from leasehold.stores.printable import printable_lines
-from leasehold.stores.protocol import StoreError
 from leasehold.stores.urls import open_store
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")

@@ -21,7 +21,7 @@ from leasehold.adapters.report.report import Moment, Report, looked, report, rep
 from leasehold.adapters.report.watching import WatchedTable
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.balancer.rules.shares import Groups
-from leasehold.stores.protocol import StoreError
+from leasehold.errors import StoreError
 from leasehold.stores.urls import name_of, open_store
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")

@@ -22,7 +22,7 @@ from leasehold.adapters.json_form import BadJsonField, JsonValue, lease_of, pars
 from leasehold.adapters.steering.checkpoints import STILL_SECONDS, Move, living, planned_resets, readable, reset
 from leasehold.adapters.worker.reach import reach_of
 from leasehold.balancer.model import SHARD_END, Lease, Position, at_timestamp
-from leasehold.stores.protocol import StoreError
+from leasehold.errors import StoreError
 from leasehold.stores.urls import open_store
 
 

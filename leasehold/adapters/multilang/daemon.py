@@ -26,13 +26,13 @@ from leasehold.adapters.multilang.protocol import CheckpointError
 from leasehold.adapters.reading.attempts import PlaceOrder
 from leasehold.adapters.reading.handling import DeadLetter, Delivery, FinalCheckpoint, Handling, Happening
 from leasehold.adapters.reading.runner import Runner
-from leasehold.adapters.sources.protocol import Batch, Record, SourceError
+from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.threads import spawn
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import Position
+from leasehold.errors import OutcomeUnknown, SourceError, StoreError
 from leasehold.stores.dynamodb.store import THROTTLED, code_of, is_missing
 from leasehold.stores.printable import escaped, said
-from leasehold.stores.protocol import OutcomeUnknown, StoreError
 
 log = escaped(logging.getLogger("leasehold.child"))
 

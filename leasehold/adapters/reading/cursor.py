@@ -55,8 +55,9 @@ from collections.abc import Callable
 
 from attrs import frozen
 
-from leasehold.adapters.sources.protocol import Batch, Reader, SourceError
+from leasehold.adapters.sources.protocol import Batch, Reader
 from leasehold.balancer.model import SHARD_END, Position, Shard
+from leasehold.errors import SourceError
 
 
 class NumbersFall(SourceError):

@@ -47,11 +47,11 @@ from leasehold.adapters.reading.handovers import AtWork, CallEnded, GivenUp, Han
 from leasehold.adapters.reading.lifecycle import FAULT_WAITS, PARENT_WAITS, ReadingStart, ReadingWorker, end
 from leasehold.adapters.reading.memory import MemoryBudget
 from leasehold.adapters.sources.call_patience import Backoff
-from leasehold.adapters.sources.protocol import Batch, SourceError, SourceUnavailable, Trimmed
+from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.lineage import readable
+from leasehold.errors import SourceError, SourceUnavailable, StoreError, Trimmed
 from leasehold.stores.printable import escaped, said
-from leasehold.stores.protocol import StoreError
 
 log = escaped(logging.getLogger("leasehold.reading"))
 

@@ -37,15 +37,13 @@ from leasehold.adapters.reading.handovers import Handovers
 from leasehold.adapters.reading.memory import MemoryBudget
 from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.signals import replace_handler, restore_handler
-from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.holdings import WorkerError
 from leasehold.adapters.worker.renewing import RETRY_SECONDS
 from leasehold.adapters.worker.scheduler import Queue, Scheduler
 from leasehold.adapters.worker.worker import Worker, nobody
 from leasehold.balancer.lookout import start_seconds
+from leasehold.errors import SourceError, StoreError, WorkerError
 from leasehold.stores.printable import escaped, few, said
-from leasehold.stores.protocol import StoreError
 
 log = escaped(logging.getLogger("leasehold.runner"))
 

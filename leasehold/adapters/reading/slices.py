@@ -19,15 +19,16 @@ from leasehold.adapters.reading.executors import HandlerExecutor
 from leasehold.adapters.reading.exporting import Meter
 from leasehold.adapters.reading.handling import Delivery, Handler, Handling, Happening
 from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, READERS, Runner, stopping_on_signals
-from leasehold.adapters.sources.protocol import Batch, PassingSource, Reader, Settled, Sliceable, Source, SourceError
+from leasehold.adapters.sources.protocol import Batch, PassingSource, Reader, Settled, Sliceable, Source
 from leasehold.adapters.threads import spawn
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.actions import Create
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Me, Position, at_timestamp
 from leasehold.balancer.plan import plan
+from leasehold.errors import SourceError, StoreError
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import Outcome, PassingStore, Store, StoreError
+from leasehold.stores.protocol import Outcome, PassingStore, Store
 from leasehold.stores.writes import CreateLease, Write
 
 NOTE = "slice"

@@ -15,11 +15,12 @@ from typing import Any
 
 from attrs import Factory, asdict, evolve, frozen
 
-from leasehold.adapters.sources.protocol import Source, SourceError
+from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.worker.reach import STEP_SECONDS, STEPS, Reach, growing, patience, reach_of
 from leasehold.balancer.contradictions import noted_on
 from leasehold.balancer.lineage import readable
 from leasehold.balancer.model import Lease
+from leasehold.errors import SourceError
 
 
 @frozen

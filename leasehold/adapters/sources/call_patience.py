@@ -20,9 +20,9 @@ from datetime import UTC, datetime
 from threading import Lock, Semaphore
 from typing import Any
 
-from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import Position
+from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.printable import escaped, said
 
 log = escaped(logging.getLogger("leasehold.kinesis"))

@@ -33,9 +33,10 @@ from leasehold.adapters.sources.kinesis.faults import (
 )
 from leasehold.adapters.sources.kinesis.poller import TRIMMED_TEXT, Poller
 from leasehold.adapters.sources.kinesis.source import PolledStream
-from leasehold.adapters.sources.protocol import Batch, Record, SourceError, Trimmed
+from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.threads import seconds
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
+from leasehold.errors import SourceError, Trimmed
 from leasehold.stores.aws import session_of
 from leasehold.stores.printable import escaped
 from leasehold.stores.urls import date_of

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 from attrs import Factory, evolve, field, frozen
 
 from leasehold.balancer.model import Lease, Position, Shard
+from leasehold.errors import SourceUnavailable
 
 if TYPE_CHECKING:  # boto3 is an extra
     from leasehold.adapters.sources.changes import Change
@@ -138,18 +139,6 @@ def rows_in_columns(home: str, *told: Any) -> Any:  # noqa: ANN401  an extra has
         what = f"batch.to_arrow() needs {missing.name}; install leasehold[arrow]"
         raise ModuleNotFoundError(what, name=missing.name) from missing
     return module.rows_of(*told)
-
-
-class SourceError(Exception):
-    """The source cannot be used as asked: no such stream, wrong credentials."""
-
-
-class SourceUnavailable(SourceError):
-    """The source could not be reached or asked us to slow down; trying again later may work."""
-
-
-class Trimmed(SourceError):
-    """The source answers, and the place that was asked for is not there any more, or never was."""
 
 
 class Reader(Protocol):

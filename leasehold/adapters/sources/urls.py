@@ -20,7 +20,8 @@ Those of AWS take `profile=NAME`, `role_arn=…` and `external_id=…` in place 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from leasehold.adapters.sources.protocol import Source, SourceError
+from leasehold.adapters.sources.protocol import Source
+from leasehold.errors import SourceError
 from leasehold.stores.urls import AWS, Scheme, endpoint_of, read_url, session_for
 
 if TYPE_CHECKING:  # an extra brings it

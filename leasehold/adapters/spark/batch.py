@@ -26,11 +26,12 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from leasehold.adapters.reading.cursor import Cursor, ShardPull
 from leasehold.adapters.reading.slices import Slice
 from leasehold.adapters.sources.call_patience import Backoff
-from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Settled, Sliceable, Source, SourceUnavailable
+from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Settled, Sliceable, Source
 from leasehold.adapters.spark.feed import Columns, read_through
 from leasehold.adapters.spark.lease_loop import STUCK_SECONDS
 from leasehold.adapters.spark.options import Given
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, HashRange, Lease, Position, Shard, at_timestamp
+from leasehold.errors import SourceUnavailable
 from leasehold.stores.printable import escaped
 
 log = escaped(logging.getLogger("leasehold.spark"))

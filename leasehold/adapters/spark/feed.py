@@ -33,14 +33,14 @@ from leasehold.adapters.reading.cursor import Cursor, EndShard, OpenReader, Read
 from leasehold.adapters.reading.handling import Measure
 from leasehold.adapters.reading.lifecycle import FAULT_WAITS, PARENT_WAITS, ReadingStart, ReadingWorker, end
 from leasehold.adapters.sources.call_patience import Backoff
-from leasehold.adapters.sources.protocol import Batch, Record, Source, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Batch, Record, Source
 from leasehold.adapters.sources.repeats import Tokens, Trail
 from leasehold.adapters.spark.offsets import Held
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.lineage import readable
 from leasehold.balancer.model import Lease, Position
+from leasehold.errors import SourceError, SourceUnavailable, StoreError
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import StoreError
 
 log = escaped(logging.getLogger("leasehold.spark"))
 

@@ -20,7 +20,7 @@ from leasehold.adapters.reading.exporting import exporting
 from leasehold.adapters.reading.handling import Handling
 from leasehold.adapters.reading.runner import Runner, Step
 from leasehold.adapters.reading.slices import is_read
-from leasehold.adapters.sources.protocol import Batch, SourceError
+from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.feed import ANY_SIZE, Chunk, ReadAheadPace, ReadAheadState, ShardPrefetcher
 from leasehold.adapters.spark.offsets import Held, shares
 from leasehold.adapters.threads import spawn
@@ -28,8 +28,8 @@ from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.lineage import readable
 from leasehold.balancer.model import Position, Version
+from leasehold.errors import SourceError, StoreError
 from leasehold.stores.printable import escaped, few, printable, text_of
-from leasehold.stores.protocol import StoreError
 
 log = escaped(logging.getLogger("leasehold.spark"))
 

@@ -25,13 +25,14 @@ from attrs import evolve, frozen
 
 from leasehold.adapters.reading.cursor import Cursor, ShardPull
 from leasehold.adapters.sources.call_patience import Backoff
-from leasehold.adapters.sources.protocol import Batch, Source, SourceUnavailable, Trimmed
+from leasehold.adapters.sources.protocol import Batch, Source
 from leasehold.adapters.spark.feed import Columns, read_through
 from leasehold.adapters.spark.lease_loop import Waiting, told
 from leasehold.adapters.spark.offsets import Offset, Range, text_of
 from leasehold.balancer.model import Lease
+from leasehold.errors import OutcomeUnknown, SourceUnavailable, StoreError, Trimmed
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import Done, OutcomeUnknown, Store, StoreError
+from leasehold.stores.protocol import Done, Store
 from leasehold.stores.writes import AnnotateLease
 
 log = escaped(logging.getLogger("leasehold.spark"))

@@ -16,7 +16,7 @@ from attrs import evolve, frozen
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, ReadMaxRows
 
 from leasehold.adapters.sources.call_patience import Backoff
-from leasehold.adapters.sources.protocol import Identified, Source, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Identified, Source
 from leasehold.adapters.spark.feed import ReadAheadPace, SourceSpec
 from leasehold.adapters.spark.fetching import Rows, spread
 from leasehold.adapters.spark.lease_loop import LeaseLoop, Waiting
@@ -29,8 +29,9 @@ from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.contradictions import INCARNATION, made_later
 from leasehold.balancer.model import Position
+from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
+from leasehold.stores.protocol import Store
 from leasehold.stores.swap import OneTableStore
 
 log = escaped(logging.getLogger("leasehold.spark"))

@@ -20,7 +20,8 @@ from attrs import evolve, frozen
 from leasehold.adapters.worker.notes import LATEST_MS, LATEST_POSITION, UNPINNED
 from leasehold.balancer.contradictions import CONTRADICTION, INCARNATION, SETTLED
 from leasehold.balancer.model import Lease, Position
-from leasehold.stores.protocol import Done, Lost, Outcome, OutcomeUnknown, Store, StoreError
+from leasehold.errors import OutcomeUnknown, StoreError
+from leasehold.stores.protocol import Done, Lost, Outcome, Store
 from leasehold.stores.swap import CONTROL, marked
 from leasehold.stores.writes import CheckpointLate, CreateLease, ReleaseLease, ResetLease
 

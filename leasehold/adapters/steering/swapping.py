@@ -11,7 +11,8 @@ from time import monotonic, sleep
 from attrs import frozen
 
 from leasehold.balancer.model import Lease
-from leasehold.stores.protocol import Done, Store, StoreError
+from leasehold.errors import StoreError
+from leasehold.stores.protocol import Done, Store
 from leasehold.stores.swap import (
     CONTROL,
     FROM,

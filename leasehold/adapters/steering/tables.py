@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode
 
 from attrs import evolve, field, frozen
 
-from leasehold.stores.protocol import StoreError
+from leasehold.errors import StoreError
 from leasehold.stores.swap import CONTROL, marked, signs_of_swap
 from leasehold.stores.urls import Scheme, endpoint_of, open_store, store_address
 

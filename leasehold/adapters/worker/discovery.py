@@ -13,7 +13,7 @@ from typing import Literal
 from attrs import evolve
 
 from leasehold.adapters.inputs import said_moment
-from leasehold.adapters.sources.protocol import Identified, Selective, Several, Source, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Identified, Selective, Several, Source
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.notes import LATEST_MS, LATEST_POSITION, UNPINNED
 from leasehold.adapters.worker.reach import Reach, reach_of
@@ -34,8 +34,9 @@ from leasehold.balancer.contradictions import (
 from leasehold.balancer.family import apart, problems
 from leasehold.balancer.lineage import HOLE_CONFIDENCE, ripe
 from leasehold.balancer.model import LATEST, History, Hole, Lease, Me, Position, Shard
+from leasehold.errors import SourceError, SourceUnavailable, StoreError
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import Done, Listing, Outcome, Store, StoreError
+from leasehold.stores.protocol import Done, Listing, Outcome, Store
 from leasehold.stores.writes import AnnotateLease, CreateLease, DeleteLease, ReleaseLease, ResetLease
 
 log = escaped(logging.getLogger("leasehold.discovery"))

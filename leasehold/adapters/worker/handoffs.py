@@ -14,8 +14,9 @@ from typing import Protocol, TypeVar
 from leasehold.balancer.actions import RequestHandoff
 from leasehold.balancer.handoff import asked_again
 from leasehold.balancer.model import Lease
+from leasehold.errors import StoreError
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import Done, Store, StoreError
+from leasehold.stores.protocol import Done, Store
 from leasehold.stores.writes import TakeBackLease, WithdrawRequest
 
 log = escaped(logging.getLogger("leasehold.handoff"))

@@ -50,9 +50,10 @@ from leasehold.adapters.worker.notes import Identity
 from leasehold.adapters.worker.reach import ReachMeter, Throughput
 from leasehold.balancer.lineage import EPOCHS_UNSEEN
 from leasehold.balancer.model import Lease, Notes, Position
+from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores import writes
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import Done, Outcome, OutcomeUnknown, Store, StoreError
+from leasehold.stores.protocol import Done, Outcome, Store
 
 log = escaped(logging.getLogger("leasehold.holding"))
 

@@ -23,15 +23,12 @@ from leasehold.adapters.worker.notes import Identity
 from leasehold.balancer.actions import Action, Claim, RequestHandoff, Steal
 from leasehold.balancer.contradictions import INCARNATION
 from leasehold.balancer.model import Lease, Version
+from leasehold.errors import StoreError, WorkerError
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import Done, Store, StoreError
+from leasehold.stores.protocol import Done, Store
 from leasehold.stores.writes import ClaimLease
 
 log = escaped(logging.getLogger("leasehold.holdings"))
-
-
-class WorkerError(Exception):
-    """The worker must not go on; the message says what is wrong, and what to do about it."""
 
 
 class Holdings:

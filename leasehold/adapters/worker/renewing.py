@@ -26,8 +26,9 @@ from leasehold.balancer.model import Lease, Me
 from leasehold.balancer.plan import renewals
 from leasehold.balancer.rules.shares import donation_order
 from leasehold.balancer.watch import Watch
+from leasehold.errors import StoreError
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import Promises, StoreError
+from leasehold.stores.protocol import Promises
 from leasehold.stores.writes import merged
 
 log = escaped(logging.getLogger("leasehold.renewing"))

@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from leasehold.adapters.worker.holding import Holding
+from leasehold.errors import OutcomeUnknown
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import OutcomeUnknown
 
 log = escaped(logging.getLogger("leasehold.worker"))
 

@@ -25,7 +25,8 @@ from leasehold.adapters.sources.protocol import Batch, PassingSource, Reader, So
 from leasehold.adapters.worker.spans import Acted, Handle, WorkerSpans
 from leasehold.balancer.actions import Action
 from leasehold.balancer.model import Lease, Position
-from leasehold.stores.protocol import Done, Listing, Outcome, OutcomeUnknown, PassingStore, Store
+from leasehold.errors import OutcomeUnknown
+from leasehold.stores.protocol import Done, Listing, Outcome, PassingStore, Store
 from leasehold.stores.writes import Write
 
 SCOPE = "leasehold"

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Literal
 from attrs import evolve
 
 from leasehold.adapters.sources.call_patience import Backoff
-from leasehold.adapters.sources.protocol import Named, Source, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Named, Source
 from leasehold.adapters.threads import ThreadScheduler, seconds
 from leasehold.adapters.worker.discovery import Discovery, MadeAnew, Recreated, expired_unread
 from leasehold.adapters.worker.handoffs import Handoffs, ParallelMap
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.holdings import Bench, Holdings, WorkerError
+from leasehold.adapters.worker.holdings import Bench, Holdings
 from leasehold.adapters.worker.notes import Identity, latest_notes
 from leasehold.adapters.worker.renewing import (
     RETRY_SECONDS,
@@ -46,9 +46,10 @@ from leasehold.balancer.lineage import NOT_STARTED
 from leasehold.balancer.lookout import LOOK_SECONDS, scaled
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, History, Lease, Me, Position, Shard
 from leasehold.balancer.plan import look_again, plan
+from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError, WorkerError
 from leasehold.stores.execute import execute
 from leasehold.stores.printable import escaped, few, printable
-from leasehold.stores.protocol import Done, Listing, Lost, OutcomeUnknown, Promises, Store, StoreError
+from leasehold.stores.protocol import Done, Listing, Lost, Promises, Store
 from leasehold.stores.writes import DeleteLease
 
 if TYPE_CHECKING:  # an extra

@@ -15,8 +15,8 @@ from uuid import uuid4
 from botocore.exceptions import ClientError
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_random_exponential
 
+from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.dynamodb.rows import KEY, Item, key_of, of_application, text
-from leasehold.stores.protocol import OutcomeUnknown, StoreError
 from leasehold.stores.requests import ObjectFields, Stored
 
 if TYPE_CHECKING:

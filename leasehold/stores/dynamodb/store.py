@@ -50,6 +50,7 @@ from tenacity import (
 )
 
 from leasehold.balancer.model import Lease
+from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.aws import CREDENTIALS_FROM, region_hint, session_of
 from leasehold.stores.aws_calls.pages import RowTexts, page_of
 from leasehold.stores.dynamodb.cells import CELL, DynamoCells, items_of
@@ -69,17 +70,7 @@ from leasehold.stores.dynamodb.rows import (
 from leasehold.stores.dynamodb.writes import Request, check_answer, request_of
 from leasehold.stores.fields import insist
 from leasehold.stores.printable import escaped, said
-from leasehold.stores.protocol import (
-    Done,
-    Listing,
-    Lost,
-    Malformed,
-    Outcome,
-    OutcomeUnknown,
-    Patience,
-    Promises,
-    StoreError,
-)
+from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, Patience, Promises
 from leasehold.stores.urls import endpoint_of, without_credentials
 from leasehold.stores.writes import CreateLease, DeleteLease, Write
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 from boto3 import Session
 
+from leasehold.errors import StoreError
 from leasehold.stores.aws import session_of
 from leasehold.stores.dynamodb.rows import APPLICATION
 from leasehold.stores.dynamodb.store import check_key, connect, translated
-from leasehold.stores.protocol import StoreError
 from leasehold.stores.urls import endpoint_of
 
 if TYPE_CHECKING:

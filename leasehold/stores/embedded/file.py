@@ -14,10 +14,11 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from leasehold.balancer.model import Lease
+from leasehold.errors import StoreError
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import COLUMNS, to_lease, to_row
 from leasehold.stores.printable import said
-from leasehold.stores.protocol import Done, Listing, Malformed, Outcome, PassingStore, StoreError
+from leasehold.stores.protocol import Done, Listing, Malformed, Outcome, PassingStore
 from leasehold.stores.writes import CreateLease, Write
 
 

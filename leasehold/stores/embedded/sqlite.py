@@ -23,6 +23,7 @@ from types import NoneType
 from typing import Any
 
 from leasehold.balancer.model import Lease
+from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.fields import (
     FIELDS,
     BadRowField,
@@ -36,7 +37,7 @@ from leasehold.stores.fields import (
     shown,
 )
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, OutcomeUnknown, Promises, StoreError
+from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, Promises
 from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Stored
 from leasehold.stores.writes import DeleteLease, Write, applied, counted
 

@@ -24,11 +24,12 @@ from requests import Session
 from requests.adapters import HTTPAdapter
 
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Position
+from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout, full_namespace
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore, Layout
 from leasehold.stores.printable import said
-from leasehold.stores.protocol import OutcomeUnknown, Patience, StoreError
+from leasehold.stores.protocol import Patience
 from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, bare, unanswered
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 

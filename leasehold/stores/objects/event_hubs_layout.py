@@ -13,8 +13,9 @@ from typing import ClassVar
 from attrs import frozen
 
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position
+from leasehold.errors import StoreError
 from leasehold.stores.fields import BadRowField, kilobytes, notes, position, shown, text, weight, whole
-from leasehold.stores.protocol import Promises, StoreError
+from leasehold.stores.protocol import Promises
 from leasehold.stores.requests import ObjectFields, Part, Parts, owned, owner_fields
 
 BEGINNING = "-1"

@@ -22,10 +22,11 @@ from google.auth.transport.requests import AuthorizedSession
 from google.cloud import storage  # type: ignore[import-untyped]
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
+from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.printable import printable, said, text_of
-from leasehold.stores.protocol import OutcomeUnknown, Patience, StoreError
+from leasehold.stores.protocol import Patience
 from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, unanswered
 from leasehold.stores.urls import date_of, endpoint_of
 

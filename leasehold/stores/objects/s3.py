@@ -26,11 +26,12 @@ from botocore.exceptions import (
 from botocore.parsers import ResponseParserError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
+from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.aws import session_of
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.printable import said
-from leasehold.stores.protocol import OutcomeUnknown, Patience, StoreError
+from leasehold.stores.protocol import Patience
 from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, bare, unanswered
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 

@@ -23,10 +23,11 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 
 from leasehold.balancer.model import Lease
+from leasehold.errors import StoreError
 from leasehold.stores.fields import insist, listing_of, readable
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.protocol import ATTEMPTS, Done, Listing, Lost, Malformed, Outcome, Promises, StoreError
+from leasehold.stores.protocol import ATTEMPTS, Done, Listing, Lost, Malformed, Outcome, Promises
 from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Objects, Part, Parts, Stored, prove
 from leasehold.stores.writes import CreateLease, DeleteLease, LeaseChange, Write, applied, created
 

@@ -19,8 +19,9 @@ from typing import Any, Protocol
 
 from attrs import define, evolve, frozen
 
+from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.printable import said
-from leasehold.stores.protocol import ATTEMPTS, OutcomeUnknown, StoreError
+from leasehold.stores.protocol import ATTEMPTS
 from leasehold.stores.requests import ObjectFields, Stored
 from leasehold.stores.sessions.rows import (
     SESSIONS,

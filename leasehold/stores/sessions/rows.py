@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote
 from attrs import Factory, evolve, field, frozen
 
 from leasehold.balancer.model import Lease, Notes, Position, Version
+from leasehold.errors import StoreError
 from leasehold.stores.fields import (
     FIELDS,
     BadRowField,
@@ -30,7 +31,7 @@ from leasehold.stores.fields import (
     weight,
     whole,
 )
-from leasehold.stores.protocol import Malformed, StoreError
+from leasehold.stores.protocol import Malformed
 from leasehold.stores.requests import ObjectFields, StampedNotes, Stored, heard, said, spelled, stamped, stamps
 
 LEASES, SESSIONS, TOLD = "lease/", "session/", "told/"

@@ -15,19 +15,9 @@ from uuid import uuid4
 from attrs import evolve
 
 from leasehold.balancer.model import Lease, Notes, Version
+from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores import writes
-from leasehold.stores.protocol import (
-    ATTEMPTS,
-    Done,
-    Listing,
-    Lost,
-    Malformed,
-    Outcome,
-    OutcomeUnknown,
-    Promises,
-    Store,
-    StoreError,
-)
+from leasehold.stores.protocol import ATTEMPTS, Done, Listing, Lost, Malformed, Outcome, Promises, Store
 from leasehold.stores.requests import StampedNotes, Stored
 from leasehold.stores.sessions.group import (
     GATHER_SECONDS,

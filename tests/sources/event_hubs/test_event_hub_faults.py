@@ -31,9 +31,10 @@ from leasehold.adapters.sources.event_hubs.access import (
     explained,
 )
 from leasehold.adapters.sources.event_hubs.poller import Background, EventPosition, open_url, starting
-from leasehold.adapters.sources.protocol import Record, Settled, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Record, Settled
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position
+from leasehold.errors import SourceError, SourceUnavailable
 
 SECRET = "Endpoint=sb://place.servicebus.windows.net;SharedAccessKeyName=name;SharedAccessKey=hidden;EntityPath=hub"  # noqa: S105  made up
 EXPIRES = 2_000_000_000

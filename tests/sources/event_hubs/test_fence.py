@@ -9,9 +9,9 @@ from hub_steps import Here, collected, fault, texts
 from waiters import until
 
 from leasehold.adapters.sources.event_hubs.poller import PartitionReader
-from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.steering.checkpoints import copied, planned_copies
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
+from leasehold.errors import SourceError
 from leasehold.stores.contract.actors import done
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.objects.blob import CONNECTION_STRING

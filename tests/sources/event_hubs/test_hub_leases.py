@@ -4,11 +4,11 @@ import pytest
 from hub_steps import Here
 from waiters import Clock
 
-from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.worker.renewing import RETRY_SECONDS
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position
+from leasehold.errors import SourceError
 from leasehold.stores.contract.actors import done
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Listing, Store

@@ -7,7 +7,7 @@ from azure.eventhub import EventData
 from azure.eventhub.amqp import AmqpAnnotatedMessage
 
 from leasehold.adapters.sources.event_hubs.records import record
-from leasehold.adapters.sources.protocol import SourceError
+from leasehold.errors import SourceError
 
 NOTED: dict[bytes, Any] = {b"x-opt-sequence-number": 17, b"x-opt-offset": b"4096", b"x-opt-partition-key": b"k"}
 

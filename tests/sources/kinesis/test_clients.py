@@ -16,7 +16,7 @@ from standins.wire_service import Raw
 from leasehold.adapters.sources.kinesis import clients, source
 from leasehold.adapters.sources.kinesis.clients import reading_client, seconds_of, utc
 from leasehold.adapters.sources.kinesis.source import KinesisSource
-from leasehold.adapters.sources.protocol import SourceUnavailable
+from leasehold.errors import SourceUnavailable
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient

@@ -18,9 +18,10 @@ from waiters import Clock, until
 from leasehold.adapters.sources.kinesis import fan_out
 from leasehold.adapters.sources.kinesis.clients import reading_client
 from leasehold.adapters.sources.kinesis.fan_out import EVENTS_WAITING, FanOut, StreamConsumer, SubscriptionReceiver
-from leasehold.adapters.sources.protocol import Batch, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Position, Shard, at_timestamp
+from leasehold.errors import SourceError, SourceUnavailable
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient

@@ -17,9 +17,10 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import Reason, UserRe
 from leasehold.adapters.sources.kinesis.faults import PollPace, said_plainly
 from leasehold.adapters.sources.kinesis.poller import Dropped, Poller
 from leasehold.adapters.sources.kinesis.source import KinesisSource
-from leasehold.adapters.sources.protocol import Record, Settled, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Record, Settled
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import HASH_KEYS, LATEST, TRIM_HORIZON, HashRange, Lease, Position, Shard, at_timestamp
+from leasehold.errors import SourceError, SourceUnavailable
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient

@@ -12,9 +12,9 @@ from waiters import AT_ONCE
 
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.producer.core import Settings
-from leasehold.adapters.sources.kinesis.producer.producer import Producer, ProducerError, RecordLate, Written
+from leasehold.adapters.sources.kinesis.producer.producer import Producer, Written
 from leasehold.adapters.sources.kinesis.records import Mark, Seen, unmarked
-from leasehold.adapters.sources.protocol import SourceError
+from leasehold.errors import ProducerError, RecordLate, SourceError
 
 pytestmark = pytest.mark.services
 

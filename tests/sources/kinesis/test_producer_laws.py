@@ -26,7 +26,8 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.producer import producer as module
 from leasehold.adapters.sources.kinesis.producer.core import Settings
-from leasehold.adapters.sources.kinesis.producer.producer import Producer, ProducerError, Writing
+from leasehold.adapters.sources.kinesis.producer.producer import Producer, Writing
+from leasehold.errors import ProducerError
 
 SECONDS = 30.0
 

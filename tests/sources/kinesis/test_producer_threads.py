@@ -12,8 +12,8 @@ from typing import Any, cast
 import pytest
 
 from leasehold.adapters.sources.kinesis.producer.core import Settings
-from leasehold.adapters.sources.kinesis.producer.producer import Producer, ProducerError, RecordLate, Written
-from leasehold.adapters.sources.protocol import SourceUnavailable
+from leasehold.adapters.sources.kinesis.producer.producer import Producer, Written
+from leasehold.errors import ProducerError, RecordLate, SourceUnavailable
 
 SHARD = {
     "ShardId": "s-0",

@@ -19,7 +19,7 @@ from leasehold.adapters.sources.kinesis.producer import producer as put_client
 from leasehold.adapters.sources.kinesis.producer.core import Placed, Refused, Settings, Unit, UnitOutcome, Unknown
 from leasehold.adapters.sources.kinesis.producer.producer import KinesisPutClient, Producer, client_of
 from leasehold.adapters.sources.kinesis.wire.hooks import PutRows, PutWire
-from leasehold.adapters.sources.protocol import SourceError
+from leasehold.errors import SourceError
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient

@@ -36,10 +36,11 @@ from leasehold.adapters.sources.kinesis.poller import STILL_ASKED, Poller
 from leasehold.adapters.sources.kinesis.producer.core import Placed, Unknown
 from leasehold.adapters.sources.kinesis.producer.producer import PUT_SECONDS, QUICK, KinesisPutClient
 from leasehold.adapters.sources.kinesis.source import KinesisSource
-from leasehold.adapters.sources.protocol import Batch, SourceUnavailable
+from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.adapters.worker.reach import SILENT_SECONDS, Reach, ReachMeter
 from leasehold.balancer.model import TRIM_HORIZON, Lease
+from leasehold.errors import SourceUnavailable
 
 QUICK_SECONDS = 0.1
 SUMMARY = {

@@ -19,12 +19,13 @@ from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.kinesis.streams import KinesisStreams
-from leasehold.adapters.sources.protocol import Batch, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.worker.discovery import Discovery
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Me, Position, Shard
+from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.protocol import Listing
 from leasehold.stores.urls import open_store
 

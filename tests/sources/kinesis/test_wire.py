@@ -17,8 +17,9 @@ from standins.wire_service import CBOR, WAYS, Answer, Spoken, Way, in_cbor, in_j
 from leasehold.adapters.sources.kinesis import clients
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.wire import hooks
-from leasehold.adapters.sources.protocol import Batch, SourceError
+from leasehold.adapters.sources.protocol import Batch
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Position
+from leasehold.errors import SourceError
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient

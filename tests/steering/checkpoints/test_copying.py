@@ -15,9 +15,10 @@ from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.notes import LATEST_MS, Identity
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
+from leasehold.errors import OutcomeUnknown
 from leasehold.stores.contract.actors import done, facts, owned, placed, unowned
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold.stores.protocol import Outcome, OutcomeUnknown
+from leasehold.stores.protocol import Outcome
 from leasehold.stores.writes import (
     CheckpointLease,
     ClaimLease,

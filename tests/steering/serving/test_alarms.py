@@ -27,7 +27,7 @@ from incidents import (
 from leasehold.adapters.steering.serving.app import exposition
 from leasehold.adapters.steering.serving.watcher import FleetRecord, TableWatcher
 from leasehold.balancer.config import Config
-from leasehold.stores.protocol import OutcomeUnknown
+from leasehold.errors import OutcomeUnknown
 
 RULES = Path(__file__).parents[3] / "docs" / "alarms" / "prometheus.yml"
 

@@ -29,10 +29,11 @@ from leasehold.adapters.steering.serving.watcher import FleetRecord, LagPoint, T
 from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease
+from leasehold.errors import OutcomeUnknown
 from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
-from leasehold.stores.protocol import Listing, OutcomeUnknown
+from leasehold.stores.protocol import Listing
 from leasehold.stores.writes import AnnotateLease, ReleaseLease, StealLease
 
 EVIL = '<b>x</b>"\\\n'

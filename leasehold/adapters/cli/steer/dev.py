@@ -18,7 +18,7 @@ from leasehold.adapters.demo.child import isolate
 from leasehold.adapters.demo.dev import DevServices, dev_services, wanted
 from leasehold.adapters.demo.stage import StreamError
 from leasehold.adapters.local.node import Command, ServiceError, serving
-from leasehold.stores.protocol import StoreError
+from leasehold.errors import StoreError
 from leasehold.stores.urls import open_store
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")

@@ -22,8 +22,8 @@ from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.steering.explaining import plans, rules_of, story
 from leasehold.adapters.steering.swapping import opened
 from leasehold.balancer.contradictions import noted
+from leasehold.errors import StoreError
 from leasehold.stores.printable import printable
-from leasehold.stores.protocol import StoreError
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

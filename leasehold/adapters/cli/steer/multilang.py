@@ -17,12 +17,9 @@ from leasehold.adapters.inputs import dashed
 from leasehold.adapters.multilang.children import Children
 from leasehold.adapters.multilang.daemon import ChildHandler
 from leasehold.adapters.multilang.properties import read_properties, understood_properties
-from leasehold.adapters.reading.dead_letters.letter import LetterError
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.signals import replace_handler
-from leasehold.adapters.sources.protocol import SourceError
-from leasehold.adapters.worker.holdings import WorkerError
-from leasehold.stores.protocol import StoreError
+from leasehold.errors import LetterError, SourceError, StoreError, WorkerError
 from leasehold.stores.urls import store_address
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")

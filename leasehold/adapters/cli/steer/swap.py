@@ -12,7 +12,7 @@ from leasehold.adapters.cli.common.asking import AsJson
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.steering.swapping import SwapProgress, awaited, ended, followed, observed, progress, sent
-from leasehold.stores.protocol import StoreError
+from leasehold.errors import StoreError
 from leasehold.stores.swap import TO, SwapStore, announced, tables_apart
 from leasehold.stores.urls import name_of, open_store
 

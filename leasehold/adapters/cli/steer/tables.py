@@ -11,7 +11,7 @@ from leasehold.adapters.cli.common.asking import AsJson
 from leasehold.adapters.cli.common.columns import Cells, Column, show
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.steering.tables import tables_at
-from leasehold.stores.protocol import StoreError
+from leasehold.errors import StoreError
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

@@ -23,8 +23,8 @@ from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.report.watching import alive
 from leasehold.adapters.steering.swapping import opened
 from leasehold.adapters.steering.what_if import FleetChange, forecast, names_of
+from leasehold.errors import StoreError
 from leasehold.stores.printable import printable
-from leasehold.stores.protocol import StoreError
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

@@ -28,7 +28,8 @@ import typer
 from attrs import Factory, define, evolve, field, frozen
 
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
-from leasehold.stores.protocol import Done, Lost, Outcome, OutcomeUnknown
+from leasehold.errors import OutcomeUnknown
+from leasehold.stores.protocol import Done, Lost, Outcome
 from leasehold.stores.requests import ObjectFields, Stored
 from leasehold.stores.sessions.rows import LEASES
 from leasehold.stores.sessions.store import SessionStore

@@ -24,7 +24,8 @@ from leasehold.adapters.proving.checker.sessions import (
     snapshot_of,
 )
 from leasehold.balancer.model import SHARD_END, Lease
-from leasehold.stores.protocol import Listing, Outcome, OutcomeUnknown, Promises, StoreError
+from leasehold.errors import OutcomeUnknown, StoreError
+from leasehold.stores.protocol import Listing, Outcome, Promises
 from leasehold.stores.swap import CONTROL, TO, WISH, SwapStore, parted
 from leasehold.stores.writes import AnnotateLease, Write
 

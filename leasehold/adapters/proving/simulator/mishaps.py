@@ -22,8 +22,7 @@ from typing import Literal, assert_never
 
 from attrs import frozen
 
-from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable, Trimmed
-from leasehold.stores.protocol import OutcomeUnknown, StoreError
+from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError, Trimmed
 
 HANG_SECONDS = 15.0
 """Longer than a lease of ten seconds and the third by which a renewal under way may exceed it."""

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 from uuid import uuid4
 
-from leasehold.adapters.reading.dead_letters.letter import Letter, LetterError, letter_for
+from leasehold.adapters.reading.dead_letters.letter import Letter, letter_for
 from leasehold.adapters.reading.handling import Delivery
+from leasehold.errors import LetterError
 from leasehold.stores.urls import AWS, Scheme, endpoint_of, read_url, session_for
 
 if TYPE_CHECKING:  # extras bring these

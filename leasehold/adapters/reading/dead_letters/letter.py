@@ -26,10 +26,6 @@ class BadLetter(Exception):
     """A text that is no letter."""
 
 
-class LetterError(Exception):
-    """Letters cannot be written or read there, for this reason."""
-
-
 @frozen
 class Letter:
     """A record that no attempt could handle.

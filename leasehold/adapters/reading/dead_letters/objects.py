@@ -5,10 +5,10 @@ from contextlib import contextmanager
 
 import boto3
 
-from leasehold.adapters.reading.dead_letters.letter import Letter, LetterError
+from leasehold.adapters.reading.dead_letters.letter import Letter
+from leasehold.errors import LetterError, StoreError
 from leasehold.stores.aws import session_of
 from leasehold.stores.objects.s3 import S3Objects
-from leasehold.stores.protocol import StoreError
 
 
 class ObjectBox:

@@ -22,14 +22,7 @@ from typing import Self
 from attrs import Factory, evolve, frozen
 
 from leasehold.adapters.reading.dead_letters.boxes import LetterBox, LetterFolder
-from leasehold.adapters.reading.dead_letters.letter import (
-    BadLetter,
-    Letter,
-    LetterError,
-    failed_again,
-    letter_of,
-    place_of,
-)
+from leasehold.adapters.reading.dead_letters.letter import BadLetter, Letter, failed_again, letter_of, place_of
 from leasehold.adapters.reading.handling import Delivery, Handler, Handling, fault_of
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.reading.slices import LOOK_SECONDS, is_read, run_until
@@ -37,6 +30,7 @@ from leasehold.adapters.sources.protocol import Batch, PassingSource, Reader, Re
 from leasehold.adapters.worker.reach import reach_of
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.model import Lease, Position
+from leasehold.errors import LetterError
 from leasehold.stores.printable import said
 
 Deliver = Callable[[Letter], Exception | None]

@@ -7,11 +7,11 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from leasehold.adapters.reading.dead_letters.letter import Letter, LetterError
+from leasehold.adapters.reading.dead_letters.letter import Letter
 from leasehold.adapters.sources.call_patience import POLL_SECONDS
 from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly, understood
 from leasehold.adapters.sources.kinesis.stream_arn import ask_by_arn, stream_address
-from leasehold.adapters.sources.protocol import SourceError
+from leasehold.errors import LetterError, SourceError
 from leasehold.stores.aws import session_of
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user

@@ -17,7 +17,7 @@ from azure.eventhub import TransportType, parse_connection_string
 from azure.eventhub.aio import EventHubConsumerClient
 from azure.eventhub.exceptions import AuthenticationError, EventHubError
 
-from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable, Trimmed
+from leasehold.errors import SourceError, SourceUnavailable, Trimmed
 from leasehold.stores.objects.event_hubs_layout import stream_of
 
 CONNECTION_STRING = "EVENTHUBS_CONNECTION_STRING"

@@ -54,18 +54,11 @@ from leasehold.adapters.sources.event_hubs.access import (
     http_proxy_of,
 )
 from leasehold.adapters.sources.event_hubs.records import record, tag_of
-from leasehold.adapters.sources.protocol import (
-    SETTLE_SECONDS,
-    Batch,
-    Record,
-    Settled,
-    SourceError,
-    SourceUnavailable,
-    rows_in_columns,
-)
+from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Record, Settled, rows_in_columns
 from leasehold.adapters.sources.repeats import Had, own_token
 from leasehold.adapters.threads import seconds, spawn
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
+from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.fields import decimal
 from leasehold.stores.objects.event_hubs_layout import BEGINNING, NO_OFFSET, full_namespace
 from leasehold.stores.printable import escaped, said

@@ -36,9 +36,9 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
 from leasehold.adapters.sources.kinesis.clients import KinesisClients
 from leasehold.adapters.sources.kinesis.faults import PollPace, code_of, said_plainly
 from leasehold.adapters.sources.kinesis.poller import Poller
-from leasehold.adapters.sources.protocol import SourceUnavailable
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import HashRange, Position
+from leasehold.errors import SourceUnavailable
 from leasehold.stores.printable import escaped, said
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user

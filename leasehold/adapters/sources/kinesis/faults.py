@@ -18,7 +18,7 @@ from botocore.exceptions import (
 )
 from botocore.parsers import ResponseParserError
 
-from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
+from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.aws import CREDENTIALS_FROM, region_hint
 from leasehold.stores.printable import said
 

@@ -45,9 +45,10 @@ from leasehold.adapters.sources.kinesis.records import (
     TokenedColumns,
     children,
 )
-from leasehold.adapters.sources.protocol import Batch, SourceUnavailable, Trimmed, rows_in_columns
+from leasehold.adapters.sources.protocol import Batch, rows_in_columns
 from leasehold.adapters.sources.repeats import Had
 from leasehold.balancer.model import TRIM_HORIZON, HashRange, Position
+from leasehold.errors import SourceUnavailable, Trimmed
 from leasehold.stores.printable import escaped
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user

@@ -27,9 +27,10 @@ from leasehold.adapters.sources.kinesis.faults import (
 from leasehold.adapters.sources.kinesis.poller import RECORDS, Poller
 from leasehold.adapters.sources.kinesis.records import listed
 from leasehold.adapters.sources.kinesis.stream_arn import stream_address
-from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Settled, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Settled
 from leasehold.adapters.threads import seconds
 from leasehold.balancer.model import Lease, Position, Shard, at_timestamp
+from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.aws import session_of
 from leasehold.stores.printable import escaped
 from leasehold.stores.urls import date_of

@@ -13,8 +13,9 @@ from attrs import evolve
 
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.kinesis.source import open_url as open_one
-from leasehold.adapters.sources.protocol import Batch, Reader, Settled, Source, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Batch, Reader, Settled, Source
 from leasehold.balancer.model import Lease, Position, Shard
+from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.printable import escaped
 
 if TYPE_CHECKING:  # imported where it is needed

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import frozen
 
-from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.sources.repeats import Tag
 from leasehold.adapters.spark.event_hubs.options import hub_of, secret_of_executor
 from leasehold.adapters.spark.options import Given
 from leasehold.adapters.spark.sink import RowWriter, SinkColumns, values_of
+from leasehold.errors import SourceError
 from leasehold.stores.printable import escaped, said
 
 if TYPE_CHECKING:  # an extra, which the process that plans a query need not have

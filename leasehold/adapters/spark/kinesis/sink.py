@@ -9,11 +9,11 @@ import logging
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import frozen
 
-from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.sources.repeats import Tag
 from leasehold.adapters.spark.kinesis.options import credentials_of
 from leasehold.adapters.spark.options import Given
 from leasehold.adapters.spark.sink import RowWriter, SinkColumns, values_of
+from leasehold.errors import SourceError
 from leasehold.stores.printable import escaped, said, text_of
 
 log = escaped(logging.getLogger("leasehold.spark"))

@@ -28,7 +28,7 @@ from threading import Condition, Lock
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import field, frozen
 
-from leasehold.adapters.sources.protocol import Batch, PassingSource, Source, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Batch, PassingSource, Source
 from leasehold.adapters.spark.feed import ANY_SIZE, AheadBuffer, ArrowBatch, Chunk, Columns, RowBuffer, SourceSpec
 from leasehold.adapters.spark.fetching import (
     REQUEST_SECONDS,
@@ -65,6 +65,7 @@ from leasehold.adapters.spark.readers.reader import ReaderSpec
 from leasehold.adapters.spark.replay import Place, replayed
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import Lease, Position
+from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.printable import escaped, said
 
 log = escaped(logging.getLogger("leasehold.spark"))

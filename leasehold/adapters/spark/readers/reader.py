@@ -27,7 +27,7 @@ from leasehold.adapters.json_form import BadJsonField
 from leasehold.adapters.reading.cursor import Cursor, ShardPull
 from leasehold.adapters.reading.runner import Schedule
 from leasehold.adapters.sources.call_patience import Backoff
-from leasehold.adapters.sources.protocol import Batch, Source, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Batch, Source
 from leasehold.adapters.spark.feed import ANY_SIZE, Chunk, Columns, RowBuffer, SourceSpec, chunk_of
 from leasehold.adapters.spark.fetching import RowServer
 from leasehold.adapters.spark.options import Address
@@ -49,6 +49,7 @@ from leasehold.adapters.spark.readers.messages import (
     lines,
 )
 from leasehold.adapters.threads import ThreadScheduler, seconds, spawn
+from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.printable import escaped
 
 log = escaped(logging.getLogger("leasehold.spark"))

@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from attrs import asdict, frozen
 
-from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.balancer.model import Lease, Shard
-from leasehold.stores.protocol import Listing, OutcomeUnknown, StoreError
+from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError
+from leasehold.stores.protocol import Listing
 from leasehold.stores.requests import SKEW_SECONDS, SkewWarning
 from leasehold.stores.urls import date_of
 

@@ -16,6 +16,7 @@ from leasehold.adapters.steering.doctor.attempts import (
     RightsTrial,
     ServiceClock,
 )
+from leasehold.errors import StoreError
 from leasehold.stores.aws import session_of
 from leasehold.stores.dynamodb.rows import APPLICATION, key_of, text
 from leasehold.stores.dynamodb.store import (
@@ -30,7 +31,6 @@ from leasehold.stores.dynamodb.store import (
     translated,
 )
 from leasehold.stores.dynamodb.tables import recoverable
-from leasehold.stores.protocol import StoreError
 from leasehold.stores.urls import endpoint_of
 
 

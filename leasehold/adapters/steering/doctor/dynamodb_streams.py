@@ -7,8 +7,8 @@ from leasehold.adapters.sources.call_patience import POLL_SECONDS
 from leasehold.adapters.sources.dynamodb_streams import STREAMS, is_arn, region_of
 from leasehold.adapters.sources.kinesis.clients import patient_client
 from leasehold.adapters.sources.kinesis.faults import said_plainly
-from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.steering.doctor.attempts import NotTried, RightAttempt, RightsTrial, ServiceClock
+from leasehold.errors import SourceError
 from leasehold.stores.aws import session_of
 from leasehold.stores.urls import without_credentials
 

@@ -6,8 +6,9 @@ from uuid import uuid4
 
 from leasehold.adapters.steering.doctor.attempts import NotThere, RightAttempt, RightsTrial
 from leasehold.balancer.model import Lease
+from leasehold.errors import StoreError
 from leasehold.stores.embedded import memory, sqlite
-from leasehold.stores.protocol import Lost, Store, StoreError
+from leasehold.stores.protocol import Lost, Store
 from leasehold.stores.writes import RenewLease
 
 

@@ -8,9 +8,9 @@ from azure.eventhub.exceptions import EventHubError
 
 from leasehold.adapters.sources.event_hubs.access import Access, Contended, explained
 from leasehold.adapters.sources.event_hubs.poller import Background, EventHubsSource, open_url
-from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.steering.doctor.attempts import RightAttempt, RightsTrial
 from leasehold.balancer.model import Lease
+from leasehold.errors import SourceError
 from leasehold.stores.objects.event_hubs_layout import BEGINNING
 
 LINK_SECONDS = 20.0

@@ -12,7 +12,7 @@ from typing import Any
 from attrs import Factory, define, evolve, frozen
 
 from leasehold.adapters.reading.runner import RENEWERS_MOST
-from leasehold.adapters.sources.protocol import Identified, Selective, Source, SourceError
+from leasehold.adapters.sources.protocol import Identified, Selective, Source
 from leasehold.adapters.sources.urls import open_source, source_address
 from leasehold.adapters.steering.doctor.attempts import Finding, RightsTrial, attempted, clock_of, recognised, well
 from leasehold.adapters.worker.reach import TELL_SECONDS
@@ -20,7 +20,8 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.contradictions import contradictions
 from leasehold.balancer.lookout import LOOK_SECONDS, scaled
 from leasehold.balancer.model import Shard
-from leasehold.stores.protocol import Listing, OutcomeUnknown, Promises, Store, StoreError
+from leasehold.errors import OutcomeUnknown, SourceError, StoreError
+from leasehold.stores.protocol import Listing, Promises, Store
 from leasehold.stores.urls import Scheme, open_store, store_address
 
 BILLED = frozenset({"dynamodb", "s3", "azblob", "gcs"})

@@ -10,8 +10,8 @@ from leasehold.adapters.sources.call_patience import POLL_SECONDS
 from leasehold.adapters.sources.kinesis.clients import reading_client
 from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly
 from leasehold.adapters.sources.kinesis.stream_arn import stream_address
-from leasehold.adapters.sources.protocol import SourceError
 from leasehold.adapters.steering.doctor.attempts import NotThere, NotTried, RightAttempt, RightsTrial, ServiceClock
+from leasehold.errors import SourceError
 from leasehold.stores.aws import session_of
 from leasehold.stores.urls import without_credentials
 

@@ -11,9 +11,9 @@ from leasehold.adapters.steering.doctor.attempts import (
     RightsTrial,
     ServiceClock,
 )
+from leasehold.errors import StoreError
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.protocol import StoreError
 from leasehold.stores.requests import FOLDER, Objects, prove
 from leasehold.stores.urls import Scheme, endpoint_of
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from psycopg import errors
 
 from leasehold.adapters.steering.doctor.attempts import REQUEST_SECONDS, NotThere, NotTried, RightAttempt, RightsTrial
+from leasehold.errors import StoreError
 from leasehold.stores.postgres import PATIENCE, PostgresStore, place_of
-from leasehold.stores.protocol import StoreError
 
 
 def trial(place: str, options: Mapping[str, str]) -> RightsTrial:

@@ -19,13 +19,14 @@ from attrs import evolve, frozen
 from leasehold.adapters.reading.status import Status, fleet_lag, group_status
 from leasehold.adapters.report.page import COLOURS, Line, lines
 from leasehold.adapters.report.watching import SeenMove, TableWatch, WatchedTable, moved, picture
-from leasehold.adapters.sources.protocol import Source, SourceError
+from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.steering.explaining import plans, rules_between, rules_of, story
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.config import Config
 from leasehold.balancer.counting import expires_above
+from leasehold.errors import SourceError, StoreError
 from leasehold.stores.printable import said, text_of
-from leasehold.stores.protocol import Store, StoreError
+from leasehold.stores.protocol import Store
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS moves (store TEXT, at REAL, key TEXT, before TEXT, after TEXT, rule TEXT);

@@ -29,12 +29,13 @@ from leasehold.adapters.proving.simulator.mishaps import (
 )
 from leasehold.adapters.proving.simulator.world.world import Caller, ListSource, SimulatedTable, UnitBudget, World
 from leasehold.adapters.sources.call_patience import LOOK_SECONDS, CallPatience, StillAsked, TimedClients
-from leasehold.adapters.sources.protocol import Batch, Reader, SourceUnavailable
+from leasehold.adapters.sources.protocol import Batch, Reader
 from leasehold.adapters.worker.scheduler import Scheduler
 from leasehold.balancer.bulletin import CALL
 from leasehold.balancer.model import Lease, Position, Shard, Version
+from leasehold.errors import OutcomeUnknown, SourceUnavailable
 from leasehold.stores import writes
-from leasehold.stores.protocol import Done, Listing, Lost, Outcome, OutcomeUnknown, Promises
+from leasehold.stores.protocol import Done, Listing, Lost, Outcome, Promises
 
 T = TypeVar("T")
 

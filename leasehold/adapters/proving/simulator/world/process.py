@@ -18,17 +18,17 @@ from leasehold.adapters.proving.simulator.world.tasks import Killed, VirtualExec
 from leasehold.adapters.proving.simulator.world.world import World
 from leasehold.adapters.reading.handling import Delivery, FinalCheckpoint, Handling, Happening
 from leasehold.adapters.reading.runner import Runner, Step
-from leasehold.adapters.sources.protocol import Batch, SourceError
+from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.handoffs import ParallelMap
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.holdings import WorkerError
 from leasehold.adapters.worker.scheduler import Unread
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.actions import Look
 from leasehold.balancer.lookout import until_late_judged
 from leasehold.balancer.watch import Watch
+from leasehold.errors import OutcomeUnknown, SourceError, StoreError, WorkerError
 from leasehold.stores.printable import said
-from leasehold.stores.protocol import OutcomeUnknown, Store, StoreError
+from leasehold.stores.protocol import Store
 
 
 class Paced(Worker):

@@ -16,11 +16,12 @@ from leasehold.adapters.history.events import RunHistory
 from leasehold.adapters.proving.simulator.mishaps import CallEvent
 from leasehold.adapters.proving.simulator.scenario import Member, Scenario
 from leasehold.adapters.proving.simulator.world.tasks import Tasks
-from leasehold.adapters.sources.protocol import Batch, Reader, Record, SourceError, SourceUnavailable
+from leasehold.adapters.sources.protocol import Batch, Reader, Record
 from leasehold.adapters.worker.renewing import first_watch
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, Lease, Position, Shard, at_timestamp
 from leasehold.balancer.watch import Watch
+from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.embedded.memory import MemoryCells, MemoryStore
 from leasehold.stores.protocol import Done, Listing, Outcome, Promises
 from leasehold.stores.writes import DeleteLease, Write

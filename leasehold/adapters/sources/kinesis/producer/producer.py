@@ -65,9 +65,9 @@ from leasehold.adapters.sources.kinesis.producer.core import (
 )
 from leasehold.adapters.sources.kinesis.records import MARK_BYTES, Mark, listed, marked
 from leasehold.adapters.sources.kinesis.stream_arn import ask_by_arn
-from leasehold.adapters.sources.protocol import SourceError, SourceUnavailable
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import HASH_KEYS
+from leasehold.errors import ProducerError, RecordFailed, RecordLate, SourceError, SourceUnavailable
 from leasehold.stores.fields import decimal
 from leasehold.stores.printable import escaped, said, text_of
 
@@ -248,14 +248,6 @@ class Written:
     sub_sequence_number: int
 
 
-class ProducerError(Exception):
-    """A record was not written, as far as is known."""
-
-
-class RecordLate(ProducerError):
-    """The record's time to live was over; it may be in the stream all the same if the text says so."""
-
-
 class Outcomes:
     """Wakes those who wait for records of one producer, and knows why no more results come."""
 
@@ -279,10 +271,6 @@ def _elsewhere() -> "ProducerError":
         "this producer belongs to another process: a fork copies none of its threads, so it sends nothing here; "
         "open a producer in each process, after the fork"
     )
-
-
-class RecordFailed(ProducerError):
-    """The record cannot be sent, and others can; it may be in the stream all the same if the text says so."""
 
 
 @define(eq=False)
