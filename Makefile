@@ -53,7 +53,6 @@ check: $(READY) ## format, lint, types, import contracts, rules of the house, gr
 	@set -e; for conftest in $$(find tests -mindepth 2 -name conftest.py); do MYPYPATH=tests $(BIN)/mypy $$conftest; done
 	$(BIN)/python tests/docs/snippet_types.py
 	$(BIN)/lint-imports
-	$(BIN)/python tests/house_figures.py
 	$(BIN)/python benchmarks/growth.py --check
 	$(BIN)/pytest -q tests/test_house.py tests/docs/test_site.py
 

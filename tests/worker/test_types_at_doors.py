@@ -53,7 +53,9 @@ def test_an_option_of_the_wrong_type_is_refused_by_name(option: str) -> None:
         assert str(refused.value), value
 
 
-@pytest.mark.parametrize("handler", [each for each in STRANGE if not isinstance(each, str)], ids=repr)
+@pytest.mark.parametrize(
+    "handler", [each for each in STRANGE if not isinstance(each, str)], ids=lambda each: type(each).__name__
+)
 def test_a_handler_that_cannot_be_called_is_refused(handler: Any) -> None:  # noqa: ANN401  anything
     """A worker never starts with a handler that would fail every batch."""
     with pytest.raises((ValueError, TypeError)):
