@@ -194,7 +194,7 @@ class KinesisPutClient:
             for unit in units
         )
         try:
-            with said_plainly(self._stream), understood(self._stream):
+            with said_plainly(self._stream):
                 answer = self._putting.call("put_records", StreamName=self._stream, Records=rows)
         except SourceError as fault:
             cause = fault.__cause__
