@@ -5,8 +5,11 @@ through here.
 """
 
 import logging
+import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
 
 SAID_MOST = 2000
 """Characters of an error's text that are said: it may hold a whole batch."""
@@ -55,10 +58,34 @@ def said(error: BaseException) -> str:
     return printable(f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 
-def escaped(log: logging.Logger) -> logging.Logger:
-    """The logger, with every message made printable for all handlers."""
+if TYPE_CHECKING:
+    _Adapter = logging.LoggerAdapter[logging.Logger]
+else:
+    _Adapter = logging.LoggerAdapter
+
+
+class SafeLog(_Adapter):
+    """A logger that never raises: a program's handlers and filters may, and a thread that logs must go on.
+
+    A line that could not be logged goes to standard error, with the reason.
+    """
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:  # noqa: ANN401  as logging's
+        """Log as `logging.Logger.log` does, whatever handlers and filters raise."""
+        # One frame further than the caller of `warning` and the like, which logging leaves out by itself.
+        kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
+        try:
+            self.logger.log(level, msg, *args, **kwargs)
+        except Exception as fault:  # noqa: BLE001  whatever a user's handler raises
+            with suppress(Exception):  # standard error may be missing, closed, or full
+                line = f"{self.logger.name}: {printable(str(msg) % args if args else str(msg))}"
+                sys.stderr.write(f"{line} (a handler of the log raised {said(fault)})\n")
+
+
+def escaped(log: logging.Logger) -> SafeLog:
+    """The logger, which never raises, with every message made printable for all handlers."""
     log.addFilter(_escape)
-    return log
+    return SafeLog(log, {})
 
 
 def _escape(record: logging.LogRecord) -> bool:

@@ -52,6 +52,12 @@ row that another one outranks, the epoch up to which it is a copy and no truth."
 CLOSED = "closed"
 """The last word of the control row: every lease is in TO, and new ones are made there."""
 
+OVER = "swap_over"
+"""Our note on a row of the same key in FROM: the swap is over, and the store named here alone has the leases.
+
+Workers that are restarted with both stores before they are redeployed, and the command if it is run again, find it.
+"""
+
 LOOK_SECONDS = 2.0
 """A worker that writes anything reads the control row as often."""
 
@@ -144,7 +150,10 @@ def signs_of_swap(leases: Iterable[Lease]) -> tuple[str, ...]:
             f"{moved} leases went on in another table, or are on their way (leasehold swap): look there, too; "
             "--to TO shows both"
         )
-    if any(lease.key == CONTROL for lease in rows):
+    control = next((lease for lease in rows if lease.key == CONTROL), None)
+    if control is not None and (goal := control.note(OVER)) is not None:
+        found.append(f"the leases have moved to {goal} (leasehold swap), and that swap is over: look there")
+    elif control is not None:
         found.append(f"{CONTROL} is no lease: a swap into this table is not over (leasehold swap FROM TO --status)")
     return tuple(found)
 
@@ -229,6 +238,7 @@ class SwapStore:
         listings = [table.list() for table in self._tables]
         rows = [{row.key: row for row in listing.leases} for listing in listings]
         self._heed(rows[TO].pop(CONTROL, None), certain=False)
+        rows[FROM].pop(CONTROL, None)  # it says that the swap is over, as the absence of the other one does
         bad = {one.key: one for listing in listings for one in listing.malformed}
         keys = sorted((rows[FROM].keys() | rows[TO].keys()) - bad.keys())
         pairs = self._mended({key: RowPair((rows[FROM].get(key), rows[TO].get(key))) for key in keys})
@@ -515,11 +525,18 @@ def of_this_swap(control: Lease, names: tuple[str, str]) -> Lease:
     return control
 
 
-def announced(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease:
-    """The control row of the swap between these tables, made if there is none.
+def swap_is_over(tables: tuple[Store, Store], names: tuple[str, str]) -> bool:
+    """Return whether a swap between these tables has ended: TO alone has the leases."""
+    return any(row.note(OVER) == names[TO] for row in tables[FROM].get([CONTROL])) and not tables[TO].get([CONTROL])
+
+
+def announced(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease | None:
+    """The control row of the swap between these tables, made if there is none; None if the swap is over.
 
     Raises StoreError where TO has leases of another life, or is the goal of another swap.
     """
+    if swap_is_over(tables, names):
+        return None
     found = tables[TO].get([CONTROL])
     if not found:
         listing = tables[TO].list()
@@ -607,7 +624,10 @@ class OneTableStore(PassingStore):
     def list(self) -> Listing:
         """Every lease. Raises StoreError, saying what to do, where some are elsewhere."""
         listing = super().list()
-        if any(row.key == CONTROL for row in listing.leases):
+        control = next((row for row in listing.leases if row.key == CONTROL), None)
+        if control is not None and (goal := control.note(OVER)) is not None:
+            raise StoreError(f"the leases have moved to {goal} by `leasehold swap`; start the worker with it")
+        if control is not None:
             raise StoreError(
                 "this table is the goal of a swap that is not over; start the worker with both: --store FROM --to TO"
             )

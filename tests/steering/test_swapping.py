@@ -32,7 +32,19 @@ from leasehold.errors import StoreError
 from leasehold.stores.contract.actors import done, owned, stored
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Store
-from leasehold.stores.swap import CONTROL, FROM, MARK, TO, SwapStore, announced, tables_apart
+from leasehold.stores.swap import (
+    CONTROL,
+    FROM,
+    MARK,
+    OVER,
+    TO,
+    OneTableStore,
+    SwapStore,
+    announced,
+    signs_of_swap,
+    swap_is_over,
+    tables_apart,
+)
 from leasehold.stores.urls import name_of, open_store
 from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, RenewLease
 
@@ -84,8 +96,52 @@ def test_a_swap_goes_there_and_is_over(tables: tuple[Store, Store]) -> None:
     assert stored(store, "s-0").owner == "ann"
     with pytest.raises(StoreError, match="no swap is under way"):
         progress(tables, store, NAMES[TO])
-    with pytest.raises(StoreError, match="is no part of a swap"):
-        announced(tables, NAMES)
+    assert swap_is_over(tables, NAMES)
+
+
+def _over(tables: tuple[Store, Store]) -> None:
+    """Carry the swap through to its end."""
+    store = joined(tables)
+    sent(tables, "to")
+    list(followed(tables, store, NAMES[TO], renewing(tables)))
+    ended(tables, store, NAMES[TO], renewing(tables))
+
+
+def test_a_worker_restarted_with_both_stores_after_the_swap_is_over_reads_on_in_to(tables: tuple[Store, Store]) -> None:
+    """It joins what TO has, makes new leases there, and shows no control row as a lease; so does a second start."""
+    _over(tables)
+    for _ in range(2):
+        assert announced(tables, NAMES) is None
+        restarted = SwapStore(tables, NAMES[TO], look_seconds=0.0)
+        assert [lease.key for lease in restarted.list().leases if lease.key == CONTROL] == []
+        assert done(restarted.write(RenewLease(stored(restarted, "s-0")))).checkpoint == Position("5")
+    done(restarted.write(CreateLease(Lease("s-9"))))
+    assert [row.key for row in tables[TO].get(["s-9"])] == ["s-9"]
+    assert tables[FROM].get(["s-9"]) == ()
+
+
+def test_a_worker_that_knows_from_alone_is_told_where_the_leases_are(tables: tuple[Store, Store]) -> None:
+    """TO alone has no trace of the swap."""
+    _over(tables)
+    with pytest.raises(StoreError, match=f"have moved to {NAMES[TO]} by `leasehold swap`; start the worker with it"):
+        OneTableStore(tables[FROM]).list()
+    assert len(OneTableStore(tables[TO]).list().leases) == 3
+    assert "that swap is over: look there" in signs_of_swap(tables[FROM].list().leases)[-1]
+    assert signs_of_swap(tables[TO].list().leases) == ()
+
+
+def test_a_swap_that_ended_half_way_through_its_last_two_writes_is_ended_by_the_next_run(
+    tables: tuple[Store, Store],
+) -> None:
+    """While both rows are there, the control row speaks."""
+    store = joined(tables)
+    sent(tables, "to")
+    list(followed(tables, store, NAMES[TO], renewing(tables)))
+    done(tables[FROM].write(CreateLease(Lease(CONTROL, checkpoint=SHARD_END, notes=((OVER, NAMES[TO]),)))))
+    assert not swap_is_over(tables, NAMES)
+    assert announced(tables, NAMES) is not None
+    ended(tables, store, NAMES[TO], renewing(tables))
+    assert swap_is_over(tables, NAMES)
 
 
 def test_a_swap_goes_back_until_it_is_over(tables: tuple[Store, Store]) -> None:

@@ -26,7 +26,7 @@ from leasehold.adapters.spark.event_hubs.options import refuse_secrets
 from leasehold.adapters.spark.options import Given
 from leasehold.adapters.spark.pipeline import OutputPlace, Recipe, aggregate, aggregated, begun, finished, land, session
 from leasehold.adapters.spark.supervision import WAIT_SECONDS, passing
-from leasehold.stores.printable import printable
+from leasehold.stores.printable import escaped, printable
 
 OURS = re.compile(r"\b(?:leasehold\.[\w.]+|ValueError|ImportError): (.+)")
 """A fault of ours in the words of Spark, which has put its own before it."""
@@ -198,7 +198,7 @@ def run(
         else:
             return
         wait = waits.next()
-        logging.getLogger("leasehold.spark").warning(
+        escaped(logging.getLogger("leasehold.spark")).warning(
             "the queries ended, starting them again in %.0f s (%d in a row): %s", wait, waits.faults, cause
         )
         for _ in range(math.ceil(wait)):

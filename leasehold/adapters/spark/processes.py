@@ -46,7 +46,7 @@ def speak() -> None:
     """Send warnings, and the events of the query's leases, to the driver's log."""
     # Spark sets up no logging in this process; if the user did, it is left as it is.
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if log.level == logging.NOTSET:
+    if log.logger.level == logging.NOTSET:
         log.setLevel(logging.INFO)
 
 

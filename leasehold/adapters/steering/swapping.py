@@ -10,13 +10,14 @@ from time import monotonic, sleep
 
 from attrs import frozen
 
-from leasehold.balancer.model import Lease
+from leasehold.balancer.model import SHARD_END, Lease
 from leasehold.errors import StoreError
 from leasehold.stores.protocol import Done, Store
 from leasehold.stores.swap import (
     CONTROL,
     FROM,
     KNOWS,
+    OVER,
     TO,
     WISH,
     SwapPlaces,
@@ -27,11 +28,12 @@ from leasehold.stores.swap import (
     of_this_swap,
     parted,
     places_of,
+    swap_is_over,
     tables_apart,
     way_of,
 )
 from leasehold.stores.urls import name_of, open_store
-from leasehold.stores.writes import AnnotateLease, DeleteLease
+from leasehold.stores.writes import AnnotateLease, CreateLease, DeleteLease
 
 LOOK_SECONDS = 1.0
 """Between two looks at the tables."""
@@ -58,9 +60,13 @@ def opened(store: str, to: str | None = None) -> Store:
         source, target = (
             failed.enter_context(closing(open_store(url, create=False, write=False))) for url in (store, to)
         )
-        both = observed((source, target), (name_of(store), name_of(to)))
+        tables, names = (source, target), (name_of(store), name_of(to))
+        over = swap_is_over(tables, names)
+        found: Store = target if over else observed(tables, names)
+        if over:
+            source.close()
         failed.pop_all()
-    return both
+    return found
 
 
 @frozen
@@ -148,6 +154,9 @@ def ended(
     pause(SETTLE_SECONDS)
     for _ in followed(tables, store, goal_name, pause):
         pass
+    # Before the control row goes: a worker that is restarted with both stores finds one or the other.
+    over = Lease(CONTROL, checkpoint=SHARD_END, notes=((OVER, goal_name),))
+    tables[FROM].write(CreateLease(over))  # refused: an earlier run of the command has written it
     tables[TO].write(DeleteLease(control_of(tables)))
 
 

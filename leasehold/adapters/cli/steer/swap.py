@@ -13,7 +13,7 @@ from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.steering.swapping import SwapProgress, awaited, ended, followed, observed, progress, sent
 from leasehold.errors import StoreError
-from leasehold.stores.swap import TO, SwapStore, announced, tables_apart
+from leasehold.stores.swap import TO, SwapStore, announced, swap_is_over, tables_apart
 from leasehold.stores.urls import name_of, open_store
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -65,6 +65,11 @@ def command(  # noqa: PLR0917  one for each option
         target = open_store(to, create=create and not (status or back))
         opened.callback(target.close)
         tables = (source, target)
+        if swap_is_over(tables, names):
+            if back:
+                raise StoreError("the swap is over; to go back, swap from TO to a new, empty table")
+            print(json.dumps({"way": "over"}) if as_json else _LAST[False])
+            return
         if status or back:
             store = observed(tables, names)
         else:
