@@ -16,7 +16,7 @@ from typing import Any
 from attrs import Factory, asdict, evolve, frozen
 
 from leasehold.adapters.sources.protocol import Source, SourceError
-from leasehold.adapters.worker.reach import STEP_SECONDS, STEPS, Reach, growing, patience, reach_of
+from leasehold.adapters.worker.reach import STEP_SECONDS, STEPS, Reach, growing, patience, reach_of, told_within
 from leasehold.balancer.contradictions import noted_on
 from leasehold.balancer.lineage import readable
 from leasehold.balancer.model import Lease
@@ -296,7 +296,7 @@ def status_of(
         return Status("STALLED", f"{_stood(reach, now)}{who}")
     # Asked before the note is: whatever it tells of its reading, nobody reads on.
     if alone > long or (lease.owner is None and not recent):
-        whose = "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and has not been heard of"
+        whose = _silent(lease)
         if alone > long:
             fault = f"; the last fault: {reach.fault}" if reach is not None and reach.fault else ""
             return Status("ORPHAN", f"{whose} for {alone:.0f} s, and nobody else takes it{fault}")
@@ -308,6 +308,9 @@ def status_of(
         return _untold(lease, lag, watched, watch, long)
     # Renewed while we looked, with an old note: its clock is behind ours, and its times are its own.
     told = _told(reach, max(now, reach.at) if recent else reach.at, long)
+    if told.word == "UNREAD" and own and alone > told_within(reach.lease or lease_seconds):
+        # Its note is overdue as well: the owner is gone, rather than idle.
+        return Status("ORPHAN", f"{_silent(lease)} for {alone:.0f} s, and nobody else takes it")
     if told.ok and own and reach.overdue(lease.idle):
         return Status("OK", f"{told.says} {now - reach.at:.0f} s ago; {lease.owner} should have renewed it since")
     if not told.ok or own:
@@ -315,6 +318,10 @@ def status_of(
     return Status(
         "OK", "nobody owns it: the next look of a worker finds it" if lease.owner is None else "it came lately"
     )
+
+
+def _silent(lease: Lease) -> str:
+    return "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and has not been heard of"
 
 
 def _told(reach: Reach, now: float, long: float) -> Status:
