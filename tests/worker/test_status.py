@@ -62,6 +62,12 @@ LONE = "a owns it and has not been heard of"
             0.0,
             Status("STALLED", "it has stood for 70 s: throttled"),
         ),
+        # Read last just before its owner was last heard of, half a minute ago.
+        (
+            row(evolve(LATE, at=NOW - 30, read=NOW - 51, done=NOW - 51)),
+            0.0,
+            Status("ORPHAN", f"{LONE} for 30 s, and nobody else takes it"),
+        ),
         # An owner of two minutes renews, and so tells, less often.
         (row(evolve(LATE, lease=120.0)), 0.0, Status("OK", "70.0 s behind")),
         # A note that is old, by a table that was looked at once; where its row has moved since, its clock errs.

@@ -16,7 +16,7 @@ from typing import Any
 from attrs import Factory, asdict, evolve, frozen
 
 from leasehold.adapters.sources.protocol import Source
-from leasehold.adapters.worker.reach import STEP_SECONDS, STEPS, Reach, growing, patience, reach_of
+from leasehold.adapters.worker.reach import STEP_SECONDS, STEPS, Reach, growing, patience, reach_of, told_within
 from leasehold.balancer.contradictions import noted_on
 from leasehold.balancer.lineage import readable
 from leasehold.balancer.model import Lease
@@ -297,18 +297,15 @@ def status_of(
         return Status("STALLED", f"{_stood(reach, now)}{who}")
     # Asked before the note is: whatever it tells of its reading, nobody reads on.
     if alone > long or (lease.owner is None and not recent):
-        whose = "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and has not been heard of"
-        if alone > long:
-            fault = f"; the last fault: {reach.fault}" if reach is not None and reach.fault else ""
-            return Status("ORPHAN", f"{whose} for {alone:.0f} s, and nobody else takes it{fault}")
-        if watched <= 0:
-            return Status("UNKNOWN", f"{whose}; one look does not tell for how long: watch it (--watch)")
-        return Status("UNKNOWN", f"{whose} for {alone:.0f} s as far as was seen; within {long:.0f} s somebody should")
+        return _lone(lease, reach, alone, long, watched)
     own = reach is not None and reach.owner == lease.owner and reach.at != watch.former
     if reach is None or not (recent or own):
         return _untold(lease, lag, watched, watch, long)
     # Renewed while we looked, with an old note: its clock is behind ours, and its times are its own.
     told = _told(reach, max(now, reach.at) if recent else reach.at, long)
+    if told.word == "UNREAD" and own and alone > told_within(reach.lease or lease_seconds):
+        # Its note is overdue as well: the owner is gone, rather than idle.
+        return _lone(lease, reach, alone, 0.0, watched)
     if told.ok and own and reach.overdue(lease.idle):
         return Status("OK", f"{told.says} {now - reach.at:.0f} s ago; {lease.owner} should have renewed it since")
     if not told.ok or own:
@@ -316,6 +313,17 @@ def status_of(
     return Status(
         "OK", "nobody owns it: the next look of a worker finds it" if lease.owner is None else "it came lately"
     )
+
+
+def _lone(lease: Lease, reach: Reach | None, alone: float, long: float, watched: float) -> Status:
+    """The status of a lease that has no owner, or one that was not heard of, for so many seconds."""
+    whose = "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and has not been heard of"
+    if alone > long:
+        fault = f"; the last fault: {reach.fault}" if reach is not None and reach.fault else ""
+        return Status("ORPHAN", f"{whose} for {alone:.0f} s, and nobody else takes it{fault}")
+    if watched <= 0:
+        return Status("UNKNOWN", f"{whose}; one look does not tell for how long: watch it (--watch)")
+    return Status("UNKNOWN", f"{whose} for {alone:.0f} s as far as was seen; within {long:.0f} s somebody should")
 
 
 def _told(reach: Reach, now: float, long: float) -> Status:

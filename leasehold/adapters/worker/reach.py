@@ -96,6 +96,11 @@ LARGEST = 1e12
 """No time and no count of a real row comes near."""
 
 
+def told_within(lease_seconds: float) -> float:
+    """Return the seconds within which a living owner writes its next note."""
+    return TELL_SECONDS + RENEWED * lease_seconds
+
+
 def patience(lease_seconds: float) -> float:
     """How long a lease may go unowned, or unread as far as rows tell, in a group that is well.
 
@@ -186,7 +191,7 @@ class Reach:
         silence = max(0.0, now - self.at)
         # A position that stood still when the note was written has most likely stood still since.
         stood = self.done is not None and self.at - self.done > SILENT_SECONDS
-        moves = held and not stood and silence <= SILENT_SECONDS + TELL_SECONDS
+        moves = held and not stood and silence <= told_within(self.lease or 0.0)
         if moves:
             return self.behind
         # What came after the last answer is as old as the time since then, at most.

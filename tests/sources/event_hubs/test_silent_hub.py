@@ -199,3 +199,13 @@ def test_a_stopped_hub_is_noticed_and_read_on_once_it_goes_on(here: Here, monkey
         os.killpg(here.hubs.service.pid, signal.SIGCONT)
     here.send(["b"])
     assert texts(collected(reader, 1)) == ["b"]
+
+
+def test_the_time_of_the_last_reading_is_when_the_hub_was_heard(world: World) -> None:
+    """A quiet link moves it only after an event, or an answer to a question about its partition."""
+    list(world.live(100))
+    for _ in world.live(60):
+        reach = world.meter.reach(world.now, world.wall())
+        assert reach.read is not None
+        heard = world.reader._heard  # noqa: SLF001
+        assert reach.read - EPOCH <= heard + poller.IDLE_SECONDS_MOST + STEP_SECONDS
