@@ -39,32 +39,80 @@ class OutcomeUnknown(StoreError):
 
 
 class SourceError(LeaseholdError):
-    """The source cannot be used as asked: there is no such stream, or credentials are wrong."""
+    """The source cannot be used as asked: there is no such stream, or credentials are wrong.
+
+    Examples:
+        >>> import leasehold
+        >>> issubclass(leasehold.SourceError, leasehold.LeaseholdError)
+        True
+    """
 
 
 class SourceUnavailable(SourceError):
-    """The source could not be reached or throttled the request; trying again later may work."""
+    """The source could not be reached or throttled the request; trying again later may work.
+
+    Examples:
+        >>> import leasehold
+        >>> issubclass(leasehold.SourceUnavailable, leasehold.SourceError)
+        True
+    """
 
 
 class Trimmed(SourceError):
-    """The source answered, but the position asked for is no longer there, or never was."""
+    """The source answered, but the position asked for is no longer there, or never was.
+
+    Examples:
+        >>> import leasehold
+        >>> issubclass(leasehold.Trimmed, leasehold.SourceError)
+        True
+    """
 
 
 class WorkerError(LeaseholdError):
-    """The worker must not go on; the message says what is wrong and what to do about it."""
+    """The worker must not go on; the message says what is wrong and what to do about it.
+
+    Examples:
+        >>> import leasehold
+        >>> issubclass(leasehold.WorkerError, leasehold.LeaseholdError)
+        True
+    """
 
 
 class ProducerError(LeaseholdError):
-    """A record was not written, as far as is known."""
+    """A record was not written, as far as is known.
+
+    Examples:
+        >>> import leasehold
+        >>> issubclass(leasehold.ProducerError, leasehold.LeaseholdError)
+        True
+    """
 
 
 class RecordLate(ProducerError):
-    """The record's time to live is over; if the message says so, it may be in the stream all the same."""
+    """The record's time to live is over; if the message says so, it may be in the stream all the same.
+
+    Examples:
+        >>> import leasehold
+        >>> issubclass(leasehold.RecordLate, leasehold.ProducerError)
+        True
+    """
 
 
 class RecordFailed(ProducerError):
-    """The record cannot be sent, but others can; if the message says so, it may be in the stream all the same."""
+    """The record cannot be sent, but others can; if the message says so, it may be in the stream all the same.
+
+    Examples:
+        >>> import leasehold
+        >>> issubclass(leasehold.RecordFailed, leasehold.ProducerError)
+        True
+    """
 
 
 class LetterError(LeaseholdError):
-    """Dead letters cannot be written to, or read from, this place; the message says why."""
+    """Dead letters cannot be written to, or read from, this place; the message says why.
+
+    Examples:
+        >>> import leasehold
+        >>> issubclass(leasehold.LetterError, leasehold.LeaseholdError)
+        True
+    """

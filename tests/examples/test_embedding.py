@@ -130,7 +130,7 @@ def test_files_of_a_directory_are_shared_and_read_on(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_page_shows_what_node_prints() -> None:
     """A planner that another language asks must answer as the page says."""
-    page = (ROOT / "docs" / "embedding.md").read_text(encoding="utf-8")
+    page = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
     plan = [sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()", "plan"]
     told = subprocess.run(
         [*find_node().node, str(EXAMPLES / "plan.mjs"), *plan], capture_output=True, text=True, check=False, cwd=ROOT
@@ -141,9 +141,9 @@ def test_the_page_shows_what_node_prints() -> None:
     assert "`node docs/examples/plan.mjs leasehold plan`" in page
 
 
-def test_every_example_is_named_on_the_page_and_short() -> None:
+def test_every_example_is_named_on_a_page_and_short() -> None:
     """An example that nobody finds, or reads to its end, is none."""
-    page = (ROOT / "docs" / "embedding.md").read_text(encoding="utf-8")
+    page = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
     files = sorted(path.name for path in EXAMPLES.iterdir() if path.is_file())
     assert sorted(set(re.findall(r"\]\(examples/([\w.]+)\)", page))) == files
     assert [name for name in files if len((EXAMPLES / name).read_text().splitlines()) > 80] == []

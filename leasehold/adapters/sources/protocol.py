@@ -32,6 +32,11 @@ class Record(NamedTuple):
     token                what its position carries along: the source's own opaque offset (Event Hubs), or what was had
                          of Spark sinks (Kinesis, `repeats.py`); "" where there is neither
     event                the source's own object (an `EventData` for Event Hubs), or None
+
+    Examples:
+        >>> from leasehold import Record
+        >>> Record(b"a book", "7", partition_key="customer-7").position
+        Position(sequence='7', sub=0, token='')
     """
 
     data: bytes
