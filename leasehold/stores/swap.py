@@ -237,8 +237,11 @@ class SwapStore:
         """Every lease, of both tables."""
         listings = [table.list() for table in self._tables]
         rows = [{row.key: row for row in listing.leases} for listing in listings]
-        self._heed(rows[TO].pop(CONTROL, None), certain=False)
-        rows[FROM].pop(CONTROL, None)  # it says that the swap is over, as the absence of the other one does
+        control = rows[TO].pop(CONTROL, None)
+        self._heed(control, certain=False)
+        ended = rows[FROM].pop(CONTROL, None)
+        if ended is not None and ended.note(OVER) == self._goal_name and (control is None or control.note(OVER)):
+            refuse_moved(listings[TO])  # after this swap, marks in TO are those of a later one
         bad = {one.key: one for listing in listings for one in listing.malformed}
         keys = sorted((rows[FROM].keys() | rows[TO].keys()) - bad.keys())
         pairs = self._mended({key: RowPair((rows[FROM].get(key), rows[TO].get(key))) for key in keys})
@@ -518,6 +521,8 @@ def way_of(control: Lease) -> Way:
 
 def of_this_swap(control: Lease, names: tuple[str, str]) -> Lease:
     """The control row. Raises StoreError where it is that of a swap from another table."""
+    if (goal := control.note(OVER)) is not None:
+        raise StoreError(f"the leases of TO ({names[TO]}) have moved to {goal} by a later `leasehold swap`")
     if control.note(ORIGIN) != names[FROM]:
         raise StoreError(
             f"TO ({names[TO]}) is the goal of a swap from {control.note(ORIGIN)}, and not from {names[FROM]}"
@@ -615,6 +620,22 @@ def open_tables(
     return source, target
 
 
+def refuse_moved(listing: Listing) -> None:
+    """Raises StoreError, saying what to do, if this table alone does not have all of its leases."""
+    control = next((row for row in listing.leases if row.key == CONTROL), None)
+    if control is not None and (goal := control.note(OVER)) is not None:
+        raise StoreError(f"the leases have moved to {goal} by `leasehold swap`; start the worker with it")
+    if control is not None:
+        raise StoreError(
+            "this table is the goal of a swap that is not over; start the worker with both: --store FROM --to TO"
+        )
+    if any(marked(row) for row in listing.leases):
+        raise StoreError(
+            "leases of this table have moved to another one by `leasehold swap`; start the worker with both "
+            "(--store FROM --to TO) or, when the swap is over, with the other one"
+        )
+
+
 class OneTableStore(PassingStore):
     """The store of a worker that knows one table: while that takes part in a swap, it gives no listing.
 
@@ -624,16 +645,5 @@ class OneTableStore(PassingStore):
     def list(self) -> Listing:
         """Every lease. Raises StoreError, saying what to do, where some are elsewhere."""
         listing = super().list()
-        control = next((row for row in listing.leases if row.key == CONTROL), None)
-        if control is not None and (goal := control.note(OVER)) is not None:
-            raise StoreError(f"the leases have moved to {goal} by `leasehold swap`; start the worker with it")
-        if control is not None:
-            raise StoreError(
-                "this table is the goal of a swap that is not over; start the worker with both: --store FROM --to TO"
-            )
-        if any(marked(row) for row in listing.leases):
-            raise StoreError(
-                "leases of this table have moved to another one by `leasehold swap`; start the worker with both "
-                "(--store FROM --to TO) or, when the swap is over, with the other one"
-            )
+        refuse_moved(listing)
         return listing

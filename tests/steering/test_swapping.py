@@ -291,3 +291,28 @@ def test_tables_between_which_no_swap_is_under_way_are_not_shown_as_one(
         opened(other, half_way[TO])
     with pytest.raises(ValueError, match="--to: it is the store that the leases are in"):
         opened(half_way[TO], half_way[TO])
+
+
+@pytest.mark.parametrize("over", [False, True], ids=["later swap under way", "later swap over"])
+def test_a_worker_of_an_ended_swap_gets_no_listing_once_a_later_swap_moves_leases(
+    tables: tuple[Store, Store], over: bool
+) -> None:
+    """Marks in TO are then those of the later swap, and a claim of such a lease would give it a second reader."""
+    _over(tables)
+    before = SwapStore(tables, NAMES[TO], look_seconds=0.0)
+    later, names = (tables[TO], MemoryStore()), (NAMES[TO], "memory://later")
+    announced(later, names)
+    both = SwapStore(later, names[TO], look_seconds=0.0)
+    assert len(before.list().leases) == 3
+    sent(later, "to")
+    if over:
+        list(followed(later, both, names[TO], renewing(later)))
+        ended(later, both, names[TO], renewing(later))
+        with pytest.raises(StoreError, match="have moved to memory://later by a later"):
+            announced(tables, NAMES)
+    else:
+        done(both.write(RenewLease(stored(both, "s-0"))))
+        assert announced(tables, NAMES) is None
+    for store in (before, SwapStore(tables, NAMES[TO], look_seconds=0.0)):
+        with pytest.raises(StoreError, match="have moved to"):
+            store.list()

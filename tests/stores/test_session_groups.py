@@ -13,6 +13,7 @@ from object_memory import ObjectMemory
 from leasehold.balancer.model import Position
 from leasehold.errors import OutcomeUnknown
 from leasehold.stores.objects.store import ObjectCells
+from leasehold.stores.sessions import group
 from leasehold.stores.sessions.group import EntryChange, Page, Ticket
 from leasehold.stores.sessions.rows import SessionEntry
 
@@ -224,3 +225,23 @@ def test_a_ticket_that_was_taken_from_the_queue_is_answered_whatever_ends_the_ga
     with pytest.raises(OutcomeUnknown):
         page.commit(ticket("0"))
     assert (other.done, type(other.fault)) == (True, OutcomeUnknown)
+
+
+def test_a_group_write_interrupted_while_its_error_is_handled_tells_none_of_its_tickets_that_it_is_done(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a write that ended well is told as done."""
+    rows = Breaking(ObjectMemory(), "")
+    page = Page(rows, "one", "ann", pace=script, gather=0.2, touched=lambda _keys: None)
+    assert page.begin()
+    other = ticket("1")
+    script.waiting.append(other)
+    rows.error = KeyError("x")
+
+    def interrupted(_error: BaseException) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(group, "said", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        page.commit(ticket("0"))
+    assert (other.done, other.change, type(other.fault)) == (True, None, OutcomeUnknown)

@@ -227,8 +227,8 @@ class SqliteStore:
         """Read the row, decide and replace it in one transaction; children have no column, for nothing reads them."""
         key = write.lease.key
         with self.current() as connection:
-            connection.execute("BEGIN IMMEDIATE")
             try:
+                connection.execute("BEGIN IMMEDIATE")
                 stored = self._stored(key)
                 after = applied(write, stored)
                 if isinstance(write, DeleteLease) and after:

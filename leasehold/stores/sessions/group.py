@@ -191,22 +191,21 @@ class Page:
         with self._lock:
             if not ticket.done:
                 tickets: list[Ticket] = []
+                # Until the write has ended well it counts as interrupted, whatever ends it, the clauses below included.
+                fault: StoreError | None = OutcomeUnknown(f"session {self.id}: its group write was interrupted")
                 try:
                     self._gather_into(tickets)
                     self._written(tickets)
-                except BaseException as error:
-                    # Whatever ended the write, the others of this group are told that, and never that it is done.
-                    fault = (
-                        error if isinstance(error, StoreError) else OutcomeUnknown(f"session {self.id}: {said(error)}")
-                    )
-                    for each in tickets:
-                        each.fault, each.change = fault, None
-                    self.settled = self.settled and not isinstance(fault, OutcomeUnknown)
-                    if not isinstance(error, Exception):
-                        raise
-                    ticket.fault, ticket.change = fault, None
+                    fault = None
+                except StoreError as error:
+                    fault = error
+                except Exception as error:  # noqa: BLE001  each caller of the group gets it
+                    fault = OutcomeUnknown(f"session {self.id}: {said(error)}")
                 finally:
-                    for each in tickets:
+                    self.settled = self.settled and not isinstance(fault, OutcomeUnknown)
+                    for each in (ticket, *tickets):
+                        if fault is not None:
+                            each.fault, each.change = fault, None
                         each.done = True
         if ticket.fault is not None:
             raise ticket.fault

@@ -9,6 +9,7 @@ nothing, and is judged again on what is there; and a late one is refused as soon
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Protocol, runtime_checkable
 from uuid import uuid4
 
@@ -132,12 +133,12 @@ class SessionStore:
 
     def close(self) -> None:
         """End this process's sessions, so that nobody waits for them to expire, and close all connections."""
-        for page in tuple(self._pages.values()):
-            try:
-                page.end()
-            except StoreError:
-                continue  # it expires
-        self._cells.close()
+        try:
+            for page in tuple(self._pages.values()):
+                with suppress(Exception):  # it expires
+                    page.end()
+        finally:
+            self._cells.close()
 
     def _see(self, keys: Collection[str], *, stale_ok: bool = False) -> dict[str, Joint]:
         """The leases of these keys as rows and sessions are stored now."""
@@ -477,7 +478,7 @@ class SessionStore:
         fields = lease_fields(row)
         try:
             version = self._cells.put_over(before.name, fields, before.etag)
-        except StoreError:
+        except BaseException:  # also one that is not ours may follow a write that was applied
             self._unsettled[key] = before.etag
             raise
         return None if version is None else evolve(row, stored=Stored(before.name, version, fields))

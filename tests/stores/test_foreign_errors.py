@@ -1,0 +1,366 @@
+"""Exceptions that are not ours, raised by each call underneath a store: a client, a driver or a codec."""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+from typing import Any
+
+import pytest
+from attrs import Factory, define
+from boto3 import Session
+from object_memory import ObjectMemory
+from object_stores import AgelessGcs, AgelessS3, bucket
+
+from leasehold.adapters.local.postgres import store_url
+from leasehold.adapters.steering.swapping import sent
+from leasehold.balancer.model import SHARD_END, Lease, Position
+from leasehold.stores import postgres
+from leasehold.stores.contract.actors import done, owned, stored
+from leasehold.stores.dynamodb.store import Clients, DynamoStore
+from leasehold.stores.embedded.memory import MemoryCells, MemoryStore
+from leasehold.stores.embedded.sqlite import SqliteCells, SqliteStore
+from leasehold.stores.objects.generic_layout import ObjectLayout
+from leasehold.stores.objects.store import EtagStore, ObjectCells
+from leasehold.stores.protocol import Done, Lost, Store
+from leasehold.stores.sessions.rows import SESSIONS, certain, session_of
+from leasehold.stores.sessions.store import SessionStore
+from leasehold.stores.swap import TO, SwapStore, announced
+from leasehold.stores.urls import open_store
+from leasehold.stores.writes import (
+    AnnotateLease,
+    CheckpointLease,
+    ClaimLease,
+    GiveLease,
+    ReleaseLease,
+    RenewLease,
+    RequestLease,
+    StealLease,
+    Write,
+    applied,
+)
+
+KEY = "s-0"
+AT, NEXT = Position("41"), Position("42")
+
+ERRORS: tuple[Callable[[], BaseException], ...] = (
+    lambda: KeyError("x"),
+    MemoryError,
+    RecursionError,
+    lambda: UnicodeDecodeError("utf-8", b"x", 0, 1, "odd"),
+    KeyboardInterrupt,
+    SystemExit,
+)
+
+_numbers = count()
+
+
+@define
+class Fault:
+    """Raises an exception at one call of those that it sees while it is armed.
+
+    place  the number of that call, from 0; negative: none
+    after  whether the call is carried out before
+    """
+
+    place: int = -1
+    after: bool = False
+    seen: int = 0
+    error: Callable[[], BaseException] = MemoryError
+    raised: BaseException | None = None
+
+    def arm(self, place: int, error: Callable[[], BaseException], *, after: bool) -> None:
+        """Raise this exception at this call, counted from now."""
+        self.place, self.error, self.after, self.seen, self.raised = place, error, after, 0, None
+
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The call, which raises if its turn has come."""
+
+        def called(*args: Any, **named: Any) -> Any:  # noqa: ANN401  as the call's
+            mine, self.seen = self.seen == self.place, self.seen + 1
+            if not mine:
+                return call(*args, **named)
+            if self.after:
+                call(*args, **named)
+            self.raised = self.error()
+            raise self.raised
+
+        return called
+
+
+class Between:
+    """An object whose methods a fault may end."""
+
+    def __init__(self, inner: object, fault: Fault) -> None:
+        self._inner, self._fault = inner, fault
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  as the inner object's
+        found = getattr(self._inner, name)
+        return self._fault.around(found) if callable(found) and name != "close" else found
+
+
+@define
+class Table:
+    """A table of one kind, and the ways to open it."""
+
+    faulty: Callable[[], Store]
+    plain: Callable[[], Store]
+    fault: Fault = Factory(Fault)
+
+
+Opening = Callable[[pytest.FixtureRequest], Table]
+
+
+def in_memory(asked: pytest.FixtureRequest) -> Table:
+    """A table of this process, whose decisions fail."""
+    fault, name = Fault(), f"foreign-{next(_numbers)}"
+    patch = asked.getfixturevalue("monkeypatch")
+    patch.setattr("leasehold.stores.embedded.memory.applied", fault.around(applied))
+    return Table(lambda: MemoryStore(name), lambda: MemoryStore(name), fault)
+
+
+def memory_sessions(_asked: pytest.FixtureRequest) -> Table:
+    fault, cells = Fault(), MemoryCells()
+    return Table(
+        lambda: SessionStore(Between(cells, fault), gather=0.0),
+        lambda: SessionStore(cells, gather=0.0),
+        fault,
+    )
+
+
+def objects(_asked: pytest.FixtureRequest) -> Table:
+    """A bucket in the usual layout."""
+    fault, bucket, layout = Fault(), ObjectMemory(), ObjectLayout("fleet")
+    return Table(
+        lambda: EtagStore(Between(bucket, fault), layout),
+        lambda: EtagStore(bucket, layout),
+        fault,
+    )
+
+
+def object_sessions(_asked: pytest.FixtureRequest) -> Table:
+    """A bucket in layout `sessions`."""
+    fault, bucket = Fault(), ObjectMemory()
+    return Table(
+        lambda: SessionStore(ObjectCells(Between(bucket, fault), ""), gather=0.0),
+        lambda: SessionStore(ObjectCells(bucket, ""), gather=0.0),
+        fault,
+    )
+
+
+def sqlite_opened(path: str, fault: Fault) -> SqliteStore:
+    """A file whose statements fail; one that waits for another's transaction fails at once."""
+    store = SqliteStore(path, busy_seconds=0.0)
+    store._connection = Between(store._connection, fault)  # type: ignore[assignment]  # noqa: SLF001  its driver
+    return store
+
+
+def sqlite_file(asked: pytest.FixtureRequest) -> Table:
+    """A file in the usual layout."""
+    path, fault = f"{asked.getfixturevalue('tmp_path')}/{next(_numbers)}.db", Fault()
+    return Table(lambda: sqlite_opened(path, fault), lambda: SqliteStore(path, busy_seconds=0.0), fault)
+
+
+def sqlite_sessions(asked: pytest.FixtureRequest) -> Table:
+    """A file in layout `sessions`."""
+    path, fault = f"{asked.getfixturevalue('tmp_path')}/{next(_numbers)}.db", Fault()
+    return Table(
+        lambda: SessionStore(SqliteCells(sqlite_opened(path, fault)), gather=0.0),
+        lambda: SessionStore(SqliteCells(SqliteStore(path, busy_seconds=0.0)), gather=0.0),
+        fault,
+    )
+
+
+def dynamodb(asked: pytest.FixtureRequest) -> Table:
+    """A table in the KCL's layout, under a prefix, whose clients fail."""
+    fault, prefix = Fault(), f"app-{next(_numbers)}/"
+
+    def plain() -> DynamoStore:
+        url = asked.getfixturevalue("dynalite_url")
+        return DynamoStore("foreign", endpoint=url, session=Session(), prefix=prefix)
+
+    def faulty() -> DynamoStore:
+        store = plain()
+        clients = store._clients  # noqa: SLF001  its driver
+        store._clients = Clients(Between(clients.reads, fault), Between(clients.writes, fault))  # type: ignore[arg-type]  # noqa: SLF001
+        return store
+
+    return Table(faulty, plain, fault)
+
+
+def dynamodb_sessions(asked: pytest.FixtureRequest) -> Table:
+    """Its rows in layout `sessions`."""
+    table = dynamodb(asked)
+
+    def of(opened: Callable[[], Store]) -> Callable[[], Store]:
+        def sessions() -> SessionStore:
+            store = opened()
+            assert isinstance(store, DynamoStore)
+            return SessionStore(store.cells(), gather=0.0)
+
+        return sessions
+
+    return Table(of(table.faulty), of(table.plain), table.fault)
+
+
+def postgresql(asked: pytest.FixtureRequest) -> Table:
+    """A table of a real server, whose statements fail."""
+    fault, url = Fault(), store_url(asked.getfixturevalue("postgres_service"), f"foreign_{next(_numbers)}")
+    bounded, execute = postgres._Bounded, postgres._Bounded.execute  # noqa: SLF001  its driver
+
+    def asked_of(connection: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401  as psycopg's
+        return fault.around(execute)(connection, *args, **named)
+
+    asked.getfixturevalue("monkeypatch").setattr(bounded, "execute", asked_of)
+    return Table(lambda: open_store(url), lambda: open_store(url), fault)
+
+
+def moving(_asked: pytest.FixtureRequest) -> Table:
+    """Two tables of a swap, to the second of which each lease moves with its next renewal."""
+    fault, buckets = Fault(), (ObjectMemory(), ObjectMemory())
+    names = ("memory://from", "memory://to")
+
+    def opened(around: Callable[[ObjectMemory], Any]) -> SwapStore:
+        first, second = (EtagStore(around(bucket), ObjectLayout("fleet")) for bucket in buckets)
+        return SwapStore((first, second), names[TO], look_seconds=0.0)
+
+    tables: tuple[Store, Store] = tuple(EtagStore(bucket, ObjectLayout("fleet")) for bucket in buckets)  # type: ignore[assignment]
+    announced(tables, names)
+    sent(tables, "to")
+    return Table(lambda: opened(lambda bucket: Between(bucket, fault)), lambda: opened(lambda bucket: bucket), fault)
+
+
+def s3(asked: pytest.FixtureRequest) -> Table:
+    """A bucket whose clients fail."""
+    fault, objects, layout = Fault(), bucket(asked.getfixturevalue("versitygw_url")), ObjectLayout("fleet")
+
+    def faulty() -> EtagStore:
+        broken = AgelessS3(objects.bucket, endpoint=asked.getfixturevalue("versitygw_url"))
+        broken._reads, broken._writes = (Between(one, fault) for one in (broken._reads, broken._writes))  # type: ignore[assignment]  # noqa: SLF001
+        return EtagStore(broken, layout)
+
+    return Table(faulty, lambda: EtagStore(objects, layout), fault)
+
+
+def gcs(asked: pytest.FixtureRequest) -> Table:
+    """A bucket whose HTTP session fails."""
+    fault, layout = Fault(), ObjectLayout(f"fleet/{next(_numbers)}")
+
+    def opened() -> AgelessGcs:
+        objects = AgelessGcs("foreign", endpoint=asked.getfixturevalue("gcs_url"))
+        objects.ensure(create=True)
+        return objects
+
+    def faulty() -> EtagStore:
+        objects = opened()
+        objects._session.request = fault.around(objects._session.request)  # type: ignore[method-assign]  # noqa: SLF001
+        return EtagStore(objects, layout)
+
+    return Table(faulty, lambda: EtagStore(opened(), layout), fault)
+
+
+SERVICES = (pytest.mark.services, pytest.mark.more)
+
+KINDS = (
+    in_memory,
+    memory_sessions,
+    objects,
+    object_sessions,
+    sqlite_file,
+    sqlite_sessions,
+    moving,
+    *(pytest.param(kind, marks=SERVICES) for kind in (dynamodb, dynamodb_sessions, postgresql, s3, gcs)),
+)
+
+WRITES: Mapping[str, tuple[str, Callable[[Lease], Write]]] = {
+    "renewal": ("held", RenewLease),
+    "checkpoint": ("held", lambda lease: CheckpointLease(lease, NEXT)),
+    "end": ("held", lambda lease: CheckpointLease(lease, SHARD_END)),
+    "gift": ("requested", lambda lease: GiveLease(lease, NEXT)),
+    "release": ("held", lambda lease: ReleaseLease(lease, "ann")),
+    "theft": ("held", lambda lease: StealLease(lease, "bob")),
+    "claim": ("released", lambda lease: ClaimLease(lease, "ann")),
+    "request": ("held", lambda lease: RequestLease(lease, "bob")),
+    "note": ("held", lambda lease: AnnotateLease(lease, "a", "1")),
+}
+"""The state of the lease before, and the write."""
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[[Callable[[], Store]], Store]]:
+    """Opens stores, and closes them at the end."""
+    stores: list[Store] = []
+
+    def opening(make: Callable[[], Store]) -> Store:
+        stores.append(make())
+        return stores[-1]
+
+    yield opening
+    for store in stores:
+        store.close()
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("case", WRITES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_foreign_exception_of_any_call_undoes_no_answer_and_blocks_no_one(
+    kind: Opening,
+    case: str,
+    after: bool,
+    request: pytest.FixtureRequest,
+    opened: Callable[[Callable[[], Store]], Store],
+) -> None:
+    """An answer Done is what is stored, and both this store and the next owner's go on."""
+    state, write = WRITES[case]
+    for place in range(64):
+        table = kind(request)
+        store, other, cat = opened(table.faulty), opened(table.plain), opened(table.plain)
+        lease = done(store.write(CheckpointLease(owned(store, key=KEY), AT)))
+        rest = done(store.write(CheckpointLease(owned(store, key="s-1"), AT)))
+        if state == "released":
+            lease = done(store.write(ReleaseLease(lease, "ann")))
+        if state == "requested":
+            lease = done(other.write(RequestLease(stored(other, KEY), "bob")))
+        # Each kind of exception at some of the calls; each call in some of the cases.
+        table.fault.arm(place, ERRORS[(place + list(WRITES).index(case)) % len(ERRORS)], after=after)
+        answer: object = None
+        try:
+            answer = store.write(write(lease))
+        except BaseException:
+            if table.fault.raised is None:
+                raise
+        table.fault.place = -1
+        left = stored(cat, KEY)
+        if isinstance(answer, Done):
+            assert (left.checkpoint, left.owner, left.heir) == (
+                answer.lease.checkpoint,
+                answer.lease.owner,
+                answer.lease.heir,
+            )
+        assert left.checkpoint in {AT, NEXT, SHARD_END}
+        # The store goes on with its other lease, and the next owner with this one.
+        assert done(store.write(CheckpointLease(rest, NEXT))).checkpoint == stored(cat, "s-1").checkpoint == NEXT
+        if not left.ended:
+            assert done(cat.write(ClaimLease(stored(cat, KEY), "cat"))).checkpoint == left.checkpoint
+            assert isinstance(store.write(CheckpointLease(lease, Position("99"))), Lost)
+            assert stored(other, KEY).owner == "cat"
+        if table.fault.raised is None:
+            assert place, "no call was seen"
+            assert isinstance(answer, Done)
+            return
+    pytest.fail("more calls than expected")
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_closing_a_store_ends_each_session_and_closes_its_rows_whatever_one_of_them_raises(place: int) -> None:
+    """A session that could not be ended expires."""
+    cells, fault, closed = MemoryCells(), Fault(), list[str]()
+    cells.page_leases = 1
+    rows = Between(cells, fault)
+    rows.close = lambda: closed.append("rows")  # type: ignore[attr-defined]
+    store = SessionStore(rows, gather=0.0)
+    for number in range(3):
+        owned(store, key=f"s-{number}")
+    fault.arm(place, ERRORS[place], after=False)
+    store.close()
+    assert fault.raised is not None
+    ended = [certain(session_of(one)).ended for one in cells.list(SESSIONS)]
+    assert (ended.count(True), closed) == (2, ["rows"])
