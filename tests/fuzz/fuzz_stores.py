@@ -82,7 +82,9 @@ def _table() -> tuple[DynamoStore, Spoken]:
     spoken = Spoken([])
     keys = [{"AttributeName": "leaseKey", "KeyType": "HASH"}]
     kinds = [{"AttributeName": "leaseKey", "AttributeType": "S"}]
-    described = {"Table": {"TableStatus": "ACTIVE", "KeySchema": keys, "AttributeDefinitions": kinds}}
+    described = {
+        "Table": {"TableName": "leases", "TableStatus": "ACTIVE", "KeySchema": keys, "AttributeDefinitions": kinds}
+    }
     spoken.answers[:] = [Answer(json.dumps(described).encode())] * 2
 
     class Attached(boto3.Session):

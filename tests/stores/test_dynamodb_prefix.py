@@ -127,7 +127,9 @@ def test_a_table_of_one_application_takes_no_prefix_and_the_other_wants_one(
         under(dynalite_url, session, "a/", "alone")
     with pytest.raises(StoreError, match=r"together: many applications share it, each under a prefix; add \?prefix="):
         DynamoStore("together", endpoint=dynalite_url, session=session)
-    with pytest.raises(StoreError, match=r"partition key application \(string\) and the sort key leaseKey \(string\)"):
+    with pytest.raises(
+        StoreError, match=r"partition key is application \(string\) and the sort key leaseKey \(string\)"
+    ):
         DynamoStore("none", endpoint=dynalite_url, session=session, prefix="a/", create=False)
 
 

@@ -39,9 +39,13 @@ def stream(count: int = 8) -> ListSource:
     return ListSource(four_shards()[:1], {"s-0": ShardRecords(records(count), size=1)})
 
 
+EARLIER: set[threading.Thread] = set()
+"""Threads from before the test."""
+
+
 def ours() -> list[threading.Thread]:
     """The threads of workers."""
-    return [each for each in threading.enumerate() if each.name.startswith("leasehold-")]
+    return [each for each in threading.enumerate() if each.name.startswith("leasehold-") and each not in EARLIER]
 
 
 def settled(store: FaultyStore) -> str:
@@ -57,6 +61,8 @@ def settled(store: FaultyStore) -> str:
 @pytest.fixture(autouse=True)
 def _leaves_handlers() -> Iterator[None]:
     """A worker leaves the signal handlers of its program as they were."""
+    EARLIER.clear()
+    EARLIER.update(threading.enumerate())
     before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
     yield
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == before

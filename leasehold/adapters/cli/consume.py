@@ -176,8 +176,6 @@ def command(  # noqa: PLR0917  one for each option
         for each in logging.getLogger().handlers:
             each.setFormatter(JsonLines(me))
     logging.getLogger("leasehold").setLevel(logging.INFO if verbose else logging.WARNING)
-    for each in logging.getLogger().handlers if not verbose else ():
-        each.addFilter(lambda record: record.levelno >= logging.WARNING)  # `start_lines` wants more of one logger
     with ending("consume", StoreError, SourceError, LetterError, WorkerError):
         told = _handler(handler, me, concurrency, events=events)
         described = consumption(source, store, told, options, dashed)

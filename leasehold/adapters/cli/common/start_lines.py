@@ -42,13 +42,21 @@ def start_lines(worker: Worker, source: str, store: str) -> Iterator[None]:
     _say(f"{worker.me} joined: reads {source} with leases in {store}; rules {rules}, leasehold {version('leasehold')}")
     _say(f"to see who reads what: leasehold leases '{store}'")
     log, handler = logging.getLogger("leasehold.worker"), _TakenLeases(worker)
-    level = log.level
+    level, shown, others = log.level, log.getEffectiveLevel(), logging.getLogger().handlers
+
+    def as_before(record: logging.LogRecord) -> bool:
+        return record.levelno >= shown or record.name != log.name
+
     log.addHandler(handler)
-    log.setLevel(min(logging.INFO, log.getEffectiveLevel()))
+    for each in others:
+        each.addFilter(as_before)
+    log.setLevel(min(logging.INFO, shown))
     try:
         yield
     finally:
         log.removeHandler(handler)
+        for each in others:
+            each.removeFilter(as_before)
         log.setLevel(level)
         _say(f"{worker.me} ended")
 
