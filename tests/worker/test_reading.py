@@ -472,25 +472,6 @@ def test_a_shard_that_cannot_be_read_stops_and_is_released() -> None:
     assert (bench.happened, bench.store.row("s-0").owner) == (["stopped"], None)
 
 
-def test_a_refusal_that_passes_within_seconds_leaves_the_shard_where_it_is() -> None:
-    """A shard is released for a refusal only after it was asked for again within seconds."""
-    refusals = ["RequestTimeTooSkewed", "HTTP 307", "HTTP 413"]
-
-    class Refusing(ListSource):
-        def open(self, lease: Lease, start: Position) -> Reader:
-            if refusals:
-                raise SourceError(refusals.pop())
-            return super().open(lease, start)
-
-    bench = Bench(source=Refusing([shard("s-0", 0, 9)], {"s-0": ShardRecords(records(5))}))
-    reading = bench.reading()
-    began = bench.clock.now
-    while not (bench.handed or "stopped" in bench.happened):
-        bench.clock.now = reading.step(bench.clock.now)
-    assert (bench.handed, bench.happened, refusals) == ([data(5)], ["initialize"], [])
-    assert bench.clock.now - began < 30
-
-
 def test_a_checkpoint_of_unknown_outcome_is_settled_before_the_next() -> None:
     """Without it a lost reply would either stop the reader or move a checkpoint back."""
     bench = Bench(ShardRecords(records(4), size=2))

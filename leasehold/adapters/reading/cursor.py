@@ -60,10 +60,6 @@ from leasehold.balancer.model import SHARD_END, Position, Shard
 from leasehold.errors import SourceError
 
 
-class NumbersFall(SourceError):
-    """The source answers with a sequence number below one that was read already."""
-
-
 @frozen
 class OpenReader:
     """Open a reader just behind this position."""
@@ -297,7 +293,7 @@ class ShardPull:
             before, end = self.cursor.read, batch.end
             # Numbers only rise (L14): a lower one is behind the checkpoint, and the next owner would not read it.
             if end is not None and end.order < before.order and end.numbered and before.numbered:
-                raise NumbersFall(  # noqa: TRY301  it closes the reader, as what the reader raises does
+                raise SourceError(  # noqa: TRY301  it closes the reader, as what the reader raises does
                     f"its sequence numbers fall, from {before.sequence} to {end.sequence}: was the stream made anew? "
                     "--if-recreated TRIM_HORIZON or LATEST has its leases begin anew; `leasehold reset` sets this one "
                     "back"

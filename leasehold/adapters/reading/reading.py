@@ -35,7 +35,6 @@ from leasehold.adapters.reading.cursor import (
     DeliverRows,
     EndShard,
     LeaveShard,
-    NumbersFall,
     OpenReader,
     ReadBatch,
     ReleaseAt,
@@ -50,15 +49,13 @@ from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.lineage import readable
-from leasehold.errors import SourceError, SourceUnavailable, StoreError, Trimmed
+from leasehold.errors import SourceError, SourceUnavailable, StoreError
 from leasehold.stores.printable import escaped, said
 
 log = escaped(logging.getLogger("leasehold.reading"))
 
 EXPIRED_SECONDS = 0.2
 """Between two checks whether an expired lease was renewed, or dropped; they cost no request."""
-REFUSALS = 3
-"""Refusals and faults in a row after which a refused shard is released; some refusals pass within seconds."""
 MEMORY_SECONDS = 1.0
 """Before memory is asked for again, if no wake-up came."""
 
@@ -141,11 +138,6 @@ class ShardReading:
             return due
         except SourceError as fault:
             self.holding.reach.failed(str(fault), now)
-            if self._faults.faults < REFUSALS and not isinstance(fault, Trimmed | NumbersFall):
-                wait = self._faults.next()
-                log.warning("shard %s: refused, asking again in %.1f s: %s", self.holding.key, wait, fault)
-                self._rests_until = due = now + wait
-                return due
             # No matter of time: another worker may have the right, or the way to the service, that this one lacks.
             return self._stop(now, f"it cannot be read: {fault}")
         if self._faults.faults:
