@@ -143,26 +143,29 @@ _Queries = dict[str, _RunsSeen]
 
 def _have(runs: _RunsSeen, tag: Tag) -> bool:
     own = runs.get(tag.run)
-    if own is not None and tag.batch < own.batch:
-        return True  # R2
-    return any(run.has(tag) for run in runs.values())  # R1
+    if own is not None and (tag.batch < own.batch or own.has(tag)):  # R2, R1
+        return True
+    return (own is None or len(runs) > 1) and any(run.has(tag) for run in runs.values())  # R1
 
 
 def _note(runs: _RunsSeen, tag: Tag, *, spans: bool) -> None:
     """Note a row; `spans` if its hash keys are these."""
-    if (own := runs.pop(tag.run, None)) is None:
+    own = runs.get(tag.run)
+    if own is None:
         for number in [number for number, run in runs.items() if run.batch > tag.batch]:
             del runs[number]  # R3
         own = _RunSeen(tag.batch)
     elif tag.batch > own.batch:
-        own.begin(tag.batch, runs.values())
+        own.begin(tag.batch, [run for run in runs.values() if run is not own])
     if spans and own.batch == tag.batch:
         own.note(tag.part, tag.edition, tag.row)
-    for number in [number for number, run in runs.items() if run.batch + BATCHES < own.batch]:
-        del runs[number]
-    runs[tag.run] = own
-    if len(runs) > RUNS:
-        del runs[next(iter(runs))]
+    if len(runs) > 1 or tag.run not in runs:
+        runs.pop(tag.run, None)
+        for number in [number for number, run in runs.items() if run.batch + BATCHES < own.batch]:
+            del runs[number]
+        runs[tag.run] = own
+        if len(runs) > RUNS:
+            del runs[next(iter(runs))]
 
 
 @define
