@@ -66,6 +66,15 @@ class Stream:
         self.children[shard] = children
         self.records |= {child: [] for child in children}
 
+    def merge(self, child: str, *parents: str) -> None:
+        """End these shards, and add the one that follows them."""
+        self.children |= dict.fromkeys(parents, (child,))
+        self.records[child] = []
+
+    def parents(self, shard: str) -> tuple[str, ...]:
+        """Return the shards that this one follows."""
+        return tuple(parent for parent, children in self.children.items() if shard in children)
+
     def make_anew(self, *shards: str) -> None:
         """Delete the stream, and make one with these shards under its name; whoever reads the former one is refused."""
         self.made += 1000
@@ -76,8 +85,7 @@ class Stream:
         return f"fake:{self.made}" if self.made else ""
 
     def shards(self) -> tuple[Shard, ...]:
-        parents = {child: (parent,) for parent, children in self.children.items() for child in children}
-        return tuple(Shard(key, parents=parents.get(key, ()), open=key not in self.children) for key in self.records)
+        return tuple(Shard(key, parents=self.parents(key), open=key not in self.children) for key in self.records)
 
     def gone(self, shard: str) -> bool:
         return shard not in self.records
@@ -152,7 +160,7 @@ class FakeReader:
 
     @property
     def _children(self) -> tuple[Shard, ...]:
-        return tuple(Shard(child, parents=(self.shard,)) for child in self.stream.children[self.shard])
+        return tuple(Shard(child, parents=self.stream.parents(child)) for child in self.stream.children[self.shard])
 
     def close(self) -> None:
         assert not self.closed, "it was closed before"

@@ -10,9 +10,9 @@ from attrs import Factory, define, evolve
 from fake_stream import Stream
 
 from leasehold.adapters.sources.protocol import Batch, Record
+from leasehold.adapters.spark.available_now import SILENT_SECONDS
 from leasehold.adapters.spark.feed import (
     EXCLUDED_SECONDS,
-    SILENT_SECONDS,
     ArrowBatch,
     Columns,
     ReadAheadPace,

@@ -1,6 +1,7 @@
 """The write side of the formats in a real session: each row is had once, in order, however often it was written."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count, product
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from waiters import AT_ONCE, WAIT, until
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.protocol import Record
+from leasehold.adapters.sources.repeats import Tag
 from leasehold.adapters.spark.kinesis.sink import COLUMNS
 from leasehold.adapters.spark.pipeline import begun
 from leasehold.adapters.spark.sink import edition_of, sections
@@ -58,6 +60,17 @@ def written(client: KinesisClient, stream: str) -> list[bytes]:
         told = client.get_records(ShardIterator=client.get_shard_iterator(**place)["ShardIterator"])
         found += [user.data for row in told["Records"] for user in deaggregate(row["Data"], row["PartitionKey"])]
     return found
+
+
+def tags(client: KinesisClient, stream: str) -> list[Tag]:
+    """The tags of all rows that stand in the stream."""
+    found = list[Tag | None]()
+    for shard in client.list_shards(StreamName=stream)["Shards"]:
+        place: Any = {"StreamName": stream, "ShardId": shard["ShardId"], "ShardIteratorType": "TRIM_HORIZON"}
+        told = client.get_records(ShardIterator=client.get_shard_iterator(**place)["ShardIterator"])
+        for row in told["Records"]:
+            found += deaggregate(row["Data"], row["PartitionKey"]).tags
+    return [tag for tag in found if tag is not None]
 
 
 def numbered(frame: DataFrame, number: str) -> DataFrame:
@@ -107,7 +120,10 @@ class TestSpark:
                 number = path.name.strip(".").removesuffix(".crc")
                 if number.isdigit() and int(number) >= first:
                     path.unlink()
+        before = {tag.run for tag in tags(kinesis_client, stream)}
         through(query(spark, given, tmp_path), last + 1)
+        runs = {tag.run for tag in tags(kinesis_client, stream)}
+        assert (len(before), len(runs)) == (1, 2)
         rows, records = written(kinesis_client, stream), had(kinesis_client, stream)
         assert len(rows) == len(set(rows)) + 50  # one batch stands there twice
         assert sorted(record.data for record in records) == sorted(set(rows))
@@ -116,6 +132,22 @@ class TestSpark:
             mine = [int(record.data) for record in records if record.partition_key == key]
             numbers = [number for number in mine if number % 2 == part]
             assert numbers == sorted(numbers)
+
+    def test_jobs_of_one_name_that_are_written_at_the_same_time_are_had_whole(
+        self, spark: SparkSession, kinesis_client: KinesisClient, stream: str, given: dict[str, str]
+    ) -> None:
+        """Batches of one `writer.name` are jobs of their own, in whichever order their rows come."""
+
+        def write(batch: int) -> None:
+            spark.createDataFrame([(0,)], "n int")  # the thread has no active session, and no formats, before
+            frame = numbered(spark.range(batch * 500, batch * 500 + 500, 1, 2), "id").write.format("kinesis-leased")
+            frame.options(**given, **{"writer.name": "orders", "writer.batch": str(batch)}).mode("append").save()
+
+        with ThreadPoolExecutor() as pool:
+            assert [*pool.map(write, (2, 1, 0))] == [None] * 3
+        write(1)
+        assert sorted(int(record.data) for record in had(kinesis_client, stream)) == [*range(1500)]
+        assert len(written(kinesis_client, stream)) == 2000
 
     def test_a_frame_is_written_by_key_in_order(
         self, spark: SparkSession, kinesis_client: KinesisClient, stream: str, given: dict[str, str]

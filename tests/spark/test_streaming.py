@@ -130,9 +130,19 @@ class Stream:
         ends = shard["HashKeyRange"]
         middle = (int(ends["StartingHashKey"]) + int(ends["EndingHashKey"])) // 2
         self.client.split_shard(StreamName=self.name, ShardToSplit=shard["ShardId"], NewStartingHashKey=str(middle))
+        self._settle()
+        return shard["ShardId"]
+
+    def merge(self) -> set[str]:
+        """Merge the first two shards, and return their ids."""
+        first, second = (shard["ShardId"] for shard in self.client.list_shards(StreamName=self.name)["Shards"][:2])
+        self.client.merge_shards(StreamName=self.name, ShardToMerge=first, AdjacentShardToMerge=second)
+        self._settle()
+        return {first, second}
+
+    def _settle(self) -> None:
         summary = self.client.describe_stream_summary
         until(lambda: summary(StreamName=self.name)["StreamDescriptionSummary"]["StreamStatus"] == "ACTIVE", "active")
-        return shard["ShardId"]
 
 
 @pytest.fixture
@@ -169,6 +179,18 @@ def test_scheduled_queries_read_all_there_is_across_a_split_and_hold_nothing_aft
     until(lambda: job.owners() == ["", "", "", "", ""], "nothing held")
     ended = {parent: "SHARD_END"}  # perhaps its row has been deleted by now, since its children are under way (L8)
     assert ended | job.checkpoints() == job.tips("out") | ended
+
+
+@pytest.mark.more
+def test_a_scheduled_query_reads_a_merged_pair_of_shards_and_their_child(job: Job, stream: Stream) -> None:
+    """One run reads both parents, commits their ends, and reads the child."""
+    stream.put(400)
+    parents = stream.merge()
+    stream.put(50)
+    job.parquet("out", now=True)
+    assert job.written("out") == stream.sent
+    until(lambda: job.owners() == ["", "", ""], "nothing held")
+    assert {key for key, place in job.checkpoints().items() if place == "SHARD_END"} <= parents
 
 
 @pytest.mark.more

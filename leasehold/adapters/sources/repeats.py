@@ -4,9 +4,9 @@ A sink writes a batch of a query in tasks. Each task puts its rows in order, and
 again after an answer that did not come, by another attempt of the task, and by the next run of the query. So a record
 may stand in the stream several times, and its tag says which it is:
 
-    query    by Spark's own id of the query, which lives as long as its checkpointLocation; or of one job that writes
-    run      when this run of the query began, in seconds since 1970
-    batch    its number; of a job 0
+    query    Spark's own id of the query, with its checkpointLocation; or a job's own, or its name and batch
+    run      one run of the query, from its start to its end; runs have no order
+    batch    its number; of a job 0, or the batch that was given with its name
     part     the task's partition of the batch, and the section of it
     edition  a digest of all rows of that section: two attempts with the same edition write the same rows
     row      the number of the row within the part
@@ -19,25 +19,33 @@ W1. When a row is written, all rows of the same attempt with lower numbers and a
     lower rows that wait for the other.
 W2. A batch begins once every part of the batch before is known to be written whole.
 
-What a reader keeps of each query (`Had`): the batch that it is at, and of each part and edition the highest row.
+A run starts where a former one ended, unless its user has restored an older checkpoint. Runs of one query may also live
+at the same time: tasks of a former run go on for a while, and a checkpointLocation may be copied.
 
-R1. A row of that batch is a repetition if its part and edition have been read as far for its hash key: by rows whose
-    span has that key (by W1: whichever attempt wrote the highest of them had written all before it of that key, and
-    attempts of one edition have the same rows).
-R2. A row of an earlier batch is one (by W2), unless a later run wrote it: then the query was set back to an earlier
-    place by its user, who wants it again.
+What a reader keeps of each run (`Had`): the batch that it is at, and of each part and edition the highest row.
+
+R1. A row is a repetition if its part and edition have been read as far for its hash key, from any run that is at its
+    batch: by rows whose span has that key (by W1: whichever attempt wrote the highest of them had written all before it
+    of that key, and attempts of one edition have the same rows).
+R2. A row of an earlier batch than its own run is at is one (by W2). As a run begins its next batch, its rows of the
+    last one are noted for the other runs that are still at that.
 R3. Anything else is new. Of a part with another edition nothing is known: its rows come, perhaps twice, and none is
     lost because other rows went before it under its number.
+    A run that is new to the reader and at an earlier batch than others may be one whose user has restored an older
+    checkpoint, and wants its rows again. Or its first rows came late, and were had. This cannot be told: its rows come,
+    a warning says so, and what was had of the later batches is forgotten.
 R4. Children of a shard begin with what was had of their parents, each hash key with what its own parent had.
 
-It is bounded: by the parts of one batch for each of the `QUERIES` that wrote last, which reader, checkpoint and offset
-forget in the same order. It is a function of what was read alone, so that a batch that is read again comes the same.
+It is bounded: by the parts of one batch for each of the last `RUNS` of the `QUERIES` that wrote last, which reader,
+checkpoint and offset forget in the same order. A run that is more than `BATCHES` batches behind another is forgotten,
+too. It is a function of what was read alone, so that a batch that is read again comes the same.
 
 Where reading stands is told by positions, and `Position.token` carries this along, into every checkpoint, hand-over and
 offset. It names the record that it was last changed by: other workers' checkpoints leave it in the row. Behind a later
 checkpoint it still holds, and knows of fewer repetitions; before an earlier one, as after a reset, nothing of it does.
 """
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
@@ -46,9 +54,14 @@ from typing import NamedTuple, Self
 from attrs import define, field
 
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, HashRange, Lease, Position
+from leasehold.stores.printable import escaped
 
-QUERIES, PARTS, EDITIONS = 16, 4096, 4
-"""Most queries of a shard, parts of a batch, and editions of a part of which is known what was had."""
+log = escaped(logging.getLogger("leasehold.sources"))
+
+QUERIES, RUNS, PARTS, EDITIONS = 16, 4, 4096, 4
+"""Most queries of a shard, runs of a query, parts of a batch, and editions of a part of which is known what was had."""
+BATCHES = 16
+"""How far a run of a query may be behind another one before it is forgotten."""
 
 
 class Tag(NamedTuple):
@@ -94,36 +107,65 @@ def tags_of(values: Iterable[bytes]) -> list[Tag | None]:
 
 
 @define
-class _Query:
-    """The batch that a query is at, and the highest row of each part and edition."""
+class _RunSeen:
+    """The batch that a run of a query is at, and the highest row of each part and edition."""
 
-    run: int
     batch: int
     parts: dict[str, dict[str, int]] = field(factory=dict)
 
     def has(self, tag: Tag) -> bool:
-        if tag.batch != self.batch:
-            return tag.batch < self.batch and tag.run <= self.run  # R2
-        return tag.row <= self.parts.get(tag.part, {}).get(tag.edition, -1)  # R1
+        return tag.batch == self.batch and tag.row <= self.parts.get(tag.part, {}).get(tag.edition, -1)
 
-    def reach(self, tag: Tag) -> None:
-        if tag.batch != self.batch:
-            self.run, self.batch, self.parts = tag.run, tag.batch, {}
-        self.run = max(self.run, tag.run)
-
-    def note(self, tag: Tag) -> None:
-        editions = self.parts.setdefault(tag.part, {})
-        editions[tag.edition] = max(tag.row, editions.pop(tag.edition, -1))
+    def note(self, part: str, edition: str, row: int) -> None:
+        editions = self.parts.setdefault(part, {})
+        editions[edition] = max(row, editions.pop(edition, -1))
         for known, most in ((editions, EDITIONS), (self.parts, PARTS)):
             if len(known) > most:
                 del known[next(iter(known))]
 
-    def copy(self) -> "_Query":
-        return _Query(self.run, self.batch, {part: dict(editions) for part, editions in self.parts.items()})
+    def begin(self, batch: int, others: Iterable["_RunSeen"]) -> None:
+        for other in others:
+            if other.batch == self.batch:
+                for part, editions in self.parts.items():
+                    for edition, row in editions.items():
+                        other.note(part, edition, row)
+        self.batch, self.parts = batch, {}
+
+    def copy(self) -> "_RunSeen":
+        return _RunSeen(self.batch, {part: dict(editions) for part, editions in self.parts.items()})
 
 
-_Queries = dict[str, _Query]
+_RunsSeen = dict[int, _RunSeen]
+"""Runs of a query by number; the one that wrote last is last."""
+_Queries = dict[str, _RunsSeen]
 """Queries by name; the one that wrote last is last."""
+
+
+def _have(runs: _RunsSeen, tag: Tag) -> bool:
+    own = runs.get(tag.run)
+    if own is not None and (tag.batch < own.batch or own.has(tag)):  # R2, R1
+        return True
+    return (own is None or len(runs) > 1) and any(run.has(tag) for run in runs.values())  # R1
+
+
+def _note(runs: _RunsSeen, tag: Tag, *, spans: bool) -> None:
+    """Note a row; `spans` if its hash keys are these."""
+    own = runs.get(tag.run)
+    if own is None:
+        for number in [number for number, run in runs.items() if run.batch > tag.batch]:
+            del runs[number]  # R3
+        own = _RunSeen(tag.batch)
+    elif tag.batch > own.batch:
+        own.begin(tag.batch, [run for run in runs.values() if run is not own])
+    if spans and own.batch == tag.batch:
+        own.note(tag.part, tag.edition, tag.row)
+    if len(runs) > 1 or tag.run not in runs:
+        runs.pop(tag.run, None)
+        for number in [number for number, run in runs.items() if run.batch + BATCHES < own.batch]:
+            del runs[number]
+        runs[tag.run] = own
+        if len(runs) > RUNS:
+            del runs[next(iter(runs))]
 
 
 @define
@@ -147,9 +189,14 @@ class Had:
         if len(self.pieces) > 1:
             place = hash_key()
             queries = next(found for last, found in self.pieces if place <= last)
-        known = queries.get(tag.query)
-        if known is not None and known.has(tag):
+        runs = queries.get(tag.query)
+        if runs and _have(runs, tag):
             return True
+        if runs and tag.run not in runs and (latest := max(run.batch for run in runs.values())) > tag.batch:
+            text = (
+                "query %s: run %d writes batch %d although another run was at %d: all its rows are kept, perhaps twice"
+            )
+            log.warning(text, tag.query, tag.run, tag.batch, latest)
         self.note(tag, position)
         return False
 
@@ -160,12 +207,10 @@ class Had:
         for bound in (first - 1, last):
             self._cut(bound)
         for bound, queries in self.pieces:
-            known = queries.pop(tag.query, None) or _Query(tag.run, tag.batch)
-            if not known.has(tag):
-                known.reach(tag)
-                if first <= bound <= last:  # cut at both ends, a piece lies in the span whole, or not at all
-                    known.note(tag)
-            queries[tag.query] = known
+            runs = queries.pop(tag.query, None) or {}
+            # Cut at both ends, a piece lies in the span whole, or not at all.
+            _note(runs, tag, spans=first <= bound <= last)
+            queries[tag.query] = runs
             if len(queries) > QUERIES:
                 del queries[next(iter(queries))]
         if len(self.pieces) > 1:
@@ -181,12 +226,12 @@ class Had:
             if bound < 0 or bound == last:
                 return
             if bound < last:
-                self.pieces.insert(place, (bound, {name: each.copy() for name, each in queries.items()}))
+                self.pieces.insert(place, (bound, _copied(queries)))
                 return
 
     def copy(self) -> Self:
         """Another one, which changes by itself."""
-        pieces = [(last, {name: each.copy() for name, each in queries.items()}) for last, queries in self.pieces]
+        pieces = [(last, _copied(queries)) for last, queries in self.pieces]
         return type(self)(pieces, self.at, self._text)
 
     @property
@@ -196,8 +241,7 @@ class Had:
             self._text = ""
             if self.at is not None and self:
                 pieces = [
-                    ("" if last == HASH_KEYS[1] else f"{last:x}@") + ";".join(map(_text_of, queries, queries.values()))
-                    for last, queries in self.pieces
+                    ("" if last == HASH_KEYS[1] else f"{last:x}@") + _text_of(queries) for last, queries in self.pieces
                 ]
                 self._text = f"{_FORM} {self.at.sequence}.{self.at.sub} {' '.join(pieces)}"
         return self._text
@@ -214,8 +258,7 @@ class Had:
         try:
             for piece in pieces:
                 last, bound, told = piece.rpartition("@")
-                queries = dict(map(_query_of, filter(None, told.split(";"))))
-                read.append((int(last, 16) if bound else HASH_KEYS[1], queries))
+                read.append((int(last, 16) if bound else HASH_KEYS[1], _queries_of(told)))
             at = Position(sequence, int(sub))
         except ValueError:
             return cls()
@@ -233,17 +276,28 @@ def own_token(token: str) -> str:
     return own.removesuffix(" ") if form else token
 
 
-def _text_of(name: str, query: _Query) -> str:
-    parts = (f"{part}={edition}={row}" for part, editions in query.parts.items() for edition, row in editions.items())
-    return ",".join((name, str(query.run), str(query.batch), *parts))
+def _copied(queries: _Queries) -> _Queries:
+    return {name: {number: run.copy() for number, run in runs.items()} for name, runs in queries.items()}
 
 
-def _query_of(text: str) -> tuple[str, _Query]:
-    name, run, batch, *told = text.split(",")
-    parts = dict[str, dict[str, int]]()
-    for part, edition, row in (each.split("=") for each in told):
-        parts.setdefault(part, {})[edition] = int(row)
-    return name, _Query(int(run), int(batch), parts)
+def _text_of(queries: _Queries) -> str:
+    return ";".join(_text_of_run(name, number, run) for name, runs in queries.items() for number, run in runs.items())
+
+
+def _text_of_run(name: str, number: int, run: _RunSeen) -> str:
+    parts = (f"{part}={edition}={row}" for part, editions in run.parts.items() for edition, row in editions.items())
+    return ",".join((name, str(number), str(run.batch), *parts))
+
+
+def _queries_of(text: str) -> _Queries:
+    queries = _Queries()
+    for each in filter(None, text.split(";")):
+        name, number, batch, *told = each.split(",")
+        parts = dict[str, dict[str, int]]()
+        for part, edition, row in (each.split("=") for each in told):
+            parts.setdefault(part, {})[edition] = int(row)
+        queries.setdefault(name, {})[int(number)] = _RunSeen(int(batch), parts)
+    return queries
 
 
 def inherited(parents: Sequence[Lease]) -> str:

@@ -21,7 +21,7 @@ import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from threading import Condition
 
 import numpy as np
@@ -35,6 +35,7 @@ from leasehold.adapters.reading.lifecycle import FAULT_WAITS, PARENT_WAITS, Read
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Batch, Record, Source
 from leasehold.adapters.sources.repeats import Tokens, Trail
+from leasehold.adapters.spark.available_now import ShardTip
 from leasehold.adapters.spark.offsets import Held
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.lineage import readable
@@ -322,9 +323,6 @@ class ReadAheadPace:
 
 
 COMMIT_SECONDS, ROOM_SECONDS, EXCLUDED_SECONDS = 0.25, 1.0, 60.0
-SILENT_SECONDS = 60.0
-"""How long nothing may come before the end of what is there now is believed to be reached."""
-PAST_SECONDS = 10.0  # past the time at which the end was asked for: sources round how far behind they are
 
 
 @define
@@ -339,6 +337,7 @@ class ReadAheadState:
     resume      where a lease is to be read from, given where its checkpoint says
     committed   how far Spark has committed a lease, or None
     read        the shards of which a reading was answered in this run
+    closed      returns the shards that are known to be closed
     """
 
     pace: ReadAheadPace
@@ -351,6 +350,7 @@ class ReadAheadState:
     measure: Measure = lambda _holding, _batch: None
     answers: int = 0
     read: set[str] = Factory(set)
+    closed: Callable[[], Collection[str]] = tuple
 
 
 class ShardPrefetcher:
@@ -375,9 +375,8 @@ class ShardPrefetcher:
         self._buffer = shared.pace.buffer(shared.pace.columns)
         self._held: Held | None = None  # as it was told last
         self._done: Position | None = None  # committed by Spark, and not yet written
-        self._given = self._at_tip = False
-        self._target: Position | None = None
-        self._heard = self._asked = 0.0
+        self._given = False
+        self._tip = ShardTip(holding.key)
         self._parents_wait, self._faults = PARENT_WAITS[0], Backoff(*FAULT_WAITS, member.uniform)
 
     # For the planning of batches; call these with `shared.changed` held
@@ -401,12 +400,12 @@ class ShardPrefetcher:
     @property
     def read_up(self) -> bool:
         """Whether all that was there when reading began has been read, of a query that ends with that."""
-        return self._at_tip
+        return self._tip.reached
 
     @property
     def idle(self) -> bool:
         """Whether all that was there when reading began has been handed over, and all commits are written."""
-        return (self._at_tip or self._cursor.over) and not self._buffer and self._writable is None
+        return (self._tip.reached or self._cursor.over) and not self._buffer and self._writable is None
 
     @property
     def _writable(self) -> Position | None:
@@ -464,7 +463,7 @@ class ShardPrefetcher:
             with self._shared.changed:
                 self._buffer = self._shared.pace.buffer(self._shared.pace.columns)
                 cursor.rows_dropped()
-                self._at_tip = False
+                self._tip.reached = False
         match cursor.order(expired=holding.expired, free=False):
             # Only what Spark has committed comes here: rows that were planned and not committed are planned again.
             case StoreCheckpoint(to):
@@ -511,7 +510,8 @@ class ShardPrefetcher:
             )
         with self._shared.changed:
             self._cursor.begun_at(start)
-            self.opened, self._heard = True, now
+            self.opened = True
+            self._tip.heard = now
             # Spark may have committed more while another worker held the lease: that is written as soon as it may be.
             done = self._shared.committed(self.key)
             self._done = None if done is None or done.order > start.order else done
@@ -521,11 +521,11 @@ class ShardPrefetcher:
         return now
 
     def _read(self, now: float) -> float:
-        if self._shared.only_now and self._target is None:
+        if self._shared.only_now and self._tip.target is None:
             # Asked once the shard is opened, and by the source: what arrives from here on is for the next run.
-            self._target, self._asked = self._member.source.latest(self.holding.lease), now
-            self._reached(now, behind=None)
-        if self._at_tip:
+            self._tip.begin(self._member.source.latest(self.holding.lease), now)
+            self._look(now, behind=None)
+        if self._tip.reached:
             self.holding.reach.excused("the query asked for what was there when it began, and has that", now)
             return now + ROOM_SECONDS
 
@@ -534,14 +534,14 @@ class ShardPrefetcher:
             with self._shared.changed:
                 if chunk is not None:
                     self._buffer.put(chunk)
-                    self._heard = now
+                    self._tip.heard = now
                     # Of nothing nobody is told: whoever plans would look through all shards at each empty answer.
                     self._shared.changed.notify_all()
                 self._cursor.batch_read(None if chunk is None else chunk.ends, batch.children)
                 if chunk is not None or batch.behind_seconds is not None:
                     self._shared.answers += 1
                     self._shared.read.add(self.key)
-                self._reached(now, behind=batch.behind_seconds)
+                self._look(now, behind=batch.behind_seconds)
 
         # The position and the rows move under one lock: a batch planned in between would skip or repeat some.
         self.holding.reach.asking(now)
@@ -552,21 +552,10 @@ class ShardPrefetcher:
         # of a shard is shared by all who read it.
         return max(now + self._shared.pace.interval_seconds, self._member.clock() + batch.wait_seconds)
 
-    def _reached(self, now: float, *, behind: float | None) -> None:
-        """Note whether all that was there at the start is read: up to the last number, where the source gave one."""
-        if (target := self._target) is None or self._at_tip:
-            return
-        if not target.numbered:
-            # A time of zero means that the shard never had a record; else the source says how far behind it is.
-            # Where records never cease, it is enough that reading is well past the time that was asked for.
-            past = behind is not None and now - self._asked > behind + PAST_SECONDS
-            self._at_tip = target.sub == 0 or behind == 0 or past
-        elif self._cursor.read.order >= target.order:
-            self._at_tip = True
-            self._shared.read |= {self.key} if self._cursor.read.order == target.order else set()  # rule 4: that stream
-        elif now - self._heard > SILENT_SECONDS:
-            log.warning("shard %s: nothing comes up to %s, taken for past retention", self.key, target.sequence)
-            self._at_tip = True
+    def _look(self, now: float, *, behind: float | None) -> None:
+        """Note whether all that was there at the start is read."""
+        if self._tip.look(self._cursor.read, now, behind, closed=self.holding.lease.shard in self._shared.closed()):
+            self._shared.read.add(self.key)  # rule 4: that stream
 
     def _blocked(self, now: float) -> bool:
         """Whether what was read ahead must go before more is read."""

@@ -12,7 +12,7 @@ shards, and a batch that is repeated for its ranges.
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from threading import Condition, Thread
 
@@ -21,13 +21,13 @@ from leasehold.adapters.reading.handling import Handling
 from leasehold.adapters.reading.runner import Runner, Step
 from leasehold.adapters.reading.slices import is_read
 from leasehold.adapters.sources.protocol import Batch
+from leasehold.adapters.spark.available_now import AvailableNow, HeldShard
 from leasehold.adapters.spark.feed import ANY_SIZE, Chunk, ReadAheadPace, ReadAheadState, ShardPrefetcher
 from leasehold.adapters.spark.offsets import Held, shares
 from leasehold.adapters.threads import spawn
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
-from leasehold.balancer.lineage import readable
-from leasehold.balancer.model import Position, Version
+from leasehold.balancer.model import Position, Shard
 from leasehold.errors import SourceError, StoreError
 from leasehold.stores.printable import escaped, few, printable, text_of
 
@@ -65,18 +65,29 @@ class LeaseLoop:
         self._member, self._sliced, self._anew = worker, sliced, anew
         self._changed = Condition()
         self._committed: dict[str, Position] = {}
-        self._shared = ReadAheadState(pace, self._changed, resume, self._committed.get, measure=self._measure)
+        self._shared = ReadAheadState(
+            pace, self._changed, resume, self._committed.get, measure=self._measure, closed=self._closed
+        )
         self._feeds: dict[str, ShardPrefetcher] = {}
         self._ever: set[str] = set()
         self._fault: BaseException | None = None
-        self._first_seen: dict[str, Version] = {}
-        self._alive: set[str] = set()
+        self._closed_of: tuple[Shard, ...] = ()
+        self._closed_keys: Collection[str] = ()
+        self._now = AvailableNow(worker.me)
         self._thread_of_all: Thread | None = None
 
     def _measure(self, holding: Holding, batch: Batch) -> None:
         holding.reach.read(batch, self._member.clock())
         holding.reach.done(self._member.clock())  # what is read ahead is as far as this process knows
         self._runner.handling.measure(holding, batch)
+
+    def _closed(self) -> Collection[str]:
+        """The shards that the last listing shows as closed."""
+        listed = self._member.discovery.listed
+        if self._closed_of is not listed:
+            parents = {parent for shard in listed for parent in shard.parents}
+            self._closed_of, self._closed_keys = listed, {s.id for s in listed if not s.open} | parents
+        return self._closed_keys
 
     def start(self, *, only_now: bool) -> None:
         """Join the group; `only_now` if nothing that comes later is to be read."""
@@ -194,36 +205,16 @@ class LeaseLoop:
     def unfinished(self) -> Mapping[str, str]:
         """Where there may be more to read of what was there, and why: here, or without a living owner elsewhere."""
         with self._changed:
-            idle = {key: feed.idle for key, feed in self._feeds.items()}
-            opened = {key for key, feed in self._feeds.items() if feed.opened}
-        busy = {key: "its end is not reached" for key in opened if not idle[key]}
-        if busy:
-            return busy  # the table need not be read for that
+            feeds = {key: HeldShard(feed.opened, feed.idle) for key, feed in self._feeds.items()}
+            ended = {key for key, position in self._committed.items() if position.ended}
+        if unread := self._now.unread(feeds):
+            return unread  # the table need not be read for that
         try:
             leases = {lease.key: lease for lease in self._member.store.list().leases}
         except StoreError as fault:
             log.warning("the leases could not be read, looking again: %s", fault)
             return {"(all)": f"the leases cannot be read: {printable(text_of(fault))}"}
-        # Nobody has made any yet: an empty table is not a stream that is read up.
-        if not leases:
-            return {"(all)": "there are no leases yet"}
-        left = dict[str, str]()
-        for lease in leases.values():
-            if lease.ended:
-                continue
-            if lease.owner == self._member.me:
-                # A child waits for its parents, which may be somebody else's to finish.
-                if lease.key not in opened and readable(lease, leases):
-                    left[lease.key] = "it cannot be opened"
-            elif lease.owner is None:
-                # It is nobody's to finish; some worker may take it in the next moment.
-                left[lease.key] = "nobody owns it"
-            else:
-                if self._first_seen.setdefault(lease.key, lease.version) != lease.version:
-                    self._alive.add(lease.key)  # it was renewed: its owner is alive and reads it
-                if lease.key not in self._alive:
-                    left[lease.key] = f"{lease.owner} owns it and does not renew it"
-        return left
+        return self._now.left(feeds, leases, self._member.discovery.listed, ended)
 
     # In the thread of the loop
 

@@ -11,12 +11,12 @@ a writer of the stream (`RowWriter`), which keeps the order of what goes to one 
 4. Its rows are sent, and the task goes on once all of them are known to be written; else it fails, and Spark runs it
    again. What was under way may then still be written: it has the same names.
 
-Of a streaming query the names come from Spark: its id, which lives with its checkpointLocation, and the batch. A job
-of `df.write` has an id of its own, or the one that options give it.
+Of a streaming query the names come from Spark: its id and its checkpointLocation, the run and the batch. The id alone
+is not enough, since it is copied with the checkpointLocation. A job of `df.write` has an id of its own, or the name and
+batch that options give it. Each batch of a name is another job, because several may be written at the same time.
 """
 
 import logging
-import time
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b, sha256
@@ -40,8 +40,10 @@ log = escaped(logging.getLogger("leasehold.spark"))
 
 SECTION_BYTES = 32 * MIB
 ROW_BYTES = 100
-QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
-"""Spark's own local properties of a task that belongs to a micro-batch."""
+QUERY_ID, BATCH_ID, RUN_ID = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"
+"""Spark's own local properties of a task that belongs to a micro-batch; the group of its jobs is the run."""
+RUNS = 10**12
+"""The run of a tag has at most twelve digits."""
 
 SPARKS_OWN = ("checkpointLocation", "queryName", "path", "outputMode")
 """Options that Spark hands on to a sink with the user's."""
@@ -134,16 +136,18 @@ class WritablePlace(Protocol):
 class WriteNames:
     """How the records of a job are named where Spark does not say it.
 
-    query  ours, or one that options gave
-    batch  likewise
-    run    when this run began, in seconds since 1970
-    given  whether the names are the options', and Spark's own count for nothing
+    query     ours, or the name that options gave
+    batch     0, or the batch that options gave
+    run       drawn; it stands for a run of which Spark tells nothing
+    given     whether the names are the options', and Spark's own count for nothing
+    location  of a query's checkpoint, "" where options do not name it
     """
 
     query: str
     batch: int
     run: int
     given: bool = False
+    location: str = ""
 
     @classmethod
     def asked(cls, given: Given) -> "WriteNames":
@@ -152,18 +156,21 @@ class WriteNames:
         # One without the other names two runs alike, and the second one's rows would be taken for repeats.
         if bool(query) != (batch is not None):
             raise ValueError("option writer.name: give it with writer.batch, or neither: both name what is written")
-        return cls(query or uuid4().hex, batch or 0, int(time.time()), given=bool(query))
+        location = given.text("checkpointLocation").rstrip("/")
+        return cls(query or uuid4().hex, batch or 0, uuid4().int % RUNS, bool(query), location)
 
     def first(self) -> Tag:
         """The tag of the first row of this task."""
         context = TaskContext.get()
-        told = {name: context.getLocalProperty(name) for name in (QUERY_ID, BATCH_ID)} if context else {}
-        query, batch = self.query, self.batch
-        if not self.given and (of_spark := told.get(QUERY_ID)) and (number := told.get(BATCH_ID)):
-            query, batch = of_spark, int(number)
+        names = (QUERY_ID, BATCH_ID, RUN_ID)
+        query_id, batch_id, run_id = (context.getLocalProperty(name) if context else None for name in names)
+        query, batch, run = f"{self.batch} {self.query}", self.batch, self.run
+        if not self.given and query_id and batch_id:
+            query, batch = f"{query_id} {self.location}", int(batch_id)
+            run = int.from_bytes(sha256(run_id.encode()).digest()[:8]) % RUNS if run_id else run
         # The tag goes with each record: a few bytes tell queries apart, whatever they are called.
         named = urlsafe_b64encode(sha256(query.encode()).digest()[:8]).decode().rstrip("=")
-        return Tag(named, self.run, batch, str(context.partitionId() if context else 0), "", 0)
+        return Tag(named, run, batch, str(context.partitionId() if context else 0), "", 0)
 
 
 def sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -17,6 +17,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, ReadMaxRow
 
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Identified, Source
+from leasehold.adapters.spark.available_now import flush_due
 from leasehold.adapters.spark.feed import ReadAheadPace, SourceSpec
 from leasehold.adapters.spark.fetching import Rows, spread
 from leasehold.adapters.spark.lease_loop import LeaseLoop, Waiting
@@ -233,19 +234,25 @@ class Run:
                 rows_of = {key: chunk.rows for key, chunk in taken.items() if chunk.count}
                 end = evolve(end, tasks=self._options.tasks(len(rows_of)) if rows_of else 0)
                 return Plan(start, end, rows_of)
-            # A query over what is there now ends only once each shard has said that it is all.
-            if self._only_now and (left := self._loop.unfinished):
-                self._waiting.go_on(left, self._loop.answers)
-                continue
-            # A shard's children wait for its end to be committed, and no later rows of it would make Spark do that.
-            flushes = self._options.flush or any(each.ends.ended for _, each in start.ranges)
-            idle = self._only_now or self._loop.handing_off or time.monotonic() - self._planned > FLUSH_SECONDS
-            if flushes and idle and owed(start, self._committed):
+            left = self._loop.unfinished if self._only_now else {}
+            if self._flush_due(start, left):
                 # A flush: Spark commits a batch only when it plans the next, be it one without rows.
                 return Plan(start, advance(start, held, {}, self._unwritten(start, held)), {})
+            if left:
+                self._waiting.go_on(left, self._loop.answers)
+                continue
             if self._loop.over:
                 return None
             self._waiting.go_on({"(others)": "they read on"}, time.monotonic_ns())  # alive: however long it takes
+
+    def _flush_due(self, start: Offset, left: Mapping[str, str]) -> bool:
+        is_owed, on_idle = owed(start, self._committed), self._options.flush
+        # A shard's children wait for its end to be committed, and no later rows of it would make Spark do that.
+        ended, handing_off = any(each.ends.ended for _, each in start.ranges), self._loop.handing_off
+        if self._only_now:
+            return flush_due(owed=is_owed, left=bool(left), ended=ended, handing_off=handing_off, on_idle=on_idle)
+        idle = handing_off or time.monotonic() - self._planned > FLUSH_SECONDS
+        return is_owed and idle and (on_idle or ended)
 
     def _unwritten(self, start: Offset, held: Mapping[str, Held]) -> list[tuple[str, Range]]:
         """The ends of the last batch that leases do not say yet, of the shards that this one has no part of."""

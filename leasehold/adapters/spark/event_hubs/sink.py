@@ -7,6 +7,7 @@ slow, name the partition.
 """
 
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
@@ -20,7 +21,7 @@ from leasehold.errors import SourceError
 from leasehold.stores.printable import escaped, said
 
 if TYPE_CHECKING:  # an extra, which the process that plans a query need not have
-    from azure.eventhub import EventHubProducerClient
+    from azure.eventhub import EventData, EventHubProducerClient
 
 log = escaped(logging.getLogger("leasehold.spark"))
 
@@ -35,6 +36,8 @@ COLUMNS = SinkColumns(
     must=frozenset({"body"}),
 )
 RETRIES, RETRY_SECONDS = 8, 1.0
+EVENT_BYTES, PROPERTY_BYTES, BYTES_OF_CHARACTER = 2048, 16, 4
+"""At least as many as AMQP adds to an event and to a property, and as UTF-8 has for a character."""
 
 
 @frozen
@@ -89,15 +92,11 @@ class HubRowWriter:
 
     def write(self, rows: pa.Table, tag: Tag) -> None:
         """Send these rows and wait for them. Raises SourceError, and ValueError for a row that no hub takes."""
-        from azure.eventhub import EventData  # noqa: PLC0415  an extra
-
-        from leasehold.adapters.sources.event_hubs.records import TAG  # noqa: PLC0415  likewise
-
         batch, route = None, None
         try:
+            self._check(rows, tag)
             for number, (body, to, key, properties) in enumerate(values_of(rows), tag.row):
-                event = EventData(body)
-                event.properties = {**dict(properties or ()), TAG: (tag.context + b".%d" % number).decode()}
+                event = _event(body, properties, tag, number)
                 # A batch goes to one partition, or by one key: rows for another begin the next one.
                 if batch is None or route != (to, key):
                     batch = self._next(batch, to, key)
@@ -105,8 +104,6 @@ class HubRowWriter:
                 try:
                     batch.add(event)
                 except ValueError:  # it is full
-                    if not len(batch):
-                        raise ValueError(f"column body: {len(body)} bytes; the hub takes fewer in an event") from None
                     batch = self._next(batch, to, key)
                     batch.add(event)
             self._send(batch)
@@ -124,15 +121,50 @@ class HubRowWriter:
                 raise
             raise SourceError(f"event hub {self._hub!r}: not all rows were written: {said(fault)}") from fault
 
+    def _check(self, rows: pa.Table, tag: Tag) -> None:
+        """Raises ValueError, naming the column, if the hub would refuse any of these rows."""
+        # What is sent cannot be taken back, and the section without the bad row has another edition.
+        most = None
+        for number, (body, to, key, properties) in enumerate(values_of(rows), tag.row):
+            if to and key:
+                raise ValueError(
+                    "columns partitionId and partitionKey: a row has both; one of them chooses the partition"
+                )
+            size = (
+                len(body)
+                + BYTES_OF_CHARACTER * len(key or "")
+                + sum(PROPERTY_BYTES + BYTES_OF_CHARACTER * len(name + (text or "")) for name, text in properties or ())
+            )
+            if most is None:
+                most = self._batch(to, key).max_size_in_bytes
+            if size + EVENT_BYTES <= most:
+                continue
+            # Only the client knows how large an event is as it is sent.
+            try:
+                self._batch(to, key).add(_event(body, properties, tag, number))
+            except ValueError:
+                raise ValueError(f"column body: {len(body)} bytes; the hub takes fewer in an event") from None
+
     def _next(self, batch: Any, to: str | None, key: str | None) -> Any:  # noqa: ANN401  an extra has the type
         self._send(batch)
-        if to and key:
-            raise ValueError("columns partitionId and partitionKey: a row has both; one of them chooses the partition")
+        return self._batch(to, key)
+
+    def _batch(self, to: str | None, key: str | None) -> Any:  # noqa: ANN401  likewise
         return self._client.create_batch(partition_id=to) if to else self._client.create_batch(partition_key=key or "-")
 
     def _send(self, batch: Any) -> None:  # noqa: ANN401  likewise
         if batch is not None and len(batch):
             self._client.send_batch(batch)
+
+
+def _event(body: bytes, properties: Iterable[tuple[str, str | None]] | None, tag: Tag, number: int) -> "EventData":
+    from azure.eventhub import EventData  # noqa: PLC0415  an extra
+
+    from leasehold.adapters.sources.event_hubs.records import TAG  # noqa: PLC0415  likewise
+
+    event = EventData(body)
+    event.properties = {**dict(properties or ()), TAG: (tag.context + b".%d" % number).decode()}
+    return event
 
 
 def hub_sink(given: Given) -> HubSinkPlace:

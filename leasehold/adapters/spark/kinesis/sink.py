@@ -7,6 +7,7 @@ Kinesis for its shards once a task, more often than it answers. After a fault it
 import logging
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 from attrs import frozen
 
 from leasehold.adapters.sources.repeats import Tag
@@ -79,13 +80,12 @@ class KinesisRowWriter:
     def write(self, rows: pa.Table, tag: Tag) -> None:
         """Write these rows and wait for them. Raises SourceError, and ValueError for a row that no stream takes."""
         context, put = tag.context, self._producer.put
+        self._check(rows, context)
         try:
-            under_way = []
-            for number, (data, key, hash_key) in enumerate(values_of(rows), tag.row):
-                try:
-                    under_way.append(put(data, key, hash_key, context=context, row=number))
-                except ValueError as fault:
-                    raise ValueError(f"column {text_of(fault)}") from None  # it begins with the column
+            under_way = [
+                put(data, key, hash_key, context=context, row=number)
+                for number, (data, key, hash_key) in enumerate(values_of(rows), tag.row)
+            ]
             # All are put before one is waited for: a request carries many rows.
             self._producer.flush()
             for each in under_way:
@@ -100,6 +100,29 @@ class KinesisRowWriter:
             if isinstance(fault, ValueError | KeyboardInterrupt | SystemExit):
                 raise
             raise SourceError(f"stream {self._place.stream}: not all rows were written: {said(fault)}") from fault
+
+    def _check(self, rows: pa.Table, context: bytes) -> None:
+        """Raises ValueError, naming the column, if the stream would refuse any of these rows."""
+        # What is sent cannot be taken back, and the section without the bad row has another edition.
+        try:
+            for data, key, hash_key in values_of(_extremes(rows)):
+                self._producer.check(data, key, hash_key, context=context)
+        except ValueError as fault:
+            raise ValueError(f"column {text_of(fault)}") from None  # it begins with the column
+
+
+def _extremes(rows: pa.Table) -> pa.Table:
+    """Return rows of which at least one is refused if any of these is: the longest, and one for each hash key."""
+    characters = pc.utf8_length(rows["partitionKey"])
+    sizes = pc.add(pc.binary_length(rows["data"]), pc.binary_length(rows["partitionKey"]))
+    longest = [
+        pc.index(each, extreme(each)).as_py()
+        for each, extreme in ((sizes, pc.max), (characters, pc.max), (characters, pc.min))
+    ]
+    if rows["explicitHashKey"].null_count < rows.num_rows:
+        numbered = pa.table({"key": rows["explicitHashKey"], "row": pa.array(range(rows.num_rows), pa.int64())})
+        longest += numbered.group_by("key").aggregate([("row", "min")])["row_min"].to_pylist()
+    return rows.take(longest)
 
 
 def kinesis_sink(given: Given) -> KinesisSinkPlace:

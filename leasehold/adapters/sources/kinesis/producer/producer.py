@@ -367,6 +367,12 @@ class Producer:
             raise
         _keep_until_exit(self)
 
+    def check(
+        self, data: bytes, partition_key: str, explicit_hash_key: str | None = None, *, context: bytes = b""
+    ) -> int:
+        """Return the hash key of a record. Raises TypeError and ValueError where `put` would for this record."""
+        return self._checked(data, partition_key, explicit_hash_key, framing_of(context) if context else 0)
+
     def put(
         self,
         data: bytes,

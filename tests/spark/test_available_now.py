@@ -1,0 +1,251 @@
+"""A query over what is there now reads all of it, commits all of it, and ends: as a table of cases, and as runs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from attrs import define, evolve
+from fake_stream import Mortal, Query, Stream
+from stepped_loop import a_reader, stepped
+from waiters import Clock
+
+from leasehold.adapters.spark.available_now import AvailableNow, HeldShard, ShardTip, flush_due
+from leasehold.balancer.model import Lease, Position, Shard, Version
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.protocol import Done
+from leasehold.stores.writes import DeleteLease, RequestLease
+
+ME = "me"
+END = Position("SHARD_END")
+IDLE, BUSY, WAITS = (
+    HeldShard(opened=True, idle=True),
+    HeldShard(opened=True, idle=False),
+    HeldShard(opened=False, idle=False),
+)
+Rows = dict[str, Lease]
+
+
+def rows(*leases: Lease) -> Rows:
+    return {lease.key: lease for lease in leases}
+
+
+def lease(key: str, owner: str | None = None, *parents: str, ended: bool = False) -> Lease:
+    return Lease(key, owner=owner, parents=parents, checkpoint=END if ended else Position("TRIM_HORIZON"))
+
+
+MERGED = ("c", None, "a", "b")
+CASES: dict[str, tuple[dict[str, HeldShard], Rows, dict[str, str]]] = {
+    "no lease yet, or the lease table was deleted": ({}, {}, {"(all)": "there are no leases yet"}),
+    "one shard is still read": ({"a": BUSY}, rows(lease("a", ME)), {"a": "its end is not reached"}),
+    "one shard is read up": ({"a": IDLE}, rows(lease("a", ME)), {}),
+    "a lease of ours that is not opened": ({"a": WAITS}, rows(lease("a", ME)), {"a": "it cannot be opened"}),
+    "a free lease": ({}, rows(lease("a")), {"a": "nobody owns it"}),
+    "a free lease that was read here before": ({"a": IDLE}, rows(lease("a")), {"a": "nobody owns it"}),
+    "a finished lease": ({}, rows(lease("a", ended=True)), {}),
+    "split, the parent's end is not committed": (
+        {"a": IDLE},
+        rows(lease("a", ME), lease("c", None, "a"), lease("d", ME, "a")),
+        {},
+    ),
+    "split, the parent is done": (
+        {},
+        rows(lease("a", ended=True), lease("c", None, "a"), lease("d", ME, "a")),
+        {"c": "nobody owns it", "d": "it cannot be opened"},
+    ),
+    "split, the parent's lease was deleted": ({}, rows(lease("c", None, "a")), {"c": "nobody owns it"}),
+    "merge, both parents' ends are not committed": (
+        {"a": IDLE, "b": IDLE},
+        rows(lease("a", ME), lease("b", ME), lease(*MERGED)),
+        {},
+    ),
+    "merge, one parent's end came in an earlier batch": (
+        {"b": IDLE},
+        rows(lease("a", ended=True), lease("b", ME), lease(*MERGED)),
+        {},
+    ),
+    "merge, one parent is free": (
+        {"b": IDLE},
+        rows(lease("a"), lease("b", ME), lease(*MERGED)),
+        {"a": "nobody owns it"},
+    ),
+    "merge, one parent is of an owner that may be dead": (
+        {"b": IDLE},
+        rows(lease("a", "other"), lease("b", ME), lease(*MERGED)),
+        {"a": "other owns it and does not renew it"},
+    ),
+    "merge, both parents are done": (
+        {},
+        rows(lease("a", ended=True), lease("b", ended=True), lease(*MERGED)),
+        {"c": "nobody owns it"},
+    ),
+    "merge, the child is held before its parents are done": (
+        {"b": IDLE, "c": WAITS},
+        rows(lease("a", ended=True), lease("b", ME), lease("c", ME, "a", "b")),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize(("feeds", "leases", "left"), CASES.values(), ids=CASES)
+def test_a_shard_is_waited_for_only_where_it_can_go_on_without_a_commit(
+    feeds: dict[str, HeldShard], leases: Rows, left: dict[str, str]
+) -> None:
+    """What waits for a commit of this query is not waited for by it (A2 to A4)."""
+    assert AvailableNow(ME).left(feeds, leases) == left
+
+
+def test_a_living_owner_elsewhere_and_the_children_of_its_shards_are_not_waited_for() -> None:
+    """A lease that is renewed once is read by its owner (A3)."""
+    now, child = AvailableNow(ME), lease("c", None, "a")
+    other = lease("a", "other")
+    assert now.left({}, rows(other, child)) == {"a": "other owns it and does not renew it"}
+    assert now.left({}, rows(evolve(other, version=Version("2")), child)) == {}
+    assert now.left({}, rows(evolve(other, owner=None, version=Version("3")), child)) == {"a": "nobody owns it"}
+
+
+@pytest.mark.parametrize(
+    ("leases", "ended", "left"),
+    [
+        (rows(lease("b", ended=True)), "ab", {"c": "it has no lease yet"}),  # the row of "a" was deleted
+        (rows(lease("b", ended=True)), "b", {}),  # "a" is another worker's to read
+        (rows(lease("b", ended=True), lease("d", "other", "c", ended=True)), "ab", {}),  # "c" was read and deleted
+        (rows(lease("b", ended=True)), "abc", {}),
+    ],
+)
+def test_a_child_of_shards_that_were_read_to_their_ends_is_waited_for(
+    leases: Rows, ended: str, left: dict[str, str]
+) -> None:
+    """A child that is listed and has no lease yet is still to be read (A5)."""
+    listed = (Shard("a"), Shard("b"), Shard("c", parents=("a", "b")))
+    assert AvailableNow(ME).left({}, leases, listed, set(ended)) == left
+
+
+@pytest.mark.parametrize(
+    ("left", "ended", "handing_off", "on_idle", "due"),
+    [
+        (True, True, False, False, True),  # a child waits for the end, others are still read
+        (True, False, True, False, True),  # so does the next owner
+        (True, False, False, True, False),  # the next rows commit it
+        (False, False, False, True, True),
+        (False, False, False, False, False),
+        (False, True, False, False, True),
+    ],
+)
+def test_a_flush_waits_for_no_shard_where_a_shard_waits_for_a_commit(
+    *, left: bool, ended: bool, handing_off: bool, on_idle: bool, due: bool
+) -> None:
+    """An end, and a lease that is asked for, are committed as soon as nothing can be taken (A6)."""
+    how = {"left": left, "ended": ended, "handing_off": handing_off, "on_idle": on_idle}
+    assert flush_due(owed=True, **how) is due
+    assert not flush_due(owed=False, **how)
+
+
+@pytest.mark.parametrize(("closed", "reached"), [(False, True), (True, False)])
+def test_a_closed_shard_is_read_to_its_end_and_not_to_its_latest_record(*, closed: bool, reached: bool) -> None:
+    """The end of a shard may come one reading after its last record (A1)."""
+    tip = ShardTip("a")
+    tip.begin(Position("AT_TIMESTAMP", 5), 1.0)
+    tip.look(Position("9"), 2.0, 0.0, closed=closed)
+    assert tip.reached is reached
+    tip.look(Position("9"), 12.0, 0.0, closed=closed)
+    assert tip.reached
+
+
+def texts(prefix: str, count: int) -> list[str]:
+    return [f"{prefix}{number}" for number in range(count)]
+
+
+@define
+class Nightly:
+    """One run of a query over what is there now, on a clock that stands still unless Spark asks for a batch."""
+
+    stream: Stream
+    store: MemoryStore
+    clock: Clock
+    flush: str = "true"
+    rows: int = 1000
+
+    def run(self, between: Callable[[int], None] = lambda _: None) -> list[str]:
+        """Run to the end, and return the texts of all rows; `between` is called with the number of each batch."""
+        reader = a_reader(
+            self.stream, Mortal(self.store), rereadable=True, flush=self.flush, maxRowsPerTrigger=str(self.rows)
+        )
+        reader.prepareForTriggerAvailableNow()
+        query = Query(reader, self.store, Mortal(self.store), reader.initialOffset())
+        limit = reader.getDefaultReadLimit()
+        while (end := reader.latestOffset(query.offset, limit)) != query.offset:
+            if query.offset["n"]:
+                reader.commit(query.offset)
+            query.run(end)
+            query.offset = end
+            between(end["n"])
+        reader.stop()
+        return [text for _, _, text in query.rows]
+
+
+@pytest.fixture
+def nightly(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Nightly]:
+    """A query of these shards."""
+
+    def made(records: dict[str, list[str]], **more: Any) -> Nightly:  # noqa: ANN401  as fields have it
+        return Nightly(Stream(records), MemoryStore(), stepped(monkeypatch), **more)
+
+    return made
+
+
+LAYOUTS = {
+    "split": [("split", "a", "c", "d")],
+    "merge": [("merge", "c", "a", "b")],
+    "merge of the halves of a split": [("split", "a", "c", "d"), ("merge", "e", "c", "d")],
+    "split of a merged shard": [("merge", "c", "a", "b"), ("split", "c", "d", "e")],
+}
+
+
+@pytest.mark.parametrize("flush", ["true", "false"])
+@pytest.mark.parametrize("rows", [7, 20, 1000])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_run_reads_parents_and_children_to_their_ends(
+    nightly: Callable[..., Nightly], layout: list[tuple[str, ...]], rows: int, flush: str
+) -> None:
+    """Whatever was resharded before a run, it reads all shards, parents first, and finishes their leases."""
+    query = nightly({"a": texts("a", 25), "b": texts("b", 15)}, rows=rows, flush=flush)
+    for what, *shards in layout:
+        getattr(query.stream, what)(*shards)
+    for shard, records in query.stream.records.items():
+        records.extend(texts(shard, 5) if shard not in "ab" else [])
+    read = query.run()
+    assert sorted(read) == sorted(text for records in query.stream.records.values() for text in records)
+    leases = {lease.key: lease for lease in query.store.list().leases}
+    assert {key for key, lease in leases.items() if lease.ended} == set(query.stream.children) & set(leases)
+
+
+def test_a_run_goes_on_where_its_lease_table_is_deleted(nightly: Callable[..., Nightly]) -> None:
+    """The rows of ended parents come back, and no record is read twice."""
+    query = nightly({"a": texts("a", 25), "b": texts("b", 15)}, rows=20)
+    query.stream.merge("c", "a", "b")
+    query.stream.put("c", *texts("c", 5))
+    deleted = list[str]()
+
+    def delete(_: int) -> None:
+        leases = query.store.list().leases
+        if not deleted and any(each.ended for each in leases):
+            deleted.extend(each.key for each in leases if isinstance(query.store.write(DeleteLease(each)), Done))
+
+    assert sorted(query.run(delete)) == sorted(text for found in query.stream.records.values() for text in found)
+    assert deleted
+
+
+def test_a_lease_that_is_asked_for_is_handed_off_in_the_middle_of_a_run(nightly: Callable[..., Nightly]) -> None:
+    """A hand-off waits for a commit, so a run commits for it, and ends."""
+    query = nightly({"a": texts("a", 45), "b": texts("b", 5)}, rows=5, flush="false")
+    asked = list[str]()
+
+    def ask(_: int) -> None:
+        held = query.store.get(["a"])[0]
+        if not asked and held.checkpoint.numbered:
+            assert isinstance(query.store.write(RequestLease(held, "other")), Done)
+            asked.append(held.key)
+
+    # The other worker never renews the lease, so this one takes it back.
+    assert sorted(query.run(ask)) == sorted(texts("a", 45) + texts("b", 5))
+    assert asked

@@ -1,0 +1,132 @@
+"""A section is checked as a whole before any of its rows is sent: a task that fails leaves nothing of it behind."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+import pytest
+from attrs import Factory, define
+
+from leasehold.adapters.sources.kinesis.producer import producer
+from leasehold.adapters.sources.repeats import Tag
+from leasehold.adapters.spark.event_hubs import sink as hub_sink
+from leasehold.adapters.spark.event_hubs.sink import HubRowWriter
+from leasehold.adapters.spark.kinesis import sink as kinesis_sink
+from leasehold.adapters.spark.kinesis.sink import KinesisRowWriter, KinesisSinkPlace
+from leasehold.adapters.spark.sink import RowWriter, SinkColumns
+
+TAG = Tag("query", 1, 2, "0-0", "edition", 0)
+MIB = 1 << 20
+GOOD = 3
+
+
+def table(columns: SinkColumns, *rows: tuple[Any, ...]) -> pa.Table:
+    """Return these rows as a section has them."""
+    kinds = columns.kinds.items()
+    return pa.table(
+        {name: pa.array([row[at] for row in rows], kind) for at, (name, kind) in enumerate(kinds)}
+    ).combine_chunks()
+
+
+@define
+class Written:
+    """A writer whose service only notes what it is sent."""
+
+    writer: RowWriter
+    sent: list[object] = Factory(list)
+
+
+class OneShard:
+    """A stream of one shard, as its listings have it."""
+
+    def describe_stream_summary(self, **asked: str) -> object:
+        """Return the summary of an open stream."""
+        summary = {"StreamName": asked["StreamName"], "StreamStatus": "ACTIVE"}
+        return {"StreamDescriptionSummary": summary}
+
+    def list_shards(self, **_: str) -> object:
+        """Return the shard."""
+        whole = {"StartingHashKey": "0", "EndingHashKey": str(2**128 - 1)}
+        return {"Shards": [{"ShardId": "s", "HashKeyRange": whole, "SequenceNumberRange": {}}]}
+
+
+@pytest.fixture
+def kinesis(monkeypatch: pytest.MonkeyPatch) -> Iterator[Written]:
+    """A writer whose producer checks what it is given, and sends nothing."""
+    sent = list[object]()
+
+    class Noting(producer.Producer):
+        def put(self, data: bytes, *keys: Any, context: bytes = b"", row: int = 0) -> Any:  # noqa: ANN401, ARG002
+            self.check(data, *keys, context=context)
+            sent.append(data)
+            return SimpleNamespace(result=lambda: None)
+
+    monkeypatch.setattr(producer, "Producer", Noting)
+    monkeypatch.setattr(producer, "clients_of", lambda *_, **__: OneShard())
+    writer = KinesisRowWriter(KinesisSinkPlace("stream", "eu-west-1", "", "cbor", 1.0, 0.1))
+    yield Written(writer, sent)
+    writer._producer.close(0)  # noqa: SLF001
+
+
+BAD_OF_KINESIS = {
+    "too large": ((b"x" * MIB, "k", None), "column data: 1048"),
+    "too large with its key": ((b"x" * (MIB - 300), "k" * 256, None), "column data: 1048"),
+    "empty key": ((b"x", "", None), "column partition_key: 0 characters"),
+    "long key": ((b"x", "k" * 257, None), "column partition_key: 257 characters"),
+    "hash key too high": ((b"x", "k", str(2**128)), "column explicit_hash_key: '340"),
+    "hash key that is no number": ((b"x", "k", "-1"), "column explicit_hash_key: '-1'"),
+}
+
+
+@pytest.mark.parametrize("at", ["first", "last"])
+@pytest.mark.parametrize(("bad", "said"), BAD_OF_KINESIS.values(), ids=BAD_OF_KINESIS)
+def test_a_row_that_kinesis_refuses_keeps_its_section_from_being_sent(
+    kinesis: Written, bad: tuple[Any, ...], said: str, at: str
+) -> None:
+    """Sizes, keys and hash keys are checked before the first row of a section is sent."""
+    good = [(b"%d" % number, f"key {number}", str(number) if number % 2 else None) for number in range(GOOD)]
+    rows = [*good, bad] if at == "last" else [bad, *good]
+    with pytest.raises(ValueError, match=f"^{said}"):
+        kinesis.writer.write(table(kinesis_sink.COLUMNS, *rows), TAG)
+    assert kinesis.sent == []
+    kinesis.writer.write(table(kinesis_sink.COLUMNS, *good), TAG)
+    assert kinesis.sent == [b"0", b"1", b"2"]
+
+
+@pytest.fixture
+def hub() -> Written:
+    """The batches are the client's own; what is sent is noted."""
+    azure = pytest.importorskip("azure.eventhub")
+    sent = list[object]()
+
+    class Client:
+        def create_batch(self, **where: str) -> object:
+            return azure.EventDataBatch(max_size_in_bytes=5000, **where)
+
+        def send_batch(self, batch: Any) -> None:  # noqa: ANN401  an extra has the type
+            sent.extend(event.body_as_str() for event in batch._internal_events)  # noqa: SLF001
+
+    return Written(HubRowWriter(cast("Any", Client()), "hub"), sent)
+
+
+BAD_OF_HUBS = {
+    "too large": ((b"x" * 4990, None, "k", None), "column body: 4990 bytes"),
+    "too large with its properties": ((b"x" * 4000, None, "k", [("p", "é" * 450)]), "column body: 4000 bytes"),
+    "partition and key": ((b"x", "0", "k", None), "columns partitionId and partitionKey: a row has both"),
+}
+
+
+@pytest.mark.parametrize("at", ["first", "last"])
+@pytest.mark.parametrize(("bad", "said"), BAD_OF_HUBS.values(), ids=BAD_OF_HUBS)
+def test_a_row_that_a_hub_refuses_keeps_its_section_from_being_sent(
+    hub: Written, bad: tuple[Any, ...], said: str, at: str
+) -> None:
+    """Sizes and routes are checked before the first row of a section is sent."""
+    good = [(b"%d" % number * 1500, None, "key", [("name", "value")]) for number in range(GOOD)]
+    rows = [*good, bad] if at == "last" else [bad, *good]
+    with pytest.raises(ValueError, match=f"^{said}"):
+        hub.writer.write(table(hub_sink.COLUMNS, *rows), TAG)
+    assert hub.sent == []
+    hub.writer.write(table(hub_sink.COLUMNS, *good), TAG)
+    assert hub.sent == ["0" * 1500, "1" * 1500, "2" * 1500]

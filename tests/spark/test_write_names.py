@@ -1,0 +1,55 @@
+"""How the rows of a Spark sink are named: alike if one write repeats another, and apart if not."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from leasehold.adapters.sources.repeats import Tag
+from leasehold.adapters.spark import sink
+from leasehold.adapters.spark.options import Given
+from leasehold.adapters.spark.sink import BATCH_ID, QUERY_ID, RUN_ID, WriteNames
+
+QUERY = {QUERY_ID: "query", BATCH_ID: "7", RUN_ID: "run"}
+HERE = {"checkpointLocation": "s3a://bucket/here"}
+NAMED = {"writer.name": "orders", "writer.batch": "7"}
+
+Write = tuple[dict[str, str], dict[str, str]]
+"""The options of a writer, and Spark's properties of its tasks."""
+
+CASES: dict[str, tuple[Write, Write, bool, bool]] = {
+    "a batch again in one run": ((HERE, QUERY), (HERE, QUERY), True, True),
+    "a batch again in the next run": ((HERE, QUERY), (HERE, QUERY | {RUN_ID: "next"}), True, False),
+    "the next batch of a run": ((HERE, QUERY), (HERE, QUERY | {BATCH_ID: "8"}), True, True),
+    "a copy of the checkpoint": ((HERE, QUERY), ({"checkpointLocation": "s3a://bucket/there"}, QUERY), False, True),
+    "one location with a slash": ((HERE, QUERY), ({"checkpointLocation": "s3a://bucket/here/"}, QUERY), True, True),
+    "no location in options": (({}, QUERY), ({}, QUERY), True, True),
+    "two queries": ((HERE, QUERY), (HERE, QUERY | {QUERY_ID: "other"}), False, True),
+    "a named job again": ((NAMED, {}), (NAMED, {}), True, False),
+    "a named job in foreachBatch again": ((NAMED, QUERY), (NAMED, QUERY | {RUN_ID: "next"}), True, False),
+    "two batches of a name": ((NAMED, {}), (NAMED | {"writer.batch": "8"}, {}), False, False),
+    "two names": ((NAMED, {}), (NAMED | {"writer.name": "others"}, {}), False, False),
+    "a name that ends as a batch does": (
+        ({"writer.name": "1 a", "writer.batch": "1"}, {}),
+        ({"writer.name": "a", "writer.batch": "11"}, {}),
+        False,
+        False,
+    ),
+    "two jobs without a name": (({}, {}), ({}, {}), False, False),
+}
+
+
+@pytest.mark.parametrize(("one", "other", "one_query", "one_run"), CASES.values(), ids=CASES)
+def test_writes_are_named_alike_only_where_one_repeats_the_other(
+    monkeypatch: pytest.MonkeyPatch, one: Write, other: Write, *, one_query: bool, one_run: bool
+) -> None:
+    """A job's identity is its name and batch; a query's is its id and checkpointLocation."""
+
+    def tag(write: Write) -> Tag:
+        options, properties = write
+        context = SimpleNamespace(getLocalProperty=properties.get, partitionId=lambda: 3)
+        monkeypatch.setattr(sink, "TaskContext", SimpleNamespace(get=lambda: context))
+        return WriteNames.asked(Given(options)).first()
+
+    first, second = tag(one), tag(other)
+    assert (first.query == second.query, first.run == second.run) == (one_query, one_run)
+    assert len(first.context) < len(Tag("q" * 11, 10**12, 10**9, "3", "", 0).context)
