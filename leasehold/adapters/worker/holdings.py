@@ -241,8 +241,6 @@ class Holdings:
         return outcome.lease
 
     def _let_go(self, holding: Holding) -> None:
-        # Gifts and thefts are normal; a lease that expired here points to a store that did not answer.
-        log.log(logging.WARNING if holding.expired else logging.INFO, "lease %s: %s", holding.key, holding.why)
         self._duplicate_process = self._duplicate_process or holding.duplicate_process
         with self._lock:
             # A lease that was lost and then claimed again is another holding by now.
@@ -255,6 +253,9 @@ class Holdings:
         if holding.given is not None:
             self._gave(holding.given, self._clock())
         self._gone(holding)
+        # Last, since a handler of the log may be slow. Gifts and thefts are normal; a lease that expired here points to a
+        # store that did not answer.
+        log.log(logging.WARNING if holding.expired else logging.INFO, "lease %s: %s", holding.key, holding.why)
 
 
 class Bench:
