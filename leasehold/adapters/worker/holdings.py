@@ -253,7 +253,7 @@ class Holdings:
         if holding.given is not None:
             self._gave(holding.given, self._clock())
         self._gone(holding)
-        # Last, since a handler of the log may be slow. Gifts and thefts are normal; a lease that expired here points to a
+        # Last, as a handler of the log may be slow. Gifts and thefts are normal; a lease that expired here points to a
         # store that did not answer.
         log.log(logging.WARNING if holding.expired else logging.INFO, "lease %s: %s", holding.key, holding.why)
 
