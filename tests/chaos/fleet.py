@@ -30,7 +30,7 @@ from leasehold.adapters.history.run import OPERATOR
 from leasehold.adapters.multilang.children import END_SECONDS
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.protocol import Lost
-from leasehold.stores.swap import marked
+from leasehold.stores.swap import CONTROL, marked
 from leasehold.stores.writes import DeleteLease
 
 LEASE_SECONDS, CYCLE_SECONDS, DRAIN_SECONDS = 6.0, 2.0, 12.0
@@ -234,7 +234,7 @@ class Fleet(Stage):
             return
         place = self.places["store"]
         with patch.dict(os.environ, place.environment(WATCHER)), closing(watched(place.url(WATCHER))) as left:
-            if there := [row.key for row in left.list().leases if not marked(row)]:
+            if there := [row.key for row in left.list().leases if not marked(row) and row.key != CONTROL]:
                 self.history.faults.append(f"the swap is over, and FROM still speaks for {', '.join(there)}")
 
     def abandon(self) -> None:

@@ -80,7 +80,14 @@ UNHEARD = r"has not been heard of|nobody owns it"
 CASES = [
     Case("kinesis", "sqlite", "stream", "silent", STALLED, r"not answer"),
     Case("kinesis", "sqlite", "stream", "slow", OK, ""),
-    Case("kinesis", "sqlite", "stream", "dripping", STALLED, r"an answer of the stream has been on its way"),
+    Case(
+        "kinesis",
+        "sqlite",
+        "stream",
+        "dripping",
+        STALLED,
+        r"an answer of the stream has been on its way|the stream has not answered the last request",
+    ),
     Case("kinesis", "sqlite", "stream", "throttled", STALLED, r"ProvisionedThroughputExceeded|slow down|limit"),
     Case("kinesis", "sqlite", "stream", "refused", STALLED, r"AccessDenied|may not|permission"),
     Case("kinesis", "sqlite", "stream", "cut", STALLED, r"connection|Connection|reach"),

@@ -140,9 +140,10 @@ def read_as_said(ground: Ground, daemon: Daemon, record: re.Pattern[str], ended:
 
 def over_the_file(ground: Ground) -> list[str]:
     """What every user changes in a sample's file, and nothing else."""
+    summary = ground.kinesis.describe_stream_summary(StreamName=ground.stream)["StreamDescriptionSummary"]
     properties = {
         "streamName": ground.stream,
-        "streamArn": f"arn:aws:kinesis:{REGION}:000000000000:stream/{ground.stream}",
+        "streamArn": summary["StreamARN"],
         "applicationName": ground.properties["applicationName"],
         "kinesisEndpoint": ground.properties["kinesisEndpoint"],
         "dynamoDBEndpoint": ground.properties["dynamoDBEndpoint"],

@@ -1,6 +1,7 @@
 """Streams named by ARN: every request then carries `StreamARN`, without which another account's stream is not found.
 
-Code that makes requests gives `StreamName` throughout; a client made for an ARN replaces it.
+Code that makes requests gives `StreamName` throughout, and a client made for an ARN adds the ARN. Kinesis takes both,
+and local services that know only names work too.
 """
 
 import re
@@ -55,12 +56,12 @@ def stream_address(text: str, region: str | None, where: str) -> StreamAddress:
 
 
 def ask_by_arn(client: "KinesisClient", arn: str) -> None:
-    """Have `client` send `StreamARN` in every request whose shape has it, in place of `StreamName`."""
+    """Have `client` send `StreamARN` in every request that names a stream, or reads from one."""
 
-    def name_by_arn(params: dict[str, Any], model: Any, **_event: object) -> None:  # noqa: ANN401  botocore's
-        # A page token names the stream by itself: ListShards rejects a name beside it, and the KCL sends none.
-        if "NextToken" not in params and "StreamARN" in model.input_shape.members:
-            params.pop("StreamName", None)
+    def name_by_arn(params: dict[str, Any], **_event: object) -> None:
+        # Other requests need none: a page token names the stream by itself, as a consumer's ARN does, and Kinesis
+        # rejects a name beside the token.
+        if "StreamName" in params or "ShardIterator" in params:
             params["StreamARN"] = arn
 
     client.meta.events.register("before-parameter-build.kinesis", name_by_arn)

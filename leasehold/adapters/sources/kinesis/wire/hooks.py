@@ -466,8 +466,9 @@ def read_directly(client: "KinesisClient", wire: Wire, arn: str | None = None) -
 def put_directly(client: "KinesisClient", wire: PutWire, arn: str | None = None) -> None:
     """Have this client send a producer's records directly; other lists of records are left to boto3.
 
-    With an `arn`, requests name the stream by it, in place of its name.
+    With an `arn`, requests name the stream by it, too.
     """
+    named = {} if arn is None else {"StreamARN": arn}
     calls, by_boto = DirectCalls(client, ["PutRecords"]), client.put_records
 
     def put_records(**question: Any) -> Any:  # noqa: ANN401  as boto3
@@ -480,9 +481,13 @@ def put_directly(client: "KinesisClient", wire: PutWire, arn: str | None = None)
             and all(type(row["Data"]) is bytes for row in rows)
         ):
             return by_boto(**question)
-        told = question if arn is None else {"StreamARN": arn, "Records": rows}
         return calls.call(
-            "PutRecords", packed(told), CBOR, read=_results, by_boto=lambda: by_boto(**question), again=False
+            "PutRecords",
+            packed(question | named),
+            CBOR,
+            read=_results,
+            by_boto=lambda: by_boto(**question),
+            again=False,
         )
 
     _change(client, calls, put_records=put_records)
