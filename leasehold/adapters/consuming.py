@@ -364,11 +364,10 @@ def dead_letter_of(
         )
     scheme, place, options = source_address(source)
     stream = place.rpartition(":stream/")[2]  # the name, if it is an ARN
-    written_to = text.partition("?")[0]
-    by_arn = f"{scheme}://arn:", f":stream/{stream}"
-    if written_to in {f"{scheme}://{place}", f"{scheme}://{stream}"} or (
-        place == stream and written_to.startswith(by_arn[0]) and written_to.endswith(by_arn[1])
-    ):
+    written_to = text.partition("?")[0].removeprefix(f"{scheme}://")
+    # A name means the stream of that name wherever it is, for want of the account.
+    same_name = written_to.rpartition(":stream/")[2] == stream and stream in {place, written_to}
+    if text.startswith(f"{scheme}://") and (written_to == place or same_name):
         raise ValueError(
             f"{named('dead_letter')}: it is the stream that is read: its letters would be read again, for ever"
         )

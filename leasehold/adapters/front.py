@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from attrs import evolve, frozen
 
 from leasehold.adapters.consuming import Consumption, Options, consumption
-from leasehold.adapters.forks import Origin
+from leasehold.adapters.processes import Origin
 from leasehold.adapters.reading.executors import HandlerExecutor, Work
 from leasehold.adapters.reading.handling import Delivery, Handler, Handling, Withdrawn
 from leasehold.adapters.reading.runner import Runner, endings

@@ -1,9 +1,17 @@
-"""Detects forks, and calls functions at the exit of a process: a fork copies every object, and no other thread."""
+"""Detects forks, ends forked copies, and calls functions at the exit of a process.
+
+A fork copies every object, and of the threads only the one that forked. A copy of a worker or a producer must not wait
+for threads that it does not have, and must not write as the worker whose leases it seems to hold.
+"""
 
 import atexit
 import os
 import sys
+import traceback
 from collections.abc import Callable
+from typing import NoReturn
+
+from leasehold.errors import WorkerError
 
 _process = object()
 
@@ -37,3 +45,50 @@ def _forked() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
     os.register_at_fork(after_in_child=_forked)
+
+
+class Origin:
+    """The process in which an object was made."""
+
+    def __init__(self) -> None:
+        self._process, self._id = _process, os.getpid()
+
+    @property
+    def left(self) -> bool:
+        """Whether this is another process."""
+        return self._process is not _process
+
+    def check(self) -> None:
+        """Raise WorkerError in another process."""
+        if self.left:
+            raise WorkerError(
+                f"this worker belongs to process {self._id}, and a fork copies none of its threads; "
+                "start another one in this process"
+            )
+
+    def end_copy(self, fault: BaseException | None) -> None:
+        """In another process: end it, as Python ends a program with this fault. Otherwise do nothing.
+
+        A child that a handler has forked gets here when it leaves the handler. Nothing else runs in it, so it would
+        wait forever.
+        """
+        if self.left:
+            _end_process(fault)
+
+
+def _end_process(fault: BaseException | None) -> NoReturn:
+    status = 1
+    try:
+        if fault is None:
+            status = 0
+        elif not isinstance(fault, SystemExit):
+            traceback.print_exception(fault)
+        elif fault.code is None or isinstance(fault.code, int):
+            status = fault.code or 0
+        else:
+            print(fault.code, file=sys.stderr)  # noqa: T201  as Python does
+        for output in (sys.stdout, sys.stderr):
+            if output is not None:
+                output.flush()
+    finally:
+        os._exit(status & 0xFF)

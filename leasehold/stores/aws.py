@@ -18,6 +18,7 @@ from botocore.credentials import (
     DeferredRefreshableCredentials,
 )
 from botocore.exceptions import EndpointConnectionError, NoCredentialsError, ProfileNotFound
+from botocore.parsers import ResponseParserError
 
 from leasehold.stores.urls import ROLE
 
@@ -33,6 +34,17 @@ def region_hint(error: BaseException) -> str:
     unreachable = isinstance(error, EndpointConnectionError) and ".amazonaws.com" in str(error)
     return " (is the region right?)" if unreachable else ""
 
+
+ODD_ANSWER = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    ResponseParserError,
+    TypeError,
+    UnicodeDecodeError,
+)
+"""Raised while reading a response of another shape: a proxy's page, or a service's bad moment."""
 
 SESSION_NAME = "leasehold"
 """The session of an assumed role has this name in CloudTrail."""

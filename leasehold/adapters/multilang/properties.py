@@ -22,6 +22,7 @@ from leasehold.adapters.consuming import Options
 from leasehold.adapters.inputs import checked_time
 from leasehold.adapters.multilang.credentials import Credentials, credentials_of
 from leasehold.adapters.multilang.protocol import MOST_RECORDS
+from leasehold.adapters.sources.kinesis.stream_arn import stream_address
 from leasehold.balancer.model import Position, at_timestamp
 from leasehold.stores.printable import did_you_mean, printable
 
@@ -149,7 +150,6 @@ _REFUSED = (
 )
 KEYS = (*_TAKEN, *NEAREST, *IGNORED, *_REFUSED, *CREDENTIALS)
 
-_ARN = re.compile(r"arn:[\w-]+:kinesis:(?P<region>[\w-]+):\d{12}:stream/(?P<name>[\w.-]+)")
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
@@ -333,15 +333,15 @@ class _Understanding:
         region = self._text("kinesisClient.region") or self._text("regionName")
         name, arn = self._text("streamName"), self._text("streamArn")
         if arn is not None:
-            found = _ARN.fullmatch(arn)
-            if found is None:
+            found = stream_address(arn, None, "streamArn")
+            if found.arn is None:
                 raise ValueError(f"streamArn: {printable(arn)!r} is no ARN of a stream")
             name = arn
-            if region is not None and found["region"] != region:  # as in the KCL's own sample file
-                name = found["name"]
+            if region is not None and found.region != region:  # as in the KCL's own sample file
+                name = found.name
                 meaning = f"its stream, but in {region}: regionName says so, as in Java"
                 self.fates["streamArn"] = Fate("streamArn", "nearest", meaning)
-            region = region or found["region"]
+            region = region or found.region
             if "streamName" in self.fates:
                 self.fates["streamName"] = Fate("streamName", "ignored", "streamArn says which stream")
         elif name is None:

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from threading import Condition, Lock, Thread
 from typing import Protocol
 
-from leasehold.adapters.forks import Origin
+from leasehold.adapters.processes import Origin
 from leasehold.adapters.reading.handling import NotAwaited, fault_from, fault_of
 from leasehold.adapters.threads import spawn
 from leasehold.stores.printable import escaped, said

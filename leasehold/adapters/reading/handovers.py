@@ -18,7 +18,7 @@ from threading import Lock
 
 from attrs import define, frozen
 
-from leasehold.adapters.forks import Origin
+from leasehold.adapters.processes import Origin
 from leasehold.adapters.reading.executors import EventLoop, HandlerExecutor, InlineExecutor, Work
 from leasehold.adapters.reading.handling import Ending, Handling, Unhandled, Withdrawn, fault_from, fault_of
 from leasehold.adapters.worker.holding import Holding

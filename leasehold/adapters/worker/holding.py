@@ -147,6 +147,7 @@ class Holding:
         return self._has_expired()
 
     def _has_expired(self) -> bool:
+        # A method, since a type checker takes a property that was just False for False a line later.
         return self._clock() - self.confirmed > self._lease_seconds
 
     def ask_release(self, to: str | None = None) -> None:

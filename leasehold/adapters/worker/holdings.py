@@ -124,8 +124,6 @@ class Holdings:
 
     def unheld(self, leases: Iterable[Lease], *, ended: bool) -> tuple[Lease, ...]:
         """The leases that name this worker as owner and are not held; finished ones only if `ended`."""
-        leases = tuple(leases)
-        self._looked(leases)
         ours = [lease for lease in leases if lease.owner == self._identity.worker]
         with self._lock:
             mine = [lease for lease in ours if lease.key not in self._held]
@@ -175,7 +173,7 @@ class Holdings:
         rests = self.rests
         return tuple(one for one in actions if not (rests and isinstance(one, Claim | Steal | RequestHandoff)))
 
-    def _looked(self, leases: Iterable[Lease]) -> None:
+    def looked(self, leases: Iterable[Lease]) -> None:
         """Go on taking if these leases, as read now, show that an unanswered claim did not arrive."""
         with self._lock:
             lost = [each for each in leases if each.key in self._unconfirmed and not self._ours(each)]

@@ -305,6 +305,7 @@ class Worker:
         # A lease that was not read now may have another owner by now. KCL 2.x renews finished leases too.
         seen = self.watch.sightings
         fresh = tuple(leases if asked is None else (seen[key].lease for key in asked if key in seen))
+        self._holdings.looked(fresh)
         unheld = self._holdings.unheld(fresh, ended=self.config.rules.counts_ended)
         idle = self.discovery.refusing or self._holdings.rests
         late = () if idle else tuple(filter(None, each(self._holdings.readopt, unheld)))

@@ -37,7 +37,6 @@ from botocore.exceptions import (
     ParamValidationError,
     PartialCredentialsError,
 )
-from botocore.parsers import ResponseParserError
 from tenacity import (
     RetryError,
     Retrying,
@@ -51,7 +50,7 @@ from tenacity import (
 
 from leasehold.balancer.model import Lease
 from leasehold.errors import OutcomeUnknown, StoreError
-from leasehold.stores.aws import CREDENTIALS_FROM, region_hint, session_of
+from leasehold.stores.aws import CREDENTIALS_FROM, ODD_ANSWER, region_hint, session_of
 from leasehold.stores.aws_calls.pages import RowTexts, page_of
 from leasehold.stores.dynamodb.cells import CELL, DynamoCells, items_of
 from leasehold.stores.dynamodb.rows import (
@@ -86,16 +85,6 @@ if TYPE_CHECKING:
     from types_boto3_dynamodb.type_defs import TableDescriptionTypeDef
 
 _REFUSED = 300  # and all above
-_ODD = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    ResponseParserError,
-    TypeError,
-    UnicodeDecodeError,
-)
-"""Raised where an answer has another shape: a proxy's page, or a service's bad moment."""
 
 
 def read_listings_quickly(client: "DynamoDBClient") -> None:
@@ -203,7 +192,7 @@ def translated(table: str) -> Iterator[None]:
         raise StoreError(f"{table}: {error}") from error
     except BotoCoreError as error:
         raise OutcomeUnknown(f"{table}: {error}{region_hint(error)}") from error
-    except _ODD as odd:
+    except ODD_ANSWER as odd:
         raise OutcomeUnknown(f"{table}: an answer cannot be read: {said(odd)}") from odd
 
 

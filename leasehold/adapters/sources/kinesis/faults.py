@@ -16,10 +16,9 @@ from botocore.exceptions import (
     NoRegionError,
     PartialCredentialsError,
 )
-from botocore.parsers import ResponseParserError
 
 from leasehold.errors import SourceError, SourceUnavailable
-from leasehold.stores.aws import CREDENTIALS_FROM, region_hint
+from leasehold.stores.aws import CREDENTIALS_FROM, ODD_ANSWER, region_hint
 from leasehold.stores.printable import said
 
 
@@ -91,15 +90,7 @@ def understood(stream: str, service: AwsService = KINESIS) -> Iterator[None]:
     """
     try:
         yield
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RecursionError,
-        ResponseParserError,
-        TypeError,
-        ValueError,
-    ) as odd:
+    except (*ODD_ANSWER, ValueError) as odd:
         what = f"an answer of {service.name} for stream {stream!r} cannot be read: {said(odd)}"
         raise SourceUnavailable(what) from odd
 
