@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from standins.ferrokinesis import ferrokinesis
 
 from leasehold.adapters.demo.child import ENVIRONMENT
-from leasehold.adapters.local.node import ServiceError
 from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.kinesis.clients import reading_client
 from leasehold.adapters.sources.kinesis.source import KinesisSource
+from leasehold.adapters.toolchain import ServiceError
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON

@@ -20,7 +20,7 @@ from attrs import Factory, frozen
 from libraries import java_daemon, kclpy
 from standins.go_tool import run_go
 
-from leasehold.adapters.local.node import ServiceError, filled
+from leasehold.adapters.toolchain import ServiceError, filled
 
 PROGRAMS = Path(__file__).with_name("peer_programs")
 KCL = "3.5.1"

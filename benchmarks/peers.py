@@ -45,7 +45,7 @@ from standins.dynamodb_local import dynamodb_local
 from wire_server import ARN, FIRST, NEXT, Handler, Load, _answer, _served, forms_of, rows_of
 
 from leasehold.adapters.demo.child import ENVIRONMENT
-from leasehold.adapters.local.node import ServiceError
+from leasehold.adapters.toolchain import ServiceError
 from leasehold.balancer.model import HASH_KEYS
 
 SETTLING_SECONDS = 3.0

@@ -28,8 +28,8 @@ from spark_canned import TRANSPORTS, Canned
 from spark_throughput import HEAVY_BATCHES, canned, ratio, rounds_of, verdict
 from standins.spark import spark_cluster
 
-from leasehold.adapters.local.node import java_home
 from leasehold.adapters.spark.pipeline import SETTINGS
+from leasehold.adapters.toolchain import java_home
 
 BAR = 0.9
 CLUSTER: dict[str, bool | float | int | str | None] = {

@@ -29,11 +29,11 @@ from spark_runner import LOADS, Spent, carried, served
 from standins.spark import spark_cluster
 
 from leasehold.adapters.demo.child import ENVIRONMENT
-from leasehold.adapters.local.node import java_home
 from leasehold.adapters.spark import register
 from leasehold.adapters.spark.pipeline import SETTINGS
 from leasehold.adapters.spark.readers.messages import ShardReport
 from leasehold.adapters.spark.readers.pool import FarReader
+from leasehold.adapters.toolchain import java_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -30,8 +30,8 @@ from standins.spark import SOON, spark_cluster, spark_session
 
 from leasehold.adapters.demo.child import ENVIRONMENT, Child
 from leasehold.adapters.demo.stage import Stream, client, put, services
-from leasehold.adapters.local.node import java_home
 from leasehold.adapters.spark.pipeline import begun
+from leasehold.adapters.toolchain import java_home
 
 WORKERS, CORES, SHARDS = 2, 3, 4
 ALL = WORKERS * CORES

@@ -27,9 +27,10 @@ from types_boto3_dynamodb import DynamoDBClient
 from types_boto3_kinesis import KinesisClient
 
 from leasehold.adapters.demo import pytest_plugin
-from leasehold.adapters.local.node import Service, ServiceError, filled, install
+from leasehold.adapters.local.node import Service, install
 from leasehold.adapters.local.postgres import postgres
 from leasehold.adapters.local.services import azurite_connection_string, moto
+from leasehold.adapters.toolchain import ServiceError, filled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,7 +17,7 @@ import pytest
 from children import child
 from waiters import AT_ONCE
 
-from leasehold.adapters.local.node import cache_folder
+from leasehold.adapters.toolchain import cache_folder
 from leasehold.testing import laws
 
 if TYPE_CHECKING:

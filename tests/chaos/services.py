@@ -21,9 +21,10 @@ from standins.versitygw import REGION, versitygw
 from unsteady_line import BUSY, SLOW_DOWN
 
 from leasehold.adapters.demo.child import ENVIRONMENT
-from leasehold.adapters.local.node import Service, ServiceError
+from leasehold.adapters.local.node import Service
 from leasehold.adapters.local.postgres import DATABASE, USER, postgres
 from leasehold.adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite
+from leasehold.adapters.toolchain import ServiceError
 from leasehold.errors import OutcomeUnknown
 from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB_CONNECTION
 from leasehold.stores.protocol import Store

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from pages import PAGES, ROOT, blocks
 
-from leasehold.adapters.local.node import filled, find_node, install
+from leasehold.adapters.local.node import find_node, install
+from leasehold.adapters.toolchain import filled
 
 TREE = ROOT / "tests" / "javascript" / "pyright"
 OUT = ROOT / "build" / "snippets"

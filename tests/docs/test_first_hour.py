@@ -15,7 +15,7 @@ from reader import SECONDS, Reader, Terminal
 from releasing import OURS, installed, plain, pythons
 from waiters import until
 
-from leasehold.adapters.local.node import cache_folder
+from leasehold.adapters.toolchain import cache_folder
 
 pytestmark = [pytest.mark.more, pytest.mark.slow, pytest.mark.services, pytest.mark.timeout(1200)]
 

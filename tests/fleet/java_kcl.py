@@ -7,7 +7,7 @@ from pathlib import Path
 
 from leasehold.adapters.demo.child import Child
 from leasehold.adapters.demo.stage import Stage
-from leasehold.adapters.local.node import filled
+from leasehold.adapters.toolchain import filled
 
 BUILD_SECONDS = 540
 FAILOVER_MS = 3000

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from attrs import frozen
 
-from leasehold.adapters.local.node import ServiceError, filled, find_node, install
+from leasehold.adapters.local.node import find_node, install
+from leasehold.adapters.toolchain import ServiceError, filled
 
 HERE, TESTS = Path(__file__).parent, Path(__file__).parents[1]
 BUILD_SECONDS = 540

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from official import MAKES, check_digests
 
-from leasehold.adapters.local.node import ServiceError
+from leasehold.adapters.toolchain import ServiceError
 
 LISTED = "".join(f"{hashlib.sha256(name.encode()).hexdigest()}  {name}.jar\n" for name in ("one", "two"))
 

@@ -10,8 +10,8 @@ from hub_stage import CYCLE_SECONDS, OURS, SETTLE_SECONDS, Feed, Group, HubStrea
 from official import MAKES
 
 from leasehold.adapters.local.hubs.event_hubs import LocalHubs
-from leasehold.adapters.local.node import ServiceError
 from leasehold.adapters.local.services import AZURITE_ACCOUNT
+from leasehold.adapters.toolchain import ServiceError
 
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("fleets")]
 

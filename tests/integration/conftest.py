@@ -2,7 +2,7 @@
 
 import pytest
 
-from leasehold.adapters.local.node import ServiceError, java_home
+from leasehold.adapters.toolchain import ServiceError, java_home
 
 
 @pytest.fixture(scope="session")

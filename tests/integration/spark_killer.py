@@ -21,7 +21,7 @@ from standins import executors
 from standins.spark import SOON, spark_cluster
 
 from leasehold.adapters.demo.child import ENVIRONMENT
-from leasehold.adapters.local.node import java_home
+from leasehold.adapters.toolchain import java_home
 
 PLANS, READS = "python_streaming_source_runner", "leasehold.adapters.spark.readers.process"
 HERE = ("reader", "reader", "planner", "application")

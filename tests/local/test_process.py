@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 from children import child
 
-from leasehold.adapters.local.node import Command, ServiceError, answers, free_port, serving
+from leasehold.adapters.local.node import Command, answers, free_port, serving
+from leasehold.adapters.toolchain import ServiceError
 
 SERVES = """
 import socket, sys

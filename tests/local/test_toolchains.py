@@ -9,9 +9,9 @@ import pytest
 from standins.ferrokinesis import ferrokinesis
 from standins.versitygw import versitygw
 
+from leasehold.adapters import toolchain as java
 from leasehold.adapters.local import node
-from leasehold.adapters.local import node as java
-from leasehold.adapters.local.node import PROJECT, ServiceError, cache_folder, filled
+from leasehold.adapters.toolchain import PROJECT, ServiceError, cache_folder, filled
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ def test_where_downloads_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("LEASEHOLD_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     checkout, shared = cache_folder(), cache_folder(shared=True)
-    monkeypatch.setattr("leasehold.adapters.local.node.PROJECT", tmp_path)
+    monkeypatch.setattr("leasehold.adapters.toolchain.PROJECT", tmp_path)
     assert (chosen, checkout, shared, cache_folder()) == (
         tmp_path / "cache",
         PROJECT / ".local",

@@ -16,7 +16,7 @@ from ground import Daemon, Ground, processor
 from libraries import PATH, java_daemon
 from waiters import until
 
-from leasehold.adapters.local.node import ServiceError
+from leasehold.adapters.toolchain import ServiceError
 from leasehold.errors import StoreError
 from leasehold.stores.urls import open_store
 

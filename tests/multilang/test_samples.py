@@ -16,8 +16,8 @@ from ground import Daemon, Ground
 from libraries import kclpy, kclpy_environment, node_processor, node_sample, ruby_sample
 from waiters import until
 
-from leasehold.adapters.local.node import ServiceError
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
+from leasehold.adapters.toolchain import ServiceError
 
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.timeout(1800)]
 

@@ -13,8 +13,8 @@ from standins.spark import SOON, spark_cluster
 from types_boto3_kinesis import KinesisClient
 from waiters import AT_ONCE
 
-from leasehold.adapters.local.node import ServiceError, java_home
 from leasehold.adapters.spark.processes import HIDING
+from leasehold.adapters.toolchain import ServiceError, java_home
 
 _names = count()
 

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from leasehold.adapters.local.node import Command, Service, ServiceError, filled, java_home, serving
+from leasehold.adapters.local.node import Command, Service, serving
+from leasehold.adapters.toolchain import ServiceError, filled, java_home
 
 VERSION = "2.6.1"
 OPT_IN = "LEASEHOLD_DYNAMODB_LOCAL"

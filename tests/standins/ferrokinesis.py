@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from leasehold.adapters.local.node import Command, Service, ServiceError, filled, serving
+from leasehold.adapters.local.node import Command, Service, serving
+from leasehold.adapters.toolchain import ServiceError, filled
 
 PROGRAM = Path(__file__).parent / "rust"
 BINARY = "ferrokinesis-on-loopback"

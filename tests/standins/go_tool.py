@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from leasehold.adapters.local.node import ServiceError
+from leasehold.adapters.toolchain import ServiceError
 
 BUILD_SECONDS = 1800
 

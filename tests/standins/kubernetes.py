@@ -23,7 +23,8 @@ import pytest
 import yaml
 from attrs import frozen
 
-from leasehold.adapters.local.node import POLL_SECONDS, Command, ServiceError, filled, serving
+from leasehold.adapters.local.node import POLL_SECONDS, Command, serving
+from leasehold.adapters.toolchain import ServiceError, filled
 from standins.go_tool import fetched, run_go
 
 PROGRAM = Path(__file__).parent / "go"

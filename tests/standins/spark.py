@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leasehold.adapters.local.node import Command, free_port, java_home, serving
+from leasehold.adapters.local.node import Command, free_port, serving
+from leasehold.adapters.toolchain import java_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,7 +14,7 @@ from leasehold.adapters.cli.common.ending import Ended, ending, unwinding
 from leasehold.adapters.demo.screen import Screen, concluded
 from leasehold.adapters.demo.stage import StageError, services, staged
 from leasehold.adapters.demo.story import Story
-from leasehold.adapters.local.node import ServiceError
+from leasehold.adapters.toolchain import ServiceError
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 

@@ -17,7 +17,6 @@ import typer
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame
 
-from leasehold.adapters.local.node import ServiceError
 from leasehold.adapters.reading.exporting import exporting
 from leasehold.adapters.report.progress import BatchProgress, ProgressPage, ReadingProgress
 from leasehold.adapters.signals import replace_handler
@@ -26,6 +25,7 @@ from leasehold.adapters.spark.event_hubs.options import refuse_secrets
 from leasehold.adapters.spark.options import Given
 from leasehold.adapters.spark.pipeline import OutputPlace, Recipe, aggregate, aggregated, begun, finished, land, session
 from leasehold.adapters.spark.supervision import WAIT_SECONDS, passing
+from leasehold.adapters.toolchain import ServiceError
 from leasehold.stores.printable import escaped, printable
 
 OURS = re.compile(r"\b(?:leasehold\.[\w.]+|ValueError|ImportError): (.+)")

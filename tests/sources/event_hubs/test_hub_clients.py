@@ -6,7 +6,7 @@ from azure.eventhub.exceptions import AuthenticationError
 from hub_steps import Here, collected
 from waiters import until
 
-from leasehold.adapters.local.node import ServiceError
+from leasehold.adapters.toolchain import ServiceError
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 
 pytestmark = pytest.mark.services

@@ -17,7 +17,8 @@ from leasehold.adapters.cli.common.ending import Ended, ending, unwinding, wait_
 from leasehold.adapters.demo.child import isolate
 from leasehold.adapters.demo.dev import DevServices, dev_services, wanted
 from leasehold.adapters.demo.stage import StreamError
-from leasehold.adapters.local.node import Command, ServiceError, serving
+from leasehold.adapters.local.node import Command, serving
+from leasehold.adapters.toolchain import ServiceError
 from leasehold.errors import StoreError
 from leasehold.stores.urls import open_store
 

@@ -28,7 +28,8 @@ from typing import Any
 
 from attrs import frozen
 
-from leasehold.adapters.local.node import HOST, Command, Service, ServiceError, serving
+from leasehold.adapters.local.node import HOST, Command, Service, serving
+from leasehold.adapters.toolchain import ServiceError
 
 KEY_NAME = "local"
 SECONDS = 10.0
