@@ -3,8 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 SEED ?= $(shell date +%s)
-NODE = $(shell $(BIN)/python -c 'from leasehold.adapters.local.node import find_node; print(*find_node().node)')
-NPM = $(shell $(BIN)/python -c 'from leasehold.adapters.local.node import find_node; print(*find_node().npm)')
+NODE = $(shell $(BIN)/python -c 'from leasehold_lab.standins.node import find_node; print(*find_node().node)')
+NPM = $(shell $(BIN)/python -c 'from leasehold_lab.standins.node import find_node; print(*find_node().npm)')
 
 # Python keeps what it has compiled: else each of the many processes of the tests would compile it again.
 export PYTHONDONTWRITEBYTECODE =
@@ -17,7 +17,7 @@ help: ## say what there is
 	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Every download is pinned by its digest, the tools that build wheels included.
-$(READY): pyproject.toml requirements.lock requirements-build.lock requirements-amqp.lock
+$(READY): pyproject.toml lab/pyproject.toml requirements.lock requirements-build.lock requirements-amqp.lock
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed; name one: make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	@echo 'Setting up .venv (a few minutes the first time) ...'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -25,7 +25,7 @@ $(READY): pyproject.toml requirements.lock requirements-build.lock requirements-
 	@$(BIN)/uv pip install -q --python $(BIN)/python --no-build-isolation --require-hashes -r requirements.lock
 	@$(BIN)/uv pip install -q --python $(BIN)/python --no-build-isolation --require-hashes -r requirements-amqp.lock \
 		|| echo 'The AMQP engine could not be built (is there a C compiler?): tests of Event Hubs will be skipped.'
-	@$(BIN)/uv pip install -q --python $(BIN)/python --no-build-isolation --no-deps -e .
+	@$(BIN)/uv pip install -q --python $(BIN)/python --no-build-isolation --no-deps -e . -e lab
 	@touch $@
 
 demo: $(READY) ## watch a fleet lose a worker and nothing else, on this machine
@@ -60,7 +60,7 @@ site: $(READY) ## build the site of docs/ into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 
 prove: $(READY) ## follow every interleaving of small fleets over the real plan (ten minutes); writes specs/proof.md
-	$(BIN)/python -m leasehold.adapters.proving.checker --full --write specs/proof.md
+	$(BIN)/python -m leasehold_lab.checker --full --write specs/proof.md
 	$(BIN)/python tests/balancer/planned_moves.py
 
 soak: $(READY) ## simulate ten thousand fleets with every fault on, and let every call meet every fault
@@ -144,7 +144,7 @@ lock: $(READY) ## pin the newest dependencies that pyproject.toml and package.js
 		-c requirements.lock --group changelog -o requirements-changelog.lock
 	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		--group async-kinesis -o benchmarks/async-kinesis.lock
-	@set -e; trees=leasehold/adapters/local/node; \
+	@set -e; trees=lab/leasehold_lab/standins/node; \
 	for tree in $$trees/aws $$trees/azure tests/javascript/event_processor tests/javascript/multilang \
 		tests/javascript/pyright tests/javascript/axe; do \
 		cd $(CURDIR)/$$tree; rm -f package-lock.json; \

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import FrameType
 
 import leasehold
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
 from leasehold.stores.embedded.memory import MemoryStore
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
 
 ROOT = Path(leasehold.__file__).parent
 BATCHES = 60

@@ -21,11 +21,6 @@ from convergence_rows import asking
 from lookout_deaths import OURS, Death, Fleet, unread
 from store_traffic import measured
 
-from leasehold.adapters.history.rights import unowned
-from leasehold.adapters.proving.processes import processes
-from leasehold.adapters.proving.simulator.question import answer
-from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import Member, Network, Scenario, balanced
 from leasehold.adapters.worker import worker
 from leasehold.balancer import lookout as ranks
 from leasehold.balancer import lookout as schedule
@@ -33,6 +28,11 @@ from leasehold.balancer.lookout import lookout_ranks, scaled
 from leasehold.balancer.model import Lease
 from leasehold.balancer.rules import shares as joining
 from leasehold.balancer.watch import Watch
+from leasehold_lab.judge.rights import unowned
+from leasehold_lab.processes import processes
+from leasehold_lab.simulator.question import answer
+from leasehold_lab.simulator.run import run
+from leasehold_lab.simulator.scenario import Member, Network, Scenario, balanced
 
 Change = tuple[ModuleType, str, object]
 """A name of a module, and what it stands for instead."""

@@ -14,7 +14,6 @@ from collections import Counter
 
 from attrs import evolve
 
-from leasehold.adapters.proving.simulator.scenario import Capacity
 from leasehold.balancer.actions import Steal
 from leasehold.balancer.bulletin import BulletinTracker
 from leasehold.balancer.chance import digest_under
@@ -23,6 +22,7 @@ from leasehold.balancer.lookout import READ_SECONDS
 from leasehold.balancer.model import Lease, Me, Version
 from leasehold.balancer.plan import look_again, plan
 from leasehold.balancer.watch import Watch
+from leasehold_lab.simulator.scenario import Capacity
 
 CONFIG = Config()
 UNIT_BYTES = 8_192

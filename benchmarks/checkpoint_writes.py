@@ -10,13 +10,13 @@ import typer
 from attrs import evolve, frozen
 from session_requests import bills, requested
 
-from leasehold.adapters.proving.processes import processes
-from leasehold.adapters.proving.simulator.question import SimulationQuestion, fleet_of
-from leasehold.adapters.proving.simulator.run import run, traffic
-from leasehold.adapters.proving.simulator.scenario import Network
 from leasehold.adapters.reading.handling import CHECKPOINT_SECONDS
 from leasehold.balancer.config import Config
 from leasehold.balancer.rules.kcl import Kcl
+from leasehold_lab.processes import processes
+from leasehold_lab.simulator.question import SimulationQuestion, fleet_of
+from leasehold_lab.simulator.run import run, traffic
+from leasehold_lab.simulator.scenario import Network
 
 SIZES = ((10, 2), (100, 10), (1000, 50))
 """Shards and workers."""

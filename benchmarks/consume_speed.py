@@ -25,7 +25,6 @@ from attrs import define, field, frozen
 from rich.console import Console
 from rich.table import Table
 
-from leasehold.adapters.local.services import kinesis_local
 from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
@@ -34,8 +33,9 @@ from leasehold.adapters.sources.kinesis.source import open_url
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease
-from leasehold.stores.contract.actors import placed
 from leasehold.stores.urls import open_store
+from leasehold_lab.contract.actors import placed
+from leasehold_lab.standins.services import kinesis_local
 
 SHARDS = 8
 REGION = "eu-west-1"

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from convergence_rows import Figures, Row, rows
 from official_event_hubs import STRATEGIES, in_charge
 
-from leasehold.adapters.proving.simulator.question import SimulationQuestion, config_of, on_this_machine
+from leasehold_lab.simulator.question import SimulationQuestion, config_of, on_this_machine
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

@@ -16,11 +16,11 @@ from attrs import evolve, frozen
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from leasehold.adapters.history.rights import changes, owners_at, settled
-from leasehold.adapters.history.run import alive_at, lives
-from leasehold.adapters.proving.simulator.question import SimulationQuestion, everybody, fleet_of
-from leasehold.adapters.proving.simulator.run import run
 from leasehold.balancer.rules.shares import least_moves
+from leasehold_lab.judge.rights import changes, owners_at, settled
+from leasehold_lab.judge.run import alive_at, lives
+from leasehold_lab.simulator.question import SimulationQuestion, everybody, fleet_of
+from leasehold_lab.simulator.run import run
 
 RESULTS = Path(__file__).resolve().parent / "results"
 ASKED = SimulationQuestion(500, (100, 100), kind="scale-out", grouped=True, cycles=12.0, seed=1)

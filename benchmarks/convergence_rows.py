@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from attrs import evolve, frozen
 
-from leasehold.adapters.proving.simulator.question import SimulationQuestion
+from leasehold_lab.simulator.question import SimulationQuestion
 
 Figures = dict[str, float]
 

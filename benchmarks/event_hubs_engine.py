@@ -18,8 +18,8 @@ from proton import Event
 from proton.handlers import MessagingHandler
 from proton.reactor import Container
 
-from leasehold.adapters.local.hubs.event_hubs import LocalHubs, event_hubs
 from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING
+from leasehold_lab.standins.hubs.event_hubs import LocalHubs, event_hubs
 
 NUMBER, OFFSET, KEY = "x-opt-sequence-number", "x-opt-offset", "x-opt-partition-key"
 

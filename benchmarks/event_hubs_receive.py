@@ -28,11 +28,11 @@ from azure.eventhub import EventData, EventHubConsumerClient, EventHubProducerCl
 from azure.eventhub._pyamqp.aio import _transport_async as frames
 from azure.eventhub.aio import EventHubConsumerClient as AsyncConsumerClient
 
-from leasehold.adapters.local.hubs.event_hubs import LocalHubs, event_hubs
 from leasehold.adapters.sources.event_hubs import poller
 from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING
 from leasehold.adapters.sources.event_hubs.poller import IDLE_SECONDS, EventPosition, PartitionReceiver, open_url
 from leasehold.balancer.model import TRIM_HORIZON, Lease
+from leasehold_lab.standins.hubs.event_hubs import LocalHubs, event_hubs
 
 HUB = "benchmark"
 BATCH = 1000

@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from standins.ferrokinesis import ferrokinesis
 
-from leasehold.adapters.demo.child import ENVIRONMENT
 from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.kinesis.clients import reading_client
@@ -32,6 +31,7 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON
 from leasehold.stores.embedded.memory import MemoryStore
+from leasehold_lab.demo.child import ENVIRONMENT
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient

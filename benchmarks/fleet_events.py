@@ -22,9 +22,14 @@ from functools import partial
 
 from attrs import evolve, frozen
 
-from leasehold.adapters.history.rights import changes, settled, unowned
-from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import (
+from leasehold.balancer.config import Config
+from leasehold.balancer.lookout import lookout_ranks
+from leasehold.balancer.model import Lease
+from leasehold.balancer.rules.kcl import Kcl
+from leasehold.balancer.rules.minimal import Minimal
+from leasehold_lab.judge.rights import changes, settled, unowned
+from leasehold_lab.simulator.run import run
+from leasehold_lab.simulator.scenario import (
     Capacity,
     Member,
     Network,
@@ -33,11 +38,6 @@ from leasehold.adapters.proving.simulator.scenario import (
     group_of,
     rolling,
 )
-from leasehold.balancer.config import Config
-from leasehold.balancer.lookout import lookout_ranks
-from leasehold.balancer.model import Lease
-from leasehold.balancer.rules.kcl import Kcl
-from leasehold.balancer.rules.minimal import Minimal
 
 EACH, AT, AFTER = 20, 30.0, 60.0
 OURS, KCL = Config(Minimal()), Config(Kcl())

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from attrs import define
 
-from leasehold.adapters.proving.simulator.world.world import even_shards
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.balancer.model import Lease, Position, Shard, at_timestamp
+from leasehold_lab.simulator.world.world import even_shards
 
 FIRST = 1000
 """The sequence number of every shard's first record; the others follow one by one."""

@@ -25,11 +25,11 @@ from attrs import frozen
 from growing_stream import FIRST
 from handoff_workers import LEASES, RATE, Faults, Place, fleet
 
-from leasehold.adapters.demo.child import ENVIRONMENT
-from leasehold.adapters.history.events import ReadingEvent, RunHistory
-from leasehold.adapters.history.tenures import by_shard, reading_of
-from leasehold.adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite
 from leasehold.stores.writes import GiveLease, RequestLease
+from leasehold_lab.demo.child import ENVIRONMENT
+from leasehold_lab.judge.events import ReadingEvent, RunHistory
+from leasehold_lab.judge.tenures import by_shard, reading_of
+from leasehold_lab.standins.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite
 
 MOVES = 100
 LEASE_SECONDS = 3.0

@@ -19,7 +19,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from attrs import define, field, frozen
 from growing_stream import Flow
 
-from leasehold.adapters.history.events import ReadingEvent
 from leasehold.adapters.reading.handling import Delivery, Handling, Happening
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.worker.holding import Holding
@@ -30,6 +29,7 @@ from leasehold.errors import OutcomeUnknown
 from leasehold.stores.protocol import Outcome, Store
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import RequestLease, Write
+from leasehold_lab.judge.events import ReadingEvent
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

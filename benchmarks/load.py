@@ -29,9 +29,6 @@ from tempfile import TemporaryDirectory
 
 from attrs import frozen
 
-from leasehold.adapters.demo.child import ENVIRONMENT
-from leasehold.adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite
-from leasehold.adapters.proving.simulator.question import SimulationQuestion, config_of, on_this_machine
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.worker.worker import Worker
@@ -39,6 +36,9 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position, Shard
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CreateLease
+from leasehold_lab.demo.child import ENVIRONMENT
+from leasehold_lab.simulator.question import SimulationQuestion, config_of, on_this_machine
+from leasehold_lab.standins.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite
 
 RESULTS = Path(__file__).parent / "results" / "load.md"
 LEASE_SECONDS = 10.0

@@ -17,15 +17,15 @@ from typing import Annotated
 import typer
 from attrs import evolve, frozen
 
-from leasehold.adapters.history.rights import unowned
-from leasehold.adapters.proving.processes import processes
-from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import Member, Nap, Network, Scenario, balanced, group_of
 from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import lookout_ranks
 from leasehold.balancer.model import Lease
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal
+from leasehold_lab.judge.rights import unowned
+from leasehold_lab.processes import processes
+from leasehold_lab.simulator.run import run
+from leasehold_lab.simulator.scenario import Member, Nap, Network, Scenario, balanced, group_of
 
 CRASH, AFTER = 30.0, 60.0
 OURS, KCL = Config(Minimal()), Config(Kcl())

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from attrs import evolve, frozen
 
-from leasehold.adapters.history.rights import changes, owners_at, settled
-from leasehold.adapters.proving.simulator.question import SimulationQuestion, config_of, fleet_of
-from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import Member
+from leasehold_lab.judge.rights import changes, owners_at, settled
+from leasehold_lab.simulator.question import SimulationQuestion, config_of, fleet_of
+from leasehold_lab.simulator.run import run
+from leasehold_lab.simulator.scenario import Member
 
 RESULTS = Path(__file__).resolve().parent / "results"
 ASKED = SimulationQuestion(12, (4,), kind="crash", pace="own", checkpoints=1.0, cycles=3.0, seed=1)

@@ -34,9 +34,9 @@ from attrs import frozen
 from libraries import java_daemon
 from standins.dynamodb_local import dynamodb_local
 
-from leasehold.adapters.demo.child import ENVIRONMENT
-from leasehold.adapters.local.services import kinesis_local
 from leasehold.balancer.model import HASH_KEYS
+from leasehold_lab.demo.child import ENVIRONMENT
+from leasehold_lab.standins.services import kinesis_local
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient

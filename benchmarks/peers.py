@@ -44,9 +44,9 @@ from producer_speed import peer_python
 from standins.dynamodb_local import dynamodb_local
 from wire_server import ARN, FIRST, NEXT, Handler, Load, _answer, _served, forms_of, rows_of
 
-from leasehold.adapters.demo.child import ENVIRONMENT
 from leasehold.adapters.toolchain import ServiceError
 from leasehold.balancer.model import HASH_KEYS
+from leasehold_lab.demo.child import ENVIRONMENT
 
 SETTLING_SECONDS = 3.0
 TICKS = os.sysconf("SC_CLK_TCK")

@@ -29,11 +29,11 @@ from rich.table import Table
 from types_boto3_kinesis import KinesisClient
 from types_boto3_kinesis.type_defs import PutRecordsRequestEntryTypeDef
 
-from leasehold.adapters.local.services import kinesis_local
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, client_of
 from leasehold.adapters.toolchain import filled
+from leasehold_lab.standins.services import kinesis_local
 
 BAR = 3.0
 LOCK = Path(__file__).with_name("async-kinesis.lock")

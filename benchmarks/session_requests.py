@@ -5,15 +5,15 @@ from math import ceil
 
 from attrs import evolve, frozen
 
-from leasehold.adapters.proving.simulator.question import SimulationQuestion, fleet_of
-from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import Network
-from leasehold.adapters.proving.simulator.world.world import SimulatedHistory
 from leasehold.adapters.steering.doctor.examination import ROW_BYTES, UNIT_BYTES, WRITE_BYTES
 from leasehold.adapters.worker.reach import Reach
 from leasehold.balancer.model import Position
 from leasehold.stores.dynamodb.cells import written_bytes
 from leasehold.stores.sessions.rows import Remark, Session, SessionEntry, session_fields, told_fields
+from leasehold_lab.simulator.question import SimulationQuestion, fleet_of
+from leasehold_lab.simulator.run import run
+from leasehold_lab.simulator.scenario import Network
+from leasehold_lab.simulator.world.world import SimulatedHistory
 
 WARM_SECONDS = 20.0
 DIGITS = 56

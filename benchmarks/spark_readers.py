@@ -28,12 +28,12 @@ from attrs import frozen
 from spark_runner import LOADS, Spent, carried, served
 from standins.spark import spark_cluster
 
-from leasehold.adapters.demo.child import ENVIRONMENT
 from leasehold.adapters.spark import register
 from leasehold.adapters.spark.pipeline import SETTINGS
 from leasehold.adapters.spark.readers.messages import ShardReport
 from leasehold.adapters.spark.readers.pool import FarReader
 from leasehold.adapters.toolchain import java_home
+from leasehold_lab.demo.child import ENVIRONMENT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

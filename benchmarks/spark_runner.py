@@ -36,13 +36,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from wire_server import CBOR, forms_of, frame
 
-from leasehold.adapters.demo.child import ENVIRONMENT
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.arrow_rows import SCHEMA
 from leasehold.adapters.sources.kinesis.clients import reading_client
 from leasehold.adapters.spark.fetching import read
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
 from leasehold.adapters.spark.leased_source import LeasedReader
+from leasehold_lab.demo.child import ENVIRONMENT
 
 T = TypeVar("T")
 

@@ -28,10 +28,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from standins.spark import SOON, spark_cluster, spark_session
 
-from leasehold.adapters.demo.child import ENVIRONMENT, Child
-from leasehold.adapters.demo.stage import Stream, client, put, services
 from leasehold.adapters.spark.pipeline import begun
 from leasehold.adapters.toolchain import java_home
+from leasehold_lab.demo.child import ENVIRONMENT, Child
+from leasehold_lab.demo.stage import Stream, client, put, services
 
 WORKERS, CORES, SHARDS = 2, 3, 4
 ALL = WORKERS * CORES

@@ -18,8 +18,6 @@ from typing import Any
 from attrs import define, field
 from botocore.exceptions import ClientError
 
-from leasehold.adapters.proving.simulator.scenario import group_of
-from leasehold.adapters.proving.simulator.world.tasks import Tasks
 from leasehold.adapters.reading.lifecycle import FAULT_WAITS
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.kinesis.source import PAGE, KinesisSource
@@ -27,6 +25,8 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import start_seconds
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.errors import SourceUnavailable
+from leasehold_lab.simulator.scenario import group_of
+from leasehold_lab.simulator.world.tasks import Tasks
 
 SUMMARIES, LISTINGS = 20, 1000
 ANSWER_SECONDS = 0.02

@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 from attrs import evolve, frozen
 
-from leasehold.adapters.proving.simulator.question import SimulationQuestion, fleet_of
-from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import Network
-from leasehold.adapters.proving.simulator.world.world import SimulatedHistory
 from leasehold.adapters.reading.handling import CHECKPOINT_SECONDS
 from leasehold.adapters.steering.doctor.examination import LIST_PRICES, MILLION, MONTH, ROW_BYTES, UNIT_BYTES
+from leasehold_lab.simulator.question import SimulationQuestion, fleet_of
+from leasehold_lab.simulator.run import run
+from leasehold_lab.simulator.scenario import Network
+from leasehold_lab.simulator.world.world import SimulatedHistory
 
 WARM_SECONDS = 20.0
 DYNAMODB, S3, GCS = (LIST_PRICES[scheme] for scheme in ("dynamodb", "s3", "gcs"))

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 from attrs import evolve
 
-from leasehold.adapters.proving.processes import processes
-from leasehold.adapters.proving.simulator.question import SimulationQuestion, config_of, on_this_machine
+from leasehold_lab.processes import processes
+from leasehold_lab.simulator.question import SimulationQuestion, config_of, on_this_machine
 
 Size = tuple[int, int, float | None]
 """Leases, workers, and the seconds between two checkpoints of each lease; None: nothing is read."""

@@ -21,10 +21,10 @@ from uuid import uuid4
 
 from attrs import define, field
 
-from leasehold.adapters.demo.stage import Stage, Stream, services
-from leasehold.adapters.history.events import Sent
 from leasehold.stores.swap import SwapStore, announced
 from leasehold.stores.urls import name_of, open_store
+from leasehold_lab.demo.stage import Stage, Stream, services
+from leasehold_lab.judge.events import Sent
 
 SHARDS, EACH_SECONDS, SETTLE_SECONDS = 4, 0.1, 60.0
 SETTINGS = ("--lease-seconds", "10", "--initial-position", "TRIM_HORIZON")

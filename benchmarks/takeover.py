@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "fleet"))
 from mixed import WAIT_SECONDS, Mixed, mixed
 from standins.dynamodb_local import dynamodb_local
 
-from leasehold.adapters.demo.child import ENVIRONMENT, FOREIGN, Child
-from leasehold.adapters.demo.stage import Stage
-from leasehold.adapters.local.services import kinesis_local
 from leasehold.balancer.model import Lease
 from leasehold.stores.writes import CreateLease
+from leasehold_lab.demo.child import ENVIRONMENT, FOREIGN, Child
+from leasehold_lab.demo.stage import Stage
+from leasehold_lab.standins.services import kinesis_local
 
 FLEETS = ("ours,ours", "2.7.2,2.7.2", "3.5.1,3.5.1", "ours,2.7.2", "2.7.2,ours", "ours,3.5.1", "3.5.1,ours")
 

@@ -21,7 +21,7 @@ from compiled import as_installed
 from wire_server import Load, rows_of, served
 from wire_speed import alone, bare, codec_compiled, working
 
-from leasehold.adapters.demo.child import ENVIRONMENT
+from leasehold_lab.demo.child import ENVIRONMENT
 
 MOST = 4.0
 """The bar: times the payload of an answer."""

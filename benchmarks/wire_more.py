@@ -22,8 +22,8 @@ from botocore.config import Config as ClientConfig
 from wire_server import served_by
 from wire_speed import REGION, alone, clocked
 
-from leasehold.adapters.demo.child import ENVIRONMENT
 from leasehold.stores.dynamodb.store import read_listings_quickly
+from leasehold_lab.demo.child import ENVIRONMENT
 
 LEASES, PAGE = 10_000, 2_500
 RENEWAL = "SET leaseCounter = :next"

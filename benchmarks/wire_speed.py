@@ -30,7 +30,6 @@ from botocore.config import Config as ClientConfig
 from compiled import as_installed
 from wire_server import CBOR, NEXT, Load, served
 
-from leasehold.adapters.demo.child import ENVIRONMENT
 from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.kinesis import faults as pace
@@ -42,6 +41,7 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON
 from leasehold.stores.embedded.memory import MemoryStore
+from leasehold_lab.demo.child import ENVIRONMENT
 
 REGION, STREAM = "eu-west-1", "canned"
 LOADS = (

@@ -8,9 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from leasehold.adapters.proving.properties import laws
-    from leasehold.adapters.proving.properties.contracts import leasehold_store_contract
-    from leasehold.adapters.proving.properties.simulation import (
+    from leasehold_lab.properties import laws
+    from leasehold_lab.properties.contracts import leasehold_store_contract
+    from leasehold_lab.properties.simulation import (
         LawBroken,
         SimulationFailed,
         chaos,
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         settled,
         simulate,
     )
-    from leasehold.adapters.proving.properties.strategies import (
+    from leasehold_lab.properties.strategies import (
         Scene,
         SmallFleet,
         configs,
@@ -52,7 +52,7 @@ __all__ = [
     "workers",
 ]
 
-_PACKAGE = "leasehold.adapters.proving.properties"
+_PACKAGE = "leasehold_lab.properties"
 _HOMES = {
     "leasehold_store_contract": "contracts",
     **dict.fromkeys(("LawBroken", "SimulationFailed", "chaos", "least_moves", "settled", "simulate"), "simulation"),

@@ -26,11 +26,11 @@ from standins.versitygw import versitygw
 from types_boto3_dynamodb import DynamoDBClient
 from types_boto3_kinesis import KinesisClient
 
-from leasehold.adapters.demo import pytest_plugin
-from leasehold.adapters.local.node import Service, install
-from leasehold.adapters.local.postgres import postgres
-from leasehold.adapters.local.services import azurite_connection_string, moto
 from leasehold.adapters.toolchain import ServiceError, filled
+from leasehold_lab.demo import pytest_plugin
+from leasehold_lab.standins.node import Service, install
+from leasehold_lab.standins.postgres import postgres
+from leasehold_lab.standins.services import azurite_connection_string, moto
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

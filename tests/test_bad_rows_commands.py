@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from leasehold.adapters.cli.leases import app as leases
 from leasehold.adapters.cli.report import app as report
 from leasehold.balancer.model import Lease
-from leasehold.stores.contract.actors import placed
 from leasehold.stores.embedded.sqlite import SqliteStore
+from leasehold_lab.contract.actors import placed
 
 SPOILT = {
     "deep": f"notes = '{'[' * 20_000}'",

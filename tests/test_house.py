@@ -15,8 +15,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LINKS = ("balancer", "stores", "adapters")
-PACKAGES = ("leasehold",)
-FOLDERS = (*PACKAGES, "tests", "benchmarks", "specs", "docs", ".ci")
+PACKAGES = ("leasehold", "lab/leasehold_lab")
+FOLDERS = ("leasehold", "lab", "tests", "benchmarks", "specs", "docs", ".ci")
 GENERATED = "_pb2.py"
 
 PUBLIC = {
@@ -118,7 +118,7 @@ def test_no_import_goes_through_the_links() -> None:
     assert [(ROOT / link).readlink() for link in LINKS] == [Path("leasehold") / link for link in LINKS]
     found = [
         f"{_name(path)}:{node.lineno} imports {module}"
-        for path in _sources("leasehold", "tests", "benchmarks")
+        for path in _sources(*PACKAGES, "tests", "benchmarks")
         for node in ast.walk(_tree(path))
         if isinstance(node, ast.Import | ast.ImportFrom)
         for module in _imported(node)
@@ -246,7 +246,7 @@ STARTERS = {"Thread", "Timer", "start_new_thread"}
 
 THREADS_OF_THEIR_OWN = {
     "leasehold/adapters/threads.py",  # spawn itself
-    "leasehold/adapters/local/guard.py",  # run as a file by a bare interpreter, which has nothing of the project
+    "lab/leasehold_lab/standins/guard.py",  # run as a file by a bare interpreter, which has nothing of the project
 }
 
 
@@ -350,7 +350,7 @@ def test_no_file_names_a_place_on_a_developers_machine() -> None:
 
 
 def _node_locks() -> list[Path]:
-    return [path for path in _files("leasehold", "tests") if path.name == "package-lock.json"]
+    return [path for path in _files("lab", "tests") if path.name == "package-lock.json"]
 
 
 def test_locks_name_no_registry() -> None:
@@ -395,7 +395,7 @@ def test_a_page_names_only_what_there_is(page: str) -> None:
     for name, inside in re.findall(r"`([\w./-]+\.py)(?:::?([\w.]+))?`", (ROOT / page).read_text(encoding="utf-8")):
         found = [
             path
-            for path in (ROOT / name, ROOT / "leasehold" / name, ROOT / "leasehold/adapters" / name)
+            for path in (ROOT / folder / name for folder in ("", "lab", "leasehold", "leasehold/adapters"))
             if path.exists()
         ]
         text = found[0].read_text(encoding="utf-8") if found else ""

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from leasehold.adapters.cli import copy_leases, leases, report, reset
 from leasehold.balancer.model import Lease, Position
-from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.printable import SAID_MOST, escaped, few, printable, printable_lines, said
 from leasehold.stores.writes import CreateLease, RequestLease
+from leasehold_lab.contract.actors import done, placed
 
 ESCAPE = "\x1b]0;mine\x07\x1b[2J"
 SHOWN = r"\x1b]0;mine\x07\x1b[2J"
@@ -95,7 +95,7 @@ def test_every_logger_of_ours_is_such() -> None:
     house = Path(__file__).parents[1]
     loggers = [
         (path.name, line)
-        for folder in ("adapters", "stores")
+        for folder in ("adapters", "stores", "lab")
         for path in sorted((house / folder).rglob("*.py"))
         for line in path.read_text(encoding="utf-8").splitlines()
         if line.startswith("log = ")

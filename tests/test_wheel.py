@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
 
 ROOT = Path(__file__).parents[1]
+Wheels = tuple[Path, ...]
+LOCKED_TREES = ("aws", "azure")
 PLAN = """
 from leasehold import Config, Lease, Me, plan
 took = plan([Lease("s-1")], None, Me("w-1"), Config())
@@ -53,19 +55,29 @@ def handle(batch):
 """An application that keeps to the hexagonal layout, with packages of the same names as ours."""
 
 
+def unpacked(project: Path, folder: Path) -> Path:
+    """Build the wheel of a project and return a folder with its contents."""
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(build, cwd=project, env={**os.environ, "LEASEHOLD_PURE": "1"}, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(folder / "installed")
+    return folder / "installed"
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the wheel holds, and attrs."""
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(build, cwd=ROOT, env={**os.environ, "LEASEHOLD_PURE": "1"}, check=True, capture_output=True)
-    (wheel,) = folder.glob("*.whl")
-    here = folder / "installed"
-    with zipfile.ZipFile(wheel) as file:
-        file.extractall(here)
+    """A folder with what the wheel of leasehold holds, and attrs."""
+    here = unpacked(ROOT, tmp_path_factory.mktemp("wheel"))
     for package in (attr, attrs):
         (here / package.__name__).symlink_to(Path(str(package.__file__)).parent)
     return here
+
+
+@pytest.fixture(scope="module")
+def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the wheel of leasehold-lab holds."""
+    return unpacked(ROOT / "lab", tmp_path_factory.mktemp("lab"))
 
 
 def run(installed: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -91,6 +103,18 @@ def test_the_wheel_holds_the_packages_and_nothing_else(installed: Path) -> None:
     assert (installed / "leasehold" / "py.typed").exists()
 
 
+def test_the_wheel_holds_nothing_of_the_laboratory(installed: Path, laboratory: Path) -> None:
+    """The wheel that workers install has no simulator, checker, stand-in or lock file; the other has them all."""
+    product = [path for path in (installed / "leasehold").rglob("*") if path.is_file()]
+    assert [path.name for path in product if "lock" in path.name or path.suffix in {".cjs", ".c"}] == []
+    rooms = {path.name for path in laboratory.joinpath("leasehold_lab").iterdir() if path.is_dir()}
+    assert rooms >= {"checker", "commands", "contract", "demo", "judge", "properties", "simulator", "standins"}
+    assert {path.name for path in installed.rglob("*") if path.is_dir()} & (rooms - {"commands"}) == set()
+    everything = {path.relative_to(ROOT / "lab") for path in (ROOT / "lab" / "leasehold_lab").rglob("*.py")}
+    assert {path.relative_to(laboratory) for path in laboratory.rglob("*.py")} == everything
+    assert len(list(laboratory.rglob("package-lock.json"))) == len(LOCKED_TREES)
+
+
 def test_planning_needs_nothing_but_attrs(installed: Path) -> None:
     """Whoever embeds the planner would have to install the clients of two clouds."""
     told = run(installed, "-c", PLAN)
@@ -109,9 +133,15 @@ def test_the_address_for_testers_says_what_is_missing(installed: Path) -> None:
     told = run(installed, "-c", "import leasehold.testing as t; print(len(t.__all__) > 9); t.leases")
     assert (told.returncode, told.stdout) == (1, "True\n")
     assert told.stderr.splitlines()[-2:] == [
-        "ModuleNotFoundError: No module named 'hypothesis'",
+        "ModuleNotFoundError: No module named 'leasehold_lab'",
         "leasehold.testing needs it: pip install 'leasehold[testing]'",
     ]
+
+
+@pytest.fixture
+def wheels(installed: Path, laboratory: Path) -> Wheels:
+    """Both wheels, as `leasehold[testing]` installs them."""
+    return installed, laboratory
 
 
 @pytest.fixture
@@ -122,9 +152,9 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def in_project(installed: Path, project: Path, files: Sequence[str], *words: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest with the installed wheel, whose entry point brings the plugin; few examples are drawn."""
-    few = installed.parent / "few"
+def in_project(wheels: Wheels, project: Path, files: Sequence[str], *words: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest with the installed wheels, whose entry point brings the plugin; few examples are drawn."""
+    few = wheels[0].parent / "few"
     few.mkdir(exist_ok=True)
     (few / "few.py").write_text(FEW)
     return subprocess.run(
@@ -133,7 +163,7 @@ def in_project(installed: Path, project: Path, files: Sequence[str], *words: str
         # What is installed beside the wheel, but not this checkout, which only an editable install puts on the path.
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join((str(installed), str(few), *site.getsitepackages())),
+            "PYTHONPATH": os.pathsep.join((*map(str, wheels), str(few), *site.getsitepackages())),
             "LEASEHOLD_CACHE": str(cache_folder()),
         },
         capture_output=True,
@@ -148,9 +178,9 @@ PLANTED = ["test_greedy.py", "test_careless.py"]
 
 @pytest.mark.more
 @pytest.mark.slow
-def test_the_page_for_testers_does_what_it_says(installed: Path, project: Path) -> None:
+def test_the_page_for_testers_does_what_it_says(wheels: Wheels, project: Path) -> None:
     """Without it the first thing that a tester copies could be wrong."""
-    told = in_project(installed, project, SOUND, "-q")
+    told = in_project(wheels, project, SOUND, "-q")
     assert told.returncode == 0, told.stdout + told.stderr
     services = {"test_worker.py"}
     assert {path.name for path in project.glob("test_*.py")} == {*SOUND, *PLANTED, *services}
@@ -160,9 +190,9 @@ def test_the_page_for_testers_does_what_it_says(installed: Path, project: Path) 
 
 @pytest.mark.more
 @pytest.mark.slow
-def test_a_planted_fault_is_told_as_the_page_shows(installed: Path, project: Path) -> None:
+def test_a_planted_fault_is_told_as_the_page_shows(wheels: Wheels, project: Path) -> None:
     """A law, or a clause of the contract, that never fails proves nothing; one that fails in riddles helps nobody."""
-    told = in_project(installed, project, PLANTED, "--hypothesis-seed=0")
+    told = in_project(wheels, project, PLANTED, "--hypothesis-seed=0")
     assert told.returncode == 1, told.stdout + told.stderr
     said = [line.removeprefix("E").strip() for line in told.stdout.splitlines()]
     for block in re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL):
@@ -173,9 +203,9 @@ def test_a_planted_fault_is_told_as_the_page_shows(installed: Path, project: Pat
 
 @pytest.mark.more
 @pytest.mark.services
-def test_the_fixtures_of_the_page_bring_a_stream_and_a_table(installed: Path, project: Path) -> None:
+def test_the_fixtures_of_the_page_bring_a_stream_and_a_table(wheels: Wheels, project: Path) -> None:
     """The plugin is there by its entry point, without a conftest and without a word."""
-    told = in_project(installed, project, ["test_worker.py"], "-q")
+    told = in_project(wheels, project, ["test_worker.py"], "-q")
     assert told.returncode == 0, told.stdout + told.stderr
 
 

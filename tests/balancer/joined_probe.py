@@ -14,11 +14,11 @@ config.RULE_SETS += (Toy,)  # the line that a new rule set needs; everything bel
 
 from leasehold.adapters.cli.plan import EXAMPLE  # noqa: E402  imported after the line, as in a new process
 from leasehold.adapters.json_form import answer  # noqa: E402
-from leasehold.adapters.proving.checker.cases import bounded  # noqa: E402
-from leasehold.adapters.proving.checker.verdict import judge  # noqa: E402
-from leasehold.adapters.proving.simulator.chaos import PEERS  # noqa: E402
-from leasehold.adapters.proving.simulator.question import SimulationQuestion  # noqa: E402
-from leasehold.adapters.proving.simulator.question import answer as simulated  # noqa: E402
+from leasehold_lab.checker.cases import bounded  # noqa: E402
+from leasehold_lab.checker.verdict import judge  # noqa: E402
+from leasehold_lab.simulator.chaos import PEERS  # noqa: E402
+from leasehold_lab.simulator.question import SimulationQuestion  # noqa: E402
+from leasehold_lab.simulator.question import answer as simulated  # noqa: E402
 
 QUESTION = {
     "leases": [{"key": f"s-{place}"} for place in range(4)],

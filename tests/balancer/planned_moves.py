@@ -18,15 +18,15 @@ from attrs import evolve, frozen
 from rich.console import Console
 from rich.progress import track
 
-from leasehold.adapters.history.breach import Limits
-from leasehold.adapters.history.explanations import judge
-from leasehold.adapters.history.rights import changes
-from leasehold.adapters.proving.simulator.mishaps import DEATHS, READINGS, Mishap
-from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import Member, Network, Scenario
-from leasehold.adapters.proving.simulator.world.world import SimulatedHistory
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON
+from leasehold_lab.judge.breach import Limits
+from leasehold_lab.judge.explanations import judge
+from leasehold_lab.judge.rights import changes
+from leasehold_lab.simulator.mishaps import DEATHS, READINGS, Mishap
+from leasehold_lab.simulator.run import run
+from leasehold_lab.simulator.scenario import Member, Network, Scenario
+from leasehold_lab.simulator.world.world import SimulatedHistory
 
 GIVER, TAKER = "a-0", "b-0"
 CALM, SETTLED, SECONDS = 30.0, 110.0, 130.0

@@ -27,7 +27,6 @@ from looking_fleet import (
     told,
 )
 
-from leasehold.adapters.proving.properties.strategies import WORKERS, configs, hearings, rule_sets, workers
 from leasehold.balancer.actions import Claim, Look, Release, Renew, RequestHandoff, Steal
 from leasehold.balancer.bulletin import BulletinTracker, bulletin_of, note_of
 from leasehold.balancer.chance import order_under
@@ -39,6 +38,7 @@ from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.balancer.rules.shares import until_gathered
 from leasehold.balancer.watch import Watch
+from leasehold_lab.properties.strategies import WORKERS, configs, hearings, rule_sets, workers
 
 
 def test_only_our_living_workers_are_ranked() -> None:

@@ -6,8 +6,6 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.adapters.proving.properties.strategies import scenes
-from leasehold.adapters.proving.simulator.world.world import shard
 from leasehold.balancer.contradictions import (
     CONTRADICTION,
     INCARNATION,
@@ -18,6 +16,8 @@ from leasehold.balancer.contradictions import (
     restarts,
 )
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, Shard
+from leasehold_lab.properties.strategies import scenes
+from leasehold_lab.simulator.world.world import shard
 
 OLD, NEW = "1:orders:7", "1:orders:9"
 SPLIT = (shard("0", 0, 99, open=False), shard("1", 0, 49, "0"), shard("2", 50, 99, "0"))

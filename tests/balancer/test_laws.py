@@ -13,8 +13,6 @@ from attrs import evolve, fields_dict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.adapters.proving.properties.laws import Law
-from leasehold.adapters.proving.properties.strategies import hearings
 from leasehold.balancer.actions import Claim
 from leasehold.balancer.config import RULE_SETS, Config
 from leasehold.balancer.model import WEIGHT_MAX, BulletinState, History, Lease, Me
@@ -22,6 +20,8 @@ from leasehold.balancer.plan import plan
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.testing import configs, laws, leases, rule_sets
+from leasehold_lab.properties.laws import Law
+from leasehold_lab.properties.strategies import hearings
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from toy_rules import Toy
 
 import leasehold
-from leasehold.adapters.proving.properties.laws import Law
 from leasehold.balancer.actions import Claim
 from leasehold.balancer.config import RULE_SETS, Config
 from leasehold.balancer.model import Lease, Me
@@ -19,6 +18,7 @@ from leasehold.balancer.plan import plan
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.testing import laws
+from leasehold_lab.properties.laws import Law
 
 
 @pytest.mark.parametrize("law", laws.LAWS, ids=str)

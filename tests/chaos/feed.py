@@ -7,7 +7,7 @@ from threading import Event, Lock, Thread
 from attrs import define, evolve, field
 from grounds import Ground
 
-from leasehold.adapters.history.events import Incident, Sent
+from leasehold_lab.judge.events import Incident, Sent
 
 PUT_SECONDS = 0.25
 SLOW_SECONDS = 2.0

@@ -23,15 +23,15 @@ from unsteady_line import HTTP_FAULTS, Lines
 from wired import LOST_REPLIES, WIRE_FAULTS, Wired
 from written import answer_of
 
-from leasehold.adapters.demo.child import Child
-from leasehold.adapters.demo.stage import TICK_SECONDS, Stage, Tail
-from leasehold.adapters.history.events import Incident, IncidentKind, WriteAnswer, event_of
-from leasehold.adapters.history.run import OPERATOR
 from leasehold.adapters.multilang.children import END_SECONDS
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.protocol import Lost
 from leasehold.stores.swap import CONTROL, marked
 from leasehold.stores.writes import DeleteLease
+from leasehold_lab.demo.child import Child
+from leasehold_lab.demo.stage import TICK_SECONDS, Stage, Tail
+from leasehold_lab.judge.events import Incident, IncidentKind, WriteAnswer, event_of
+from leasehold_lab.judge.run import OPERATOR
 
 LEASE_SECONDS, CYCLE_SECONDS, DRAIN_SECONDS = 6.0, 2.0, 12.0
 SETTINGS = (

@@ -19,12 +19,12 @@ from waiters import AT_ONCE
 from wire import Wire
 from wired import WIRE_FAULTS, Wired
 
-from leasehold.adapters.demo.child import ENVIRONMENT
-from leasehold.adapters.demo.stage import Stream, client, put
-from leasehold.adapters.history.events import ReadingEvent, Sent
-from leasehold.adapters.local.hubs.event_hubs import LocalHubs, event_hubs
-from leasehold.adapters.local.services import KINESIS_FILE, kinesis_local
 from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING as HUB_CONNECTION
+from leasehold_lab.demo.child import ENVIRONMENT
+from leasehold_lab.demo.stage import Stream, client, put
+from leasehold_lab.judge.events import ReadingEvent, Sent
+from leasehold_lab.standins.hubs.event_hubs import LocalHubs, event_hubs
+from leasehold_lab.standins.services import KINESIS_FILE, kinesis_local
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient

@@ -44,16 +44,16 @@ from swap_command import COMMAND, SwapOperator
 from unsteady_line import Lines
 from wired import Wired
 
-from leasehold.adapters.demo.child import ENVIRONMENT, FOREIGN
-from leasehold.adapters.demo.stage import TICK_SECONDS
-from leasehold.adapters.history.breach import Limits
-from leasehold.adapters.history.explanations import Explanations, RecordWait, RunVerdict, verdict_on
-from leasehold.adapters.history.tenures import by_shard, reading_of
 from leasehold.adapters.steering.doctor.examination import gap_seconds
 from leasehold.balancer.config import Config
 from leasehold.stores.protocol import Promises, Store
 from leasehold.stores.swap import SwapStore
 from leasehold.stores.urls import name_of
+from leasehold_lab.demo.child import ENVIRONMENT, FOREIGN
+from leasehold_lab.demo.stage import TICK_SECONDS
+from leasehold_lab.judge.breach import Limits
+from leasehold_lab.judge.explanations import Explanations, RecordWait, RunVerdict, verdict_on
+from leasehold_lab.judge.tenures import by_shard, reading_of
 
 SOURCES = ("kinesis", "event-hubs")
 CONSUMERS = ("function", "multilang")

@@ -20,15 +20,15 @@ from standins.fake_gcs import fake_gcs
 from standins.versitygw import REGION, versitygw
 from unsteady_line import BUSY, SLOW_DOWN
 
-from leasehold.adapters.demo.child import ENVIRONMENT
-from leasehold.adapters.local.node import Service
-from leasehold.adapters.local.postgres import DATABASE, USER, postgres
-from leasehold.adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite
 from leasehold.adapters.toolchain import ServiceError
 from leasehold.errors import OutcomeUnknown
 from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB_CONNECTION
 from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
+from leasehold_lab.demo.child import ENVIRONMENT
+from leasehold_lab.standins.node import Service
+from leasehold_lab.standins.postgres import DATABASE, USER, postgres
+from leasehold_lab.standins.services import AZURITE_ACCOUNT, azurite, azurite_connection_string, dynalite
 
 OPENINGS = 5
 STORES = ("dynamodb", "azblob", "sqlite", "s3", "gcs", "postgres")

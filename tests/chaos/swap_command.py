@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from attrs import define, field
 
-from leasehold.adapters.demo.child import Child
+from leasehold_lab.demo.child import Child
 
 COMMAND = "command"
 """Who it is on the lines to the tables."""

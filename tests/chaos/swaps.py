@@ -15,7 +15,7 @@ from pathlib import Path
 from plain_workers import Outcome, Wanted, run, to_stderr
 from services import NotHere
 
-from leasehold.adapters.demo.child import ENVIRONMENT, FOREIGN
+from leasehold_lab.demo.child import ENVIRONMENT, FOREIGN
 
 PAIRS = (
     ("dynamodb", "", "postgres", ""),

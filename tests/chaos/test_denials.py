@@ -17,14 +17,14 @@ from processes import NoMore, NoMoreThreads, threads_can_be_refused
 from services import a_table
 from written import WrittenStore, answer_of
 
-from leasehold.adapters.demo.child import ENVIRONMENT
-from leasehold.adapters.history.events import WriteAnswer
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Version
 from leasehold.errors import OutcomeUnknown
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Done, Outcome, Store
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CheckpointLease, ClaimLease, CreateLease, Write
+from leasehold_lab.demo.child import ENVIRONMENT
+from leasehold_lab.judge.events import WriteAnswer
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from schedule import Fault, FaultKind, schedule
 from unsteady_line import HTTP_FAULTS, SLOW_SERVICE, Lines
 from wire import Wire
 
-from leasehold.adapters.local.node import HOST
+from leasehold_lab.standins.node import HOST
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from attrs import frozen
 from wire import Wire
 
-from leasehold.adapters.local.node import HOST
+from leasehold_lab.standins.node import HOST
 
 WIRE_FAULTS = ("late", "silent", "reset", "parted")
 LOST_REPLIES = "lost replies"

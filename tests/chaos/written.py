@@ -10,11 +10,11 @@ from typing import Any, Literal
 from unittest.mock import patch
 
 from leasehold.adapters import consuming
-from leasehold.adapters.history.events import VERBS, WriteAnswer
 from leasehold.balancer.model import Lease
 from leasehold.stores.protocol import Done, Outcome, PassingStore, Store
 from leasehold.stores.swap import OneTableStore, SwapStore
 from leasehold.stores.writes import Write
+from leasehold_lab.judge.events import VERBS, WriteAnswer
 
 TRUE_CLOCK = 5
 """Linux's CLOCK_REALTIME_COARSE, which nothing steps here."""

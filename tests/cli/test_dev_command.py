@@ -15,13 +15,13 @@ from urllib.request import urlopen
 import pytest
 from typer.testing import CliRunner
 
-from leasehold.adapters.cli.steer import dev as dev_command
-from leasehold.adapters.cli.steer.dev import app
-from leasehold.adapters.demo.dev import WantedStream, wanted
-from leasehold.adapters.local.hubs import event_hubs
 from leasehold.errors import OutcomeUnknown
-from leasehold.stores.contract.actors import owned
 from leasehold.stores.urls import open_store
+from leasehold_lab.commands import dev as dev_command
+from leasehold_lab.commands.dev import app
+from leasehold_lab.contract.actors import owned
+from leasehold_lab.demo.dev import WantedStream, wanted
+from leasehold_lab.standins.hubs import event_hubs
 
 LEASEHOLD = (sys.executable, "-m", "leasehold.adapters.cli.main")
 

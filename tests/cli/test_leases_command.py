@@ -25,12 +25,12 @@ from leasehold.adapters.report.watching import WatchedTable
 from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.balancer.model import SHARD_END, Lease, Position, Version
 from leasehold.errors import OutcomeUnknown
-from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.protocol import Listing, Malformed
 from leasehold.stores.swap import CONTROL, MARK
 from leasehold.stores.writes import CheckpointLease, ClaimLease, ReleaseLease, RenewLease, StealLease
+from leasehold_lab.contract.actors import done, placed
 
 FAR = Position("49590338271490256608559692538361571095921575989136588898", 2)
 LAGS = {

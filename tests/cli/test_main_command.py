@@ -17,6 +17,9 @@ from leasehold.adapters.cli.main import COMMANDS, GROUPS, app
 
 ROOT = Path(__file__).parents[2]
 
+LABORATORY = {"demo", "dev", "simulate", "what-if"}
+PRODUCT = [name for name in COMMANDS if name not in LABORATORY]
+
 ONLY_THE_COMMAND_LINE = """
 import json, sys
 from importlib.abc import MetaPathFinder
@@ -49,7 +52,7 @@ WITHOUT_EXTRAS = {
         "produce kinesis://orders lines.txt --key line",
         "replay s3://box/dead?region=eu-west-1 --to kinesis://orders",
     ),
-    "simulate": ("simulate --leases 4 --workers 2", "what-if sqlite://leases.db --add 1"),
+    "dev": ("demo", "dev orders=4 --help", "simulate --leases 4 --workers 2", "what-if sqlite://leases.db --add 1"),
     "serve": ("serve sqlite://leases.db",),
     "spark": ("pipeline kinesis-leased --folder here",),
 }
@@ -114,9 +117,9 @@ def without_extras(*calls: str) -> list[tuple[int, str, str]]:
 
 
 def test_help_needs_no_extra_and_cuts_no_option_at_80_columns() -> None:
-    """Every command shows its usage and all names of its options with `leasehold[cli]` alone."""
-    told = dict(zip(COMMANDS, without_extras(*(f"{name} --help" for name in COMMANDS)), strict=True))
-    assert {name: (status, wrong) for name, (status, _, wrong) in told.items()} == dict.fromkeys(COMMANDS, (0, ""))
+    """Every command of the product shows its usage and all names of its options with `leasehold[cli]` alone."""
+    told = dict(zip(PRODUCT, without_extras(*(f"{name} --help" for name in PRODUCT)), strict=True))
+    assert {name: (status, wrong) for name, (status, _, wrong) in told.items()} == dict.fromkeys(PRODUCT, (0, ""))
     for name, (_, shown, _) in told.items():
         assert f"Usage: leasehold {name}" in shown
         assert re.findall(r"│ +-[\w-]*…", shown) == []
@@ -132,12 +135,13 @@ def test_a_missing_extra_is_named_and_ends_with_2() -> None:
 
 def test_every_library_of_an_extra_names_that_extra() -> None:
     """A library that an extra brings is reported by the name of the extra."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     bringing: dict[str, set[str]] = {}
-    for extra, requirements in project["optional-dependencies"].items():
-        for each in requirements:
-            if named := re.match(r"[\w-]+", each):
-                bringing.setdefault(named[0].lower(), set()).add(extra)
+    for project in ("pyproject.toml", "lab/pyproject.toml"):
+        told = tomllib.loads((ROOT / project).read_text(encoding="utf-8"))["project"]
+        for extra, requirements in told["optional-dependencies"].items():
+            for each in requirements:
+                if named := re.match(r"[\w-]+", each):
+                    bringing.setdefault(named[0].lower(), set()).add(extra)
     others = {"images", "librt", "mypy_extensions", "py"}  # no module of ours imports them
     wrong = {
         library: EXTRAS.get(library)

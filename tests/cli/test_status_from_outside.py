@@ -23,14 +23,14 @@ import pytest
 from attrs import define, field, frozen
 from standins.line_with_faults import FaultyLine, faulty_line
 
-from leasehold.adapters.local.hubs.event_hubs import LocalHubs, event_hubs, has_engine
-from leasehold.adapters.local.postgres import postgres, store_url
-from leasehold.adapters.local.services import dynalite, kinesis_local
 from leasehold.adapters.report.watching import TableWatch, WatchedTable
 from leasehold.adapters.toolchain import ServiceError
 from leasehold.errors import StoreError
 from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
+from leasehold_lab.standins.hubs.event_hubs import LocalHubs, event_hubs, has_engine
+from leasehold_lab.standins.postgres import postgres, store_url
+from leasehold_lab.standins.services import dynalite, kinesis_local
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient

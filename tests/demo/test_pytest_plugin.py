@@ -2,11 +2,11 @@
 
 import pytest
 
-from leasehold.adapters.demo.stage import Stream
 from leasehold.balancer.model import Lease
 from leasehold.stores.protocol import Done
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CreateLease
+from leasehold_lab.demo.stage import Stream
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from typing import cast
 import pytest
 from rich.console import Console
 
-from leasehold.adapters.demo.child import Child
-from leasehold.adapters.demo.screen import Screen, marks
-from leasehold.adapters.demo.stage import AT_WORK, Stage, Stream, Tail, shard_names
-from leasehold.adapters.demo.story import Story
-from leasehold.adapters.history.events import ReadingEvent
 from leasehold.balancer.model import SHARD_END, Lease
 from leasehold.stores.embedded.memory import MemoryStore
+from leasehold_lab.demo.child import Child
+from leasehold_lab.demo.screen import Screen, marks
+from leasehold_lab.demo.stage import AT_WORK, Stage, Stream, Tail, shard_names
+from leasehold_lab.demo.story import Story
+from leasehold_lab.judge.events import ReadingEvent
 
 GREETS = """
 import signal, sys, threading

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pages import PAGES, ROOT, blocks
 
-from leasehold.adapters.local.node import find_node, install
 from leasehold.adapters.toolchain import filled
+from leasehold_lab.standins.node import find_node, install
 
 TREE = ROOT / "tests" / "javascript" / "pyright"
 OUT = ROOT / "build" / "snippets"

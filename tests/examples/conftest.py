@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.adapters.local.node import Service
-from leasehold.adapters.local.postgres import conninfo_of
+from leasehold_lab.standins.node import Service
+from leasehold_lab.standins.postgres import conninfo_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "examples"))
 

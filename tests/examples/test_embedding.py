@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from children import child
 
-from leasehold.adapters.local.node import find_node
+from leasehold_lab.standins.node import find_node
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,9 @@ import pytest
 import web_app
 
 import leasehold
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
 from leasehold.errors import StoreError
 from leasehold.stores.urls import open_store
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
 
 pytestmark = pytest.mark.slow
 

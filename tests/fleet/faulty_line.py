@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import cbor2
 from attrs import Factory, define, field, frozen
 
-from leasehold.adapters.local.node import HOST
+from leasehold_lab.standins.node import HOST
 
 SECONDS = 30.0
 

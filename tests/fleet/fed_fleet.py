@@ -10,9 +10,9 @@ from uuid import uuid4
 
 from attrs import define, field
 
-from leasehold.adapters.demo.stage import Stage, Stream, put
-from leasehold.adapters.history.events import Sent
 from leasehold.stores.protocol import Store
+from leasehold_lab.demo.stage import Stage, Stream, put
+from leasehold_lab.judge.events import Sent
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient

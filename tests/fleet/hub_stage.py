@@ -16,19 +16,19 @@ from azure.storage.blob import ContainerClient
 from official import MAKES
 from standins.flight_rows import flight_rows
 
-from leasehold.adapters.demo.child import Child
-from leasehold.adapters.demo.stage import Stage
-from leasehold.adapters.history.events import ReadingEvent, Sent
-from leasehold.adapters.history.explanations import RunVerdict, verdict_on
-from leasehold.adapters.history.tenures import ENDINGS, by_shard
-from leasehold.adapters.local.hubs.event_hubs import LocalHubs
 from leasehold.balancer.model import Shard
 from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB_CONNECTION
 from leasehold.stores.swap import open_both
 from leasehold.stores.urls import open_store
+from leasehold_lab.demo.child import Child
+from leasehold_lab.demo.stage import Stage
+from leasehold_lab.judge.events import ReadingEvent, Sent
+from leasehold_lab.judge.explanations import RunVerdict, verdict_on
+from leasehold_lab.judge.tenures import ENDINGS, by_shard
+from leasehold_lab.standins.hubs.event_hubs import LocalHubs
 
 if TYPE_CHECKING:
-    from leasehold.adapters.demo.stage import Stream
+    from leasehold_lab.demo.stage import Stream
 
 OURS = "ours"
 EXPIRY_SECONDS, CYCLE_SECONDS = 6.0, 2.0

@@ -5,9 +5,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from leasehold.adapters.demo.child import Child
-from leasehold.adapters.demo.stage import Stage
 from leasehold.adapters.toolchain import filled
+from leasehold_lab.demo.child import Child
+from leasehold_lab.demo.stage import Stage
 
 BUILD_SECONDS = 540
 FAILOVER_MS = 3000

@@ -9,11 +9,11 @@ from itertools import groupby, pairwise
 from attrs import define, field
 from java_kcl import java_worker
 
-from leasehold.adapters.demo.child import Child
-from leasehold.adapters.demo.producer import sent_of
-from leasehold.adapters.demo.stage import Stage, Tail, staged
-from leasehold.adapters.history.events import Sent
-from leasehold.adapters.history.explanations import RunVerdict
+from leasehold_lab.demo.child import Child
+from leasehold_lab.demo.producer import sent_of
+from leasehold_lab.demo.stage import Stage, Tail, staged
+from leasehold_lab.judge.events import Sent
+from leasehold_lab.judge.explanations import RunVerdict
 
 log = logging.getLogger("leasehold.mixed")
 
@@ -134,7 +134,7 @@ def mixed(kinesis: str, dynamodb: str, version: str, mode: str, lease_seconds: i
     """A stream of four shards that is written to, a table, and nobody at work yet."""
     settings = ("--lease-seconds", str(lease_seconds), *SETTINGS[2:])
     with staged(kinesis, dynamodb, shards=SHARDS, settings=settings) as stage:
-        command = ("-m", "leasehold.adapters.demo.producer", kinesis, stage.stream.name, str(RATE))
+        command = ("-m", "leasehold_lab.demo.producer", kinesis, stage.stream.name, str(RATE))
         producer = Child("producer", command, stage.folder)
         fleet = Mixed(stage, kinesis, dynamodb, version, mode, producer, Tail(producer.out, sent_of), lease_seconds)
         stage.watched = fleet.watched

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from attrs import frozen
 
-from leasehold.adapters.local.node import find_node, install
 from leasehold.adapters.toolchain import ServiceError, filled
+from leasehold_lab.standins.node import find_node, install
 
 HERE, TESTS = Path(__file__).parent, Path(__file__).parents[1]
 BUILD_SECONDS = 540

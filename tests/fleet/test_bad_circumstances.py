@@ -13,19 +13,19 @@ from typer.testing import CliRunner
 from wire import Wire
 
 from leasehold.adapters.cli.consume import app
-from leasehold.adapters.local.hubs.event_hubs import LocalHubs
-from leasehold.adapters.local.node import Service
-from leasehold.adapters.local.services import AZURITE_ACCOUNT
-from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease, Shard
-from leasehold.stores.contract.actors import done
 from leasehold.stores.objects.blob import CONNECTION_STRING, BlobObjects
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.requests import SkewWarning
 from leasehold.stores.writes import CreateLease, RenewLease
+from leasehold_lab.contract.actors import done
+from leasehold_lab.simulator.world.world import ListSource
+from leasehold_lab.standins.hubs.event_hubs import LocalHubs
+from leasehold_lab.standins.node import Service
+from leasehold_lab.standins.services import AZURITE_ACCOUNT
 
 pytestmark = [pytest.mark.more, pytest.mark.services]
 

@@ -8,9 +8,9 @@ import pytest
 from fed_fleet import FedFleet, a_fed_fleet
 from hub_stage import SETTINGS, SETTLE_SECONDS, Feed, HubStream, a_container, a_group, flights
 
-from leasehold.adapters.local.hubs.event_hubs import LocalHubs
-from leasehold.adapters.local.services import AZURITE_ACCOUNT
 from leasehold.stores.urls import open_store
+from leasehold_lab.standins.hubs.event_hubs import LocalHubs
+from leasehold_lab.standins.services import AZURITE_ACCOUNT
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient

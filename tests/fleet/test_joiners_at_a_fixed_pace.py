@@ -12,8 +12,6 @@ import pytest
 from attrs import define, field
 from waiters import until
 
-from leasehold.adapters.proving.simulator.world.process import Paced
-from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
 from leasehold.adapters.threads import seconds
 from leasehold.adapters.worker.scheduler import Unread
 from leasehold.balancer.config import Config
@@ -22,6 +20,8 @@ from leasehold.balancer.rules.shares import least_moves
 from leasehold.stores.protocol import Done, Outcome, Store
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import ClaimLease, CreateLease, GiveLease, TakeBackLease, Write
+from leasehold_lab.simulator.world.process import Paced
+from leasehold_lab.simulator.world.world import ListSource, even_shards
 
 pytestmark = [pytest.mark.more, pytest.mark.slow, pytest.mark.xdist_group("fleets")]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from hub_stage import Feed, Group, HubStream, a_container, a_group, flights
 
-from leasehold.adapters.local.hubs.event_hubs import LocalHubs
-from leasehold.adapters.local.services import AZURITE_ACCOUNT
 from leasehold.balancer.rules.shares import least_moves
+from leasehold_lab.standins.hubs.event_hubs import LocalHubs
+from leasehold_lab.standins.services import AZURITE_ACCOUNT
 
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("fleets")]
 

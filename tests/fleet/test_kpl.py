@@ -17,11 +17,11 @@ import pytest
 from attrs import frozen
 from waiters import AT_ONCE
 
-from leasehold.adapters.local.node import HOST, free_port, installed
-from leasehold.adapters.local.services import CERTIFICATE, kinesis_local
 from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import TRIM_HORIZON, Lease
+from leasehold_lab.standins.node import HOST, free_port, installed
+from leasehold_lab.standins.services import CERTIFICATE, kinesis_local
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient

@@ -11,10 +11,10 @@ import pytest
 from mixed import SETTINGS, WAIT_SECONDS, Mixed, mixed
 from types_boto3_dynamodb import DynamoDBClient
 
-from leasehold.adapters.demo.stage import client, put, staged
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.stores.writes import CreateLease
+from leasehold_lab.demo.stage import client, put, staged
 
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("java")]
 

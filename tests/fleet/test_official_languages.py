@@ -9,9 +9,9 @@ import pytest
 from hub_stage import CYCLE_SECONDS, OURS, SETTLE_SECONDS, Feed, Group, HubStream, a_container, a_group, flights
 from official import MAKES
 
-from leasehold.adapters.local.hubs.event_hubs import LocalHubs
-from leasehold.adapters.local.services import AZURITE_ACCOUNT
 from leasehold.adapters.toolchain import ServiceError
+from leasehold_lab.standins.hubs.event_hubs import LocalHubs
+from leasehold_lab.standins.services import AZURITE_ACCOUNT
 
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("fleets")]
 

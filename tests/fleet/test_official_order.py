@@ -3,8 +3,8 @@
 from attrs import evolve
 from hub_stage import in_order_where_official
 
-from leasehold.adapters.history.events import Incident, ReadingEvent, RunHistory, Sent
-from leasehold.adapters.history.explanations import verdict_on
+from leasehold_lab.judge.events import Incident, ReadingEvent, RunHistory, Sent
+from leasehold_lab.judge.explanations import verdict_on
 
 
 def tenure(process: str, since: float, *numbers: int) -> list[ReadingEvent]:

@@ -3,9 +3,9 @@
 import pytest
 from mixed import SETTINGS, WAIT_SECONDS
 
-from leasehold.adapters.demo.stage import staged
 from leasehold.balancer.model import Lease, Position
 from leasehold.stores.writes import CreateLease
+from leasehold_lab.demo.stage import staged
 
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("fleets")]
 

@@ -19,8 +19,8 @@ from hub_stage import (
 )
 from standins.flight_rows import ROWS
 
-from leasehold.adapters.local.hubs.event_hubs import LocalHubs
-from leasehold.adapters.local.services import AZURITE_ACCOUNT
+from leasehold_lab.standins.hubs.event_hubs import LocalHubs
+from leasehold_lab.standins.services import AZURITE_ACCOUNT
 
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("fleets")]
 

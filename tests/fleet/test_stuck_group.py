@@ -17,8 +17,6 @@ from azure.eventhub._eventprocessor.ownership_manager import OwnershipManager
 from azure.eventhub.extensions.checkpointstoreblob import BlobCheckpointStore
 from hub_stage import a_container
 
-from leasehold.adapters.local.services import AZURITE_ACCOUNT
-from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.adapters.worker.scheduler import Unread
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -28,6 +26,8 @@ from leasehold.balancer.rules.event_hubs import EventHubs
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.stores.objects.event_hubs_layout import stream_of
 from leasehold.stores.urls import open_store
+from leasehold_lab.simulator.world.world import ListSource
+from leasehold_lab.standins.services import AZURITE_ACCOUNT
 
 pytestmark = pytest.mark.services
 

@@ -13,13 +13,13 @@ from attrs import define, field
 from fed_fleet import FedFleet, a_fed_fleet
 from hub_stage import Feed, HubStream, a_container, a_group, flights
 
-from leasehold.adapters.demo.stage import Stage
-from leasehold.adapters.local.hubs.event_hubs import LocalHubs
-from leasehold.adapters.local.services import AZURITE_ACCOUNT
 from leasehold.adapters.steering.swapping import awaited, observed, sent
 from leasehold.stores.protocol import Store
 from leasehold.stores.swap import FROM, TO, SwapStore, Way, announced, parted, place_of
 from leasehold.stores.urls import name_of, open_store
+from leasehold_lab.demo.stage import Stage
+from leasehold_lab.standins.hubs.event_hubs import LocalHubs
+from leasehold_lab.standins.services import AZURITE_ACCOUNT
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient

@@ -16,10 +16,10 @@ import pytest
 from told_fleet import Fleet, a_fleet
 from waiters import until
 
-from leasehold.adapters.history.events import Incident, RunHistory, Sent, event_of
-from leasehold.adapters.history.explanations import RunVerdict, verdict_on
-from leasehold.adapters.local.tables import TableStreams, served
 from leasehold.stores.urls import open_store
+from leasehold_lab.judge.events import Incident, RunHistory, Sent, event_of
+from leasehold_lab.judge.explanations import RunVerdict, verdict_on
+from leasehold_lab.standins.tables import TableStreams, served
 
 pytestmark = [pytest.mark.more, pytest.mark.slow]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import Condition, Thread
 
-from leasehold.adapters.local.node import HOST, free_port
+from leasehold_lab.standins.node import HOST, free_port
 
 PIECE = 65536
 

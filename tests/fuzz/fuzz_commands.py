@@ -12,10 +12,9 @@ from unittest.mock import patch
 from fuzzing import FuzzTarget, in_json, unsaid
 
 from leasehold.adapters import producing
-from leasehold.adapters.cli import deaggregate, produce, simulate
+from leasehold.adapters.cli import deaggregate, produce
 from leasehold.adapters.cli.common.columns import said
 from leasehold.adapters.cli.reset import read_plan
-from leasehold.adapters.history.events import event_of
 from leasehold.adapters.inputs import configuration, duration, moment, said_moment, settings, shift, start
 from leasehold.adapters.json_form import BadJsonField, answer
 from leasehold.adapters.multilang.protocol import Answered, CheckpointWanted, Conversation
@@ -32,6 +31,8 @@ from leasehold.adapters.spark.readers.messages import from_planner, from_reader,
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Position
 from leasehold.stores.urls import read_url
+from leasehold_lab.commands import simulate
+from leasehold_lab.judge.events import event_of
 
 NOW = 1.8e9
 SECRET = "hush0hush1"  # noqa: S105  nobody's
@@ -170,8 +171,8 @@ COMMANDS = (
         "keys-of-lines", ("adapters/cli/produce.py",), partial(produce._key, delimiter=","), (ValueError,), "--key: "
     ),
     FuzzTarget("produce-urls", ("adapters/producing.py",), _produced_to, (ValueError,), "SOURCE URL: "),
-    FuzzTarget("fleet-sizes", ("adapters/cli/simulate.py",), simulate._sizes, (ValueError,), "workers: "),
-    FuzzTarget("event-lines", ("adapters/history/events.py",), event_of, (ValueError,), "it is no event: "),
+    FuzzTarget("fleet-sizes", ("leasehold_lab/commands/simulate.py",), simulate._sizes, (ValueError,), "workers: "),
+    FuzzTarget("event-lines", ("leasehold_lab/judge/events.py",), event_of, (ValueError,), "it is no event: "),
     FuzzTarget(
         "spark-offsets", ("adapters/spark/offsets.py", "adapters/spark/offsets.py"), _offset, (ValueError,), "offset: "
     ),

@@ -10,13 +10,13 @@ _OWN = "it reads what this project wrote, in the same run"
 _STAND_IN = "a stand-in on this machine, which answers this machine alone"
 
 TRUSTED = {
-    "adapters/demo/dev.py": _OWN,
-    "adapters/demo/producer.py": _OWN,
-    "adapters/local/hubs/server.py": _STAND_IN,
-    "adapters/local/hubs/event_hubs.py": _STAND_IN,
-    "adapters/local/tables.py": _STAND_IN,
-    "adapters/proving/checker/sessions.py": _OWN,
-    "adapters/proving/simulator/question.py": _OWN,
+    "leasehold_lab/demo/dev.py": _OWN,
+    "leasehold_lab/demo/producer.py": _OWN,
+    "leasehold_lab/standins/hubs/server.py": _STAND_IN,
+    "leasehold_lab/standins/hubs/event_hubs.py": _STAND_IN,
+    "leasehold_lab/standins/tables.py": _STAND_IN,
+    "leasehold_lab/checker/sessions.py": _OWN,
+    "leasehold_lab/simulator/question.py": _OWN,
     "adapters/reading/events.py": "the time is the logging library's",
     "adapters/spark/fetching.py": "a request of three fields has any bytes, and Arrow parses the rows",
     "adapters/spark/processes.py": "it unpickles what Spark has brought from the driver, as Spark itself does",
@@ -25,4 +25,4 @@ TRUSTED = {
     "adapters/report/progress.py": "Spark tells it of its own batches, in the same process",
     "stores/aws_calls/calls.py": "the address is one that boto3 has asked, and whose answer it has taken",
 }
-"""Modules, below leasehold/, that call a decoder and are not fuzzed; and why."""
+"""Modules, below leasehold/ or lab/, that call a decoder and are not fuzzed; and why."""

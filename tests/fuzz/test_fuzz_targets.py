@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 pytestmark = pytest.mark.slow
 
-PACKAGE = Path(__file__).parents[2] / "leasehold"
+HOMES = tuple(Path(__file__).parents[2] / folder for folder in ("leasehold", "lab"))
 EXAMPLES = 40
 MEMORY_KIB = 256 << 10
 
@@ -50,10 +50,12 @@ def test_every_target_has_a_corpus_and_a_name_of_its_own() -> None:
 
 def test_every_module_that_parses_is_fuzzed_or_trusted_for_a_reason() -> None:
     """A new parser would meet its first hostile value in somebody's production."""
-    parsers = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if any(_decoding(path))}
+    parsers = {
+        path.relative_to(home).as_posix() for home in HOMES for path in home.rglob("*.py") if any(_decoding(path))
+    }
     covered = {module for target in TARGETS for module in target.covers}
     assert parsers - covered - TRUSTED.keys() == set(), "put these into tests/fuzz/fuzz_targets.py"
-    assert {name for name in covered | TRUSTED.keys() if not (PACKAGE / name).exists()} == set()
+    assert {name for name in covered | TRUSTED.keys() if not any((home / name).exists() for home in HOMES)} == set()
     assert TRUSTED.keys() - parsers == covered & TRUSTED.keys() == set()
 
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 from attrs import evolve
 
-from leasehold.adapters.history.breach import Limits
-from leasehold.adapters.history.events import Incident, ReadingEvent, RunHistory, WriteAnswer, WriteVerb
-from leasehold.adapters.history.explanations import judge
+from leasehold_lab.judge.breach import Limits
+from leasehold_lab.judge.events import Incident, ReadingEvent, RunHistory, WriteAnswer, WriteVerb
+from leasehold_lab.judge.explanations import judge
 
 LIMITS = Limits(lease_seconds={"a": 6.0, "b": 6.0}, notice_seconds=2.0)
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import pytest
 from attrs import evolve
 
-from leasehold.adapters.history.breach import Limits
-from leasehold.adapters.history.events import Incident, ObservedRow, ReadingEvent, RunHistory, Sent
-from leasehold.adapters.history.explanations import Explanations, RecordWait, verdict_on
-from leasehold.adapters.history.tenures import by_shard, reading_of
 from leasehold.balancer.model import TRIM_HORIZON
+from leasehold_lab.judge.breach import Limits
+from leasehold_lab.judge.events import Incident, ObservedRow, ReadingEvent, RunHistory, Sent
+from leasehold_lab.judge.explanations import Explanations, RecordWait, verdict_on
+from leasehold_lab.judge.tenures import by_shard, reading_of
 
 LIMITS = Limits(wait_seconds=3.0, reach_seconds=10.0)
 GAP = "unread: a record of s-0 waited for {} s from 20.000, of which {} s lie outside {}"

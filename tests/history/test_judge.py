@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from leasehold.adapters.history.breach import Limits
-from leasehold.adapters.history.events import (
+from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position
+from leasehold_lab.judge.breach import Limits
+from leasehold_lab.judge.events import (
     Incident,
     ObservedRow,
     ReadingEvent,
@@ -19,9 +20,8 @@ from leasehold.adapters.history.events import (
     WriteVerb,
     event_of,
 )
-from leasehold.adapters.history.explanations import UNLIMITED, RunVerdict, judge, verdict_on
-from leasehold.adapters.history.run import OPERATOR, ReaderChange
-from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position
+from leasehold_lab.judge.explanations import UNLIMITED, RunVerdict, judge, verdict_on
+from leasehold_lab.judge.run import OPERATOR, ReaderChange
 
 
 def digest(key: str, number: int) -> str:

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.adapters.history.breach import Limits
-from leasehold.adapters.history.events import Incident, ReadingEvent, RunHistory, WriteEvent
-from leasehold.adapters.history.explanations import judge
-from leasehold.adapters.history.rights import UNREAD_SECONDS, OwnerChange, refused, settled, unowned
 from leasehold.balancer.model import Lease
 from leasehold.balancer.rules.shares import least_moves
+from leasehold_lab.judge.breach import Limits
+from leasehold_lab.judge.events import Incident, ReadingEvent, RunHistory, WriteEvent
+from leasehold_lab.judge.explanations import judge
+from leasehold_lab.judge.rights import UNREAD_SECONDS, OwnerChange, refused, settled, unowned
 
 
 def divisions(leases: int, workers: int) -> list[tuple[int, ...]]:

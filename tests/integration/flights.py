@@ -28,11 +28,11 @@ sys.path.append(str(Path(__file__).parents[1]))
 from standins.dynamodb_local import dynamodb_local
 from standins.flight_rows import ROWS, flight_rows
 
-from leasehold.adapters.demo.stage import Stage, client, put, services, staged
-from leasehold.adapters.history.events import Sent
-from leasehold.adapters.history.explanations import RunVerdict
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer
+from leasehold_lab.demo.stage import Stage, client, put, services, staged
+from leasehold_lab.judge.events import Sent
+from leasehold_lab.judge.explanations import RunVerdict
 
 SHARDS = 8
 CHUNKS_PER_SECOND = 5

@@ -16,8 +16,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from standins.spark import LATE, SOON
 
-from leasehold.adapters.demo.child import Child
-from leasehold.adapters.demo.stage import Tail
+from leasehold_lab.demo.child import Child
+from leasehold_lab.demo.stage import Tail
 
 END_SECONDS = 30.0
 LOOK_SECONDS = 0.05

@@ -26,7 +26,7 @@ from spark_application import Application
 from spark_ground import MARK, SHARDS, Feed, Ground, a_ground, options
 from standins.flight_rows import ROWS
 
-from leasehold.adapters.demo.child import Child
+from leasehold_lab.demo.child import Child
 
 SCHEMA = "number int, carrier string, tailnum string, distance double, at timestamp"
 LEASE_SECONDS = 6.0

@@ -15,14 +15,14 @@ from flights import Feed as KinesisFeed
 from flights import Row
 from standins.dynamodb_local import dynamodb_local
 
-from leasehold.adapters.demo.child import ENVIRONMENT
-from leasehold.adapters.demo.stage import Stream, client, put, services
-from leasehold.adapters.local.hubs.event_hubs import LocalHubs, event_hubs
-from leasehold.adapters.local.services import AZURITE_ACCOUNT, azurite, azurite_connection_string
 from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING as HUB_CONNECTION
 from leasehold.stores.objects.blob import CONNECTION_STRING as BLOB_CONNECTION
 from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
+from leasehold_lab.demo.child import ENVIRONMENT
+from leasehold_lab.demo.stage import Stream, client, put, services
+from leasehold_lab.standins.hubs.event_hubs import LocalHubs, event_hubs
+from leasehold_lab.standins.services import AZURITE_ACCOUNT, azurite, azurite_connection_string
 
 SHARDS = 8
 MARK = b"no flight: all that was sent lies before this"

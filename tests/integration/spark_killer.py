@@ -20,8 +20,8 @@ from spark_application import descendants
 from standins import executors
 from standins.spark import SOON, spark_cluster
 
-from leasehold.adapters.demo.child import ENVIRONMENT
 from leasehold.adapters.toolchain import java_home
+from leasehold_lab.demo.child import ENVIRONMENT
 
 PLANS, READS = "python_streaming_source_runner", "leasehold.adapters.spark.readers.process"
 HERE = ("reader", "reader", "planner", "application")

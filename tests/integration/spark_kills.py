@@ -38,8 +38,8 @@ from spark_ground import Ground, a_ground, options
 from spark_killer import HERE, MARK, ON_EXECUTORS, Killer, cluster, killed, left, note_left, told_lines
 from standins.spark import LATE, ON_CLUSTER, SOON, spark_session
 
-from leasehold.adapters.demo.child import Child
 from leasehold.adapters.spark.pipeline import begun
+from leasehold_lab.demo.child import Child
 
 LEASE_SECONDS = 6.0
 DRAWN_ROWS = 60

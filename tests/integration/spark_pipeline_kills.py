@@ -46,11 +46,11 @@ sys.path += [str(Path(__file__).parents[1] / each) for each in ("fleet", "source
 import kcl_jar
 from faulty_line import Line, Refused, Reset, line
 
-from leasehold.adapters.demo.child import Child, isolate
-from leasehold.adapters.demo.stage import Stream, client, put, services
 from leasehold.adapters.spark import run
 from leasehold.adapters.spark.pipeline import begun
 from leasehold.balancer.model import HASH_KEYS
+from leasehold_lab.demo.child import Child, isolate
+from leasehold_lab.demo.stage import Stream, client, put, services
 
 ROUND = 150
 """Rows that are sent between two kills."""

@@ -7,8 +7,8 @@ pytest.importorskip("proton", reason="python-qpid-proton was not built: no C com
 
 from proton import Message
 
-from leasehold.adapters.local.hubs.partitions import Hub, HubRefusal, Partition, annotated, events, partition_key
-from leasehold.adapters.local.hubs.server import Padding, padded
+from leasehold_lab.standins.hubs.partitions import Hub, HubRefusal, Partition, annotated, events, partition_key
+from leasehold_lab.standins.hubs.server import Padding, padded
 
 DETACH = bytes.fromhex("00000010 02000001 005316 c0 03 01 5200".replace(" ", ""))
 TRANSFER = bytes.fromhex("00000017 02000000 005314 c0 06 03 43 52 05 a0 00".replace(" ", "")) + b"body"

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 from children import child
 
-from leasehold.adapters.local.node import Command, answers, free_port, serving
 from leasehold.adapters.toolchain import ServiceError
+from leasehold_lab.standins.node import Command, answers, free_port, serving
 
 SERVES = """
 import socket, sys
@@ -105,7 +105,7 @@ def test_a_service_dies_with_its_parent() -> None:
     """Without it every run that is killed would leave its services behind."""
     parent = f"""
 import sys, threading
-from leasehold.adapters.local.node import Command, serving
+from leasehold_lab.standins.node import Command, serving
 with serving("orphan", lambda port: Command((sys.executable, "-c", {GREETS!r}, str(port)))) as service:
     print(service.port, flush=True)
     threading.Event().wait()

@@ -12,9 +12,9 @@ from standins.ferrokinesis import ferrokinesis
 from standins.versitygw import versitygw
 from waiters import AT_ONCE
 
-from leasehold.adapters.local.node import Service, answers
-from leasehold.adapters.local.services import azurite, azurite_connection_string, dynalite, kinesis_local, moto
 from leasehold.adapters.toolchain import ServiceError
+from leasehold_lab.standins.node import Service, answers
+from leasehold_lab.standins.services import azurite, azurite_connection_string, dynalite, kinesis_local, moto
 
 
 def _tables(service: Service) -> object:

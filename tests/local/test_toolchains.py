@@ -10,8 +10,8 @@ from standins.ferrokinesis import ferrokinesis
 from standins.versitygw import versitygw
 
 from leasehold.adapters import toolchain as java
-from leasehold.adapters.local import node
 from leasehold.adapters.toolchain import PROJECT, ServiceError, cache_folder, filled
+from leasehold_lab.standins import node
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +124,7 @@ def test_the_words_of_an_npm_that_failed(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "aws").mkdir()
     (tmp_path / "aws" / "package.json").write_text("{}")
     (tmp_path / "aws" / "package-lock.json").write_text("no lock")
-    monkeypatch.setattr("leasehold.adapters.local.node.LOCKS", tmp_path)
+    monkeypatch.setattr("leasehold_lab.standins.node.LOCKS", tmp_path)
     with pytest.raises(ServiceError, match=r"npm could not install the aws tree:\n.*npm error"):
         node.installed("aws")
 

@@ -8,8 +8,8 @@ import sys
 import tarfile
 from pathlib import Path
 
-from leasehold.adapters.local.node import find_node, install
 from leasehold.adapters.toolchain import ServiceError, filled
+from leasehold_lab.standins.node import find_node, install
 
 KCLPY = "amazon_kclpy==3.1.3 --hash=sha256:146bf4a85c79eb6d3c842075d7fe2a1ffad3f2944c24db202add5e2a875259c9"
 """The sources: to install it would bring Java's jars, and its Python part needs none of them."""

@@ -15,12 +15,12 @@ from waiters import until
 from leasehold.adapters.multilang import children as module
 from leasehold.adapters.multilang.children import Children
 from leasehold.adapters.multilang.daemon import ChildHandler
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records, shard
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON
 from leasehold.stores.embedded.memory import MemoryStore
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records, shard
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -36,11 +36,11 @@ SETTINGS = """
 [tool.mutmut]
 source_paths = ["leasehold"]
 only_mutate = {modules}
-also_copy = ["specs"]
+also_copy = ["lab", "specs"]
 # What conftest.py is for are services; these tests need none, and to import it takes longer than most of them.
 pytest_add_cli_args = [
   "--noconftest", "-p", "no:leasehold", "--hypothesis-profile", "ci", "-m", "not (more or services or spark or slow)",
-  "-p", "no:cacheprovider", "-p", "no:unraisableexception", "-p", "no:threadexception", "-o", "pythonpath=tests",
+  "-p", "no:cacheprovider", "-p", "no:unraisableexception", "-p", "no:threadexception", "-o", "pythonpath=tests lab",
 ]
 pytest_add_cli_args_test_selection = {tests}
 # A message's words are for people: no test should repeat them.
@@ -179,7 +179,7 @@ def copied(group: Group) -> Path:
 
 def _copy(place: Path) -> None:
     unneeded = shutil.ignore_patterns("__pycache__", "node_modules", ".hypothesis", "*.so")
-    for name in ("leasehold", "tests", "specs"):
+    for name in ("leasehold", "lab", "tests", "specs"):
         shutil.copytree(ROOT / name, place / name, ignore=unneeded, dirs_exist_ok=True)
 
 

@@ -17,18 +17,18 @@ from attrs import evolve, frozen
 from rich.console import Console
 from rich.progress import track
 
-from leasehold.adapters.history.breach import Limits
-from leasehold.adapters.history.events import RunHistory
-from leasehold.adapters.history.explanations import judge
-from leasehold.adapters.history.rights import unowned
-from leasehold.adapters.proving.processes import processes
-from leasehold.adapters.proving.simulator.mishaps import DEATHS, DENIED, READINGS, CallEvent, Misdeed, Mishap
-from leasehold.adapters.proving.simulator.question import unlogged
-from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import Emptying, Member, Network, Reshape, Scenario
-from leasehold.adapters.proving.simulator.world.world import FIRST_MS, FIRST_NUMBER, SimulatedHistory
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, TRIM_HORIZON
+from leasehold_lab.judge.breach import Limits
+from leasehold_lab.judge.events import RunHistory
+from leasehold_lab.judge.explanations import judge
+from leasehold_lab.judge.rights import unowned
+from leasehold_lab.processes import processes
+from leasehold_lab.simulator.mishaps import DEATHS, DENIED, READINGS, CallEvent, Misdeed, Mishap
+from leasehold_lab.simulator.question import unlogged
+from leasehold_lab.simulator.run import run
+from leasehold_lab.simulator.scenario import Emptying, Member, Network, Reshape, Scenario
+from leasehold_lab.simulator.world.world import FIRST_MS, FIRST_NUMBER, SimulatedHistory
 
 app = typer.Typer(add_completion=False)
 

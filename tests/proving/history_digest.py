@@ -2,7 +2,7 @@
 
 from hashlib import blake2b
 
-from leasehold.adapters.proving.simulator.world.world import SimulatedHistory
+from leasehold_lab.simulator.world.world import SimulatedHistory
 
 
 def digest(history: SimulatedHistory) -> str:

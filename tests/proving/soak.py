@@ -16,10 +16,10 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from leasehold.adapters.history.breach import Breach
-from leasehold.adapters.proving.processes import processes
-from leasehold.adapters.proving.simulator.chaos import trial
-from leasehold.adapters.proving.simulator.run import explained, judged
+from leasehold_lab.judge.breach import Breach
+from leasehold_lab.processes import processes
+from leasehold_lab.simulator.chaos import trial
+from leasehold_lab.simulator.run import explained, judged
 
 app = typer.Typer(add_completion=False)
 

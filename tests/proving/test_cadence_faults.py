@@ -10,12 +10,6 @@ from statistics import median
 import pytest
 from attrs import frozen
 
-from leasehold.adapters.history.breach import Limits
-from leasehold.adapters.history.explanations import judge
-from leasehold.adapters.history.rights import changes, owners_at, unowned
-from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import Member, Nap, Network, Scenario, balanced, group_of
-from leasehold.adapters.proving.simulator.world.world import SimulatedHistory
 from leasehold.balancer import lookout as cadence
 from leasehold.balancer import lookout as ranks
 from leasehold.balancer.actions import Release
@@ -25,6 +19,12 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import LookoutRanks, lookout_ranks
 from leasehold.balancer.model import BulletinState, Lease, Me, Notes
 from leasehold.balancer.rules.minimal import Minimal
+from leasehold_lab.judge.breach import Limits
+from leasehold_lab.judge.explanations import judge
+from leasehold_lab.judge.rights import changes, owners_at, unowned
+from leasehold_lab.simulator.run import run
+from leasehold_lab.simulator.scenario import Member, Nap, Network, Scenario, balanced, group_of
+from leasehold_lab.simulator.world.world import SimulatedHistory
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 import pytest
 from soak import breaches_of
 
-from leasehold.adapters.proving.simulator.chaos import trial
-from leasehold.adapters.proving.simulator.question import unlogged
+from leasehold_lab.simulator.chaos import trial
+from leasehold_lab.simulator.question import unlogged
 
 pytestmark = pytest.mark.slow
 

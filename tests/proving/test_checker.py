@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from leasehold.adapters.proving.checker.cases import OURS, bounded
-from leasehold.adapters.proving.checker.fleet import FleetModel
-from leasehold.adapters.proving.checker.verdict import Case, Fault, judge, surprises, written
 from leasehold.balancer.rules import shares
 from leasehold.balancer.rules.minimal import Minimal
+from leasehold_lab.checker.cases import OURS, bounded
+from leasehold_lab.checker.fleet import FleetModel
+from leasehold_lab.checker.verdict import Case, Fault, judge, surprises, written
 
 pytestmark = pytest.mark.slow
 

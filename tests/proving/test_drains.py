@@ -7,14 +7,14 @@ from random import Random
 
 import pytest
 
-from leasehold.adapters.history.breach import Limits
-from leasehold.adapters.history.explanations import judge
-from leasehold.adapters.proving.simulator.question import unlogged
-from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import Member, Network, Scenario
-from leasehold.adapters.proving.simulator.world.world import SimulatedHistory
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON
+from leasehold_lab.judge.breach import Limits
+from leasehold_lab.judge.explanations import judge
+from leasehold_lab.simulator.question import unlogged
+from leasehold_lab.simulator.run import run
+from leasehold_lab.simulator.scenario import Member, Network, Scenario
+from leasehold_lab.simulator.world.world import SimulatedHistory
 
 CONFIG = Config(initial_position=TRIM_HORIZON)
 LEAVER, PEER, NEWCOMER = "a-0", "a-1", "a-2"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from every_call import CALM, CONFIG, STORIES, CallStory, mishaps, told, tried, undisturbed, unread
 
-from leasehold.adapters.proving.simulator.question import unlogged
+from leasehold_lab.simulator.question import unlogged
 
 pytestmark = pytest.mark.slow
 

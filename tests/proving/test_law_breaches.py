@@ -6,9 +6,6 @@ import pytest
 from attrs import evolve
 from hypothesis import Phase, settings
 
-from leasehold.adapters.proving.properties.laws import Law
-from leasehold.adapters.proving.properties.simulation import Planner
-from leasehold.adapters.proving.properties.strategies import brief
 from leasehold.balancer.actions import Action, Claim, Release, Renew, Steal
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease, Me, Position, Shard
@@ -16,6 +13,9 @@ from leasehold.balancer.plan import plan
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.testing import LawBroken, Scene, SmallFleet, chaos, laws, simulate
+from leasehold_lab.properties.laws import Law
+from leasehold_lab.properties.simulation import Planner
+from leasehold_lab.properties.strategies import brief
 
 pytestmark = pytest.mark.slow
 

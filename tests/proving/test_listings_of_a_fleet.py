@@ -2,11 +2,11 @@
 
 from attrs import evolve
 
-from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import Member, Network, Scenario, group_of, rolling
 from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import LOOK_SECONDS
 from leasehold.balancer.rules.kcl import Kcl
+from leasehold_lab.simulator.run import run
+from leasehold_lab.simulator.scenario import Member, Network, Scenario, group_of, rolling
 
 
 def test_who_was_there_before_the_run_lists_nothing_at_its_start() -> None:

@@ -3,10 +3,10 @@
 import pytest
 from attrs import evolve
 
-from leasehold.adapters.proving.simulator.question import SimulationQuestion, answer
-from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import Network, group_of, scale_out
 from leasehold.balancer.config import Config
+from leasehold_lab.simulator.question import SimulationQuestion, answer
+from leasehold_lab.simulator.run import run
+from leasehold_lab.simulator.scenario import Network, group_of, scale_out
 
 pytestmark = pytest.mark.slow
 

@@ -4,10 +4,10 @@ import logging
 
 import pytest
 
-from leasehold.adapters.history.rights import changes
-from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import Member, Network, Scenario, group_of
 from leasehold.balancer.config import Config
+from leasehold_lab.judge.rights import changes
+from leasehold_lab.simulator.run import run
+from leasehold_lab.simulator.scenario import Member, Network, Scenario, group_of
 
 SLOW_SECONDS = 0.5
 """Ten renewals at a time are twenty a second, and 106 while a renewal is due once."""

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import pytest
 from attrs import evolve
 
-from leasehold.adapters.history.breach import Limits
-from leasehold.adapters.history.events import ReadingEvent, RunHistory, WriteEvent
-from leasehold.adapters.history.explanations import judge
-from leasehold.adapters.proving.simulator.mishaps import HARMLESS, POISON, Deviation, Misdeed, Whose, poisonous
-from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import Member, Scenario
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
+from leasehold_lab.judge.breach import Limits
+from leasehold_lab.judge.events import ReadingEvent, RunHistory, WriteEvent
+from leasehold_lab.judge.explanations import judge
+from leasehold_lab.simulator.mishaps import HARMLESS, POISON, Deviation, Misdeed, Whose, poisonous
+from leasehold_lab.simulator.run import run
+from leasehold_lab.simulator.scenario import Member, Scenario
 
 pytestmark = pytest.mark.slow
 

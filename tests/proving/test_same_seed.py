@@ -10,9 +10,9 @@ import pytest
 from attrs import evolve
 from history_digest import digest
 
-from leasehold.adapters.proving.simulator.chaos import trial
-from leasehold.adapters.proving.simulator.question import SimulationQuestion, fleet_of
-from leasehold.adapters.proving.simulator.run import run
+from leasehold_lab.simulator.chaos import trial
+from leasehold_lab.simulator.question import SimulationQuestion, fleet_of
+from leasehold_lab.simulator.run import run
 
 pytestmark = pytest.mark.slow
 
@@ -22,9 +22,9 @@ CODE = f"""
 import logging, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 logging.disable(logging.CRITICAL)
-from leasehold.adapters.proving.simulator.chaos import trial
+from leasehold_lab.simulator.chaos import trial
 from history_digest import digest
-from leasehold.adapters.proving.simulator.run import run
+from leasehold_lab.simulator.run import run
 print(*(digest(run(trial(seed).scenario)) for seed in {SEEDS}))
 """
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from leasehold.adapters.proving.checker import sessions
-from leasehold.adapters.proving.checker.sessions import CheckedCells, SessionModel, settings
 from leasehold.stores.protocol import Done, Lost, Outcome
 from leasehold.stores.sessions import rows, store
 from leasehold.stores.sessions.group import Page, Ticket
 from leasehold.stores.sessions.rows import Joint, LeaseRow, Session, SessionEntry, joined, session_fields
 from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.writes import CheckpointLate
+from leasehold_lab.checker import sessions
+from leasehold_lab.checker.sessions import CheckedCells, SessionModel, settings
 
 pytestmark = pytest.mark.slow
 

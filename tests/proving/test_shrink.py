@@ -1,8 +1,8 @@
 """A failing fleet is made smaller while it goes on failing."""
 
-from leasehold.adapters.proving.simulator.chaos import trial
-from leasehold.adapters.proving.simulator.run import FAULTS, described, shrink
-from leasehold.adapters.proving.simulator.scenario import Scenario
+from leasehold_lab.simulator.chaos import trial
+from leasehold_lab.simulator.run import FAULTS, described, shrink
+from leasehold_lab.simulator.scenario import Scenario
 
 
 def fails(scenario: Scenario) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from leasehold.adapters.cli.simulate import app
+from leasehold_lab.commands.simulate import app
 
 SMALL = ("--leases", "20", "--workers", "4+2", "--cycles", "6")
 AT_LEAST = {

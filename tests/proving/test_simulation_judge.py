@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterable
 import pytest
 from attrs import evolve
 
-from leasehold.adapters.history.breach import Breach, BreachKind, Limits
-from leasehold.adapters.history.events import ReadingEvent, RunHistory, WriteAnswer, WriteEvent, WriteVerb
-from leasehold.adapters.history.explanations import LAWS, judge
-from leasehold.adapters.history.run import JudgedRun
-from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import Nap, Network, cold, group_of
 from leasehold.adapters.sources.call_patience import POLL_SECONDS
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease, Position, Version
+from leasehold_lab.judge.breach import Breach, BreachKind, Limits
+from leasehold_lab.judge.events import ReadingEvent, RunHistory, WriteAnswer, WriteEvent, WriteVerb
+from leasehold_lab.judge.explanations import LAWS, judge
+from leasehold_lab.judge.run import JudgedRun
+from leasehold_lab.simulator.run import run
+from leasehold_lab.simulator.scenario import Nap, Network, cold, group_of
 
 CONFIG = Config()
 A, B = group_of(0, 2)

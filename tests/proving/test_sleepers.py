@@ -9,11 +9,11 @@ import pytest
 from attrs import evolve
 from every_call import CONFIG, HERO, PEER, PLAIN
 
-from leasehold.adapters.proving.simulator.question import unlogged
-from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import Emptying, Member, Nap, Reshape, Scenario
-from leasehold.adapters.proving.simulator.world.world import SimulatedHistory
 from leasehold.balancer.model import SHARD_END
+from leasehold_lab.simulator.question import unlogged
+from leasehold_lab.simulator.run import run
+from leasehold_lab.simulator.scenario import Emptying, Member, Nap, Reshape, Scenario
+from leasehold_lab.simulator.world.world import SimulatedHistory
 
 CALM, SECONDS = 190.0, 260.0
 SLEEP_SECONDS = 130.0

@@ -3,9 +3,9 @@
 import pytest
 from attrs import evolve
 
-from leasehold.adapters.proving.simulator.question import SimulationQuestion, answer, fleet_of
-from leasehold.adapters.proving.simulator.run import run
 from leasehold.balancer.census import signers
+from leasehold_lab.simulator.question import SimulationQuestion, answer, fleet_of
+from leasehold_lab.simulator.run import run
 
 pytestmark = pytest.mark.slow
 

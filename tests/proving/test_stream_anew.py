@@ -5,13 +5,13 @@ import random
 import pytest
 from attrs import evolve
 
-from leasehold.adapters.history.events import ReadingEvent
-from leasehold.adapters.proving.simulator.chaos import CALM, PEACE, trial
-from leasehold.adapters.proving.simulator.question import unlogged
-from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import Member, Reshape, Scenario
-from leasehold.adapters.proving.simulator.world.world import SimulatedHistory
 from leasehold.balancer.rules.minimal import Minimal
+from leasehold_lab.judge.events import ReadingEvent
+from leasehold_lab.simulator.chaos import CALM, PEACE, trial
+from leasehold_lab.simulator.question import unlogged
+from leasehold_lab.simulator.run import run
+from leasehold_lab.simulator.scenario import Member, Reshape, Scenario
+from leasehold_lab.simulator.world.world import SimulatedHistory
 
 FURTHER = 2_000_000
 """The numbers of the second stream are above this."""

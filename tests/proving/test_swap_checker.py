@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from leasehold.adapters.proving.checker.swap import CheckedTable, SwapModel, swap_model, swap_settings
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Notes
 from leasehold.stores import swap
 from leasehold.stores.protocol import Done, Outcome
 from leasehold.stores.swap import FROM, MARK, RowPair, SwapStore, joined
 from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, ResetLease, Write
+from leasehold_lab.checker.swap import CheckedTable, SwapModel, swap_model, swap_settings
 
 pytestmark = pytest.mark.slow
 

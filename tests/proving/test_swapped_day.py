@@ -6,14 +6,14 @@ import random
 import pytest
 from attrs import evolve
 
-from leasehold.adapters.history.breach import Breach, Limits
-from leasehold.adapters.history.explanations import judge
-from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import Member, MemberEnding, Network, Scenario
-from leasehold.adapters.proving.simulator.world.world import SimulatedHistory
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease, Position
 from leasehold.stores import swap
+from leasehold_lab.judge.breach import Breach, Limits
+from leasehold_lab.judge.explanations import judge
+from leasehold_lab.simulator.run import run
+from leasehold_lab.simulator.scenario import Member, MemberEnding, Network, Scenario
+from leasehold_lab.simulator.world.world import SimulatedHistory
 
 WORKERS, LEASES, LEASE_SECONDS = ("ann", "bob", "cid", "dan"), 8, 10.0
 TURN_SECONDS = 900.0

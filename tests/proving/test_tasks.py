@@ -2,7 +2,7 @@
 
 import math
 
-from leasehold.adapters.proving.simulator.world.tasks import Tasks
+from leasehold_lab.simulator.world.tasks import Tasks
 
 
 def test_a_task_that_waits_for_ever_ends_with_the_run() -> None:

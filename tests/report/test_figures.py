@@ -22,9 +22,9 @@ from leasehold.adapters.report.report import (
 from leasehold.adapters.report.watching import WatchedTable
 from leasehold.balancer.model import SHARD_END, Lease, Position
 from leasehold.balancer.rules.shares import Groups
-from leasehold.stores.contract.actors import placed
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Malformed
+from leasehold_lab.contract.actors import placed
 
 LEASES = (
     Lease("s-0", owner="a/east-1", weight=1536),

@@ -16,8 +16,8 @@ from leasehold.adapters.report.watching import WatchedTable
 from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.balancer.model import SHARD_END, Lease, Position
 from leasehold.balancer.rules.shares import Groups
-from leasehold.stores.contract.actors import placed
 from leasehold.stores.embedded.sqlite import SqliteStore
+from leasehold_lab.contract.actors import placed
 
 EVIL = "<script>alert('$x$')</script>&-1"
 LEASES = (

@@ -26,8 +26,8 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.errors import SourceError, StoreError
-from leasehold.stores.contract.actors import placed
 from leasehold.stores.urls import open_store
+from leasehold_lab.contract.actors import placed
 
 pytestmark = pytest.mark.services
 

@@ -13,21 +13,21 @@ from psycopg import connect
 from standins.careless_line import careless_line
 from standins.iam import REGION
 
-from leasehold.adapters.local.node import Service
-from leasehold.adapters.local.postgres import conninfo_of
-from leasehold.adapters.local.tables import TableStreams, served
 from leasehold.adapters.sources.event_hubs import access as faults
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.errors import StoreError
 from leasehold.stores import postgres as postgres_store
-from leasehold.stores.contract.actors import owned
 from leasehold.stores.dynamodb import store as calls
 from leasehold.stores.dynamodb.rows import KEY
 from leasehold.stores.objects import blob
 from leasehold.stores.protocol import Listing
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import RenewLease
+from leasehold_lab.contract.actors import owned
+from leasehold_lab.standins.node import Service
+from leasehold_lab.standins.postgres import conninfo_of
+from leasehold_lab.standins.tables import TableStreams, served
 
 PAGE = FOLDER.with_name("rights.md").read_text()
 FILES = sorted(path.name for path in FOLDER.iterdir())

@@ -14,7 +14,7 @@ from standins.spark import spark_class
 from types_boto3_kinesis import KinesisClient
 
 from leasehold.adapters.cli import pipeline
-from leasehold.adapters.local.node import Command, free_port, serving
+from leasehold_lab.standins.node import Command, free_port, serving
 
 pytestmark = [
     pytest.mark.spark,

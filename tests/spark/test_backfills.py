@@ -13,8 +13,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from types_boto3_kinesis import KinesisClient
 from waiters import WAIT, until
 
-from leasehold.adapters.local.hubs.event_hubs import event_hubs
 from leasehold.adapters.spark.pipeline import begun
+from leasehold_lab.standins.hubs.event_hubs import event_hubs
 
 pytestmark = [pytest.mark.spark, pytest.mark.services, pytest.mark.xdist_group("spark")]
 

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.datasource import InputPartition
 
-from leasehold.adapters.proving.simulator.world.world import ListReader, ListSource, ShardRecords, shard
 from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.reading.slices import LATE_SECONDS, NOTE, Slice, run_slice
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Reader, Record, Settled
@@ -27,6 +26,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
 from leasehold.errors import SourceUnavailable
 from leasehold.stores.urls import open_store
+from leasehold_lab.simulator.world.world import ListReader, ListSource, ShardRecords, shard
 
 SINCE, UNTIL, NOW, TOLD_MS = 1_000_000, 1_060_000, 1_120_000, 10_000
 

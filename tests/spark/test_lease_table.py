@@ -19,11 +19,11 @@ from leasehold.adapters.cli.report import app
 from leasehold.adapters.report.distribution import distribution, tallies
 from leasehold.adapters.spark.lease_table import DDL, PUSHDOWN, FilteringReader, LeaseTable, counted, lease_table, row
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position
-from leasehold.stores.contract.actors import placed
 from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.protocol import Malformed
 from leasehold.stores.urls import open_store
+from leasehold_lab.contract.actors import placed
 
 pytestmark = [pytest.mark.spark, pytest.mark.services, pytest.mark.xdist_group("spark")]
 

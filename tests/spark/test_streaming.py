@@ -17,11 +17,11 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter as Writer
 from types_boto3_kinesis import KinesisClient
 from waiters import AT_ONCE, WAIT, until
 
-from leasehold.adapters.local.hubs.event_hubs import event_hubs
 from leasehold.adapters.spark.pipeline import begun
 from leasehold.stores.protocol import Done, Store
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import ClaimLease
+from leasehold_lab.standins.hubs.event_hubs import event_hubs
 
 pytestmark = [pytest.mark.spark, pytest.mark.services, pytest.mark.xdist_group("spark")]
 

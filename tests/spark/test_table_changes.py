@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from test_streaming import Job, a_job
 from waiters import until
 
-from leasehold.adapters.local.tables import TableStreams, served
+from leasehold_lab.standins.tables import TableStreams, served
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 

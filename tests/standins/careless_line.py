@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from attrs import Factory, define
 
-from leasehold.adapters.local.node import HOST
+from leasehold_lab.standins.node import HOST
 
 HOP = frozenset({"connection", "content-length", "date", "server", "transfer-encoding"})
 

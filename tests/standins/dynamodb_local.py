@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from leasehold.adapters.local.node import Command, Service, serving
 from leasehold.adapters.toolchain import ServiceError, filled, java_home
+from leasehold_lab.standins.node import Command, Service, serving
 
 VERSION = "2.6.1"
 OPT_IN = "LEASEHOLD_DYNAMODB_LOCAL"

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from leasehold.adapters.local.node import Command, Service, serving
 from leasehold.adapters.toolchain import ServiceError, filled
+from leasehold_lab.standins.node import Command, Service, serving
 
 PROGRAM = Path(__file__).parent / "rust"
 BINARY = "ferrokinesis-on-loopback"

@@ -11,7 +11,7 @@ from typing import Any
 import boto3
 from attrs import Factory, frozen
 
-from leasehold.adapters.local.node import HOST, Command, Service, serving
+from leasehold_lab.standins.node import HOST, Command, Service, serving
 
 REGION, ACCOUNT = "eu-west-1", "123456789012"
 Document = Mapping[str, Any]

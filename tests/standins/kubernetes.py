@@ -23,8 +23,8 @@ import pytest
 import yaml
 from attrs import frozen
 
-from leasehold.adapters.local.node import POLL_SECONDS, Command, serving
 from leasehold.adapters.toolchain import ServiceError, filled
+from leasehold_lab.standins.node import POLL_SECONDS, Command, serving
 from standins.go_tool import fetched, run_go
 
 PROGRAM = Path(__file__).parent / "go"

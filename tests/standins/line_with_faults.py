@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Condition, Thread
 from urllib.parse import urlsplit
 
-from leasehold.adapters.local.node import HOST
+from leasehold_lab.standins.node import HOST
 
 HOP = frozenset({"connection", "content-length", "date", "server", "transfer-encoding"})
 SLOW_SECONDS, DRIP_SECONDS = 7.0, 1.0

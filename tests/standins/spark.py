@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leasehold.adapters.local.node import Command, free_port, serving
 from leasehold.adapters.toolchain import java_home
+from leasehold_lab.standins.node import Command, free_port, serving
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

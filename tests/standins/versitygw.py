@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from leasehold.adapters.local.node import HOST, Command, Service, serving
 from leasehold.adapters.toolchain import filled
+from leasehold_lab.standins.node import HOST, Command, Service, serving
 from standins.go_tool import fetched, run_go
 
 MODULE, VERSION = "github.com/versity/versitygw", "v1.8.0"

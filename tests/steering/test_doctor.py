@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from leasehold.adapters.cli.steer.doctor import app
 from leasehold.adapters.inputs import paced
-from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.adapters.sources import urls as sources
 from leasehold.adapters.steering.doctor import examination
 from leasehold.adapters.steering.doctor.attempts import (
@@ -46,6 +45,7 @@ from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.protocol import Done, Listing, Malformed, Outcome
 from leasehold.stores.writes import Write
+from leasehold_lab.simulator.world.world import ListSource
 
 SHARDS = (Shard("s-0", hash_range=(0, 4)), Shard("s-1", hash_range=(5, 9)))
 ROWS = (Lease("s-0", owner="w-1", hash_range=(0, 4)), Lease("s-1"))

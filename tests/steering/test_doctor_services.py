@@ -17,17 +17,17 @@ from types_boto3_dynamodb import DynamoDBClient
 from waiters import AT_ONCE, until
 
 from leasehold.adapters.cli.steer.doctor import app
-from leasehold.adapters.local.hubs.event_hubs import event_hubs
-from leasehold.adapters.local.node import Service
-from leasehold.adapters.local.postgres import conninfo_of, store_url
-from leasehold.adapters.local.tables import TableStreams, served
 from leasehold.adapters.sources.event_hubs.poller import open_url as open_hub
 from leasehold.adapters.steering.doctor.attempts import Finding, attempted
 from leasehold.adapters.steering.doctor.event_hubs import trials as hub_trials
 from leasehold.balancer.model import TRIM_HORIZON, Lease
-from leasehold.stores.contract.actors import placed
 from leasehold.stores.objects.blob import CONNECTION_STRING
 from leasehold.stores.urls import open_store
+from leasehold_lab.contract.actors import placed
+from leasehold_lab.standins.hubs.event_hubs import event_hubs
+from leasehold_lab.standins.node import Service
+from leasehold_lab.standins.postgres import conninfo_of, store_url
+from leasehold_lab.standins.tables import TableStreams, served
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient

@@ -18,10 +18,10 @@ from leasehold.balancer.actions import Claim, Steal
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, History, Lease
 from leasehold.balancer.rules.kcl import Kcl
-from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.writes import RenewLease
+from leasehold_lab.contract.actors import done, placed
 
 CONFIG = Config()
 OVER = "nothing: it holds more than its share, and leaves the others alone (M3)"

@@ -4,10 +4,6 @@ from functools import cache
 
 import pytest
 
-from leasehold.adapters.history.events import WriteEvent
-from leasehold.adapters.proving.simulator.run import run
-from leasehold.adapters.proving.simulator.scenario import Member, Network, Scenario
-from leasehold.adapters.proving.simulator.world.world import SimulatedHistory
 from leasehold.adapters.report.watching import SeenMove
 from leasehold.adapters.steering.serving.watcher import FleetRecord, TableWatcher
 from leasehold.balancer.config import Config
@@ -17,6 +13,10 @@ from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Listing
+from leasehold_lab.judge.events import WriteEvent
+from leasehold_lab.simulator.run import run
+from leasehold_lab.simulator.scenario import Member, Network, Scenario
+from leasehold_lab.simulator.world.world import SimulatedHistory
 
 GOES = 30.0
 """When a worker of the simulated fleet goes."""

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from leasehold.adapters.cli.common.columns import plain
 from leasehold.adapters.cli.lease_tables import below, cells
 from leasehold.adapters.cli.steer.explain import app as explain
-from leasehold.adapters.cli.steer.what_if import app as what_if
 from leasehold.adapters.report.watching import TableWatch, picture
 from leasehold.adapters.steering.serving.app import exposition
 from leasehold.adapters.steering.serving.watcher import FleetRecord, TableWatcher, ViewWanted
@@ -29,7 +28,6 @@ from leasehold.adapters.steering.swapping import (
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease, Position
 from leasehold.errors import StoreError
-from leasehold.stores.contract.actors import done, owned, stored
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Store
 from leasehold.stores.swap import (
@@ -47,6 +45,8 @@ from leasehold.stores.swap import (
 )
 from leasehold.stores.urls import name_of, open_store
 from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, RenewLease
+from leasehold_lab.commands.what_if import app as what_if
+from leasehold_lab.contract.actors import done, owned, stored
 
 NAMES = ("memory://from", "memory://to")
 

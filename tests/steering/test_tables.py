@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 
 from leasehold.adapters.cli import copy_leases
 from leasehold.adapters.cli.steer import tables
-from leasehold.adapters.local.node import Service
-from leasehold.adapters.local.postgres import DATABASE, USER, store_url
 from leasehold.balancer.model import SHARD_END, Lease, Position
-from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.objects.blob import CONNECTION_STRING
 from leasehold.stores.swap import CONTROL, WISH, open_both
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import AnnotateLease, RenewLease
+from leasehold_lab.contract.actors import done, placed
+from leasehold_lab.standins.node import Service
+from leasehold_lab.standins.postgres import DATABASE, USER, store_url
 
 LEASES = (
     Lease("a:s-0", stream="a", shard="s-0", checkpoint=SHARD_END),

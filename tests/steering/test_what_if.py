@@ -7,14 +7,14 @@ import pytest
 from attrs import evolve
 from typer.testing import CliRunner
 
-from leasehold.adapters.cli.steer.what_if import app
-from leasehold.adapters.proving.simulator.question import Forecast
 from leasehold.adapters.report.watching import WatchedTable
-from leasehold.adapters.steering.what_if import FleetChange, forecast, names_of
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import History, Lease
-from leasehold.stores.contract.actors import placed
 from leasehold.stores.embedded.sqlite import SqliteStore
+from leasehold_lab.commands.what_if import app
+from leasehold_lab.contract.actors import placed
+from leasehold_lab.simulator.question import Forecast
+from leasehold_lab.what_if import FleetChange, forecast, names_of
 
 CONFIG = Config()
 KEYS = tuple(f"orders:shard-{number:02}" for number in range(12))

@@ -7,7 +7,6 @@ import pytest
 from boto3 import Session
 from object_stores import AgelessBlobs, AgelessGcs, bucket, container
 
-from leasehold.adapters.local.postgres import store_url
 from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.objects.generic_layout import ObjectLayout
@@ -15,6 +14,7 @@ from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.protocol import Store
 from leasehold.stores.sessions.store import KeepsCells, SessionStore
 from leasehold.stores.urls import open_store
+from leasehold_lab.standins.postgres import store_url
 
 _numbers = count()
 _AWS = Session()

@@ -11,13 +11,13 @@ from process_race import assert_one_winner_each
 
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
-from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.objects.blob import CONNECTION_STRING, BlobObjects
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.protocol import Malformed, Store
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import ClaimLease, CreateLease, DeleteLease, RenewLease, StealLease
+from leasehold_lab.contract.actors import done, placed
 
 pytestmark = pytest.mark.services
 

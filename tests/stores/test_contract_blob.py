@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 from object_stores import AgelessBlobs, container
 
-from leasehold.stores.contract import StoreContract
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
+from leasehold_lab.contract import StoreContract
 
 pytestmark = pytest.mark.services
 

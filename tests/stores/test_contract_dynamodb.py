@@ -9,12 +9,12 @@ from process_race import assert_one_winner_each
 
 from leasehold.balancer.model import Lease
 from leasehold.errors import StoreError
-from leasehold.stores.contract import StoreContract
-from leasehold.stores.contract.actors import done
 from leasehold.stores.dynamodb import store as dynamodb_store
 from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.protocol import Listing
 from leasehold.stores.writes import CreateLease, RenewLease
+from leasehold_lab.contract import StoreContract
+from leasehold_lab.contract.actors import done
 
 _numbers = count()
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from object_stores import AgelessBlobs, RoomyLayout, container
 
-from leasehold.stores.contract import StoreContract
 from leasehold.stores.objects.store import EtagStore
+from leasehold_lab.contract import StoreContract
 
 pytestmark = pytest.mark.services
 

@@ -3,10 +3,10 @@
 import pytest
 
 from leasehold.balancer.model import Lease
-from leasehold.stores.contract import StoreContract
-from leasehold.stores.contract.actors import done
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.writes import CreateLease
+from leasehold_lab.contract import StoreContract
+from leasehold_lab.contract.actors import done
 
 
 class TestMemory(StoreContract):

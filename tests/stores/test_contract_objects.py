@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from object_memory import ObjectMemory
 
-from leasehold.stores.contract.clauses import Checkpoints, Handoff, Ownership, Resets
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
+from leasehold_lab.contract.clauses import Checkpoints, Handoff, Ownership, Resets
 
 
 class TestObjects(Ownership, Checkpoints, Handoff, Resets):

@@ -16,18 +16,18 @@ from process_race import assert_one_winner_each
 from psycopg.sql import SQL, Identifier
 from waiters import until
 
-from leasehold.adapters.local import node
-from leasehold.adapters.local.node import Service
-from leasehold.adapters.local.postgres import DATABASE, USER, conninfo_of, postgres, store_url
 from leasehold.balancer.model import Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
-from leasehold.stores.contract import StoreContract
-from leasehold.stores.contract.actors import KEY, done, facts, lost, owned, stored
 from leasehold.stores.embedded.sqlite import COLUMNS
 from leasehold.stores.postgres import CONNECTIONS, PostgresPlace, PostgresStore, Statements, open_url, place_of
 from leasehold.stores.protocol import Listing, Lost, Malformed, Store
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CheckpointLease, ClaimLease, CreateLease, ReleaseLease, RenewLease, RequestLease
+from leasehold_lab.contract import StoreContract
+from leasehold_lab.contract.actors import KEY, done, facts, lost, owned, stored
+from leasehold_lab.standins import node
+from leasehold_lab.standins.node import Service
+from leasehold_lab.standins.postgres import DATABASE, USER, conninfo_of, postgres, store_url
 
 pytestmark = pytest.mark.services
 

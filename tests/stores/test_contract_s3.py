@@ -15,10 +15,10 @@ import pytest
 from object_stores import AgelessS3, bucket
 from process_race import assert_one_winner_each
 
-from leasehold.stores.contract import StoreContract
-from leasehold.stores.contract.clauses import Checkpoints, Handoff, Ownership, Resets
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
+from leasehold_lab.contract import StoreContract
+from leasehold_lab.contract.clauses import Checkpoints, Handoff, Ownership, Resets
 
 pytestmark = pytest.mark.services
 

@@ -12,13 +12,8 @@ from object_memory import ObjectMemory
 from object_stores import AgelessBlobs, AgelessS3, bucket, container
 from process_race import assert_one_winner_each
 
-from leasehold.adapters.local.node import Service
-from leasehold.adapters.local.postgres import store_url
 from leasehold.balancer.model import Lease
 from leasehold.errors import StoreError
-from leasehold.stores.contract import StoreContract
-from leasehold.stores.contract.actors import done
-from leasehold.stores.contract.clauses import Checkpoints, Handoff, Ownership, Resets
 from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.embedded.memory import MemoryCells
 from leasehold.stores.embedded.sqlite import SqliteCells, SqliteStore
@@ -27,6 +22,11 @@ from leasehold.stores.protocol import Store
 from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CreateLease
+from leasehold_lab.contract import StoreContract
+from leasehold_lab.contract.actors import done
+from leasehold_lab.contract.clauses import Checkpoints, Handoff, Ownership, Resets
+from leasehold_lab.standins.node import Service
+from leasehold_lab.standins.postgres import store_url
 
 _numbers = count()
 

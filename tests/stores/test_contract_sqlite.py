@@ -11,11 +11,11 @@ from process_race import assert_one_winner_each
 
 from leasehold.balancer.model import Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
-from leasehold.stores.contract import StoreContract
-from leasehold.stores.contract.actors import FULL, KEY, done, owned
 from leasehold.stores.embedded.sqlite import BUSY_SECONDS, SqliteStore, open_url
 from leasehold.stores.protocol import Listing, Lost, Malformed
 from leasehold.stores.writes import CheckpointLease, ClaimLease, CreateLease, ReleaseLease, RenewLease
+from leasehold_lab.contract import StoreContract
+from leasehold_lab.contract.actors import FULL, KEY, done, owned
 
 
 @pytest.fixture

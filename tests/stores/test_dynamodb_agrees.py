@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
-from leasehold.stores.contract.actors import KEY, done
 from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.writes import (
@@ -30,6 +29,7 @@ from leasehold.stores.writes import (
     WithdrawRequest,
     Write,
 )
+from leasehold_lab.contract.actors import KEY, done
 
 WORKERS = ("ann", "bob", "cat")
 NOON = at_timestamp(1_700_000_000_000)

@@ -19,7 +19,6 @@ from leasehold.balancer.model import SHARD_END, Lease, Position, Version
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.aws_calls.line import HttpAnswer, Silent
 from leasehold.stores.aws_calls.line import KeptLine as DirectCallsLine
-from leasehold.stores.contract.actors import KEY, done, lost, owned, stored
 from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.protocol import Done, Malformed
 from leasehold.stores.urls import open_store
@@ -36,6 +35,7 @@ from leasehold.stores.writes import (
     StealLease,
     Write,
 )
+from leasehold_lab.contract.actors import KEY, done, lost, owned, stored
 
 pytestmark = pytest.mark.services
 

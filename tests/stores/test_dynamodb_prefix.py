@@ -12,12 +12,12 @@ from types_boto3_dynamodb import DynamoDBClient
 
 from leasehold.balancer.model import Lease, Position, Version
 from leasehold.errors import StoreError
-from leasehold.stores.contract import StoreContract
-from leasehold.stores.contract.actors import done, owned, stored
 from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.protocol import Listing
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CheckpointLease, ClaimLease, CreateLease, DeleteLease
+from leasehold_lab.contract import StoreContract
+from leasehold_lab.contract.actors import done, owned, stored
 
 pytestmark = pytest.mark.services
 

@@ -11,7 +11,6 @@ from waiters import WAIT
 
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
-from leasehold.stores.contract.actors import done, facts, lost, placed
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore, Layout
@@ -31,6 +30,7 @@ from leasehold.stores.writes import (
     ResetLease,
     StealLease,
 )
+from leasehold_lab.contract.actors import done, facts, lost, placed
 
 OURS = ObjectLayout()
 HUB = EventHubLayout("ns", "hub", "group")

@@ -9,7 +9,6 @@ from azure.storage.blob import ContainerClient
 from object_stores import container
 
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
-from leasehold.stores.contract.actors import done, lost, placed
 from leasehold.stores.objects.blob import BlobObjects
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.store import EtagStore
@@ -23,6 +22,7 @@ from leasehold.stores.writes import (
     RequestLease,
     StealLease,
 )
+from leasehold_lab.contract.actors import done, lost, placed
 
 pytestmark = pytest.mark.services
 

@@ -6,11 +6,11 @@ from attrs import evolve
 from leasehold.balancer.actions import Claim, Create, Delete, Release, Renew, RequestHandoff, Steal
 from leasehold.balancer.model import SHARD_END, Lease, Position
 from leasehold.errors import OutcomeUnknown
-from leasehold.stores.contract.actors import asked, done, lost, owned, stored, unowned
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.execute import execute
 from leasehold.stores.protocol import Done
 from leasehold.stores.writes import CheckpointLease, ClaimLease, RequestLease
+from leasehold_lab.contract.actors import asked, done, lost, owned, stored, unowned
 
 
 @pytest.fixture

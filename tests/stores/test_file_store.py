@@ -10,12 +10,12 @@ from attrs import evolve
 from leasehold.adapters.consuming import consumption
 from leasehold.balancer.model import Lease, Position, Version
 from leasehold.errors import StoreError
-from leasehold.stores.contract import StoreContract
-from leasehold.stores.contract.actors import done, owned
 from leasehold.stores.embedded.file import FileStore
 from leasehold.stores.protocol import Listing, Malformed
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CreateLease, DeleteLease
+from leasehold_lab.contract import StoreContract
+from leasehold_lab.contract.actors import done, owned
 
 WHOLE = Lease(
     "orders:s-1",

@@ -10,11 +10,9 @@ from boto3 import Session
 from object_memory import ObjectMemory
 from object_stores import AgelessGcs, AgelessS3, bucket
 
-from leasehold.adapters.local.postgres import store_url
 from leasehold.adapters.steering.swapping import sent
 from leasehold.balancer.model import SHARD_END, Lease, Position
 from leasehold.stores import postgres
-from leasehold.stores.contract.actors import done, owned, stored
 from leasehold.stores.dynamodb.store import Clients, DynamoStore
 from leasehold.stores.embedded.memory import MemoryCells, MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteCells, SqliteStore
@@ -37,6 +35,8 @@ from leasehold.stores.writes import (
     Write,
     applied,
 )
+from leasehold_lab.contract.actors import done, owned, stored
+from leasehold_lab.standins.postgres import store_url
 
 KEY = "s-0"
 AT, NEXT = Position("41"), Position("42")

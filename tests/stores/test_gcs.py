@@ -22,8 +22,6 @@ from leasehold.adapters.steering.doctor.attempts import attempted
 from leasehold.adapters.steering.doctor.objects import GCS, gcs_trial
 from leasehold.balancer.model import Lease
 from leasehold.errors import OutcomeUnknown, StoreError
-from leasehold.stores.contract import StoreContract
-from leasehold.stores.contract.actors import done
 from leasehold.stores.objects import gcs
 from leasehold.stores.objects.gcs import GcsObjects
 from leasehold.stores.objects.generic_layout import ObjectLayout
@@ -31,6 +29,8 @@ from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.requests import SkewWarning, Stored
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CreateLease
+from leasehold_lab.contract import StoreContract
+from leasehold_lab.contract.actors import done
 
 AT = "http://memory.invalid"
 

@@ -9,12 +9,12 @@ from attrs import Factory, field, frozen
 
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Release, Renew, RequestHandoff, Steal
 from leasehold.balancer.model import SHARD_END, Lease
-from leasehold.stores.contract.actors import done, owned
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.execute import execute, write_of
 from leasehold.stores.protocol import Done, Listing, Lost, Outcome, Promises
 from leasehold.stores.writes import CreateLease, DeleteLease, Write, applied
 from leasehold.testing import leasehold_store_contract
+from leasehold_lab.contract.actors import done, owned
 
 
 @frozen

@@ -14,7 +14,6 @@ from types_boto3_dynamodb import DynamoDBClient
 
 from leasehold.balancer.model import Lease
 from leasehold.errors import OutcomeUnknown, StoreError
-from leasehold.stores.contract.actors import done
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore, Layout
@@ -22,6 +21,7 @@ from leasehold.stores.protocol import Listing
 from leasehold.stores.requests import ObjectFields, Stored
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CreateLease
+from leasehold_lab.contract.actors import done
 
 FLEET = ObjectLayout("fleet/one")
 HUB = EventHubLayout("ns.servicebus.windows.net", "Orders", "$Default")

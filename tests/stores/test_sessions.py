@@ -11,7 +11,6 @@ from object_memory import ObjectMemory
 
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
-from leasehold.stores.contract.actors import done, lost, owned, stored, unowned
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore, ObjectCells
 from leasehold.stores.protocol import Done, Malformed
@@ -33,6 +32,7 @@ from leasehold.stores.writes import (
     TakeBackLease,
     Write,
 )
+from leasehold_lab.contract.actors import done, lost, owned, stored, unowned
 
 KEY = "s-0"
 AT = Position("41")

@@ -10,9 +10,9 @@ import pytest
 
 from leasehold.balancer.model import Lease
 from leasehold.errors import StoreError
-from leasehold.stores.contract.actors import done
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CreateLease
+from leasehold_lab.contract.actors import done
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,6 @@ from swap_tables import opened_pair, pairs
 
 from leasehold.balancer.model import SHARD_END, Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
-from leasehold.stores.contract import StoreContract
-from leasehold.stores.contract.actors import FULL, KEY, done, facts, lost, owned, placed, stored
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Outcome, PassingStore, Promises, Store
 from leasehold.stores.swap import (
@@ -38,6 +36,8 @@ from leasehold.stores.writes import (
     RenewLease,
     Write,
 )
+from leasehold_lab.contract import StoreContract
+from leasehold_lab.contract.actors import FULL, KEY, done, facts, lost, owned, placed, stored
 
 NAMES = ("memory://from", "memory://to")
 

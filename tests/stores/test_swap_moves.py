@@ -8,12 +8,12 @@ from attrs import define, field
 from leasehold.balancer.model import Lease
 from leasehold.errors import OutcomeUnknown
 from leasehold.stores import swap
-from leasehold.stores.contract.actors import asked, done, lost, owned, stored
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Outcome, PassingStore, Store
 from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.swap import CONTROL, LOOK_SECONDS, TO, WISH, SwapStore, announced
 from leasehold.stores.writes import AnnotateLease, CreateLease, ReleaseLease, RenewLease, Write
+from leasehold_lab.contract.actors import asked, done, lost, owned, stored
 
 NAMES = ("memory://from", "memory://to")
 

@@ -26,7 +26,7 @@ from attrs import frozen
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from leasehold.adapters.local.node import find_node
+from leasehold_lab.standins.node import find_node
 
 ROOT = Path(__file__).parents[2]
 LOCKS = tuple(
@@ -121,7 +121,7 @@ def licences(packages: dict[str, str]) -> Iterator[str]:
 
 
 def _node_locks() -> list[Path]:
-    found = [lock for folder in ("leasehold", "tests") for lock in (ROOT / folder).rglob("package-lock.json")]
+    found = [lock for folder in ("lab", "tests") for lock in (ROOT / folder).rglob("package-lock.json")]
     return sorted(lock for lock in found if "node_modules" not in lock.parts)
 
 

@@ -11,12 +11,12 @@ from running import WAIT, run_to_its_end, running
 from test_reading import Bench, data
 from virtual_fleet import FaultyStore, four_shards, stream_of_five
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
 from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Position
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
 
 pytestmark = pytest.mark.slow
 

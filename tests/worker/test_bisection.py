@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_reading import Bench, data
 
-from leasehold.adapters.proving.simulator.world.world import ShardRecords, records
 from leasehold.adapters.reading.attempts import Attempts, Hopeless, ToDeadLetter, TryAgain
 from leasehold.adapters.reading.handling import Delivery, Handling, NotAwaited
 from leasehold.adapters.reading.memory import MemoryBudget
 from leasehold.adapters.sources.kinesis.records import KinesisRecords
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.balancer.model import TRIM_HORIZON, Position
+from leasehold_lab.simulator.world.world import ShardRecords, records
 
 
 @pytest.fixture(autouse=True)

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_reading import Bench
 
-from leasehold.adapters.proving.simulator.world.world import ShardRecords
 from leasehold.adapters.reading.handling import Delivery, by_key
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.balancer.model import Position
+from leasehold_lab.simulator.world.world import ShardRecords
 
 
 def keyed(*keys: str | None) -> list[Record]:

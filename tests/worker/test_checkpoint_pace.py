@@ -3,10 +3,10 @@
 from test_reading import Bench, data
 from virtual_fleet import FaultyStore
 
-from leasehold.adapters.proving.simulator.world.world import ShardRecords, records
 from leasehold.adapters.reading.handling import CHECKPOINT_SECONDS, Delivery, Handling
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold.stores.writes import CheckpointLease
+from leasehold_lab.simulator.world.world import ShardRecords, records
 
 
 def kept(store: FaultyStore) -> list[str]:

@@ -10,12 +10,12 @@ from waiters import until
 
 from leasehold.adapters.multilang.children import Children
 from leasehold.adapters.multilang.daemon import ChildHandler
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records, shard
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Position
 from leasehold.stores.embedded.memory import MemoryStore
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records, shard
 
 CHILD = Path(__file__).parents[1] / "multilang" / "child.py"
 

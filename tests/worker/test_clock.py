@@ -5,9 +5,9 @@ import time
 import pytest
 from virtual_fleet import FaultyStore
 
-from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.adapters.threads import seconds
 from leasehold.adapters.worker.worker import Worker
+from leasehold_lab.simulator.world.world import ListSource
 
 
 def test_a_worker_counts_the_seconds_of_a_suspension(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,13 +21,13 @@ from standins.cloudwatch import Point, collect, in_alarm, template
 from virtual_fleet import Driven, FaultyStore, member, together
 from waiters import Clock
 
-from leasehold.adapters.local.services import moto
-from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
 from leasehold.adapters.reading.metrics import WorkerMetrics
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.balancer.config import Config
 from leasehold.errors import OutcomeUnknown
+from leasehold_lab.simulator.world.world import ListSource, even_shards
+from leasehold_lab.standins.services import moto
 
 ALARMS = Path(__file__).parents[2] / "docs" / "alarms"
 LEASES = tuple(f"s-{number}" for number in range(6))

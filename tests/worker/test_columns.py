@@ -8,9 +8,9 @@ from attrs import evolve
 from test_reading import Bench, data
 from virtual_fleet import FaultySource
 
-from leasehold.adapters.proving.simulator.world.world import ShardRecords, records
 from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.sources.protocol import Batch, Record, rows_in_columns
+from leasehold_lab.simulator.world.world import ShardRecords, records
 
 
 def told(given: Sequence[Record]) -> list[bytes]:

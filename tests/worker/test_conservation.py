@@ -15,7 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from virtual_fleet import FaultySource, FaultyStore, Kept, ManualExecutor, four_shards
 from waiters import Clock
 
-from leasehold.adapters.proving.simulator.world.world import ShardRecords, records
 from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.handovers import Handovers
 from leasehold.adapters.reading.memory import RECORD_BYTES, MemoryBudget
@@ -26,6 +25,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.errors import SourceUnavailable
 from leasehold.stores.writes import CreateLease
+from leasehold_lab.simulator.world.world import ShardRecords, records
 
 SHARDS = 4
 STEPS_MOST = 400

@@ -14,7 +14,6 @@ from virtual_fleet import FaultyStore, four_shards
 from leasehold.adapters import consuming
 from leasehold.adapters.cli.consume import app
 from leasehold.adapters.consuming import load
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading.events import CLOSED_STATUS, EventLines
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.worker.holding import Holding
@@ -26,6 +25,7 @@ from leasehold.errors import OutcomeUnknown
 from leasehold.stores.protocol import Outcome, Store
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CheckpointLease, Write
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records
 
 SOURCE, STORE = "kinesis://orders?region=eu-west-1", "memory://consume"
 SOURCE_BY_ARN = "kinesis://arn:aws:kinesis:eu-west-1:123456789012:stream/orders"

@@ -5,7 +5,6 @@ from attrs import define
 from virtual_fleet import FaultySource, FaultyStore, four_shards, member
 from waiters import Clock
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading.handling import Handling
 from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.worker.discovery import Discovery
@@ -13,6 +12,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Me, Position, Shard
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.protocol import Listing
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records
 
 HOUR = 3600.0
 

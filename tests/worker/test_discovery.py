@@ -7,7 +7,6 @@ from attrs import define, evolve
 from virtual_fleet import KCL, Driven, FaultySource, FaultyStore, Kept, four_shards, member
 from waiters import Clock
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, shard
 from leasehold.adapters.worker.discovery import Discovery
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -16,6 +15,7 @@ from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, BulletinState, His
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.protocol import Listing, Malformed
 from leasehold.stores.writes import CreateLease, DeleteLease, ReleaseLease, ResetLease, Write
+from leasehold_lab.simulator.world.world import ListSource, shard
 
 HEALTHY = Listing(())
 ME = Me("a-1")

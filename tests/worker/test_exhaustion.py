@@ -18,7 +18,6 @@ from refusing import DESCRIPTOR, THREAD, Refusal, refusing
 from virtual_fleet import four_shards
 from waiters import WAIT
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading.dead_letters.boxes import dead_letters
 from leasehold.adapters.reading.handling import Delivery, Handler, Handling
 from leasehold.adapters.reading.runner import Runner
@@ -29,6 +28,7 @@ from leasehold.errors import SourceError, StoreError, WorkerError
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Store
 from leasehold.stores.writes import CreateLease
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records
 
 SHARDS, RECORDS, PIECE = 4, 6, 3
 STARTS_MOST = 8

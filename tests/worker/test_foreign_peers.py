@@ -8,13 +8,13 @@ from virtual_fleet import KCL, Driven, FaultyStore, four_shards, member
 from waiters import Clock
 
 from leasehold.adapters.inputs import configuration_for, paced
-from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.balancer.config import Config
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.event_hubs import EventHubs
 from leasehold.balancer.rules.kcl import KclRust
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.stores.writes import RenewLease, StealLease
+from leasehold_lab.simulator.world.world import ListSource
 
 SOURCE = "eventhubs://contoso/flights"
 

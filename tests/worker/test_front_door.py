@@ -24,15 +24,15 @@ from leasehold import Lease, Position
 from leasehold.adapters.cli.consume import app
 from leasehold.adapters.cli.produce import app as produce_app
 from leasehold.adapters.consuming import Options, consumption
-from leasehold.adapters.demo.stage import Stream
-from leasehold.adapters.local.node import Service
 from leasehold.adapters.producing import ProduceOptions
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
 from leasehold.adapters.reading.handling import Handling
 from leasehold.adapters.sources.protocol import Record, Settled
 from leasehold.balancer.model import at_timestamp
 from leasehold.errors import SourceError, WorkerError
 from leasehold.stores.urls import open_store
+from leasehold_lab.demo.stage import Stream
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
+from leasehold_lab.standins.node import Service
 
 pytestmark = pytest.mark.slow
 
@@ -379,7 +379,7 @@ def test_a_handling_keeps_what_no_option_replaces() -> None:
 
 RUN = """
 import sys, leasehold
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
 source = ListSource(even_shards(("s-0",)), {"s-0": ShardRecords(records(2))})
 def handle(batch):
     print("handled", flush=True)
@@ -391,7 +391,7 @@ ARUN = RUN.replace("leasehold.run(", "import asyncio; asyncio.run(leasehold.arun
 
 READ = """
 import signal, sys, leasehold
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
 source = ListSource(even_shards(("s-0",)), {"s-0": ShardRecords(records(2))})
 batches = leasehold.read(source, leases=sys.argv[1], initial_position="TRIM_HORIZON")
 signal.signal(signal.SIGTERM, lambda *_: batches.stop())

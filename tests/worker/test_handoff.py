@@ -5,7 +5,6 @@ from attrs import evolve
 from virtual_fleet import Driven, FaultyStore, Kept, four_shards, member, together
 from waiters import Clock
 
-from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.notes import Identity
 from leasehold.balancer.actions import Release
@@ -14,6 +13,7 @@ from leasehold.balancer.model import TRIM_HORIZON
 from leasehold.errors import OutcomeUnknown
 from leasehold.stores.protocol import Done, Promises
 from leasehold.stores.writes import ClaimLease, RequestLease, TakeBackLease
+from leasehold_lab.simulator.world.world import ListSource
 
 MINIMAL = Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
 

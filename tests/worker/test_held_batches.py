@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from test_reading import Bench, data
 from virtual_fleet import FaultySource, ManualExecutor
 
-from leasehold.adapters.proving.simulator.world.world import ShardRecords, records, shard
 from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.handovers import Handovers
 from leasehold.adapters.reading.memory import MemoryBudget
@@ -18,6 +17,7 @@ from leasehold.adapters.sources.protocol import Batch
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold.stores.protocol import Outcome
 from leasehold.stores.writes import ClaimLease, RenewLease, Write
+from leasehold_lab.simulator.world.world import ShardRecords, records, shard
 
 FAULTS = (MemoryError, ValueError)
 

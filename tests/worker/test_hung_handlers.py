@@ -15,7 +15,6 @@ from test_reading import Bench, data
 from virtual_fleet import FaultyStore, four_shards
 from waiters import WAIT
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
 from leasehold.adapters.reading.executors import ThreadExecutor
 from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.handovers import Handovers
@@ -24,6 +23,7 @@ from leasehold.adapters.reading.runner import Runner
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold.errors import WorkerError
 from leasehold.stores.writes import ClaimLease, StealLease
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
 
 
 @define

@@ -7,8 +7,8 @@ import pytest
 from virtual_fleet import FaultyStore, four_shards, member
 from waiters import Clock
 
-from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.adapters.reading.events import JsonLines
+from leasehold_lab.simulator.world.world import ListSource
 
 
 def test_a_taken_lease_is_told_with_rule_and_outcome(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,6 @@ from attrs import evolve
 from virtual_fleet import Driven, FaultyStore, member, together
 from waiters import Clock
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
 from leasehold.balancer.actions import Action, Claim, Create, Release, RequestHandoff
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, History, Lease, Me, Position
@@ -16,6 +15,7 @@ from leasehold.balancer.plan import plan
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal
+from leasehold_lab.simulator.world.world import ListSource, even_shards
 
 MINIMAL = Config(lease_seconds=10.0)
 SHARDS = tuple(f"s-{n}" for n in range(6))

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 
 from leasehold.adapters.cli.main import app
 from leasehold.adapters.consuming import dead_letter_of
-from leasehold.adapters.proving.simulator.world.world import ShardRecords, records
 from leasehold.adapters.reading.dead_letters.boxes import FolderBox, dead_letters, open_letters
 from leasehold.adapters.reading.dead_letters.letter import Letter, letter_of, place_of
 from leasehold.adapters.reading.dead_letters.objects import ObjectBox
@@ -26,6 +25,7 @@ from leasehold.adapters.reading.dead_letters.replaying import HandlerCalls, Lett
 from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import TRIM_HORIZON, Position
+from leasehold_lab.simulator.world.world import ShardRecords, records
 
 TEXTS = st.text(max_size=20)
 NUMBERS = st.integers(0, 10**56).map(str)

@@ -7,7 +7,6 @@ from attrs import evolve
 from virtual_fleet import Driven, FaultyStore, Kept, four_shards, member, together
 from waiters import Clock
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.notes import Identity
 from leasehold.adapters.worker.renewing import news
@@ -18,6 +17,7 @@ from leasehold.balancer.lookout import bulletin_row, lookout_ranks
 from leasehold.balancer.model import TRIM_HORIZON, Bulletin, Lease, Position
 from leasehold.stores.protocol import Promises
 from leasehold.stores.writes import ClaimLease, CreateLease, RenewLease, RequestLease, StealLease
+from leasehold_lab.simulator.world.world import ListSource, even_shards
 
 CONFIG = Config(initial_position=TRIM_HORIZON)
 

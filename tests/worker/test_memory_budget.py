@@ -10,7 +10,6 @@ from test_reading import Bench, data
 from virtual_fleet import FaultyStore, Kept
 from waiters import Clock
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
 from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.memory import LEAST_BYTES, MemoryBudget, MemoryShare
 from leasehold.adapters.reading.reading import ShardReading
@@ -18,6 +17,7 @@ from leasehold.adapters.sources.protocol import Batch, Reader, Record
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
 
 MOST = 5 * LEAST_BYTES
 

@@ -13,7 +13,6 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from virtual_fleet import KCL, Driven, FaultyStore, four_shards, member, together
 from waiters import Clock
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading import metrics
 from leasehold.adapters.reading.exporting import exporting
 from leasehold.adapters.reading.handling import Handling
@@ -27,6 +26,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.stores.writes import CreateLease
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records
 
 Series = dict[tuple[str, str], float]
 SHARED = Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)

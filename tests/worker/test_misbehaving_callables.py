@@ -18,7 +18,6 @@ from virtual_fleet import FaultyStore, stream_of_five
 from waiters import WAIT
 
 from leasehold.adapters.consuming import load
-from leasehold.adapters.proving.simulator.world.world import ShardRecords, records
 from leasehold.adapters.reading.dead_letters.boxes import dead_letters
 from leasehold.adapters.reading.events import EventLines
 from leasehold.adapters.reading.handling import Delivery, Handling, Happening, Unhandled
@@ -27,6 +26,7 @@ from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold.stores.printable import said
+from leasehold_lab.simulator.world.world import ShardRecords, records
 
 
 class Odd(BaseException):
@@ -174,7 +174,7 @@ def test_events_that_nobody_reads_any_more_end_the_worker_in_good_order() -> Non
 CONSUME = """
 import leasehold.adapters.consuming as consuming
 import leasehold.adapters.cli.consume as consume
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
 names = ("s-0", "s-1", "s-2", "s-3")
 source = ListSource(even_shards(names), {name: ShardRecords(records(5000)) for name in names})
 consuming.open_source = lambda _url, **_options: source

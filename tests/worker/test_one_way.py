@@ -9,7 +9,6 @@ import pytest
 from virtual_fleet import Driven, FaultyStore, Kept, four_shards, member, together
 from waiters import Clock
 
-from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.rules.kcl import Kcl
@@ -18,6 +17,7 @@ from leasehold.errors import OutcomeUnknown
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Store
 from leasehold.stores.sessions.store import SessionStore
+from leasehold_lab.simulator.world.world import ListSource
 
 LEASE_SECONDS = 10.0
 Lost = Literal["every response", "responses to writes", "every request"]

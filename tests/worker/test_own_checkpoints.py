@@ -7,12 +7,12 @@ from attrs import evolve
 from test_reading import Bench, data
 from virtual_fleet import ManualExecutor
 
-from leasehold.adapters.proving.simulator.world.world import FIRST_MS, ShardRecords, records, shard
 from leasehold.adapters.reading.handling import Delivery, FinalCheckpoint, Handling
 from leasehold.adapters.reading.handovers import Handovers
 from leasehold.adapters.reading.memory import MemoryBudget
 from leasehold.adapters.worker.notes import latest_notes
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
+from leasehold_lab.simulator.world.world import FIRST_MS, ShardRecords, records, shard
 
 
 def _heard(

@@ -5,7 +5,6 @@ from attrs import evolve
 from virtual_fleet import FaultySource, FaultyStore, four_shards, member
 from waiters import Clock
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading.handling import Handling
 from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.reading.status import LeaseLag, asked, fleet_lag, lag_of, lags_of
@@ -21,6 +20,7 @@ from leasehold.adapters.worker.reach import (
     reach_of,
 )
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, at_timestamp
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records
 
 NOW = 1_700_000_000.0
 BATCH = Batch((Record(b"x", "7", arrived=NOW - 5),), Position("7"), 4.0, 0.2)

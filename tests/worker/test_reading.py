@@ -11,13 +11,6 @@ from hypothesis import strategies as st
 from virtual_fleet import KCL, FaultySource, FaultyStore, Kept
 from waiters import Clock
 
-from leasehold.adapters.proving.simulator.world.world import (
-    FIRST_MS,
-    ListSource,
-    ShardRecords,
-    records,
-    shard,
-)
 from leasehold.adapters.reading.handling import Delivery, Handling, Happening
 from leasehold.adapters.reading.handovers import Handovers
 from leasehold.adapters.reading.lifecycle import ReadingStart
@@ -31,9 +24,16 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
 from leasehold.errors import SourceError, SourceUnavailable
-from leasehold.stores.contract.actors import placed
 from leasehold.stores.protocol import Outcome
 from leasehold.stores.writes import CheckpointLease, CreateLease, RenewLease, StealLease, Write
+from leasehold_lab.contract.actors import placed
+from leasehold_lab.simulator.world.world import (
+    FIRST_MS,
+    ListSource,
+    ShardRecords,
+    records,
+    shard,
+)
 
 MINIMAL = Config(lease_seconds=10.0)
 

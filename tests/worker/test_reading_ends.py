@@ -11,7 +11,6 @@ from test_reading import Bench, data
 from virtual_fleet import FaultySource, FaultyStore, ManualExecutor
 from waiters import Clock
 
-from leasehold.adapters.proving.simulator.world.world import ListReader, ShardRecords, records
 from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.reading.handovers import Handovers
 from leasehold.adapters.reading.lifecycle import end
@@ -21,6 +20,7 @@ from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import MEASURE_SECONDS
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard
 from leasehold.stores.writes import CheckpointLease, CreateLease, GiveLease, RequestLease, StealLease, Write
+from leasehold_lab.simulator.world.world import ListReader, ShardRecords, records
 
 
 def of_kind(store: FaultyStore, kind: type[Write]) -> list[Write]:

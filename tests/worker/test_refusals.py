@@ -4,11 +4,11 @@ import pytest
 from virtual_fleet import Driven, FaultyStore, four_shards, member
 from waiters import Clock
 
-from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.balancer.contradictions import INCARNATION
 from leasehold.balancer.model import Lease
 from leasehold.errors import SourceError, StoreError, WorkerError
 from leasehold.stores.writes import CreateLease
+from leasehold_lab.simulator.world.world import ListSource
 
 REFUSED = StoreError("leases: AccessDeniedException: 403")
 ALL = ["s-0", "s-1", "s-2", "s-3"]

@@ -11,7 +11,6 @@ from running import running
 from virtual_fleet import Driven, FaultyStore, four_shards, member
 from waiters import WAIT, Clock
 
-from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.notes import Identity
@@ -22,6 +21,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease, Me, Position, Version
 from leasehold.stores.protocol import Done, Outcome
 from leasehold.stores.writes import ClaimLease, CreateLease, RenewLease, Write
+from leasehold_lab.simulator.world.world import ListSource
 
 
 @define

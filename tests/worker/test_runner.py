@@ -18,7 +18,6 @@ from running import WAIT, run_to_its_end, running
 from virtual_fleet import FaultySource, FaultyStore, Kept, stream_of_five
 from waiters import until
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords
 from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.runner import Runner, Schedule, Signal, run, stopping_on_signals
 from leasehold.adapters.sources.protocol import Batch
@@ -33,6 +32,7 @@ from leasehold.balancer.rules.kcl import Kcl
 from leasehold.errors import SourceError, WorkerError
 from leasehold.stores.protocol import Done
 from leasehold.stores.writes import StealLease
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords
 
 
 def _raised(fault: BaseException) -> NoReturn:

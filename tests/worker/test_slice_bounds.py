@@ -6,14 +6,14 @@ import pytest
 from attrs import define
 from virtual_fleet import FaultyStore
 
-from leasehold.adapters.proving.simulator.world.world import ListReader, ListSource, ShardRecords
 from leasehold.adapters.reading.slices import LATE_SECONDS, NOTE, Slice, SliceReader
 from leasehold.adapters.sources.protocol import Batch, Reader, Record, Settled
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
 from leasehold.errors import SourceUnavailable, StoreError
-from leasehold.stores.contract.actors import placed
 from leasehold.stores.protocol import Done, Listing, Malformed
 from leasehold.stores.writes import ClaimLease, CreateLease
+from leasehold_lab.contract.actors import placed
+from leasehold_lab.simulator.world.world import ListReader, ListSource, ShardRecords
 
 SINCE, UNTIL = 1_000_000, 1_060_000
 CUT = Slice(at_timestamp(SINCE), UNTIL)

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_slice_bounds import CUT, SINCE, UNTIL, Timed, read_to_the_end, record
 
-from leasehold.adapters.proving.simulator.world.world import ShardRecords, shard
 from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.reading.slices import (
@@ -25,6 +24,7 @@ from leasehold.adapters.reading.slices import (
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.stores.embedded.memory import MemoryStore
+from leasehold_lab.simulator.world.world import ShardRecords, shard
 
 pytestmark = pytest.mark.slow
 

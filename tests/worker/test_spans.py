@@ -11,7 +11,6 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from running import WAIT, running
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
 from leasehold.adapters.reading.handling import Delivery, Handler, Handling
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.protocol import Selective
@@ -22,6 +21,7 @@ from leasehold.errors import OutcomeUnknown
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Outcome
 from leasehold.stores.writes import ClaimLease, CreateLease, Write
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
 
 CONFIG = Config(initial_position=TRIM_HORIZON)
 

@@ -8,12 +8,12 @@ import pytest
 from virtual_fleet import FaultyStore
 
 from leasehold.adapters.cli.common.start_lines import start_lines
-from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
 from leasehold.adapters.worker.scheduler import Unread
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.stores.writes import ClaimLease, CreateLease
+from leasehold_lab.simulator.world.world import ListSource, even_shards
 
 
 class Terminal(io.StringIO):

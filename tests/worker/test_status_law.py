@@ -9,7 +9,6 @@ from attrs import define, evolve, field
 from virtual_fleet import FaultyStore
 from waiters import Clock
 
-from leasehold.adapters.proving.simulator.world.world import ListReader, ListSource, ShardRecords, even_shards, records
 from leasehold.adapters.reading.executors import Work
 from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.handovers import Handovers
@@ -24,6 +23,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.errors import SourceUnavailable, StoreError
+from leasehold_lab.simulator.world.world import ListReader, ListSource, ShardRecords, even_shards, records
 
 EPOCH = 1_700_000_000.0
 """Seconds since 1970 at the beginning of virtual time."""

@@ -7,7 +7,6 @@ import pytest
 from attrs import define, field
 from test_letters import letter
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, shard
 from leasehold.adapters.reading.dead_letters.letter import Letter
 from leasehold.adapters.reading.dead_letters.replaying import LetterSource, ReplayVerdict, replay_stream
 from leasehold.adapters.reading.slices import NOTE, own_table
@@ -16,6 +15,7 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON
 from leasehold.stores.embedded.memory import MemoryStore
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, shard
 
 
 @define

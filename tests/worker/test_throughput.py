@@ -6,7 +6,6 @@ import pytest
 from virtual_fleet import FaultyStore, member, together
 from waiters import Clock
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, shard
 from leasehold.adapters.reading.handling import Handling
 from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.sources.protocol import Record
@@ -15,6 +14,7 @@ from leasehold.adapters.worker.reach import Throughput
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.stores.writes import CreateLease
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, shard
 
 
 def test_the_throughput_is_kcls_average_in_kcls_unit() -> None:

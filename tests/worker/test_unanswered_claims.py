@@ -3,9 +3,9 @@
 from virtual_fleet import FaultyStore, four_shards, member
 from waiters import Clock
 
-from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.balancer.model import Lease
 from leasehold.stores.writes import CreateLease
+from leasehold_lab.simulator.world.world import ListSource
 
 
 def test_a_claim_that_was_not_answered_is_taken_up_at_once_and_not_at_the_next_look() -> None:

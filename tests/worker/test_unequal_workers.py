@@ -6,10 +6,10 @@ import pytest
 from virtual_fleet import Driven, member, together
 from waiters import Clock
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, even_shards
 from leasehold.balancer.config import Config
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.stores.embedded.memory import MemoryStore
+from leasehold_lab.simulator.world.world import ListSource, even_shards
 
 SHARDS = tuple(f"s-{number:02}" for number in range(32))
 

@@ -3,11 +3,11 @@
 from virtual_fleet import FaultyStore, four_shards, member, together
 from waiters import Clock
 
-from leasehold.adapters.proving.simulator.world.world import ListSource
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.stores.writes import CreateLease
+from leasehold_lab.simulator.world.world import ListSource
 
 MINIMAL = Config(Minimal(), lease_seconds=10.0)
 

@@ -23,10 +23,10 @@ from virtual_fleet import FaultyStore, four_shards
 
 import leasehold
 from leasehold.adapters.consuming import Options
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading.handling import DeadLetter, Handler
 from leasehold.errors import StoreError
 from leasehold.stores.urls import open_store
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records
 
 pytestmark = pytest.mark.slow
 
@@ -392,7 +392,7 @@ def test_an_error_that_ends_a_worker_is_logged_at_once(caplog: pytest.LogCapture
 PRELUDE = """
 import asyncio, json, multiprocessing, os, signal, sys, threading
 import leasehold
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
 from leasehold.errors import WorkerError
 source = ListSource(even_shards(("s-0",)), {"s-0": ShardRecords(records(8), size=1)})
 options = dict(leases=sys.argv[1], initial_position="TRIM_HORIZON", checkpoint_seconds=0)

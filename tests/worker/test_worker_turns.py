@@ -7,7 +7,6 @@ from attrs import evolve
 from virtual_fleet import KCL, Driven, FaultyStore, four_shards, member, together
 from waiters import Clock
 
-from leasehold.adapters.proving.simulator.world.world import FIRST_MS, ListSource, ShardRecords, records, shard
 from leasehold.adapters.worker.holdings import Bench
 from leasehold.adapters.worker.notes import LATEST_MS, LATEST_POSITION
 from leasehold.adapters.worker.reach import NOTE, Reach
@@ -21,6 +20,7 @@ from leasehold.balancer.model import HASH_KEYS, LATEST, SHARD_END, TRIM_HORIZON,
 from leasehold.errors import WorkerError
 from leasehold.stores.protocol import Done, Lost
 from leasehold.stores.writes import ClaimLease, CreateLease, DeleteLease, StealLease
+from leasehold_lab.simulator.world.world import FIRST_MS, ListSource, ShardRecords, records, shard
 
 ALL = ["s-0", "s-1", "s-2", "s-3"]
 

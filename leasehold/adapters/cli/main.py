@@ -16,12 +16,17 @@ from leasehold.adapters.cli.common.help_layout import stack_names
 from leasehold.adapters.cli.common.placeholders import placeholders
 from leasehold.stores.printable import did_you_mean
 
+_LAB = "leasehold_lab.commands."
+
 COMMANDS = {
     "consume": ("consume", "Join a group of workers and process this worker's shards."),
     "copy-leases": ("copy_leases", "Copy checkpoints from one store to another."),
     "deaggregate": ("deaggregate", "Take Kinesis records apart into their user records, as KCL does."),
-    "demo": ("demo", "Watch a fleet on this machine lose a worker and nothing else."),
-    "dev": ("steer.dev", "Run stand-ins for Kinesis or Event Hubs and their lease tables here, until Ctrl-C."),
+    "demo": (f"{_LAB}demo", "Watch a fleet on this machine lose a worker and nothing else."),
+    "dev": (
+        f"{_LAB}dev",
+        "Run stand-ins for Kinesis or Event Hubs and their lease tables here, until Ctrl-C.",
+    ),
     "doctor": ("steer.doctor", "Try rights, conditional writes and clocks, and say what to expect."),
     "explain": ("steer.explain", "Say what each worker would do now, and why a lease is where it is."),
     "leases": ("leases", "Show who holds what, and how far they are."),
@@ -33,10 +38,10 @@ COMMANDS = {
     "report": ("report", "Show how leases are shared out, and how that changes, as a page."),
     "reset": ("reset", "Set checkpoints back or forward."),
     "serve": ("steer.serve", "Serve lease tables as a live, read-only page."),
-    "simulate": ("simulate", "Simulate a fleet: how soon it is balanced, and at what cost."),
+    "simulate": (f"{_LAB}simulate", "Simulate a fleet: how soon it is balanced, and at what cost."),
     "swap": ("steer.swap", "Move the lease table of a running fleet to another store or layout."),
     "tables": ("steer.tables", "Show which lease tables there are, whose, how old, and in which layout."),
-    "what-if": ("steer.what_if", "Simulate what would move if workers came or went."),
+    "what-if": (f"{_LAB}what_if", "Simulate what would move if workers came or went."),
 }
 """By name: the module of this folder whose `app` it is, and its line in the help. One line for each command."""
 
@@ -93,11 +98,12 @@ class LazyCommands(TyperGroup):
 
 def _app_of(name: str, *, help_asked: bool) -> typer.Typer:
     """Import a command. If libraries are missing, one whose help is asked for is imported without them."""
-    module = f"leasehold.adapters.cli.{COMMANDS[name][0]}"
+    place = COMMANDS[name][0]
+    module = place if place.startswith(_LAB) else f"leasehold.adapters.cli.{place}"
     try:
         found: typer.Typer = import_module(module).app
     except ModuleNotFoundError as error:
-        if not help_asked:
+        if not help_asked or error.name == "leasehold_lab":
             raise
         missing = error
         with placeholders(EXTRAS):

@@ -21,9 +21,9 @@ from leasehold.adapters.cli.live import HELP, LiveView, drawn_view
 from leasehold.adapters.reading.status import LeaseLag
 from leasehold.adapters.report.watching import SeenMove, WatchedTable
 from leasehold.balancer.model import Lease, Position
-from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.writes import StealLease
+from leasehold_lab.contract.actors import done, placed
 
 FAR = Position("49590338271490256608559692538361571095921575989136588898", 2)
 LEASES = tuple(

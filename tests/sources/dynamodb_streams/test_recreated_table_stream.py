@@ -8,7 +8,6 @@ import pytest
 from running import running
 from waiters import until
 
-from leasehold.adapters.local.tables import TableStreams, served
 from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.urls import open_source
@@ -17,6 +16,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.contradictions import noted
 from leasehold.balancer.model import TRIM_HORIZON
 from leasehold.stores.embedded.memory import MemoryStore
+from leasehold_lab.standins.tables import TableStreams, served
 
 CONFIG = Config(lease_seconds=3.0, initial_position=TRIM_HORIZON)
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from leasehold.adapters.local.tables import FIRST_NUMBER, TableStreams, served
 from leasehold.adapters.sources.changes import Change
 from leasehold.adapters.sources.dynamodb_streams import EMPTY_AT_TIP, ChangePoller, TableStream
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceError, Trimmed
+from leasehold_lab.standins.tables import FIRST_NUMBER, TableStreams, served
 
 pytestmark = pytest.mark.slow
 

@@ -7,9 +7,9 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 import pytest
 from hub_steps import Here
 
-from leasehold.adapters.local.hubs.event_hubs import LocalHubs, event_hubs
 from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING
 from leasehold.adapters.sources.event_hubs.poller import EventHubsSource
+from leasehold_lab.standins.hubs.event_hubs import LocalHubs, event_hubs
 
 
 @pytest.fixture(scope="session")

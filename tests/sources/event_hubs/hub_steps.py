@@ -10,10 +10,10 @@ from attrs import Factory, define
 from azure.eventhub import EventData, EventHubConsumerClient
 from waiters import until
 
-from leasehold.adapters.local.hubs.event_hubs import LocalHubs
 from leasehold.adapters.sources.event_hubs.poller import IDLE_SECONDS_MOST, EventHubsSource, PartitionReader, open_url
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
+from leasehold_lab.standins.hubs.event_hubs import LocalHubs
 
 PATIENCE_SECONDS = 20.0
 

@@ -12,11 +12,11 @@ from leasehold.adapters.sources.event_hubs.poller import PartitionReader
 from leasehold.adapters.steering.checkpoints import copied, planned_copies
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 from leasehold.errors import SourceError
-from leasehold.stores.contract.actors import done
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.objects.blob import CONNECTION_STRING
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import ClaimLease, CreateLease, StealLease
+from leasehold_lab.contract.actors import done
 
 pytestmark = pytest.mark.services
 

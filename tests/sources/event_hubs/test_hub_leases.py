@@ -9,10 +9,10 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position
 from leasehold.errors import SourceError
-from leasehold.stores.contract.actors import done
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Listing, Store
 from leasehold.stores.writes import CheckpointLate, CreateLease
+from leasehold_lab.contract.actors import done
 
 pytestmark = pytest.mark.services
 

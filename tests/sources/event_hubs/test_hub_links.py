@@ -14,8 +14,8 @@ pytest.importorskip("proton", reason="python-qpid-proton was not built: no C com
 
 from proton import Connection, Link, Message, Transport
 
-from leasehold.adapters.local.hubs.partitions import Hub
-from leasehold.adapters.local.hubs.server import HubConnection, authorised, of_hub
+from leasehold_lab.standins.hubs.partitions import Hub
+from leasehold_lab.standins.hubs.server import HubConnection, authorised, of_hub
 
 KEY = "local-key"
 IDLE_SECONDS, WAIT_SECONDS = 0.2, 10.0

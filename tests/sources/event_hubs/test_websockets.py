@@ -9,10 +9,10 @@ from aiohttp import WSMsgType, web
 from azure.eventhub._pyamqp.aio import _connection_async
 from hub_steps import Here, collected, texts
 
-from leasehold.adapters.local.node import HOST, free_port
 from leasehold.adapters.sources.event_hubs.access import http_proxy_of
 from leasehold.adapters.sources.event_hubs.poller import Background, open_url
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Shard
+from leasehold_lab.standins.node import HOST, free_port
 
 PATH = "/$servicebus/websocket"
 

@@ -24,16 +24,16 @@ from produced_flights import Stored, flights, judged, produce, stored
 from standins.dynamodb_local import dynamodb_local
 from standins.flight_rows import ROWS
 
-from leasehold.adapters.demo.child import ENVIRONMENT, Child
-from leasehold.adapters.demo.stage import Tail
-from leasehold.adapters.history.events import ReadingEvent, RecordPlace, event_of
-from leasehold.adapters.local.services import kinesis_local
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.producer.producer import client_of
 from leasehold.adapters.sources.kinesis.source import open_url
 from leasehold.balancer.model import Lease
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import CreateLease
+from leasehold_lab.demo.child import ENVIRONMENT, Child
+from leasehold_lab.demo.stage import Tail
+from leasehold_lab.judge.events import ReadingEvent, RecordPlace, event_of
+from leasehold_lab.standins.services import kinesis_local
 
 SILENCE_SECONDS = 240  # a busy machine takes its time for a KCL's first megabytes
 Content = dict[str, dict[RecordPlace, tuple[str, str]]]

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from urllib3.exceptions import ReadTimeoutError as NothingCame
 from waiters import Clock
 
-from leasehold.adapters.local.node import HOST
 from leasehold.adapters.sources.call_patience import (
     POLL_SECONDS,
     SUBSCRIPTION_SECONDS,
@@ -41,6 +40,7 @@ from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.adapters.worker.reach import SILENT_SECONDS, Reach, ReachMeter
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.errors import SourceUnavailable
+from leasehold_lab.standins.node import HOST
 
 QUICK_SECONDS = 0.1
 SUMMARY = {

@@ -16,7 +16,6 @@ from leasehold.adapters.worker.notes import LATEST_MS, Identity
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
 from leasehold.errors import OutcomeUnknown
-from leasehold.stores.contract.actors import done, facts, owned, placed, unowned
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Outcome
 from leasehold.stores.writes import (
@@ -28,6 +27,7 @@ from leasehold.stores.writes import (
     ResetLease,
     Write,
 )
+from leasehold_lab.contract.actors import done, facts, owned, placed, unowned
 
 if TYPE_CHECKING:
     from leasehold.adapters.sources.protocol import Source

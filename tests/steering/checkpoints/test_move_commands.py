@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 from leasehold.adapters.cli import copy_leases, reset
 from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position
-from leasehold.stores.contract.actors import done, facts, placed
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.objects.blob import CONNECTION_STRING
 from leasehold.stores.protocol import Store
 from leasehold.stores.swap import CONTROL, WISH, open_both, place_of
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import AnnotateLease, CheckpointLate, ClaimLease, CreateLease, RenewLease
+from leasehold_lab.contract.actors import done, facts, placed
 
 AT_9, AT_10 = Position("9", 0, "4520"), Position("10", 0, "4530")
 SOON = ("--still-seconds", "0.1")

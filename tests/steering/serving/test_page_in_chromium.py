@@ -14,8 +14,8 @@ from test_serving import EVIL, Table, held
 from leasehold.adapters.steering.serving.app import server
 from leasehold.adapters.steering.serving.watcher import FleetRecord, TableWatcher
 from leasehold.balancer.config import Config
-from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.writes import StealLease
+from leasehold_lab.contract.actors import done, placed
 
 pytestmark = pytest.mark.more
 

@@ -30,11 +30,11 @@ from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease
 from leasehold.errors import OutcomeUnknown
-from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.protocol import Listing
 from leasehold.stores.writes import AnnotateLease, ReleaseLease, StealLease
+from leasehold_lab.contract.actors import done, placed
 
 EVIL = '<b>x</b>"\\\n'
 

@@ -1,0 +1,51 @@
+"""`python -m leasehold_lab.checker`: check every fleet, on all cores, and print the findings."""
+
+import json
+import os
+from collections import deque
+from concurrent.futures import as_completed
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from attrs import asdict
+from rich.console import Console
+from rich.progress import track
+
+from leasehold_lab.checker.cases import bounded, full
+from leasehold_lab.checker.verdict import judge, rows, surprises, written
+from leasehold_lab.processes import processes
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def main(
+    *,
+    everything: Annotated[bool, typer.Option("--full", help="All fleets; some minutes on two cores.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Fleets checked at a time.")] = os.cpu_count() or 1,
+    write: Annotated[Path | None, typer.Option(help="Write the table of results to this file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Explore every interleaving of small fleets over the real plan; exit 1 if a verdict is not the expected one."""
+    cases = full() if everything else bounded()
+    with processes(jobs) as pool:
+        waiting = [pool.submit(judge, case) for case in cases]
+        told = track(as_completed(waiting), "checking fleets", total=len(cases), console=Console(stderr=True))
+        deque(told, maxlen=0)  # shows each as it is finished
+        verdicts = [future.result() for future in waiting]
+    if write is not None:
+        write.write_text(
+            written(verdicts, "make prove" if everything else "python -m leasehold_lab.checker"),
+            encoding="utf-8",
+        )
+    wrong = surprises(cases, verdicts)
+    if as_json:
+        typer.echo(json.dumps({"verdicts": [asdict(verdict) for verdict in verdicts], "surprises": wrong}, indent=1))
+    else:
+        Console().print(rows(verdicts), *wrong)
+    raise typer.Exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    app()

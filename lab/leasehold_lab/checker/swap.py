@@ -1,0 +1,191 @@
+"""The swap of two lease tables explored: the real `SwapStore` of a few workers, in every order of their requests.
+
+The search, the faults and the laws are those of `sessions`; here a request is a whole reading or write of one of the
+two tables, which keep the conditions of `writes` as every store does. A worker may besides tell the leases which way
+to go, as `leasehold swap` and its `--back` do, and carry over what nobody owns.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any
+
+import typer
+from attrs import define
+
+from leasehold.balancer.model import SHARD_END, Lease
+from leasehold.errors import OutcomeUnknown, StoreError
+from leasehold.stores.protocol import Listing, Outcome, Promises
+from leasehold.stores.swap import CONTROL, TO, WISH, SwapStore, parted
+from leasehold.stores.writes import AnnotateLease, Write
+from leasehold_lab.checker.sessions import (
+    READS,
+    At,
+    CellRequest,
+    CheckedCells,
+    CheckedWorker,
+    SessionEvent,
+    SessionModel,
+    SessionState,
+    report_of,
+    snapshot_of,
+)
+
+
+def still() -> float:
+    """No time passes by this clock: the control row is read whenever it is asked for."""
+    return 0.0
+
+
+@define
+class CheckedTable:
+    """A table of the two, as a worker asks it."""
+
+    cells: CheckedCells
+    name: str
+    promises: Promises = Promises()  # noqa: RUF009  a frozen value
+
+    def list(self) -> Listing:
+        """Every lease."""
+        return Listing(tuple(lease for _, lease in self.cells.ask(CellRequest("list", (f"{self.name}/",)))))
+
+    def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002
+        """The leases that are there."""
+        names = tuple(f"{self.name}/{key}" for key in keys)
+        return tuple(lease for _, lease in self.cells.ask(CellRequest("read", names)))
+
+    def write(self, write: Write) -> Outcome:
+        """Under its condition."""
+        outcome: Outcome = self.cells.ask(CellRequest("apply", (f"{self.name}/{write.lease.key}",), write))
+        return outcome
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def joined_tables(cells: CheckedCells) -> Any:  # noqa: ANN401  the search knows the other store
+    """The code under test, over two tables."""
+    tables = (CheckedTable(cells, "from"), CheckedTable(cells, "to"))
+    store: Any = SwapStore(tables, "to", clock=still, look_seconds=0.0)
+    store._cells = cells  # noqa: SLF001  where the search looks for it
+    return store
+
+
+@define
+class SwappingWorker(CheckedWorker):
+    """A worker that may also send the leases one way or the other, as the command does."""
+
+    def options(self, tick: int) -> Iterator[tuple[str, str]]:
+        """The steps that the worker may take next."""
+        yield from super().options(tick)
+        if self.moves > 0:
+            yield "send", "to"
+            yield "send", "from"
+            for key, (lease, _) in self.seen.items():
+                if lease.owner is None and key not in self.held:
+                    yield "carry", key
+
+    def act(self, verb: str, key: str, tick: int, now: int) -> list[SessionEvent]:
+        """Do it."""
+        if verb not in {"send", "carry"}:
+            try:
+                return super().act(verb, key, tick, now)
+            except StoreError as fault:
+                return [("contradiction", key, str(fault))]
+        self.moves -= 1
+        store: Any = self.store
+        try:
+            if verb == "send":
+                table = store._tables[TO]  # noqa: SLF001  the command has it by itself
+                (control,) = table.get([CONTROL])
+                table.write(AnnotateLease(control, WISH, key))
+            else:
+                seen = self.seen.pop(key)[0]
+                store.carry(seen, 1 - parted(seen)[0])
+        except OutcomeUnknown:
+            pass
+        return []
+
+    def told(self) -> str:
+        """Everything that decides what it does."""
+        store: Any = self.store
+        memory = (store._goal, store._closed)  # noqa: SLF001  the state of the code under test
+        return repr((self.name, self.moves, self.held, self.seen, self.given, self.lost, memory))
+
+
+@define
+class SwapModel(SessionModel):
+    """A setting; leases are in FROM and bound for TO."""
+
+    def _worker(self, name: str, moves: int) -> At:
+        return snapshot_of(SwappingWorker(name, joined_tables(CheckedCells()), moves))
+
+    def _judged(self, state: SessionState, number: int, began: int, event: SessionEvent) -> tuple[SessionState, str]:
+        if event[0] == "contradiction":
+            return state, str(event[2])
+        if event[0] == "confirmed" and dict(state.ghosts)[event[1]].starter != number:
+            return state, "renewed, and another has taken it"
+        return super()._judged(state, number, began, event)
+
+    def _stuck(self, state: SessionState) -> str:
+        try:
+            return super()._stuck(state)
+        except StoreError as fault:
+            return f"sticks: {fault}"
+
+
+_CONTROL = Lease(CONTROL, checkpoint=SHARD_END, notes=((WISH, "to"),))
+
+
+def swap_model(
+    moves: tuple[int, ...],
+    begins: Any,  # noqa: ANN401  as of the model
+    *verbs: str,
+    leases: int = 1,
+    faults: Mapping[str, int] | None = None,
+) -> SwapModel:
+    """The setting of these moves, with its leases bound for TO."""
+    rows = ((f"to/{CONTROL}", _CONTROL),)
+    return SwapModel(moves, leases, faults or {}, frozenset(verbs), begins, rows=rows)
+
+
+def swap_settings() -> dict[str, SwapModel]:
+    """The settings that are explored, by name; the first worker reads s0, and the second has seen that."""
+    held = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
+    moved = (*held, (0, "handle", "s0"), (0, "commit", "s0"), (1, "look", ""))
+    back = (*moved, (1, "send", "from"))
+    both = ((0, "look", ""), (0, "claim", "s0"), (0, "look", ""), (0, "claim", "s1"), (1, "look", ""), (2, "look", ""))
+    free = (*moved, (0, "release", "s0"), (1, "look", ""))
+    return {
+        "expiry": swap_model((3, 2), held, *READS, faults={"tick": 1}),
+        "expiry, crash": swap_model((2, 3), held, *READS, faults={"tick": 1, "crash": 1}),
+        "theft": swap_model((3, 3), held, *READS, "steal"),
+        "theft, crash": swap_model((2, 3), held, *READS, "steal", faults={"crash": 1}),
+        "lost answer": swap_model((3, 2), held, *READS, "steal", faults={"applied": 1}),
+        "late write": swap_model((3, 2), held, *READS, "steal", faults={"late": 1}),
+        "back": swap_model((3, 3), back, *READS, "steal"),
+        "back, lost answer": swap_model((3, 2), back, *READS, "steal", faults={"applied": 1}),
+        "back, late write": swap_model((3, 2), back, *READS, "steal", faults={"late": 1}),
+        "to and fro": swap_model((4, 3), moved, *READS, "send", faults={"tick": 1}),
+        "release": swap_model((3, 3), moved, *READS, "release", faults={"applied": 1}),
+        "hand-over": swap_model((3, 3), held, *READS, "request", "give", "take back"),
+        "reset": swap_model((2, 4), free, *READS, "reset", "send"),
+        "carried": swap_model((2, 4), (*free, (0, "send", "from")), *READS, "carry", faults={"applied": 1}),
+        "carried, late write": swap_model((1, 3), (*free, (0, "send", "from")), *READS, "carry", faults={"late": 1}),
+        "three workers": swap_model((2, 2, 2), (*held, (2, "look", "")), *READS, "steal", faults={"tick": 1}),
+        "three workers, two leases": swap_model((2, 2, 2), both, *READS, "steal", leases=2, faults={"tick": 1}),
+    }
+
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def main(
+    limit: Annotated[int, typer.Option(min=1, help="States of each setting at most.")] = 150_000,
+    only: Annotated[str, typer.Option(help="One setting.")] = "",
+) -> None:
+    """Explore every setting; exit 1 if a law is broken."""
+    raise typer.Exit(report_of(swap_settings(), limit, only))
+
+
+if __name__ == "__main__":
+    app()

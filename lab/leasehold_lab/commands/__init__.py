@@ -1,0 +1,1 @@
+"""The commands of the command line that the laboratory brings: `demo`, `dev`, `simulate` and `what-if`."""

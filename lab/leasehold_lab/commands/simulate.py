@@ -1,0 +1,151 @@
+"""`leasehold simulate`: how a fleet would share its leases under each rule set, without a fleet."""
+
+import json
+import os
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from leasehold.adapters.cli.common.asking import AsJson
+from leasehold.adapters.cli.common.ending import ending
+from leasehold.adapters.toolchain import ServiceError
+from leasehold.stores.fields import decimal
+from leasehold_lab.simulator.question import (
+    RULES,
+    Answer,
+    Kind,
+    ScanPace,
+    SimulationQuestion,
+    on_spark,
+    on_this_machine,
+    summed_up,
+)
+from leasehold_lab.simulator.scenario import StartPattern
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+MORE = f"""
+Real workers, with the real plan and a real store in memory, live through the event under virtual time; the same
+seed always has the same answer. Figures count from the event on.
+
+    leasehold simulate --leases 500 --workers 100+100 --rules minimal --groups --seed 7
+    leasehold simulate --leases 500 --workers 100+100 --rules kcl --seed 7
+    leasehold simulate --leases 100 --workers 10 --event crash --sweep 200
+    leasehold simulate --leases 10000 --workers 1000 --event crash --pace own --known --cycles 3
+    leasehold simulate --leases 100 --workers 10 --event crash --sweep 20000 --master spark://host:7077
+
+`--workers` counts the workers of each group; of several groups the last one joins the others (`--event scale-out`).
+
+`--rules`: {", ".join(RULES)}.
+
+Of the answer: `cycles` and `seconds` until the last lease changed hands; `moves` leases that left a living worker,
+`moves_minimum` how few would have done; `failed_writes` for which another worker was faster; `spread` between the
+fullest and the emptiest worker; `unowned_lease_cycles_max` the longest time a lease had no living owner;
+`quiet_after` the cycles until nothing but renewals was written. A sweep shows the median and the worst of each.
+
+A sweep runs on all cores of this machine, which is fastest for up to some thousand fleets; with `--master` it runs
+on a Spark cluster that has leasehold installed, and answers the same.
+
+`--pace cycle` has every worker scan the table once in 20.05 s and renew every 3.3 s, whatever its rules;
+`--pace own` has each rule set's own default cadence. With `--dated` a listing tells how old each row is, and nobody
+writes bulletins, as on Azure Blob and S3; else the table is like DynamoDB.
+"""
+
+
+_WORKERS = 10**6  # in one group; no machine simulates more
+
+
+@app.command(help="Simulate a fleet, and say how soon it is balanced and at what cost.", epilog=MORE)
+def command(  # noqa: PLR0917  typer calls it by name
+    leases: Annotated[int, typer.Option(min=1, help="How many leases.")],
+    workers: Annotated[str, typer.Option(help="Workers in each group, as in 100+100.")],
+    rules: Annotated[str, typer.Option(help="The rule set.")] = "minimal",
+    seed: Annotated[int, typer.Option(min=0, help="All the chance there is.")] = 0,
+    event: Annotated[Kind | None, typer.Option(help="Left out: cold, or scale-out for several groups.")] = None,
+    start: Annotated[StartPattern, typer.Option(help="New workers come over a cycle, or within 0.1 s.")] = "spread",
+    pace: Annotated[ScanPace, typer.Option(help="One scan a cycle, or as the rules say by default.")] = "cycle",
+    groups: Annotated[bool, typer.Option("--groups", help="minimal: balance the groups too.")] = False,
+    hint: Annotated[bool, typer.Option("--hint", help="minimal: say which workers are coming.")] = False,
+    grace: Annotated[float, typer.Option(min=0, help="minimal: grace_seconds, for rolling restarts.")] = 0.0,
+    steals: Annotated[int | None, typer.Option(min=1, help="kcl, minimal: most thefts in one turn.")] = None,
+    going: Annotated[int, typer.Option(min=1, help="How many workers crash or leave.")] = 1,
+    gap: Annotated[float, typer.Option(min=0, help="rolling: seconds between two restarts.")] = 15.0,
+    peer: Annotated[str | None, typer.Option(help="The rules of the workers that are not ours.")] = None,
+    share: Annotated[float, typer.Option(min=0, max=1, help="Which part of a mixed fleet is ours.")] = 0.5,
+    dated: Annotated[bool, typer.Option("--dated", help="A table like blobs, which tells how old rows are.")] = False,
+    known: Annotated[bool, typer.Option("--known", help="Who is there has read the table; with --pace own.")] = False,
+    cycles: Annotated[float, typer.Option(min=1, help="How long to go on after the event.")] = 45.0,
+    sweep: Annotated[int, typer.Option(min=1, help="So many seeds, as of --seed.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes for a sweep.")] = os.cpu_count() or 1,
+    master: Annotated[str | None, typer.Option(help="A Spark master to sweep on instead.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask, and print the answer."""
+    with ending("simulate"):
+        sizes = _sizes(workers)
+        question = SimulationQuestion(
+            leases=leases,
+            workers=sizes,
+            rules=rules,
+            seed=seed,
+            kind=event or ("scale-out" if len(sizes) > 1 else "cold"),
+            start=start,
+            pace=pace,
+            hint=hint,
+            grouped=groups,
+            grace_seconds=grace,
+            max_steals=steals,
+            going=going,
+            gap=gap,
+            peer=peer,
+            share=share,
+            dated=dated,
+            known=known,
+            cycles=cycles,
+        )
+    seeds = range(seed, seed + sweep)
+    if master is not None:
+        answers = _on_cluster(question, seeds, master)
+    else:
+        running = on_this_machine(question, seeds, min(jobs, sweep))
+        console = Console(stderr=True)
+        answers = list(track(running, "simulating", sweep, console=console, disable=sweep == 1, transient=True))
+    if as_json:
+        each = [{"seed": number, **outcome} for number, outcome in answers]
+        print(json.dumps(answers[0][1] if sweep == 1 else {"seeds": each}))
+    else:
+        _show(question, [outcome for _, outcome in answers])
+
+
+def _sizes(workers: str) -> tuple[int, ...]:
+    sizes = tuple(decimal(size, _WORKERS) or 0 for size in workers.split("+"))
+    if not all(sizes):
+        raise ValueError(f"workers: {workers!r} is not a number of workers, nor several joined by +")
+    return sizes
+
+
+def _on_cluster(question: SimulationQuestion, seeds: range, master: str) -> list[Answer]:
+    from leasehold.adapters.spark.pipeline import session_at  # noqa: PLC0415  few sweep on Spark
+
+    with ending("simulate", ServiceError):
+        spark = session_at(master, "leasehold simulate")
+    try:
+        return on_spark(question, seeds, spark)
+    finally:
+        spark.stop()
+
+
+def _show(question: SimulationQuestion, outcomes: list[dict[str, object]]) -> None:
+    several = len(outcomes) > 1
+    title = (
+        f"{question.kind}, {question.leases} leases, {'+'.join(map(str, question.workers))} workers, {question.rules}"
+    )
+    table = Table("figure", *(("median", "worst") if several else ("value",)), title=title)
+    for row in summed_up(outcomes):
+        table.add_row(row.figure, *(f"{value:g}" for value in ((row.median, row.worst) if several else (row.median,))))
+    if not several:
+        table.add_row("groups", str(outcomes[0]["groups"]))
+    Console().print(table)

@@ -1,0 +1,92 @@
+"""A process of the demo: it can be killed or asked to end, and ends with the process that started it."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from leasehold_lab.standins import guard
+from leasehold_lab.standins.node import guarded, tail
+
+DRAIN_SECONDS = 20.0
+
+ENVIRONMENT: Mapping[str, str] = {
+    "AWS_ACCESS_KEY_ID": "demo",
+    "AWS_SECRET_ACCESS_KEY": "demo",
+    "AWS_DEFAULT_REGION": "eu-west-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}
+"""Stand-ins take any credentials; nobody's own may be found."""
+
+FOREIGN = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
+"""Settings for the real services, which must not reach the stand-ins."""
+
+
+def isolate() -> None:
+    """Forget the credentials of this process: a user's must not reach a stand-in, nor a stand-in's a real service."""
+    for name in FOREIGN:
+        os.environ.pop(name, None)
+    os.environ.update(ENVIRONMENT)
+
+
+class Child:
+    """A running process: its standard output goes to `out`, its standard error to `log`.
+
+    It runs under a guard in a process group of its own, so that Ctrl-C does not reach it and closing
+    the guard's standard input (or dying) ends it.
+    """
+
+    def __init__(self, name: str, arguments: tuple[str, ...], folder: Path, *, program: str = sys.executable) -> None:
+        self.name = name
+        self.out, self._log = folder / f"{name}.jsonl", folder / f"{name}.log"
+        environment = {name: value for name, value in os.environ.items() if name not in FOREIGN}
+        with self.out.open("wb") as out, self._log.open("wb") as log:
+            grace = {guard.GRACE: str(DRAIN_SECONDS)}
+            self._process = guarded((program, *arguments), out, log, {**environment, **ENVIRONMENT, **grace})
+
+    @property
+    def pid(self) -> int:
+        """The guard's process id, and that of the group of both."""
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        if self._process.poll() is None:
+            return True
+        self.ask_to_end()  # it has ended by itself; this closes the pipe
+        return False
+
+    @property
+    def said(self) -> str:
+        """The last lines of its standard error."""
+        return tail(self._log)
+
+    def kill(self) -> None:
+        """SIGKILL, to the process and its guard at once: neither gets to do anything more."""
+        self.signal(signal.SIGKILL)
+        self._process.wait()
+        self.ask_to_end()  # the process has ended already; this closes the pipe
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process and its guard."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def ask_to_end(self) -> None:
+        """Have the guard send SIGTERM."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def wait(self) -> int:
+        """Return the exit status, once the process has ended as asked; a negative one names a signal."""
+        try:
+            return self._process.wait(DRAIN_SECONDS + 5)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return -signal.SIGKILL

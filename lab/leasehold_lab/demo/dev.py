@@ -1,0 +1,304 @@
+"""Starts the stand-ins for a developer: streams, hubs and tables by name, sample data at a rate, and what to paste.
+
+Sample data are records of forty keys, each key in order.
+"""
+
+import json
+import logging
+import re
+import shlex
+import threading
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial, reduce
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from attrs import evolve, frozen
+from botocore.exceptions import ClientError
+
+from leasehold.adapters.threads import spawn
+from leasehold.stores.printable import escaped, said
+from leasehold_lab.demo.child import ENVIRONMENT
+from leasehold_lab.demo.stage import Stream, StreamError, client, put
+from leasehold_lab.standins.hubs.event_hubs import event_hubs
+from leasehold_lab.standins.postgres import postgres, store_url
+from leasehold_lab.standins.services import (
+    AZURITE_ACCOUNT,
+    azurite,
+    azurite_connection_string,
+    dynalite,
+    kinesis_local,
+)
+from leasehold_lab.standins.tables import TableStreams, served
+
+if TYPE_CHECKING:  # the stubs are no dependency of a user
+    from types_boto3_kinesis import KinesisClient
+
+SHARDS_MAX = 1000
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+StreamKind = Literal["kinesis", "eventhubs", "table"]
+_KINDS: Mapping[str, StreamKind] = {"kinesis": "kinesis", "eventhubs": "eventhubs", "table": "table"}
+
+
+@frozen
+class WantedStream:
+    """A stream, hub or table to make: its name, and how many shards or partitions."""
+
+    name: str
+    shards: int
+    kind: StreamKind = "kinesis"
+
+
+@frozen
+class DevStream:
+    """The URLs of a stream and of a lease table for it.
+
+    source, table        as they stand alone, but for secrets
+    pasted, pasted_table after what is to be pasted, where they may be shorter
+    """
+
+    source: str
+    table: str
+    pasted: str
+    pasted_table: str
+
+
+@frozen
+class DevServices:
+    """The stand-ins that run.
+
+    services     what they stand for
+    streams      by name
+    environment  what to export, so that URLs need no endpoint and no account is needed
+    """
+
+    services: tuple[str, ...]
+    streams: Mapping[str, DevStream]
+    environment: Mapping[str, str]
+
+    @property
+    def exports(self) -> str:
+        """The environment as a line for a shell."""
+        return "export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in self.environment.items())
+
+    def first(self, name: str) -> "DevServices":
+        """Put this stream before the others, and its URLs into the environment."""
+        chosen = self.streams[name]
+        urls = {"SOURCE": chosen.pasted, "STORE": chosen.pasted_table}
+        return evolve(self, streams={name: chosen, **self.streams}, environment={**self.environment, **urls})
+
+    def beside(self, other: "DevServices") -> "DevServices":
+        """The services of both."""
+        return DevServices(
+            (*self.services, *other.services),
+            {**self.streams, **other.streams},
+            {**self.environment, **other.environment},
+        )
+
+
+def wanted(text: str) -> WantedStream:
+    """A stream as the command line names it: NAME or NAME=SHARDS, eventhubs: or table: before. Raises ValueError."""
+    before, colon, after = text.rpartition(":")
+    name, given, shards = after.partition("=")
+    kind = _KINDS.get(before) if colon else "kinesis"
+    if kind is None or not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{text!r} names no stream; write NAME=SHARDS for Kinesis, such as orders=4, eventhubs:NAME=PARTITIONS, "
+            "or table:NAME=SHARDS for the stream of a table of DynamoDB"
+        )
+    if given and not (shards.isascii() and shards.isdigit() and 1 <= int(shards) <= SHARDS_MAX):
+        raise ValueError(f"{text!r}: the number of shards is one from 1 to {SHARDS_MAX}, as in {name}=4")
+    return WantedStream(name, int(shards) if given else 1, kind)
+
+
+log = escaped(logging.getLogger("leasehold.sample"))
+
+KEYS = 40
+PUTS_PER_SECOND = 5
+
+KeyedRows = list[tuple[str, bytes]]
+"""Partition keys, each with a record."""
+
+
+@contextmanager
+def sampled(name: str, rate: int, put: Callable[[KeyedRows], object]) -> Iterator[None]:
+    """Put so many records a second by a thread of its own until the block ends; none at a rate of 0."""
+    if not rate:
+        yield
+        return
+    ending = threading.Event()
+    producing = spawn(
+        f"sample-{name}",
+        lambda: put_rows(rate, put, ending),
+        lambda fault: log.error("no more sample data for %s: %s", name, said(fault)),
+    )
+    try:
+        yield
+    finally:
+        ending.set()
+        producing.join()
+
+
+def put_rows(rate: int, put: Callable[[KeyedRows], object], ending: threading.Event) -> None:
+    """Put records until told to end; each carries its key and how many of the key came before."""
+    numbers, places = Counter[str](), count()
+    pause = max(1 / PUTS_PER_SECOND, 1 / rate)
+    while not ending.is_set():
+        rows: KeyedRows = []
+        for _ in range(max(1, round(rate * pause))):
+            key = f"sensor-{next(places) % KEYS:02}"
+            numbers[key] += 1
+            rows.append((key, json.dumps({"key": key, "number": numbers[key]}).encode()))
+        put(rows)
+        ending.wait(pause)
+
+
+Tables = Callable[[str], str]
+"""The URL of the lease table of a stream, by its name."""
+
+
+CONTAINER = "leases"
+"""A single one for all hubs: in the Azure SDKs' layout the name of a blob begins with its hub."""
+
+
+@contextmanager
+def hub_services(hubs: Sequence[WantedStream], rate: int, tables: Tables | None = None) -> Iterator[DevServices]:
+    """The stand-ins with these hubs, and `rate` events a second put into each; leases are in `tables`, or in Blob.
+
+    Raises ServiceError.
+    """
+    with ExitStack() as stack:
+        running = stack.enter_context(event_hubs({hub.name: hub.shards for hub in hubs}))
+        environment = {"EVENTHUBS_CONNECTION_STRING": running.connection_string()}
+        if tables is None:
+            blobs = azurite_connection_string(stack.enter_context(azurite()))
+            environment["AZURE_STORAGE_CONNECTION_STRING"] = blobs
+
+        def put(hub: WantedStream, rows: KeyedRows) -> None:
+            # The events of one key go into one partition, in order.
+            by_partition: dict[int, list[str]] = defaultdict(list)
+            for key, row in rows:
+                by_partition[zlib.crc32(key.encode()) % hub.shards].append(row.decode())
+            for partition, bodies in by_partition.items():
+                running.put(hub.name, str(partition), bodies)
+
+        streams = {}
+        for hub in hubs:
+            stack.enter_context(sampled(hub.name, rate, partial(put, hub)))
+            source = f"eventhubs://{running.namespace}/{hub.name}"
+            table = f"azblob://{AZURITE_ACCOUNT}/{CONTAINER}?eventhub={running.namespace}/{hub.name}"
+            table = table if tables is None else tables(hub.name)
+            streams[hub.name] = DevStream(source, table, source, table)
+        yield DevServices(("Event Hubs", *(("Azure Blob",) if tables is None else ())), streams, environment)
+
+
+REGION = ENVIRONMENT["AWS_DEFAULT_REGION"]
+
+
+@contextmanager
+def dev_services(
+    streams: Sequence[WantedStream], folder: Path | None, rate: int, *, in_postgres: bool = False
+) -> Iterator[DevServices]:
+    """The stand-ins with these streams and hubs, and `rate` records a second put into each.
+
+    folder       where Kinesis streams and tables are kept; a stream that it has is taken as it is
+    in_postgres  whether the lease tables are in PostgreSQL, in place of DynamoDB and Blob
+    Only what is asked for is started. Raises ValueError for hubs in a folder, ServiceError where a stand-in cannot be
+    had.
+    """
+    hubs = [each for each in streams if each.kind == "eventhubs"]
+    others = [each for each in streams if each.kind != "eventhubs"]
+    if folder is not None and any(each.kind != "kinesis" for each in streams):
+        raise ValueError("--folder: event hubs and tables are kept in memory; leave it out, or run them by themselves")
+    with ExitStack() as stack:
+        tables: Tables | None = None
+        running = list[DevServices]()
+        if in_postgres:
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+            service = stack.enter_context(postgres(folder and folder.absolute()))
+
+            def tables(name: str) -> str:
+                return store_url(service, re.sub(r"\W", "_", f"{name}_app"))
+
+        if hubs:
+            running.append(stack.enter_context(hub_services(hubs, rate, tables)))
+        if others:
+            running.append(stack.enter_context(_aws_services(others, folder, rate, tables)))
+        if in_postgres:
+            running.append(DevServices(("PostgreSQL",), {}, {}))
+        yield reduce(DevServices.beside, running).first(streams[0].name)
+
+
+ROLL_SECONDS = 60.0
+"""After so long a shard of a table's stream ends here, and another one follows it; an hour later it is gone. With the
+service these are hours, and a day."""
+
+
+@contextmanager
+def _aws_services(
+    streams: Sequence[WantedStream], folder: Path | None, rate: int, tables: Tables | None
+) -> Iterator[DevServices]:
+    places: dict[str, Path] = {}
+    if folder is not None:
+        places = {name: folder.absolute() / name for name in ("kinesis", "dynamodb")}
+        for place in places.values():
+            place.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        environment = {
+            **{name: ENVIRONMENT[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")},
+            "AWS_DEFAULT_REGION": REGION,
+        }
+        sources = {}
+        if own := [each for each in streams if each.kind == "kinesis"]:
+            kinesis = stack.enter_context(kinesis_local(places.get("kinesis")))
+            environment["AWS_ENDPOINT_URL_KINESIS"] = kinesis.url
+            for each in own:
+                to = stack.enter_context(_stream_made(kinesis.url, each))
+                stack.enter_context(sampled(each.name, rate, partial(put, to, each.name)))
+                at = f"?region={REGION}&endpoint={kinesis.url}"
+                sources[each.name] = f"kinesis://{each.name}{at}", f"kinesis://{each.name}"
+        for each in (each for each in streams if each.kind == "table"):
+            table = TableStreams(each.name, each.shards, roll_seconds=ROLL_SECONDS, retention=60 * ROLL_SECONDS)
+            # The table is of another service than the leases' tables, so its URL has to say where.
+            source = f"dynamodb-streams://{each.name}?region={REGION}&endpoint={stack.enter_context(served(table))}"
+            stack.enter_context(sampled(each.name, rate, partial(_put_items, table)))
+            sources[each.name] = source, source
+        names = [*(("Kinesis",) if own else ()), *(("DynamoDB Streams",) if len(own) < len(streams) else ())]
+        if tables is not None:
+            told = {
+                name: DevStream(source, tables(name), short, tables(name)) for name, (source, short) in sources.items()
+            }
+        else:
+            dynamodb = stack.enter_context(dynalite(places.get("dynamodb")))
+            environment["AWS_ENDPOINT_URL_DYNAMODB"] = dynamodb.url
+            at = f"region={REGION}&endpoint={dynamodb.url}"
+            told = {
+                name: DevStream(source, f"dynamodb://{name}-app?{at}", short, f"dynamodb://{name}-app")
+                for name, (source, short) in sources.items()
+            }
+            names.append("DynamoDB")
+        yield DevServices(tuple(names), told, environment)
+
+
+@contextmanager
+def _stream_made(endpoint: str, wanted: WantedStream) -> "Iterator[KinesisClient]":
+    """A client, once there is the stream; one that the folder has already is taken as it is."""
+    try:
+        with closing(Stream(endpoint, wanted.name, wanted.shards)):
+            pass
+    except ClientError as error:
+        if error.response.get("Error", {}).get("Code") != "ResourceInUseException":
+            raise StreamError(f"stream {wanted.name} could not be made: {error}") from error
+    with closing(client(endpoint)) as to:
+        yield to
+
+
+def _put_items(table: TableStreams, rows: KeyedRows) -> None:
+    for key, row in rows:
+        table.put(key, {"number": {"N": str(json.loads(row)["number"])}})

@@ -1,0 +1,44 @@
+"""The demo's producer, a process of its own: it puts steadily, and writes down what the stream acknowledged.
+
+python -m leasehold_lab.demo.producer ENDPOINT STREAM RECORDS_PER_SECOND
+"""
+
+import json
+import signal
+import sys
+from hashlib import sha1
+from threading import Event
+
+from leasehold.adapters.signals import replace_handler
+from leasehold_lab.demo.dev import KeyedRows, put_rows
+from leasehold_lab.demo.stage import client, put
+from leasehold_lab.judge.events import Sent
+
+
+def sent_of(line: str | bytes) -> Sent:
+    """Read a line that the producer wrote for a record it sent."""
+    key, number, digest = json.loads(line)
+    return Sent(key, number, digest)
+
+
+def produce(endpoint: str, stream: str, rate: int, ending: Event) -> None:
+    """Put `rate` records a second until told to end, and print each once the stream has it."""
+    to = client(endpoint)
+
+    def acknowledged(rows: KeyedRows) -> None:
+        put(to, stream, rows)
+        told = ((key, json.loads(data)["number"], sha1(data, usedforsecurity=False).hexdigest()) for key, data in rows)
+        print(*map(json.dumps, told), sep="\n", flush=True)  # noqa: T201  the record of what must not be lost
+
+    put_rows(rate, acknowledged, ending)
+
+
+def main(endpoint: str, stream: str, rate: str) -> None:
+    """Produce until SIGTERM."""
+    ending = Event()
+    replace_handler(signal.SIGTERM, lambda _number, _frame: ending.set())
+    produce(endpoint, stream, int(rate), ending)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

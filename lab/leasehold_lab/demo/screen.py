@@ -1,0 +1,163 @@
+"""The demo on a terminal: shards against workers, how fast each reads, the story so far, and the verdict at the end."""
+
+from collections import Counter, deque
+from collections.abc import Iterator
+
+from attrs import frozen
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from leasehold.balancer.model import Lease
+from leasehold_lab.demo.stage import Stage, short
+from leasehold_lab.demo.story import Story
+from leasehold_lab.judge.explanations import RunVerdict
+
+COLOURS = ("cyan", "magenta", "green", "yellow")
+RATE_SECONDS = 2.0
+EARLIER = 3
+NARROW = 84
+
+
+@frozen
+class Marks:
+    """How a cell says what a worker is to a shard."""
+
+    reads: str
+    owns: str
+    heir: str
+    dead: str
+
+    @property
+    def legend(self) -> str:
+        """The meaning of the marks."""
+        return (
+            f"{self.reads} reads   {self.owns} owns, about to read   {self.heir} named to take over   {self.dead} dead"
+        )
+
+
+PRETTY = Marks("●", "○", "→", "✗")
+PLAIN = Marks("R", "o", ">", "x")
+
+
+def marks(encoding: str) -> Marks:
+    """The marks that a terminal of this encoding can show."""
+    return PRETTY if encoding.lower().startswith("utf") else PLAIN
+
+
+class Screen:
+    """The content of the terminal, which rich asks for a few times a second."""
+
+    def __init__(self, stage: Stage, story: Story, encoding: str) -> None:
+        self._stage, self._story = stage, story
+        self._marks = marks(encoding)
+        self._counts: deque[tuple[float, Counter[str]]] = deque([(story.seconds, Counter())])
+
+    def count(self) -> None:
+        """Remember the counts, from which rates are made."""
+        now = self._story.seconds
+        self._counts.append((now, Counter(self._stage.handed)))
+        while now - self._counts[0][0] > RATE_SECONDS:
+            self._counts.popleft()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """All rows of the screen, from the top."""
+        stage, story = self._stage, self._story
+        seconds, chapter = f"  {story.seconds:3.0f} s   ", f" {story.chapter} "
+        yield Text.assemble(("leasehold demo", "bold"), seconds, (chapter, "bold reverse"))
+        yield Text()
+        # The newest sentence is on top, because a low window cuts the bottom off.
+        yield from self._lines(story.said[-1:], "bold")
+        yield self._table(narrow=options.max_width < NARROW)
+        yield Text(self._marks.legend, "dim", justify="center", no_wrap=True, overflow="ellipsis")
+        produced, delivered = len(story.sent), len(stage.distinct)
+        again = sum(stage.handed.values()) - delivered
+        way = max(produced - delivered, 0)
+        yield Text.assemble(
+            (f"{produced:,}", "bold"), " produced   ",
+            (f"{delivered:,}", "bold"), " delivered   ",
+            (f"{way:,}", "bold"), " on their way   ",
+            (f"{again:,}", "bold"), " again",
+            justify="center",
+        )  # fmt: skip
+        yield Text()
+        yield from self._lines(story.said[-1 - EARLIER : -1], "dim")
+
+    def _table(self, *, narrow: bool) -> Table:
+        stage, living = self._stage, self._stage.living()
+        table = Table(box=box.SIMPLE_HEAD, expand=True, padding=(0, 1), show_footer=True)
+        table.add_column("shard", footer="leases\nrecords/s\nstate", no_wrap=True, min_width=0 if narrow else 18)
+        workers = sorted({"worker-1", "worker-2", "worker-3", "worker-4", *stage.workers})
+        (first, before), (last, after) = self._counts[0], self._counts[-1]
+        for number, worker in enumerate(workers):
+            state = stage.workers.get(worker, "")
+            held = sum(lease.owner == worker and not lease.ended for lease in stage.leases)
+            going = worker in living and last > first
+            rate = (after[worker] - before[worker]) / (last - first) if going else 0.0
+            style = "bold red" if state == "killed" else "dim" if worker not in living else "bold"
+            table.add_column(
+                worker.replace("worker-", "w") if narrow else worker,
+                footer=Text(f"{held}\n{rate:,.0f}\n{state}", style),
+                justify="center",
+                min_width=7,
+                style=COLOURS[number % 4],
+                header_style=f"bold {COLOURS[number % 4]}",
+            )
+        table.add_column(
+            "records" if narrow else "handed over", justify="right", footer=f"{sum(stage.handed.values()):,}"
+        )
+        for lease in stage.leases:
+            name = short(lease.shard)
+            if lease.parents:
+                name += f" (of {' and '.join(short(parent) for parent in lease.parents)})"
+            records = sum(len(tenure.records) for tenure in stage.reading.tenures if tenure.shard == lease.shard)
+            cells = ["" if lease.ended else self._cell(lease, worker) for worker in workers]
+            style = "dim" if lease.ended else ""
+            table.add_row(f"{name} finished" if lease.ended else name, *cells, f"{records:,}", style=style)
+        return table
+
+    def _cell(self, lease: Lease, worker: str) -> str:
+        if lease.heir == worker:
+            return self._marks.heir
+        if lease.owner != worker:
+            return ""
+        if worker not in self._stage.living():
+            return self._marks.dead
+        return self._marks.reads if self._stage.reading.owner(lease.shard) == worker else self._marks.owns
+
+    def _lines(self, said: list[tuple[float, str]], style: str) -> Iterator[RenderableType]:
+        for seconds, what in said:
+            line = Table.grid(padding=(0, 1))
+            line.add_row(Text(f"{seconds:5.1f} s", "dim"), Text(what, style))
+            yield line
+
+
+def told(verdict: RunVerdict) -> list[tuple[str, str]]:
+    """Names and values, in the order they are read."""
+    disordered = any(fault.what == "out of order" for fault in verdict.faults)
+    allowed = f"at most {sum(change.since for change in verdict.owner_changes):,} were to be expected"
+    return [
+        ("records produced", f"{verdict.produced:,}"),
+        ("delivered", f"{verdict.delivered:,}"),
+        ("lost", f"{verdict.lost:,}"),
+        ("delivered again", f"{verdict.duplicates:,} ({allowed})"),
+        ("longest time unread", f"{verdict.unowned_seconds_max:.1f} s (shard {short(verdict.unowned_shard)})"),
+        ("leases moved between the living", f"{verdict.moves} (least possible {verdict.moves_least})"),
+        ("order within each key", "broken" if disordered else "kept"),
+    ]
+
+
+def summary(verdict: RunVerdict) -> str:
+    """The verdict in one sentence."""
+    if verdict.ok:
+        return "Nothing was lost."
+    return "This must not be: " + "; ".join(map(str, verdict.faults)) + "."
+
+
+def concluded(verdict: RunVerdict) -> RenderableType:
+    """The verdict as a table, and its sentence."""
+    table = Table.grid(padding=(0, 2))
+    for name, value in told(verdict):
+        table.add_row(name, value)
+    return Group("", table, "", Text(summary(verdict), style="bold green" if verdict.ok else "bold red"))

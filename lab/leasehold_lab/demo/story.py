@@ -1,0 +1,139 @@
+"""The events of the demo in their order, and the sentences that explain them to a newcomer."""
+
+import time
+from collections.abc import Callable
+
+from leasehold_lab.demo.child import Child
+from leasehold_lab.demo.producer import sent_of
+from leasehold_lab.demo.stage import Stage, StageError, Tail, shard_names, short
+from leasehold_lab.judge.events import Sent
+from leasehold_lab.judge.explanations import RunVerdict
+
+SETTLE_SECONDS = 25.0
+STEADY_SECONDS = 2.0
+ARRIVE_SECONDS = 30.0
+
+
+class Story:
+    """A run of the demo, event by event.
+
+    rate     records put per second
+    sent     what the stream has acknowledged
+    chapter  what goes on
+    said     the sentences shown so far, each with the seconds after which it was shown
+    heard    called with each sentence; shown, after each change
+    """
+
+    def __init__(self, stage: Stage, endpoint: str, rate: int) -> None:
+        self.sent: list[Sent] = []
+        self.chapter = ""
+        self.said: list[tuple[float, str]] = []
+        self.heard: Callable[[float, str], None] = lambda _seconds, _what: None
+        self.shown: Callable[[], None] = lambda: None
+        self._stage, self._began = stage, time.monotonic()
+        stage.watched = self._watched
+        command = ("-m", "leasehold_lab.demo.producer", endpoint, stage.stream.name, str(rate))
+        self._producer = Child("producer", command, stage.folder)
+        self._produced = Tail(self._producer.out, sent_of)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the run began."""
+        return time.monotonic() - self._began
+
+    def run(self) -> RunVerdict:
+        """Show everything, and return the verdict. Raises StageError if something that should run does not."""
+        try:
+            self._begin(
+                "A worker starts alone",
+                f"worker-1 starts. All {self._stage.open_shards} shards of the stream are free, and it takes them.",
+            )
+            self._join("worker-1")
+            self._begin(
+                "Two workers join",
+                "worker-2 starts. Nobody directs it: it reads the lease table and asks for what it lacks. "
+                "An owner finishes its batch, checkpoints, and hands over.",
+            )
+            self._join("worker-2")
+            self._say("worker-3 starts, and takes its third from both.")
+            self._join("worker-3")
+            self._kill()
+            self._begin(
+                "A worker is added", "worker-4 starts. As few leases move as can be, each in an orderly hand-over."
+            )
+            self._join("worker-4")
+            self.chapter = "A shard is split"
+            self._say(
+                f"Shard {short(self._stage.split())} is split in two. It is read to its end first; then its children "
+                "get leases, so that no record overtakes an earlier one of its key."
+            )
+            self._settled()
+            self.chapter = "Two shards are merged"
+            left, right = map(short, self._stage.merge())
+            self._say(f"Shards {left} and {right} are merged. Their child is read once both are finished.")
+            self._settled()
+            self._finish()
+        finally:
+            self._producer.kill()
+        return self._stage.verdict(self.sent)
+
+    def _watched(self, _stage: Stage) -> None:
+        self.sent += self._produced.more()
+        self.shown()
+
+    def _say(self, what: str) -> None:
+        self.said.append((self.seconds, what))
+        self.heard(*self.said[-1])
+        self.shown()
+
+    def _kill(self) -> None:
+        stage = self._stage
+        held = shard_names(lease.shard for lease in stage.leases if lease.owner == "worker-2" and not lease.ended)
+        self.chapter = "A worker is killed"
+        stage.kill("worker-2")
+        self._say(
+            f"worker-2 is killed (SIGKILL) while it reads {held}. Nobody is told. Its leases are renewed no more, "
+            "and after 3 s the others may take them and go on from its last checkpoint: what it handed over since, "
+            "they hand over again."
+        )
+        self._settled()
+        killed = stage.history.incidents[-1].t
+        waits = [tenure.begin - killed for tenure in stage.reading.tenures if tenure.begin > killed]
+        self._say(f"All of it is being read again {max(waits, default=0.0):.1f} s after the kill.")
+
+    def _finish(self) -> None:
+        stage = self._stage
+        self._begin("The end", "The producer stops, what is on its way arrives, and the workers give their leases up.")
+        self._producer.ask_to_end()
+        status = self._producer.wait()
+        if status:
+            raise StageError(f"the producer ended with status {status}; its last words:\n{self._producer.said}")
+        stage.tick()
+        stage.until(lambda: len(stage.distinct) >= len(self.sent), ARRIVE_SECONDS)
+        stage.end()
+
+    def _join(self, worker: str) -> None:
+        self._stage.join(worker)
+        self._settled()
+
+    def _begin(self, chapter: str, what: str) -> None:
+        self.chapter = chapter
+        self._say(what)
+
+    def _settled(self) -> None:
+        stage = self._stage
+        before = len(stage.reading.tenures)
+        if not stage.until(stage.balanced, SETTLE_SECONDS):
+            self._say(f"Not balanced after {SETTLE_SECONDS:g} s.")
+            return
+        stage.pause(STEADY_SECONDS)
+        counts = ", ".join(f"{worker} {count}" for worker, count in sorted(stage.held().items()))
+        # The shards that a new reader has taken over from a living one since.
+        tenures = stage.reading.tenures
+        earlier = {tenure.shard: tenure for tenure in tenures[:before]}
+        moved = 0
+        for tenure in tenures[before:]:
+            last = earlier.get(tenure.shard)
+            moved += last is not None and last.how not in {"cut", "shard-ended"}
+            earlier[tenure.shard] = tenure
+        self._say(f"Balanced: {counts}" + (f" ({moved} moved)." if moved else "."))

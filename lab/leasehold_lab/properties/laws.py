@@ -1,0 +1,243 @@
+"""The laws of the seam, for a rule set or a `plan` of one's own: each a value that can be called, or checked.
+
+    laws.check(plan, MyRules())                                  every law, on examples that Hypothesis draws
+    laws.comes_to_rest.check(plan, st.builds(MyRules, ...))      one law, over the options too
+    laws.living_are_robbed_by_name(plan, Scene(...))             one law on one case
+
+A law that is broken raises LawBroken with the case, what was planned, and what is wrong about it. `plan` is any
+function of the seam's form: leasehold's own, a wrapper of it, or a client of a program in another language.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Any
+
+from attrs import evolve, frozen
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from leasehold.balancer.actions import Action, Delete, Renew, RequestHandoff, Steal, Taking
+from leasehold.balancer.counting import take_census
+from leasehold.balancer.model import Me
+from leasehold.balancer.plan import look_again, renewals
+from leasehold.balancer.rule_set import RuleSet
+from leasehold.balancer.rules.shares import uneven
+from leasehold_lab.properties.simulation import LawBroken, Planner, settled, told
+from leasehold_lab.properties.strategies import (
+    Scene,
+    SmallFleet,
+    balanced_fleets,
+    brief,
+    fleets,
+    scenes,
+    weighed_fleets,
+)
+
+Rules = RuleSet | st.SearchStrategy[RuleSet]
+
+
+@frozen
+class Law:
+    """A law that any rule set keeps.
+
+    name   as in this module
+    says   what holds, in a sentence
+    cases  from a strategy of rule sets to one of the cases on which it is tried
+    """
+
+    name: str
+    says: str
+    cases: Callable[[st.SearchStrategy[RuleSet]], st.SearchStrategy[Any]]
+    _holds: Callable[[Planner, Any], None]
+
+    def __call__(self, plan: Planner, case: Scene | SmallFleet) -> None:
+        """Try this one case. Raises LawBroken, and whatever `plan` raises."""
+        self._holds(plan, case)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def check(self, plan: Planner, rules: Rules, *, examples: int | None = None) -> None:
+        """Try so many cases that Hypothesis draws (its profile's number, if left out), and shrink one that fails."""
+
+        def holds(case: Any) -> None:  # noqa: ANN401  of either kind
+            self(plan, case)
+
+        holds.__name__ = holds.__qualname__ = self.name  # as the report of a failure calls it
+        phases = tuple(phase for phase in settings().phases if phase != Phase.explain)  # it would name lines of ours
+        wanted = settings(deadline=None, phases=phases, max_examples=examples or settings().max_examples)
+        drawn = rules
+        if not isinstance(drawn, st.SearchStrategy):
+            drawn = st.just(drawn)
+        wanted(given(case=self.cases(drawn))(holds))()
+
+
+def check(plan: Planner, rules: Rules, *, examples: int | None = None) -> None:
+    """Try every law of LAWS. Raises LawBroken of the first that is broken, with the smallest case found."""
+    for law in LAWS:
+        law.check(plan, rules, examples=examples)
+
+
+def _law(cases: Callable[[st.SearchStrategy[RuleSet]], st.SearchStrategy[Any]]) -> Callable[[Callable[..., None]], Law]:
+    def made(holds: Callable[..., None]) -> Law:
+        return Law(holds.__name__, (holds.__doc__ or "").partition("\n")[0], cases, holds)
+
+    return made
+
+
+def _asked(plan: Planner, scene: Scene) -> tuple[Action, ...]:
+    return plan(scene.leases, scene.shards, scene.me, scene.config)
+
+
+@_law(scenes)
+def order_does_not_matter(plan: Planner, scene: Scene) -> None:
+    """The same leases and shards, listed in another order, give the same plan.
+
+    Stores list in any order; two workers that read the same would otherwise plan differently.
+    """
+
+    def shuffled(listed: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(Random(scene.order).sample(listed, len(listed)))  # noqa: S311  a seed is the point
+
+    other = evolve(scene, leases=shuffled(scene.leases), shards=scene.shards and shuffled(scene.shards))
+    first, second = _asked(plan, scene), _asked(plan, other)
+    if first != second:
+        raise LawBroken("the order of the listing matters", scene, first, f"listed otherwise: {told(second)}")
+    due = renewals(scene.leases, scene.me, scene.config)
+    if due != renewals(other.leases, scene.me, scene.config):
+        raise LawBroken("the order of the listing matters to renewals", scene, due)
+
+
+@_law(scenes)
+def input_is_left_alone(plan: Planner, scene: Scene) -> None:
+    """A plan changes nothing of what it is given.
+
+    An owner written into a record that is counted again afterwards makes every later count wrong.
+    """
+    given_leases, given_shards = list(scene.leases), None if scene.shards is None else list(scene.shards)
+    leases, shards = [evolve(lease) for lease in scene.leases], [evolve(shard) for shard in scene.shards or ()]
+    actions = plan(given_leases, given_shards, scene.me, scene.config)
+    if (given_leases, given_shards or []) != (leases, shards):
+        raise LawBroken("the plan changed its input", scene, actions)
+
+
+@_law(scenes)
+def each_key_is_spoken_of_once(plan: Planner, scene: Scene) -> None:
+    """A plan has at most one action for a lease, alternates included.
+
+    Of two writes to one row, meant for one version, the second would be refused, or undo the first.
+    """
+    actions = _asked(plan, scene)
+    twice = [key for key, count in Counter(_keys(actions)).items() if count > 1]
+    if twice:
+        raise LawBroken(f"{', '.join(sorted(twice))}: more than one action", scene, actions)
+
+
+@_law(scenes)
+def living_are_robbed_by_name(plan: Planner, scene: Scene) -> None:
+    """Of a living owner's lease, a Steal or a RequestHandoff may speak, which name it; else a Delete once it has ended.
+
+    Any other write would stop a worker that did nothing wrong.
+    """
+    dead = {lease.key for lease in take_census(scene.leases, scene.me, scene.config).expired}
+    actions = _asked(plan, scene)
+    for action in _with_alternates(actions):
+        lease = action.lease
+        alive = lease.owner not in {None, scene.me.worker} and lease.key not in dead and lease in scene.leases
+        if isinstance(action, Steal | RequestHandoff):
+            if (action.victim, alive) != (lease.owner, True):
+                whose = f"{lease.owner}, who is dead" if lease.owner and not alive else lease.owner or "nobody"
+                raise LawBroken(f"{told((action,))} from {action.victim}, but it belongs to {whose}", scene, actions)
+        elif alive and not (isinstance(action, Delete) and lease.ended):
+            raise LawBroken(f"{told((action,))}, which its living owner {lease.owner} holds", scene, actions)
+
+
+@_law(scenes)
+def plan_is_always_made(plan: Planner, scene: Scene) -> None:
+    """Whatever the table, there is a plan, and the next look comes within a cycle.
+
+    One odd row would stop a worker from renewing all its other leases.
+    """
+    actions = _asked(plan, scene)
+    look = look_again(actions, scene.leases, scene.me, scene.config)
+    if not 0 <= look.seconds <= scene.config.cycle_seconds:
+        raise LawBroken(f"the next look comes after {look.seconds:g} s", scene, actions)
+
+
+@_law(scenes)
+def renewals_are_those_of_the_plan(plan: Planner, scene: Scene) -> None:
+    """Between two plans the same leases are renewed as by a plan.
+
+    A lease renewed by only one of the two cadences would expire under the other.
+    """
+    actions = _asked(plan, scene)
+    otherwise = set(_keys([action for action in actions if not isinstance(action, Renew)]))
+    due = [each for each in renewals(scene.leases, scene.me, scene.config) if each.lease.key not in otherwise]
+    if [action for action in actions if isinstance(action, Renew)] != due:
+        raise LawBroken("the plan renews other leases than are due", scene, actions, f"due: {told(due)}")
+
+
+@_law(balanced_fleets)
+def balance_is_left_alone(plan: Planner, fleet: SmallFleet) -> None:
+    """Once the leases are shared out, nothing but renewals is planned.
+
+    A fleet that never comes to rest moves leases for ever, and each move repeats records.
+    """
+    for worker in fleet.workers:
+        actions = plan(fleet.leases, None, Me(worker, fleet.turn), fleet.config)
+        if any(not isinstance(action, Renew) for action in actions):
+            raise LawBroken(f"{worker} moves leases of a balanced fleet", fleet, actions)
+
+
+@_law(fleets)
+def comes_to_rest(plan: Planner, fleet: SmallFleet) -> None:
+    """From any start, whoever plans in which order, a fleet comes to rest: all leases held, evenly.
+
+    Not judged: evenness under rules that do not promise it (`RuleSet.evens_out`), and fleets that may not hold all
+    leases (`RuleSet.most_leases`).
+    """
+    end = settled(plan, fleet)
+    most = fleet.config.rules.most_leases
+    if most is not None and most * len(fleet.workers) < len(fleet.owners):
+        return
+    if free := [key for key, owner in end.owners.items() if owner is None]:
+        raise LawBroken(f"at rest, and nobody holds {', '.join(free)}", fleet, (), end.story)
+    held = {worker: end.counts[worker] for worker in fleet.workers}
+    if fleet.config.rules.evens_out and uneven(held, fleet.workers, len(fleet.owners)):
+        raise LawBroken(f"at rest, and uneven: {brief(tuple(held.values()))}", fleet, (), end.story)
+
+
+@_law(weighed_fleets)
+def equal_readings_make_disjoint_plans(plan: Planner, scene: Scene) -> None:
+    """S4: two workers that read the same never go for the same lease.
+
+    Where they do, one write is refused, and a round is lost. `minimal` promises it, most rule sets do not.
+    """
+    owners = sorted({lease.owner for lease in scene.leases if lease.owner is not None})
+    plans = [plan(scene.leases, None, Me(owner, scene.me.turn), scene.config) for owner in owners]
+    wanted = Counter(action.lease.key for each in plans for action in each if isinstance(action, Taking))
+    if several := [key for key, count in wanted.items() if count > 1]:
+        raise LawBroken(f"more than one worker wants {', '.join(several)}", scene, sum(plans, ()))
+
+
+LAWS: tuple[Law, ...] = (
+    order_does_not_matter,
+    input_is_left_alone,
+    each_key_is_spoken_of_once,
+    living_are_robbed_by_name,
+    plan_is_always_made,
+    renewals_are_those_of_the_plan,
+    balance_is_left_alone,
+    comes_to_rest,
+)
+"""The laws of every rule set."""
+
+
+def _with_alternates(actions: Iterable[Action]) -> list[Action]:
+    alternates = ((action, *(action.alternates if isinstance(action, Taking) else ())) for action in actions)
+    return [each for several in alternates for each in several]
+
+
+def _keys(actions: Iterable[Action]) -> list[str]:
+    return [each.lease.key for each in _with_alternates(actions)]

@@ -1,0 +1,225 @@
+"""Fleets under virtual time with rules and a handler of one's own: real workers, a judge, and the smallest fleet.
+
+The seed decides everything: the same call gives the same run, to the last write, on every machine. `settled` is
+simpler: the workers of a small fleet plan and act until nothing changes; `LawBroken` tells what went wrong.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Protocol
+
+from attrs import evolve, frozen
+
+from leasehold.adapters.reading.handling import Handler
+from leasehold.balancer.actions import Action, Claim, Release, RequestHandoff, Steal
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import History, Lease, Me, Shard
+from leasehold.balancer.rule_set import RuleSet
+from leasehold.balancer.rules import shares as groups
+from leasehold_lab.judge.breach import Breach, Limits
+from leasehold_lab.judge.explanations import judge
+from leasehold_lab.properties.strategies import Scene, SmallFleet, brief
+from leasehold_lab.simulator.chaos import Trial, trial
+from leasehold_lab.simulator.question import Kind, SimulationQuestion, fleet_of
+from leasehold_lab.simulator.run import FleetOutcome, explained, outcome, run
+from leasehold_lab.simulator.scenario import Network, Scenario
+from leasehold_lab.simulator.world.world import SimulatedHistory
+
+REST_CYCLES = 2.0
+"""Cycles at the end in which nothing but renewals may be written."""
+
+
+class SimulationFailed(AssertionError):
+    """The judge has something to say: what, with the smallest fleet found in which it still is so."""
+
+    __module__ = "leasehold.testing"  # as users import it
+
+
+@frozen
+class Simulated:
+    """A run, and what the judge says of it.
+
+    scenario  what was run; Python that can be pasted into a test
+    outcome   in figures, as `leasehold simulate` prints them
+    breaches  what must not be: records lost or out of order, two holders, no rest at the end, and more
+    history   every write, every reading and every record
+    """
+
+    scenario: Scenario
+    outcome: FleetOutcome
+    breaches: tuple[Breach, ...]
+    history: SimulatedHistory
+    _limits: Limits
+
+    def check(self) -> None:
+        """Raises SimulationFailed if there are breaches, after having looked for the smallest fleet with one."""
+        if self.breaches:
+            raise SimulationFailed(explained(Trial(self.scenario, self._limits)))
+
+
+def simulate(
+    rules: RuleSet,
+    *,
+    leases: int = 12,
+    workers: tuple[int, ...] = (4,),
+    event: Kind = "cold",
+    going: int = 1,
+    seed: int = 0,
+    cycles: float = 10.0,
+    handler: Handler | None = None,
+    network: Network | None = None,
+) -> Simulated:
+    """Run one fleet through one event, with records that are read, handled and checkpointed.
+
+    rules    of every worker
+    workers  how many in each group; at a `scale-out` the last group joins the others
+    event    cold, scale-out, crash, leave, rolling, reshard, steady or weights; `going` workers crash or leave
+    cycles   how long to go on after the event, in `Config(rules).cycle_seconds`; the last two must be at rest
+    handler  is given every batch; None: what is handed over is only recorded. Time stands still while it runs
+    network  the faults of requests; None: two in a thousand stall, as many answers are lost. None in the last half
+    Raises ValueError for a fleet that cannot be.
+    """
+    config = Config(rules)
+    question = SimulationQuestion(leases, workers, kind=event, going=going, seed=seed, cycles=cycles, pace="own")
+    fleet = fleet_of(question, config)
+    end, cycle = fleet.scenario.seconds, config.cycle_seconds
+    scenario = evolve(
+        fleet.scenario,
+        network=fleet.scenario.network if network is None else network,
+        calm=(fleet.since + end) / 2,
+        reading=True,
+        full=True,
+        handler=handler,
+    )
+    limits = Limits(
+        {member.worker: config.lease_seconds for member in scenario.members},
+        settled=end - REST_CYCLES * cycle,
+        even=rules.evens_out,
+        groups=rules.groups,
+        misdeeds=handler is not None,
+    )
+    return _simulated(Trial(scenario, limits), fleet.since, cycle)
+
+
+def chaos(rules: RuleSet, *, seed: int, handler: Handler | None = None) -> Simulated:
+    """Run the fleet that this seed chooses, with every fault on: `make soak` for rules and a handler of one's own.
+
+    Two to six workers crash, drain, pause, come back; shards split and merge; requests and answers are lost, late or
+    repeated; handlers raise and hang. After two minutes all faults end, and the fleet must come to rest.
+    """
+    tested = trial(seed, rules)
+    tested = evolve(tested, scenario=evolve(tested.scenario, handler=handler))
+    if handler is not None:
+        tested = evolve(tested, limits=evolve(tested.limits, misdeeds=True))
+    return _simulated(tested, 0.0, Config(rules).cycle_seconds)
+
+
+def _simulated(tested: Trial, since: float, cycle: float) -> Simulated:
+    history = run(tested.scenario)
+    figures = outcome(history, since=since, cycle_seconds=cycle, groups=tested.limits.groups)
+    return Simulated(tested.scenario, figures, judge(history, tested.limits), history, tested.limits)
+
+
+ROUNDS_EACH, ROUNDS_MORE = 4, 20
+"""A fleet may take so many rounds for each lease, and so many besides; a rule set that moves one a turn needs one."""
+
+STORY_LINES = 8
+
+PATIENCE = 1e6
+"""Seconds that exhaust any patience of a rule set; they pass whenever nobody has anything to do."""
+
+
+class Planner(Protocol):
+    """The seam: the arguments and the answer of `leasehold.plan`."""
+
+    def __call__(
+        self, leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config: Config
+    ) -> tuple[Action, ...]:
+        """The actions of this worker."""
+
+
+class LawBroken(AssertionError):
+    """A law does not hold: what is wrong, the case as Python, and what was planned."""
+
+    __module__ = "leasehold.testing"  # as users import it
+
+    def __init__(self, wrong: str, case: Scene | SmallFleet, actions: Iterable[Action], more: str = "") -> None:
+        who = f"me      {brief(case.me)}\n" if isinstance(case, Scene) else ""
+        table = "\n        ".join(map(brief, case.leases)) or "none"
+        planned = told(actions)
+        super().__init__(
+            f"{wrong}\n{who}rules   {brief(case.config.rules)}\nleases  {table}"
+            + (f"\nplan    {planned}" if planned else "")
+            + (f"\n{more}" if more else "")
+        )
+
+
+def told(actions: Iterable[Action]) -> str:
+    """Each action with its rule: `T1 Claim s-0`."""
+    return "; ".join(f"{action.rule} {type(action).__name__} {action.lease.key}" for action in actions)
+
+
+@frozen
+class Rest:
+    """A fleet at rest.
+
+    owners  of each lease
+    moves   leases taken from another worker on the way; claims: from nobody
+    story   the last moves, one a line
+    """
+
+    owners: dict[str, str | None]
+    moves: int
+    claims: int
+    story: str
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Leases by worker."""
+        return Counter(owner for owner in self.owners.values() if owner is not None)
+
+
+def settled(plan: Planner, fleet: SmallFleet) -> Rest:
+    """Workers plan and act one after the other until nothing changes any more, however long everybody waits.
+
+    Raises LawBroken for a fleet that goes on.
+    """
+    table = {lease.key: lease for lease in fleet.leases}
+    story: list[str] = []
+    moves = claims = 0
+    waited = 0.0
+    for turn in range(ROUNDS_MORE + ROUNDS_EACH * len(table)):
+        passed = len(story)
+        for worker in fleet.workers:
+            seen = [evolve(lease, idle=waited) if lease.owner is None else lease for lease in table.values()]
+            me = Me(worker, fleet.turn + turn, History(owners_still=waited, fleet_still=waited))
+            for action in plan(seen, None, me, fleet.config):
+                owner = after = action.lease.owner
+                match action:
+                    case Claim() | Steal() | RequestHandoff():
+                        after = worker
+                    case Release(heir=heir):
+                        after = heir
+                    case _:
+                        pass
+                if after != owner:
+                    moves, claims = moves + (owner is not None), claims + (owner is None)
+                    table[action.lease.key] = evolve(action.lease, owner=after, idle=fleet.idle)
+                    change = f"{owner or 'nobody'} -> {after or 'nobody'}"
+                    story.append(f"turn {turn}  {told((action,))} by {worker}: {change}")
+        last = "\n".join(story[-STORY_LINES:])
+        if len(story) > passed:
+            waited = 0.0
+        elif waited:
+            return Rest({key: lease.owner for key, lease in table.items()}, moves, claims, last)
+        else:
+            # Patience ends only by waiting, and that everybody waits is sure only where nobody has anything to do.
+            waited = PATIENCE
+    raise LawBroken(f"after {turn + 1} turns of each worker leases still move", fleet, (), last)
+
+
+def least_moves(counts: Iterable[int]) -> int:
+    """The fewest moves of one lease each after which no two workers differ by more than one."""
+    workers = {str(place): count for place, count in enumerate(counts)}
+    owners = {(worker, number): worker for worker, count in workers.items() for number in range(count)}
+    return groups.least_moves(owners, workers)

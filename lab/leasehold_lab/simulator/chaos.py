@@ -1,0 +1,228 @@
+"""The fleet and the faults that a seed chooses: all kinds of faults, and at last a time without any."""
+
+import random
+
+from attrs import evolve, frozen
+
+from leasehold.balancer.config import RULE_SETS, Config
+from leasehold.balancer.rule_set import RuleSet
+from leasehold.balancer.rules.event_hubs import DIALECTS, EventHubs
+from leasehold.balancer.rules.kcl import Kcl, KclRust
+from leasehold.balancer.rules.minimal import Minimal
+from leasehold_lab.judge.breach import Limits
+from leasehold_lab.simulator.mishaps import HARMLESS, Misdeed
+from leasehold_lab.simulator.scenario import Emptying, Member, Nap, Network, Reshape, Scenario, balanced
+
+CALM = 120.0
+PEACE, STILL = 185.0, 40.0
+"""Seconds in which a fleet must settle, and then write nothing.
+
+An expected worker may die last: its leases expire, wait a lease and three cycles (M9), and leave a fleet that is uneven
+for three cycles more; each wait ends at somebody's next look, a cycle later at most.
+"""
+
+IMPATIENT, ONE_BY_ONE = 240.0, 30.0
+"""More seconds for a fleet with a zombie: where others do its part out of patience, and for each lease of peers."""
+
+LEASE_SECONDS = 10.0
+
+REMEMBERED = 20.0
+"""Seconds within which a worker has read the table, through an outage too."""
+
+NAMED: tuple[RuleSet, ...] = (Kcl(), Kcl(max_steals=10), KclRust(), *map(EventHubs, DIALECTS))
+PEERS = (*NAMED, *(each() for each in RULE_SETS if each not in {Minimal, *map(type, NAMED)}))
+"""A rule set that is not named here is tried with its defaults."""
+
+
+@frozen
+class Trial:
+    """A scenario, and what the judge holds it to."""
+
+    scenario: Scenario
+    limits: Limits
+
+
+def trial(seed: int, rules: RuleSet | None = None) -> Trial:
+    """The fleet and the limits of this seed; equal seeds give equal ones.
+
+    Under `rules` all workers have those, no peer of another library is among them, and none goes on without planning.
+    """
+    draw = random.Random(f"chaos {seed}")  # noqa: S311  a seed is the point
+    names = tuple(f"{'ab'[number % 2]}-{number}" for number in range(draw.randint(2, 6)))
+    peer = draw.choice(PEERS) if _chance(draw, 0.35) else None
+    ours = Minimal(
+        groups=draw.choice((None, "prefix", ("-",))),
+        max_steals=draw.choice((None, None, 1, 5)),
+        grace_seconds=draw.choice((0.0, 0.0, 20.0)),
+        release=_chance(draw, 0.2),
+    )
+    # A zombie takes nothing: not for peers, which wait for it, nor what is released to it (M11).
+    zombies = peer is None and not ours.release and rules is None
+    members = list[Member]()
+    for name in names:
+        foreign = peer if peer is not None and not rules and _chance(draw, 0.5) else None
+        config = Config(foreign or rules or ours, lease_seconds=LEASE_SECONDS)
+        members += _processes(draw, name, config, zombies=zombies)
+    members = _hinted(draw, members)
+    leases = draw.randint(1, 9)
+    present = tuple(sorted({member.worker for member in members if not member.starts}))
+    peace = PEACE + IMPATIENT * any(member.plans < member.ends for member in members)
+    peace += ONE_BY_ONE * (leases + 2) if peer is not None or rules is not None else 0.0
+    scenario = Scenario(
+        seed=seed,
+        owners=balanced(leases, present, draw) if present and _chance(draw, 0.6) else (None,) * leases,
+        members=tuple(members),
+        seconds=CALM + peace + STILL,
+        calm=CALM,
+        network=_network(draw),
+        reshapes=tuple(
+            Reshape(draw.uniform(5.0, CALM - 20.0), draw.choice(("split", "split", "merge")), draw.randrange(9))
+            for _ in range(draw.choice((0, 0, 1, 2, 3)))
+        ),
+        reading=True,
+        full=True,
+    )
+    # An eighth of the streams are those of tables: their shards have no hash ranges, and roll.
+    tables = random.Random(f"without ranges {seed}")  # noqa: S311  likewise
+    scenario = evolve(scenario, ranged=not _chance(tables, 1 / 8))
+    # The handlers of a quarter of the fleets checkpoint by themselves, which goes with no dead letter.
+    own = random.Random(f"acknowledging {seed}")  # noqa: S311  likewise
+    if _chance(own, 1 / 4):
+        scenario = evolve(scenario, acknowledges=own.choice(("late", "random", "never")))
+    # By bulletins; or by everybody, because rows are dated and notes are not free, or once a cycle.
+    looks = (scenario, scenario, evolve(scenario, dated=True), evolve(scenario, scan_per_cycle=True))
+    scenario = _misbehaving(seed, draw.choice(looks))
+    scenario = _emptied(seed, _poisoned(seed, scenario))
+    # The stream of a fifth of the fleets answers late for a while.
+    streams = random.Random(f"slow {seed}")  # noqa: S311  likewise
+    if _chance(streams, 1 / 5):
+        slow = Nap(streams.uniform(0.0, CALM - 60.0), streams.uniform(20.0, 60.0))
+        scenario = evolve(scenario, network=evolve(scenario.network, slow=(slow,)))
+    return Trial(scenario, limits_of(scenario))
+
+
+def limits_of(scenario: Scenario) -> Limits:
+    """The limits that this fleet must keep: some rule sets never even some divisions out."""
+    even = all(member.config.rules.evens_out for member in scenario.members)
+    return Limits(
+        lease_seconds={member.worker: member.config.lease_seconds for member in scenario.members},
+        settled=scenario.seconds - STILL,
+        even=even,
+        counts_ended=any(member.config.rules.counts_ended for member in scenario.members),
+        misdeeds=bool(scenario.misdeeds),
+        acknowledged=scenario.acknowledges != "return",
+    )
+
+
+def _chance(draw: random.Random, probability: float) -> bool:
+    return draw.random() < probability
+
+
+def _hinted(draw: random.Random, members: list[Member]) -> list[Member]:
+    """Some fleets know who is coming; who never comes, or goes for good, must not be hinted at for ever."""
+    names = tuple(sorted({member.worker for member in members}))
+    stay = {member.worker for member in members if member.alive(CALM) and member.plans > CALM}
+    hint = draw.choice((None, len(names), names))
+    if hint is None or len(stay) < len(names):
+        return members
+    return [
+        evolve(member, config=evolve(member.config, rules=member.config.rules.given(expected_workers=hint)))
+        for member in members
+    ]
+
+
+def _processes(draw: random.Random, name: str, config: Config, *, zombies: bool) -> list[Member]:
+    """A process of this worker, and perhaps a second after it has ended."""
+    start = 0.0 if _chance(draw, 0.6) else draw.uniform(0.0, CALM)
+    end = draw.uniform(start + 1.0, CALM)
+    process = Member(
+        name,
+        config,
+        start,
+        naps=tuple(
+            Nap(draw.uniform(0.0, CALM - 30.0), draw.uniform(1.0, 25.0)) for _ in range(draw.choice((0, 0, 1, 2)))
+        ),
+        foreign=not config.rules.keeps_lookout,
+        rate=draw.uniform(0.9995, 1.0005),
+    )
+    match draw.choice(("stays", "stays", "zombie", "crash", "leave", "crash again", "leave again")):
+        case "zombie" if zombies:
+            return [evolve(process, plans=end)]
+        case "crash" | "crash again" as fate:
+            ended = evolve(process, ends=end, ending="crash")
+        case "leave" | "leave again" as fate:
+            ended = evolve(process, ends=end, ending="leave")
+        case _:
+            return [process]
+    # A restart under the old id comes after the process it replaces is gone, its drain included.
+    again = evolve(process, starts=end + draw.uniform(31.0, 45.0), naps=())
+    return [ended, again] if fate.endswith("again") else [ended]
+
+
+def _network(draw: random.Random) -> Network:
+    """Each fault is there or not, so that some runs show what one of them does alone."""
+
+    def perhaps(most: float) -> float:
+        return draw.uniform(0.0, most) if _chance(draw, 0.6) else 0.0
+
+    outages = tuple(Nap(draw.uniform(0.0, CALM - 15.0), draw.uniform(0.5, 15.0)) for _ in range(draw.choice((0, 0, 1))))
+    return Network(
+        stall=perhaps(0.02),
+        lost=perhaps(0.03),
+        unanswered=perhaps(0.03),
+        late=perhaps(0.02),
+        twice=perhaps(0.02),
+        stale=perhaps(0.5),
+        outages=outages,
+    )
+
+
+def _misbehaving(seed: int, scenario: Scenario) -> Scenario:
+    """A third of the fleets has a worker or two whose users' callables do anything but their work for a while."""
+    draw = random.Random(f"misdeeds {seed}")  # noqa: S311  of its own, so that the other faults stay as they were
+    if not _chance(draw, 1 / 3):
+        return scenario
+    names = sorted({member.worker for member in scenario.members})
+    misdeeds = tuple(
+        Misdeed(
+            draw.choice(names),
+            draw.choice(("handler", "handler", "observer", "measure")),
+            draw.choice(HARMLESS),
+            draw.uniform(0.0, CALM - 60.0),
+            draw.uniform(1.0, 30.0),
+        )
+        for _ in range(draw.randint(1, 3))
+    )
+    return evolve(scenario, misdeeds=misdeeds)
+
+
+def _poisoned(seed: int, scenario: Scenario) -> Scenario:
+    """In a quarter of the fleets handlers fail on some records, and in half of these a dead letter fails too."""
+    draw = random.Random(f"poison {seed}")  # noqa: S311  likewise
+    if not _chance(draw, 1 / 4) or scenario.acknowledges != "return":
+        return scenario
+    names = sorted({member.worker for member in scenario.members})
+    poison = tuple(Misdeed(name, "handler", "poison", 0.0, draw.uniform(1.0, CALM)) for name in names)
+    letter = Misdeed(draw.choice(names), "dead letter", draw.choice(HARMLESS), draw.uniform(0.0, CALM - 60.0), 20.0)
+    return evolve(scenario, misdeeds=(*scenario.misdeeds, *((letter,) if _chance(draw, 0.5) else ()), *poison))
+
+
+def _emptied(seed: int, scenario: Scenario) -> Scenario:
+    """Under a third of the fleets rows are deleted: all of them, as where a table is made anew, or a few.
+
+    Somebody must have seen the rows, and be awake: what nobody remembers begins at the initial position. And whoever
+    reads the table once a cycle, as other libraries do, cannot look again in time. Processes may begin at any time.
+    """
+    draw = random.Random(f"emptied {seed}")  # noqa: S311  likewise
+    if not _chance(draw, 1 / 3):
+        return scenario
+    at, places = draw.uniform(25.0, CALM - 30.0), tuple(draw.randrange(9) for _ in range(draw.choice((0, 0, 1, 2))))
+    forgetful = {each.worker for each in scenario.misdeeds if each.what in {"exit", "interrupt", "broken pipe"}}
+    witnessed = any(
+        member.starts + REMEMBERED <= at < min(member.ends, member.plans) - REMEMBERED
+        and all(nap.at > at + REMEMBERED or nap.at + nap.seconds < at - REMEMBERED for nap in member.naps)
+        and member.worker not in forgetful
+        for member in scenario.members
+    )
+    fair = witnessed and not scenario.scan_per_cycle
+    return evolve(scenario, emptyings=(Emptying(at, places),) if fair else ())

@@ -1,0 +1,382 @@
+"""Runs a scenario to its end, and answers its history.
+
+`outcome` tells of a run the figures by which rule sets are compared. `shrink` makes a failing scenario smaller while it
+goes on failing in the same way: greedy removal, one thing at a time.
+"""
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+from attrs import asdict, evolve, frozen
+
+from leasehold.adapters.worker.notes import PROCESS
+from leasehold.adapters.worker.worker import uncollected
+from leasehold.balancer.model import TRIM_HORIZON, Lease, Shard
+from leasehold.balancer.rules.shares import Groups, least_moves, path_of
+from leasehold.stores.protocol import Done, Store
+from leasehold.stores.sessions.rows import LeaseRow, lease_fields, lease_name
+from leasehold.stores.sessions.store import SessionStore
+from leasehold.stores.swap import TO, SwapStore, announced
+from leasehold.stores.writes import ReleaseLease, ResetLease, counted
+from leasehold_lab.judge.breach import Breach
+from leasehold_lab.judge.events import Incident, Sent, WriteEvent
+from leasehold_lab.judge.explanations import judge
+from leasehold_lab.judge.rights import QUIET_VERBS, changes, owners_at, refused, settled, unowned
+from leasehold_lab.judge.run import OPERATOR, alive_at, lives
+from leasehold_lab.simulator.chaos import Trial
+from leasehold_lab.simulator.scenario import Emptying, Member, Reshape, Scenario
+from leasehold_lab.simulator.world.layouts import NAMES, commanded
+from leasehold_lab.simulator.world.process import RESTART_SECONDS, Process
+from leasehold_lab.simulator.world.tasks import Tasks
+from leasehold_lab.simulator.world.world import (
+    ListSource,
+    ShardRecords,
+    SimulatedHistory,
+    SimulatedTable,
+    UnitBudget,
+    World,
+    first_shards,
+    records,
+    shard,
+)
+
+_FURTHER = 1_000_000
+"""The numbers of a stream that was made anew go on above those of the former one, as those of Kinesis do."""
+
+
+def run(scenario: Scenario) -> SimulatedHistory:
+    """The history of one run; the same scenario gives the same history, on any machine."""
+    tasks = Tasks()
+    source = ListSource(first_shards(scenario))
+    source.made = int(any(reshape.what == "anew" for reshape in scenario.reshapes))
+    first = tuple(_first_rows(scenario, source))
+    table = SimulatedTable(first, lambda: tasks.now, weighed=scenario.weighed or bool(scenario.weights))
+    history = SimulatedHistory(first)
+    count = iter(range(1_000_000))
+
+    def join(member: Member) -> None:
+        tasks.start(lambda: begin(member), member.starts)
+
+    def begin(member: Member) -> None:
+        try:
+            process = Process(member, next(count), world)
+        except RuntimeError:  # no thread for it: its supervisor tries again
+            join(evolve(member, starts=tasks.now + RESTART_SECONDS))
+        else:
+            process.run()
+
+    reads, writes = (
+        UnitBudget(each, lambda: tasks.now) for each in (scenario.capacity.table_units, scenario.capacity.writes)
+    )
+    world = World(scenario, tasks, table, source, history, join, reads, writes)
+    for row in first if scenario.sessions and not scenario.swaps else ():
+        world.cells.put_new(lease_name(row.key), lease_fields(LeaseRow(row)))
+    for member in scenario.members:
+        join(member)
+    for reshape in scenario.reshapes:
+        tasks.start(partial(_reshape, world, reshape), reshape.at)
+    for emptying in scenario.emptyings:
+        tasks.start(partial(_empty, world, emptying), emptying.at)
+    if scenario.swaps:
+        announced((table, SessionStore(world.cells) if scenario.sessions else world.goal), NAMES)
+        tasks.start(partial(commanded, world))
+    if scenario.reading:
+        tasks.start(partial(_produce, world))
+    # Garbage is collected once, before the run: each collection visits every row that hundreds of watchers keep. What
+    # the run before left is young, since nothing is collected during a run; all else the process has is not visited.
+    gc.collect(1)
+    with closing(tasks), uncollected():
+        tasks.run(scenario.seconds)
+    history.end = tasks.now
+    if scenario.full:
+        shard_logs = source.shard_logs.items()
+        numbers = ((shard, record.sequence_number) for shard, shard_log in shard_logs for record in shard_log.records)
+        history.sent = [Sent(shard, int(number), number) for shard, number in numbers]
+    history.parents = {each.id: each.parents for each in source.listed}
+    return history
+
+
+def _first_rows(scenario: Scenario, source: ListSource) -> Iterator[Lease]:
+    ours = {member.worker for member in scenario.members if not member.foreign}
+    present = {member.worker for member in scenario.members if member.present}
+    weights = scenario.weights or (None,) * len(scenario.owners)
+    for each, owner, weight in zip(source.listed, scenario.owners, weights, strict=True):
+        row = Lease(each.id, owner=owner, hash_range=each.hash_range, checkpoint=scenario.start, weight=weight)
+        signed = ((PROCESS, f"before/{owner}"),) if owner in present else ()
+        yield counted(evolve(row, yields=owner in ours, notes=signed), int(owner is not None))
+
+
+QUIET = 5
+"""How many times less often a shard is read once nothing more is written."""
+
+
+def _produce(world: World) -> None:
+    """Put a record on every open shard each `read_seconds`, until the fleet is left to itself.
+
+    From then on shards are read less often: most of a run would be answers without records.
+    """
+    seconds = world.scenario.read_seconds
+    while True:
+        for each in world.source.listed:
+            shard_log = world.source.shard_logs.setdefault(each.id, ShardRecords(wait_seconds=seconds))
+            if world.tasks.now >= world.scenario.calm:
+                shard_log.wait_seconds = QUIET * seconds
+            elif each.open:
+                shard_log.records += records(1, _FURTHER * world.source.made + len(shard_log.records))
+        world.tasks.sleep(seconds)
+
+
+def _empty(world: World, emptying: Emptying) -> None:
+    """Delete rows behind the back of the fleet."""
+    rows, now = world.table.list().leases, world.tasks.now
+    chosen = {place % len(rows) for place in emptying.places} if rows else set[int]()
+    gone = [row for place, row in enumerate(rows) if not emptying.places or place in chosen]
+    for row in gone:
+        world.table.remove(row.key)
+        world.history.writes.append(WriteEvent(now, now, OPERATOR, OPERATOR, "delete", row.key, row, None, done=True))
+    # Who cannot reach the table does not see that it was emptied, and may be the last to hear of it.
+    outages = world.scenario.network.outages
+    away = max((one.at + one.seconds - now for one in outages if one.at <= now < one.at + one.seconds), default=0.0)
+    world.history.incidents.append(Incident(now, "trouble", "", away, f"{len(gone)} of {len(rows)} rows deleted"))
+
+
+def _reset(world: World) -> None:
+    """Set every unfinished lease back to the beginning of its shard, and free it first."""
+    store: Store = SessionStore(world.cells, gather=0.0) if world.scenario.sessions else world.table
+    if world.scenario.swaps:
+        goal = store if world.scenario.sessions else world.goal
+        store = SwapStore((world.table, goal), NAMES[TO], clock=lambda: world.tasks.now)
+    for lease in store.list().leases:
+        if not lease.ended:
+            free = store.write(ReleaseLease(lease, lease.owner)) if lease.owner else Done(lease)
+            if free.lease is not None:
+                store.write(ResetLease(free.lease, TRIM_HORIZON))
+
+
+def _reshape(world: World, reshape: Reshape) -> None:
+    """Split a shard, merge it with its neighbour, split all, or make the stream anew."""
+    source = world.source
+    if reshape.what == "expire":
+        source.expire()
+        return
+    if reshape.what == "reset":
+        _reset(world)
+        return
+    world.history.incidents.append(Incident(world.tasks.now, reshape.what, str(reshape.place)))
+    if reshape.what == "anew":
+        source.recreate(first_shards(world.scenario))
+        return
+    if not world.scenario.ranged:
+        # Where shards have no hash ranges one shard follows another, or two do.
+        several = [each for each in source.listed if each.open]
+        followers = 2 if reshape.what == "merge" else 1
+        for each in several if reshape.what == "double" else [several[reshape.place % len(several)]]:
+            source.end(each.id, *(Shard(f"{each.id}.{number}", parents=(each.id,)) for number in range(followers)))
+        return
+    ranged = [(each.hash_range, each) for each in source.listed if each.open and each.hash_range]
+    shards = [each for _, each in sorted(ranged, key=lambda pair: pair[0])]
+    place = reshape.place % max(1, len(shards) - (reshape.what == "merge"))
+    match reshape.what:
+        case "double" | "split":
+            for parent in shards if reshape.what == "double" else [shards[place]]:
+                first, last = parent.hash_range or (0, 0)
+                middle = (first + last) // 2
+                low = shard(f"{parent.id}.0", first, middle, parent.id)
+                source.end(parent.id, low, shard(f"{parent.id}.1", middle + 1, last, parent.id))
+        case "merge" if len(shards) > 1:
+            left, right = shards[place : place + 2]
+            first, last = (left.hash_range or (0, 0))[0], (right.hash_range or (0, 0))[1]
+            child = shard(f"{left.id}+{right.id}", first, last, left.id, right.id)
+            source.end(left.id, child)
+            source.end(right.id, child)
+        case "merge":
+            pass  # there is but one
+
+
+ROW_BYTES = 360
+UNIT_BYTES = 4096
+
+
+@frozen
+class Traffic:
+    """Requests of a whole fleet, and what DynamoDB bills for them.
+
+    A listing costs half a unit for each 4 KB (eventually consistent, rows of 360 bytes), a row asked
+    for by key one unit, half of it where it may be stale, a write one unit.
+    """
+
+    requests: int
+    rows: int
+    read_units: float
+    write_units: int
+
+
+@frozen
+class FleetOutcome:
+    """The figures of a fleet after `since`, when the event began.
+
+    cycles         until the last change of owner, in cycles of `cycle_seconds`
+    seconds        the same in seconds
+    moves          leases that left a living worker, moves_minimum: how few would have done
+    moved_again    leases that changed hands more than once
+    taken_back     gifts that their heir did not accept in time: no moves, but nobody read meanwhile
+    claims         leases taken from nobody, or from a dead worker
+    failed_writes  claims, thefts and requests that were refused because somebody was faster
+    spread         leases of the fullest living worker less those of the emptiest
+    groups         leases by group of workers
+    load           throughput of the fullest worker by the mean; 1 where it is not known
+    unowned_lease_cycles_max
+                   the longest time a lease had no living owner
+    quiet_after    cycles until the last write but renewals and checkpoints
+    """
+
+    cycles: float
+    seconds: float
+    moves: int
+    moves_minimum: int
+    moved_again: int
+    taken_back: int
+    claims: int
+    failed_writes: int
+    spread: int
+    groups: dict[str, int]
+    load: float
+    unowned_lease_cycles_max: float
+    quiet_after: float
+    traffic: Traffic
+
+    def as_json(self) -> dict[str, object]:
+        """Values that `json.dumps` takes."""
+        return asdict(self)
+
+
+def outcome(history: SimulatedHistory, *, since: float, cycle_seconds: float, groups: Groups = None) -> FleetOutcome:
+    """The figures of a finished run."""
+    all_lives = lives(history.incidents)
+    changed = [change for change in changes(history.writes) if change.t >= since and change.after is not None]
+    passed = settled(changed)
+    moves = sum(change.before is not None and change.before in alive_at(all_lives, change.t) for change in passed)
+    workers = alive_at(all_lives, history.end - 1e-9)
+    owners = owners_at(history, history.end)
+    counts = Counter(owner for owner in owners.values() if owner is not None and owner in workers)
+    held = [counts[worker] for worker in workers]
+    by_group = Counter[str]()
+    for worker in sorted(workers):
+        by_group["/".join(path_of(worker, groups or "prefix"))] += counts[worker]
+    loads = dict.fromkeys(workers, 0.0)
+    for row in history.first:
+        owner = owners.get(row.key)
+        if owner in loads:
+            loads[owner] += row.weight or 0.0
+    mean = sum(loads.values()) / max(len(loads), 1)
+    last = max((change.t for change in passed), default=since)
+    busy = max(
+        (write.t for write in history.writes if write.verb not in QUIET_VERBS and write.t >= since), default=since
+    )
+    longest = max(unowned(history, history.end, since).values(), default=0.0)
+    return FleetOutcome(
+        cycles=round((last - since) / cycle_seconds, 3),
+        seconds=round(last - since, 3),
+        moves=moves,
+        moves_minimum=least_moves(owners_at(history, since), workers, groups),
+        moved_again=sum(times > 1 for times in Counter(change.key for change in passed).values()),
+        taken_back=(len(changed) - len(passed)) // 2,
+        claims=len(passed) - moves,
+        failed_writes=refused(write for write in history.writes if write.t >= since),
+        spread=max(held, default=0) - min(held, default=0),
+        groups=dict(by_group),
+        load=round(max(loads.values()) / mean, 3) if mean else 1.0,
+        unowned_lease_cycles_max=round(longest / cycle_seconds, 3),
+        quiet_after=round((busy - since) / cycle_seconds, 3),
+        traffic=traffic(history),
+    )
+
+
+def traffic(history: SimulatedHistory) -> Traffic:
+    """The requests that a run made of the table."""
+    return Traffic(
+        requests=history.requests.total(),
+        rows=history.scanned + history.fetched,
+        read_units=round(history.scanned * ROW_BYTES / UNIT_BYTES / 2 + history.fetched - history.glimpsed / 2, 1),
+        write_units=sum(count for verb, count in history.requests.items() if verb not in {"list", "get"}),
+    )
+
+
+EVENTS = ("reshapes", "emptyings", "misdeeds")
+FAULTS = ("stall", "lost", "unanswered", "late", "twice", "stale")
+
+
+def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], *, most_runs: int = 200) -> Scenario:
+    """The smallest scenario found in so many runs that still fails."""
+    runs = 0
+    progress = True
+    while progress:
+        progress = False
+        for smaller in _smaller(scenario):
+            runs += 1
+            if runs > most_runs:
+                return scenario
+            if fails(smaller):
+                scenario, progress = smaller, True
+                break
+    return scenario
+
+
+def _smaller(scenario: Scenario) -> Iterator[Scenario]:
+    """Smaller scenarios, those that remove most first."""
+    members, network = scenario.members, scenario.network
+    for place, member in enumerate(members):
+        without = (*members[:place], *members[place + 1 :])
+        gone = {member.worker} - {other.worker for other in without}
+        owners = tuple(None if owner in gone else owner for owner in scenario.owners)
+        yield evolve(scenario, members=without, owners=owners)
+    for what in EVENTS:
+        events = getattr(scenario, what)
+        for place in range(len(events)):
+            without_one: dict[str, Any] = {what: (*events[:place], *events[place + 1 :])}
+            yield evolve(scenario, **without_one)
+    if len(scenario.owners) > 1:
+        yield evolve(scenario, owners=scenario.owners[:-1])
+    for fault, none in (("outages", ()), *((fault, 0.0) for fault in FAULTS)):
+        if getattr(network, fault):
+            without_it: dict[str, Any] = {fault: none}
+            yield evolve(scenario, network=evolve(network, **without_it))
+    for place, member in enumerate(members):
+        if member.naps:
+            calmer = evolve(member, naps=member.naps[1:])
+            yield evolve(scenario, members=(*members[:place], calmer, *members[place + 1 :]))
+
+
+def described(scenario: Scenario) -> str:
+    """A description of the scenario, one fact a line."""
+    network = scenario.network
+    faults = ", ".join(f"{fault} {getattr(network, fault):.4f}" for fault in FAULTS if getattr(network, fault))
+    return "\n".join(
+        (
+            f"seed {scenario.seed}, {len(scenario.owners)} leases owned by {', '.join(map(str, scenario.owners))}",
+            *(f"member {member}" for member in scenario.members),
+            *(f"{event}" for what in EVENTS for event in getattr(scenario, what)),
+            f"network: {faults or 'no faults'}; outages {network.outages or 'none'}",
+        )
+    )
+
+
+def judged(tested: Trial) -> tuple[Breach, ...]:
+    """The breaches in a run of this trial."""
+    return judge(run(tested.scenario), tested.limits)
+
+
+def explained(tested: Trial) -> str:
+    """A report of the breaches, and the smallest fleet found that still shows one of them."""
+    what = {breach.what for breach in judged(tested)}
+
+    def still(smaller: Scenario) -> bool:
+        return bool(what & {breach.what for breach in judged(evolve(tested, scenario=smaller))})
+
+    smallest = shrink(tested.scenario, still)
+    breaches = judged(evolve(tested, scenario=smallest))
+    return "\n".join((*map(str, breaches), "in the smallest fleet found:", described(smallest)))

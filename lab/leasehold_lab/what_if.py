@@ -1,0 +1,99 @@
+"""Tells what would move if workers came or went: real workers under virtual time, started at this very table."""
+
+import random
+from collections.abc import Sequence
+
+from attrs import evolve, frozen
+
+from leasehold.adapters.report.watching import WatchedTable, alive
+from leasehold.balancer.census import signers
+from leasehold.balancer.config import Config
+from leasehold.stores.fields import decimal
+from leasehold_lab.simulator.question import Forecast, forecast_of
+from leasehold_lab.simulator.scenario import Member, MemberEnding, Network, Scenario
+
+SETTLE_CYCLES = 2.0
+"""Cycles before the change, in which the simulated fleet gets to know itself, and what is due anyway happens."""
+
+
+@frozen
+class FleetChange:
+    """The change to try.
+
+    add     names of the workers that come
+    remove  names of those that go
+    ending  how they go
+    cycles  how long to go on afterwards
+    seed    of all chance
+    """
+
+    add: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+    ending: MemberEnding = "leave"
+    cycles: float = 20.0
+    seed: int = 0
+
+
+MOST_ADDED = 10_000
+"""Workers that a number may stand for; larger fleets are simulated by nobody who waits for the answer."""
+
+
+def names_of(add: Sequence[str], present: Sequence[str]) -> tuple[str, ...]:
+    """The workers that come: a number stands for so many, others are names. Raises ValueError."""
+    names: list[str] = []
+    for each in add:
+        count = decimal(each, MOST_ADDED)
+        if count is None and each.isascii() and each.isdigit():
+            raise ValueError(f"--add: at most {MOST_ADDED} workers can be simulated")
+        if count is not None:
+            free = (f"added-{number}" for number in range(1, 1_000_000))
+            fresh = (name for name in free if name not in names and name not in present)
+            names += [next(fresh) for _ in range(count)]
+        elif not each or each in names or each in present:
+            raise ValueError(f"--add: there is a worker {each!r} already; give another name, or a number of workers")
+        else:
+            names.append(each)
+    return tuple(names)
+
+
+def forecast(table: WatchedTable, config: Config, change: FleetChange, *, dated: bool = False) -> Forecast:
+    """Simulate the change, `dated` where the table's rows tell their age.
+
+    Raises ValueError, naming a worker that holds nothing and therefore cannot go.
+    """
+    rows = alive(table.unended, config)
+    present = tuple(sorted({row.owner for row in rows if row.owner is not None}))
+    for worker in change.remove:
+        if worker not in present:
+            raise ValueError(f"--remove: no living worker {worker!r} holds a lease; choose among {', '.join(present)}")
+    if not rows:
+        raise ValueError("the table has no unfinished lease; there is nothing to simulate")
+    if not set(present) | set(change.add):
+        raise ValueError("--add: nobody holds a lease; say how many workers come")
+    since = SETTLE_CYCLES * config.cycle_seconds
+    draw, ours = random.Random(change.seed), signers(table.leases)  # noqa: S311  a seed is the point
+    members = [
+        Member(
+            worker,
+            config,
+            starts=draw.uniform(0.0, 1.0),
+            phase=draw.uniform(0.0, config.cycle_seconds),
+            foreign=worker not in ours or not config.rules.keeps_lookout,
+        )
+        for worker in present
+    ]
+    members = [evolve(one, ends=since, ending=change.ending) if one.worker in change.remove else one for one in members]
+    foreign = not config.rules.keeps_lookout
+    members += [Member(name, config, since + draw.uniform(0.0, 1.0), foreign=foreign) for name in change.add]
+    scenario = Scenario(
+        change.seed,
+        tuple(row.owner for row in rows),
+        tuple(members),
+        since + change.cycles * config.cycle_seconds,
+        calm=since + change.cycles * config.cycle_seconds,
+        network=Network(stall=0.0, unanswered=0.0),
+        weights=tuple(row.weight for row in rows) if any(row.weight is not None for row in rows) else (),
+        names=tuple(row.key for row in rows),
+        dated=dated,
+    )
+    return forecast_of(scenario, config, since)
