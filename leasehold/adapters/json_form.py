@@ -15,7 +15,7 @@ from typing import Any, Literal, Never, TypeVar, assert_never, get_args, get_ori
 from attrs import NOTHING, asdict, define, field, fields, fields_dict, frozen
 
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Release, Renew, RequestHandoff, Steal
-from leasehold.balancer.config import RULE_SETS, Config
+from leasehold.balancer.config import Config
 from leasehold.balancer.family import families, faults
 from leasehold.balancer.model import (
     HASH_KEYS,
@@ -34,6 +34,7 @@ from leasehold.balancer.model import (
 )
 from leasehold.balancer.plan import look_again, plan
 from leasehold.balancer.rule_set import RuleSet
+from leasehold.plugins import known_rule_sets
 from leasehold.stores.fields import COUNT_DIGITS, FIELDS, KB, CellKind, cells
 from leasehold.stores.printable import did_you_mean, printable
 
@@ -205,7 +206,7 @@ Form = Callable[[JsonValue], Any]
 
 _FIRST = ("TRIM_HORIZON", "LATEST", "AT_TIMESTAMP")
 
-RULES: dict[str, type[RuleSet]] = {each.name: each for each in RULE_SETS}
+RULES: dict[str, type[RuleSet]] = {each.name: each for each in known_rule_sets()}
 
 OF_LEASES = ("at", "lags", "malformed", "says", "status", "statuses", "trouble")
 """Fields that `leasehold leases --json` prints beside the leases."""
@@ -401,7 +402,7 @@ FORMS: Mapping[Any, Mapping[str, Form]] = {
     },
     Me: {"worker": JsonValue.name, "turn": JsonValue.whole, "history": _object(History)},
     Config: dict.fromkeys(("lease_seconds", "cycle_seconds", "renew_seconds"), _seconds),
-    **{each: {option.name: _of_type(option.type) for option in fields(each)} for each in RULE_SETS},
+    **{each: {option.name: _of_type(option.type) for option in fields(each)} for each in RULES.values()},
 }
 """How the fields of each class are written; made of several fields are a lease's checkpoint, a configuration's rules
 and first position, and the stream of a hole, which may be left out."""

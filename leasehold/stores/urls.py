@@ -26,7 +26,7 @@ Endpoints of services as users name them, never with credentials, which errors w
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 from attrs import frozen
 
 from leasehold.errors import StoreError
+from leasehold.plugins import plugins
 from leasehold.stores.printable import did_you_mean
 from leasehold.stores.protocol import Store
 
@@ -64,6 +65,32 @@ class Scheme:
             if not self.extra:
                 raise
             raise fault(f"this {kind} needs {missing.name}; install leasehold[{self.extra}]") from missing
+
+
+@frozen(eq=False)
+class Schemes(Mapping[str, Scheme]):
+    """The schemes of stores or sources: our own, and those that other distributions add by entry points.
+
+    Such an entry point names a module with `open_url` and, if its URLs have options, their names in `OPTIONS`.
+    """
+
+    kind: str
+    own: Mapping[str, Scheme]
+
+    def __getitem__(self, scheme: str) -> Scheme:
+        """Return our own scheme of this name, else the other. Raises KeyError if there is none."""
+        if scheme in self.own:
+            return self.own[scheme]
+        module = plugins(self.kind)[scheme].load()
+        return Scheme(module.__name__, frozenset(getattr(module, "OPTIONS", ())))
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over all names."""
+        return iter({**self.own, **plugins(self.kind)})
+
+    def __len__(self) -> int:
+        """Count the names."""
+        return len({**self.own, **plugins(self.kind)})
 
 
 def read_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, str, Mapping[str, str]]:
@@ -108,20 +135,23 @@ ROLE = re.compile(r"arn:[\w-]+:iam::\d{12}:role/[\w+=,.@/-]+")
 
 _PROVED = frozenset({"dynamodb", "azblob", "s3", "gcs", "postgres"})
 
-_SCHEMES = {
-    "memory": Scheme("leasehold.stores.embedded.memory", frozenset({"layout"})),
-    "sqlite": Scheme("leasehold.stores.embedded.sqlite", frozenset({"layout"})),
-    "file": Scheme("leasehold.stores.embedded.file"),
-    "dynamodb": Scheme("leasehold.stores.dynamodb.store", AWS | {"prefix", "protect", "wire", "layout"}, "aws"),
-    "azblob": Scheme(
-        "leasehold.stores.objects.blob",
-        frozenset({"prefix", "eventhub", "group", "start", "endpoint", "layout"}),
-        "azure",
-    ),
-    "s3": Scheme("leasehold.stores.objects.s3", AWS | {"layout"}, "aws"),
-    "gcs": Scheme("leasehold.stores.objects.gcs", frozenset({"project", "location", "endpoint", "layout"}), "gcs"),
-    "postgres": Scheme("leasehold.stores.postgres", frozenset({"table", "user", "sslmode", "layout"}), "postgres"),
-}
+_SCHEMES = Schemes(
+    "stores",
+    {
+        "memory": Scheme("leasehold.stores.embedded.memory", frozenset({"layout"})),
+        "sqlite": Scheme("leasehold.stores.embedded.sqlite", frozenset({"layout"})),
+        "file": Scheme("leasehold.stores.embedded.file"),
+        "dynamodb": Scheme("leasehold.stores.dynamodb.store", AWS | {"prefix", "protect", "wire", "layout"}, "aws"),
+        "azblob": Scheme(
+            "leasehold.stores.objects.blob",
+            frozenset({"prefix", "eventhub", "group", "start", "endpoint", "layout"}),
+            "azure",
+        ),
+        "s3": Scheme("leasehold.stores.objects.s3", AWS | {"layout"}, "aws"),
+        "gcs": Scheme("leasehold.stores.objects.gcs", frozenset({"project", "location", "endpoint", "layout"}), "gcs"),
+        "postgres": Scheme("leasehold.stores.postgres", frozenset({"table", "user", "sslmode", "layout"}), "postgres"),
+    },
+)
 
 _LAYOUTS = Scheme("leasehold.stores.sessions.store")
 

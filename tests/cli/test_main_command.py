@@ -13,12 +13,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from leasehold.adapters.cli import EXTRAS, imported_for
-from leasehold.adapters.cli.main import COMMANDS, GROUPS, app
+from leasehold.adapters.cli.main import COMMANDS, GROUPS, LABORATORY, app
 
 ROOT = Path(__file__).parents[2]
-
-LABORATORY = {"demo", "dev", "simulate", "what-if"}
-PRODUCT = [name for name in COMMANDS if name not in LABORATORY]
 
 ONLY_THE_COMMAND_LINE = """
 import json, sys
@@ -82,7 +79,7 @@ def test_h_is_help_everywhere() -> None:
     """Whoever tries the shortest way to help would be told that there is no such option."""
     told, of_one = called("-h"), called("leases", "-h")
     assert (told.exit_code, of_one.exit_code) == (0, 0)
-    assert all(name in told.stdout for name in COMMANDS)
+    assert all(name in told.stdout for name in (*COMMANDS, *LABORATORY))
     assert "Usage: leasehold leases" in of_one.stdout
 
 
@@ -118,8 +115,8 @@ def without_extras(*calls: str) -> list[tuple[int, str, str]]:
 
 def test_help_needs_no_extra_and_cuts_no_option_at_80_columns() -> None:
     """Every command of the product shows its usage and all names of its options with `leasehold[cli]` alone."""
-    told = dict(zip(PRODUCT, without_extras(*(f"{name} --help" for name in PRODUCT)), strict=True))
-    assert {name: (status, wrong) for name, (status, _, wrong) in told.items()} == dict.fromkeys(PRODUCT, (0, ""))
+    told = dict(zip(COMMANDS, without_extras(*(f"{name} --help" for name in COMMANDS)), strict=True))
+    assert {name: (status, wrong) for name, (status, _, wrong) in told.items()} == dict.fromkeys(COMMANDS, (0, ""))
     for name, (_, shown, _) in told.items():
         assert f"Usage: leasehold {name}" in shown
         assert re.findall(r"│ +-[\w-]*…", shown) == []
@@ -158,10 +155,14 @@ def test_every_library_of_an_extra_names_that_extra() -> None:
 def test_each_command_stands_under_one_heading() -> None:
     """A newcomer would look for the first three commands among twenty."""
     told = called("--help").stdout
-    assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted({*COMMANDS, *LABORATORY})
     places = [told.index(heading) for heading in GROUPS]
     assert places == sorted(places)
-    shown = [line.split()[1] for line in told.splitlines() if line[:2] in {"│ ", "| "} and line.split()[1] in COMMANDS]
+    shown = [
+        line.split()[1]
+        for line in told.splitlines()
+        if line[:2] in {"│ ", "| "} and line.split()[1] in {*COMMANDS, *LABORATORY}
+    ]
     assert shown == [name for names in GROUPS.values() for name in names]
 
 

@@ -2,10 +2,11 @@
 
 from attrs import evolve
 
-from leasehold.balancer.config import RULE_SETS, Config
+from leasehold.balancer.config import Config
 from leasehold.balancer.rules.event_hubs import EventHubs
 from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.minimal import Minimal
+from leasehold.plugins import known_rule_sets
 from leasehold_lab.checker.fleet import FleetModel
 from leasehold_lab.checker.verdict import Case, Fault
 
@@ -23,7 +24,7 @@ NAMED = {"kcl": KCL, "kcl, 3 steals": KCL_3, "kcl-rust": RUST, "dotnet": DOTNET,
 """Peers with the options that matter here."""
 
 _NAMED_SETS = {type(each.rules) for each in (OURS, *NAMED.values())}
-PEERS = {**NAMED, **{each.name: Config(rules=each()) for each in RULE_SETS if each not in _NAMED_SETS}}
+PEERS = {**NAMED, **{each.name: Config(rules=each()) for each in known_rule_sets() if each not in _NAMED_SETS}}
 """Everybody that stands beside `minimal`; a rule set that is not named above is checked with its defaults."""
 
 _OVERSHOOT: frozenset[Fault] = frozenset({"overshoot"})

@@ -14,7 +14,7 @@ from attrs import NOTHING, Factory, evolve, fields, frozen, has
 from hypothesis import strategies as st
 
 from leasehold.balancer.bulletin import note_of_call
-from leasehold.balancer.config import RULE_SETS, Config
+from leasehold.balancer.config import Config
 from leasehold.balancer.model import (
     HASH_KEYS,
     LATEST,
@@ -36,6 +36,7 @@ from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.event_hubs import EventHubs
 from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.minimal import Minimal
+from leasehold.plugins import known_rule_sets
 
 _FACTORY: Any = type(Factory(list))
 
@@ -145,7 +146,7 @@ def rule_sets(*kinds: type[RuleSet]) -> st.SearchStrategy[RuleSet]:
 
     One whose options are not named here has its defaults.
     """
-    return st.one_of([st.builds(kind, **_options.get(kind, {})) for kind in kinds or RULE_SETS])
+    return st.one_of([st.builds(kind, **_options.get(kind, {})) for kind in kinds or known_rule_sets()])
 
 
 def configs(rules: st.SearchStrategy[RuleSet] | None = None) -> st.SearchStrategy[Config]:

@@ -4,11 +4,12 @@ import random
 
 from attrs import evolve, frozen
 
-from leasehold.balancer.config import RULE_SETS, Config
+from leasehold.balancer.config import Config
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.event_hubs import DIALECTS, EventHubs
 from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.minimal import Minimal
+from leasehold.plugins import known_rule_sets
 from leasehold_lab.judge.breach import Limits
 from leasehold_lab.simulator.mishaps import HARMLESS, Misdeed
 from leasehold_lab.simulator.scenario import Emptying, Member, Nap, Network, Reshape, Scenario, balanced
@@ -30,7 +31,7 @@ REMEMBERED = 20.0
 """Seconds within which a worker has read the table, through an outage too."""
 
 NAMED: tuple[RuleSet, ...] = (Kcl(), Kcl(max_steals=10), KclRust(), *map(EventHubs, DIALECTS))
-PEERS = (*NAMED, *(each() for each in RULE_SETS if each not in {Minimal, *map(type, NAMED)}))
+PEERS = (*NAMED, *(each() for each in known_rule_sets() if each not in {Minimal, *map(type, NAMED)}))
 """A rule set that is not named here is tried with its defaults."""
 
 

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import Attribute, evolve, field, fields, frozen
 
-from leasehold.balancer.config import RULE_SETS, Config
+from leasehold.balancer.config import Config
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.shares import Groups
+from leasehold.plugins import known_rule_sets
 from leasehold.stores.fields import kilobytes
 from leasehold_lab.judge.rights import OwnerChange, changes, owners_at, settled
 from leasehold_lab.processes import processes
@@ -35,7 +36,7 @@ ScanPace = Literal["cycle", "own"]
 CYCLE = Config(Kcl())
 """The pace at which rule sets are compared: KCL 2.x's, of scans and of renewals."""
 
-RULES: dict[str, RuleSet] = {name: rules for each in RULE_SETS for name, rules in each.variants().items()}
+RULES: dict[str, RuleSet] = {name: rules for each in known_rule_sets() for name, rules in each.variants().items()}
 """By name; a bare dialect is that of `event-hubs`."""
 
 

@@ -1,4 +1,4 @@
-"""The door of the command line: which command lives where; only the one that is called is imported."""
+"""The command line: where each command lives. Only the command that is called is imported."""
 
 import logging
 import re
@@ -14,19 +14,13 @@ from typer.main import get_command
 from leasehold.adapters.cli import EXTRAS, imported_for
 from leasehold.adapters.cli.common.help_layout import stack_names
 from leasehold.adapters.cli.common.placeholders import placeholders
+from leasehold.plugins import plugins
 from leasehold.stores.printable import did_you_mean
-
-_LAB = "leasehold_lab.commands."
 
 COMMANDS = {
     "consume": ("consume", "Join a group of workers and process this worker's shards."),
     "copy-leases": ("copy_leases", "Copy checkpoints from one store to another."),
     "deaggregate": ("deaggregate", "Take Kinesis records apart into their user records, as KCL does."),
-    "demo": (f"{_LAB}demo", "Watch a fleet on this machine lose a worker and nothing else."),
-    "dev": (
-        f"{_LAB}dev",
-        "Run stand-ins for Kinesis or Event Hubs and their lease tables here, until Ctrl-C.",
-    ),
     "doctor": ("steer.doctor", "Try rights, conditional writes and clocks, and say what to expect."),
     "explain": ("steer.explain", "Say what each worker would do now, and why a lease is where it is."),
     "leases": ("leases", "Show who holds what, and how far they are."),
@@ -38,12 +32,18 @@ COMMANDS = {
     "report": ("report", "Show how leases are shared out, and how that changes, as a page."),
     "reset": ("reset", "Set checkpoints back or forward."),
     "serve": ("steer.serve", "Serve lease tables as a live, read-only page."),
-    "simulate": (f"{_LAB}simulate", "Simulate a fleet: how soon it is balanced, and at what cost."),
     "swap": ("steer.swap", "Move the lease table of a running fleet to another store or layout."),
     "tables": ("steer.tables", "Show which lease tables there are, whose, how old, and in which layout."),
-    "what-if": (f"{_LAB}what_if", "Simulate what would move if workers came or went."),
 }
-"""By name: the module of this folder whose `app` it is, and its line in the help. One line for each command."""
+"""Our commands: the module of this folder that has the command's `app`, and its line in the help."""
+
+LABORATORY = {
+    "demo": "Watch a fleet on this machine lose a worker and nothing else.",
+    "dev": "Run stand-ins for Kinesis or Event Hubs and their lease tables here, until Ctrl-C.",
+    "simulate": "Simulate a fleet: how soon it is balanced, and at what cost.",
+    "what-if": "Simulate what would move if workers came or went.",
+}
+"""Commands that `leasehold[dev]` brings, and their lines in the help, which shows them in any case."""
 
 GROUPS = {
     "Begin with these": ("dev", "consume", "leases"),
@@ -96,18 +96,24 @@ class LazyCommands(TyperGroup):
         )
 
 
+def _loaded(name: str) -> typer.Typer:
+    if name in COMMANDS:
+        return import_module(f"leasehold.adapters.cli.{COMMANDS[name][0]}").app  # type: ignore[no-any-return]
+    if name not in plugins("commands"):
+        raise ModuleNotFoundError(name="leasehold_lab")
+    return plugins("commands")[name].load()  # type: ignore[no-any-return]  # as its group promises
+
+
 def _app_of(name: str, *, help_asked: bool) -> typer.Typer:
     """Import a command. If libraries are missing, one whose help is asked for is imported without them."""
-    place = COMMANDS[name][0]
-    module = place if place.startswith(_LAB) else f"leasehold.adapters.cli.{place}"
     try:
-        found: typer.Typer = import_module(module).app
+        found = _loaded(name)
     except ModuleNotFoundError as error:
         if not help_asked or error.name == "leasehold_lab":
             raise
         missing = error
         with placeholders(EXTRAS):
-            found = import_module(module).app
+            found = _loaded(name)
 
         def command(*_values: object, **_named: object) -> None:
             """End as a call without help does: the arguments only looked as if they asked for it."""
@@ -146,8 +152,13 @@ def _line() -> None:
 
 
 _HEADINGS = {name: heading for heading, names in GROUPS.items() for name in names}
-for _name, (_module, _help) in COMMANDS.items():
-    app.command(_name, help=_help, rich_help_panel=_HEADINGS.get(_name))(_line)
+_HELP = {
+    **{name: f"A command of {each.dist and each.dist.name}." for name, each in plugins("commands").items()},
+    **LABORATORY,
+    **{name: line for name, (_, line) in COMMANDS.items()},
+}
+for _name, _text in _HELP.items():
+    app.command(_name, help=_text, rich_help_panel=_HEADINGS.get(_name))(_line)
 
 
 def run() -> None:

@@ -22,27 +22,32 @@ from typing import TYPE_CHECKING
 
 from leasehold.adapters.sources.protocol import Source
 from leasehold.errors import SourceError
-from leasehold.stores.urls import AWS, Scheme, endpoint_of, read_url, session_for
+from leasehold.stores.urls import AWS, Scheme, Schemes, endpoint_of, read_url, session_for
 
 if TYPE_CHECKING:  # an extra brings it
     from boto3 import Session
 
 
-_SCHEMES = {
-    "kinesis": Scheme(
-        "leasehold.adapters.sources.kinesis.streams",
-        AWS | {"if_trimmed", "misplaced", "consumer", "wire", "poll_seconds", "max_records"},
-        "aws",
-    ),
-    "dynamodb-streams": Scheme(
-        "leasehold.adapters.sources.dynamodb_streams",
-        AWS | {"if_trimmed", "poll_seconds", "max_records"},
-        "aws",
-    ),
-    "eventhubs": Scheme(
-        "leasehold.adapters.sources.event_hubs.poller", frozenset({"group", "transport", "proxy", "prefetch"}), "azure"
-    ),
-}
+_SCHEMES = Schemes(
+    "sources",
+    {
+        "kinesis": Scheme(
+            "leasehold.adapters.sources.kinesis.streams",
+            AWS | {"if_trimmed", "misplaced", "consumer", "wire", "poll_seconds", "max_records"},
+            "aws",
+        ),
+        "dynamodb-streams": Scheme(
+            "leasehold.adapters.sources.dynamodb_streams",
+            AWS | {"if_trimmed", "poll_seconds", "max_records"},
+            "aws",
+        ),
+        "eventhubs": Scheme(
+            "leasehold.adapters.sources.event_hubs.poller",
+            frozenset({"group", "transport", "proxy", "prefetch"}),
+            "azure",
+        ),
+    },
+)
 
 
 def open_source(url: str, *, session: "Session | None" = None) -> Source:

@@ -262,8 +262,11 @@ def examined(source: str, store: str, fleet: ExaminedFleet) -> Examination:
     """Examine both, each as far as it can be reached. Raises ValueError for a URL that cannot be used."""
     scheme, place, options = source_address(source)
     store_scheme, store_place, store_options = store_address(store)
-    if store_scheme not in _STORES:
+    if store_scheme == "file":
         raise ValueError("store URL: file:// is a backup, on which no fleet works; name a store")
+    for kind, each, known in (("source", scheme, _SOURCES), ("store", store_scheme, _STORES)):
+        if each not in known:
+            raise ValueError(f"{kind} URL: another package adds {each}://, and doctor has no checks for it")
     price, seen = _price(store_scheme, fleet), _Gathered()
     with _told(seen, "source"):
         for each in _SOURCES[scheme].load("source", SourceError).trials(place, options):

@@ -1,0 +1,139 @@
+"""What other distributions add by entry points: stores, sources, rule sets and commands."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+ENTRY_POINTS = """
+[leasehold.stores]
+acme = acme.leases
+memory = acme.leases
+[leasehold.sources]
+acme = acme.stream
+[leasehold.rules]
+acme = acme.rules:Acme
+[leasehold.commands]
+acme = acme.command:app
+plan = acme.command:app
+"""
+MODULES = {
+    "leases": """
+from leasehold.stores.embedded.memory import MemoryStore
+
+OPTIONS = ("depth",)
+
+def open_url(place, options, *, create, request_seconds):
+    print("store", place, *options.items(), create, request_seconds)
+    return MemoryStore()
+""",
+    "stream": """
+def open_url(place, options):
+    print("source", place, *options.items())
+""",
+    "rules": """
+from attrs import frozen
+from leasehold import Claim, RuleSet
+
+@frozen
+class Acme(RuleSet):
+    name = "acme"
+    renewal_rule = "A0"
+    eager: bool = True
+
+    def take(self, census, me, config):
+        return tuple(Claim(lease, "A1") for lease in census.available) if self.eager else ()
+""",
+    "command": """
+import typer
+
+app = typer.Typer()
+
+@app.command()
+def command(word: str) -> None:
+    print("acme", word)
+""",
+}
+QUESTION = {"leases": [{"key": "s-0"}], "me": {"worker": "a"}, "config": {"rules": "acme"}}
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which the distribution `acme-leases` is installed."""
+    folder = tmp_path_factory.mktemp("plugins")
+    (folder / "acme").mkdir()
+    for name, text in {"__init__": "", **MODULES}.items():
+        (folder / "acme" / f"{name}.py").write_text(text)
+    metadata = folder / "acme_leases-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-leases\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))}
+
+
+def ran(environment: dict[str, str], code: str, *words: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a program in the environment."""
+    call = [sys.executable, "-c", code, *words]
+    return subprocess.run(call, env=environment, input=given, capture_output=True, text=True, check=False)
+
+
+def command(environment: dict[str, str], *words: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the command line in the environment."""
+    return ran(environment, "from leasehold.adapters.cli import run; run()", *words, given=given)
+
+
+def test_entry_points_add_the_schemes_of_stores_and_sources(environment: dict[str, str]) -> None:
+    """URLs of another distribution open what its module opens, and their options are checked; ours stay ours."""
+    told = ran(
+        environment,
+        """
+from leasehold.adapters import open_source
+from leasehold.stores import open_store
+open_store("acme://place?depth=3", request_seconds=2.5)
+open_source("acme://place")
+print(type(open_store("memory://place")).__module__)
+for opened, url in ((open_store, "acme://place?dept=3"), (open_source, "acme://place?a=b"), (open_source, "acm://place")):
+    try:
+        opened(url)
+    except ValueError as wrong:
+        print(wrong)
+""",
+    )
+    assert told.stdout.splitlines() == [
+        "store place ('depth', '3') True 2.5",
+        "source place",
+        "leasehold.stores.embedded.memory",
+        "store URL: unknown option 'dept'; choose among depth; did you mean 'depth'?",
+        "source URL: unknown option 'a'; this source has none",
+        (
+            "source URL: unknown scheme 'acm'; choose one of acme, dynamodb-streams, eventhubs, kinesis; "
+            "did you mean 'acme'?"
+        ),
+    ], told.stderr
+
+
+def test_an_entry_point_adds_a_rule_set_to_commands_and_simulator(environment: dict[str, str]) -> None:
+    """A rule set of another distribution is known by its name wherever ours are, with its options."""
+    planned = command(environment, "plan", given=json.dumps(QUESTION))
+    assert json.loads(planned.stdout)["actions"] == [{"do": "claim", "key": "s-0", "rule": "A1"}]
+    assert "acme: eager" in command(environment, "plan", "--help").stdout
+    told = ran(environment, "from leasehold_lab.simulator.question import RULES; print(RULES['acme'])")
+    assert told.stdout == "Acme(eager=True)\n"
+
+
+def test_an_entry_point_adds_a_command(environment: dict[str, str]) -> None:
+    """The help lists the command of another distribution, a call runs it, and none of ours is replaced."""
+    assert command(environment, "acme", "word").stdout == "acme word\n"
+    shown = command(environment, "--help").stdout
+    assert "A command of acme-leases." in shown
+    assert "Usage: leasehold plan" in command(environment, "plan", "--help").stdout
+    assert "Answer one listing" in shown
+
+
+def test_doctor_says_that_it_has_no_checks_for_the_store_of_another_package(environment: dict[str, str]) -> None:
+    """The bad usage is named with the scheme, and ends with 2."""
+    told = command(environment, "doctor", "kinesis://orders?region=eu-west-1", "--store", "acme://place")
+    assert told.returncode == 2
+    assert "doctor has no checks" in told.stderr
