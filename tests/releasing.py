@@ -56,12 +56,16 @@ def uv(*words: str, **environment: str) -> str:
 
 
 def plain(folder: Path) -> tuple[Path, Path]:
-    """Build the sources, and from them a wheel for any Python; offline, by the build requirements that are here."""
+    """Build the sources, and from them a wheel for any Python; offline, by the build requirements that are here.
+
+    The sources and the wheel of leasehold-lab are built next to them.
+    """
     locked = ("--no-build-isolation", "--offline", "--python", sys.executable, "-o", str(folder))
     uv("build", "--sdist", *locked)
     (sources,) = folder.glob("*.tar.gz")
     uv("build", "--wheel", *locked, str(sources), LEASEHOLD_PURE="1")
     (wheel,) = folder.glob("*-py3-none-any.whl")
+    uv("build", *locked, "lab")
     return sources, wheel
 
 
@@ -104,16 +108,26 @@ def installed(
         shutil.copytree(said, packages / said.name)
     name = f"leasehold[{extras}]" if extras else "leasehold"
     bound = options or ("-c", str(ROOT / "requirements.lock"))
-    uv("pip", "install", "-q", "--python", str(folder), *bound, f"{name} @ {wheel.as_uri()}")
+    uv(
+        "pip",
+        "install",
+        "-q",
+        "--python",
+        str(folder),
+        "--find-links",
+        str(wheel.parent),
+        *bound,
+        f"{name} @ {wheel.as_uri()}",
+    )
     return folder / "bin"
 
 
 def main(folder: Path) -> None:
     """Build everything an index takes, and say what there is and what could not be had."""
     folder.mkdir(exist_ok=True)
-    for old in (*folder.glob("leasehold-*.whl"), *folder.glob("leasehold-*.tar.gz")):
+    for old in (*folder.glob("leasehold*.whl"), *folder.glob("leasehold*.tar.gz")):
         old.unlink()
-    built = list(plain(folder))
+    built = [*plain(folder), *sorted(folder.glob("leasehold_lab-*"))]
     here = pythons()
     for version in PYTHONS:
         wheel = compiled(built[0], version, here[version], folder) if version in here else None

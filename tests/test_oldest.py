@@ -26,11 +26,12 @@ def test_the_oldest_dependencies_will_do(tmp_path: Path) -> None:
     oldest, environment = tmp_path / "oldest.txt", tmp_path / "environment"
     extras = [word for extra in EXTRAS for word in ("--extra", extra)]
     lowest = ("--resolution", "lowest-direct", "--python-version", "3.11", "--no-emit-index-url")
-    uv("pip", "compile", "-q", *lowest, *extras, "-o", str(oldest), "pyproject.toml")
+    ours = ("--no-emit-package", "leasehold", "--no-emit-package", "leasehold-lab")
+    uv("pip", "compile", "-q", *lowest, *ours, *extras, "-o", str(oldest), "pyproject.toml")
     uv("venv", "-q", "--no-project", "--python", sys.executable, str(environment))
     uv("pip", "install", "-q", "--python", str(environment), "-r", str(oldest), *TOOLS)
     python = str(environment / "bin" / "python")
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "lab")))}
     told = [python, "-c", "from leasehold.adapters.cli import run; run()", "consume", "--help"]
     assert "--processes" in subprocess.run(told, env=env, capture_output=True, text=True, check=True).stdout
     # Old libraries say of newer ones that they will be gone.

