@@ -1,4 +1,4 @@
-# The one door to the project: `make` alone says what there is.
+# `make` lists the commands of every day, `make targets` the rest.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
@@ -10,11 +10,15 @@ NPM = $(shell $(BIN)/python -c 'from leasehold_lab.standins.node import find_nod
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help changelog demo quick test test-more check prove bench chaos fuzz fuzz-c mutants lock soak chaos-spark dist sizes api site sbom audit
+.PHONY: help targets changelog demo quick test test-more check prove bench chaos fuzz fuzz-c mutants lock soak chaos-spark dist sizes api site sbom audit
 
-help: ## say what there is
+help: # five commands of every day
 	@echo 'Python 3.11 and make are enough; each target fetches what it needs once.'
 	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo '  make targets     list the other targets, which maintainers need'
+
+targets: # the rest
+	@awk -F ':[^#]*#: ' '/^[a-z-]+:.*#: / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Every download is pinned by its digest, the tools that build wheels included.
 $(READY): pyproject.toml lab/pyproject.toml requirements.lock requirements-build.lock requirements-amqp.lock
@@ -56,46 +60,46 @@ check: $(READY) ## format, lint, types, import contracts, rules of the house, gr
 	$(BIN)/python benchmarks/growth.py --check
 	$(BIN)/pytest -q tests/test_house.py tests/docs/test_site.py
 
-site: $(READY) ## build the site of docs/ into build/site
+site: $(READY) #: build the site of docs/ into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 
-prove: $(READY) ## follow every interleaving of small fleets over the real plan (ten minutes); writes specs/proof.md
+prove: $(READY) #: follow every interleaving of small fleets over the real plan (ten minutes); writes specs/proof.md
 	$(BIN)/python -m leasehold_lab.checker --full --write specs/proof.md
 	$(BIN)/python tests/balancer/planned_moves.py
 
-soak: $(READY) ## simulate ten thousand fleets with every fault on, and let every call meet every fault
+soak: $(READY) #: simulate ten thousand fleets with every fault on, and let every call meet every fault
 	$(BIN)/python tests/proving/every_call.py
 	$(BIN)/python tests/proving/soak.py 10000
 
 SECONDS = 600
 ENGINE = hypothesis
-fuzz: $(READY) ## give every parser what nobody would write, for SECONDS=600; what breaks one is kept; ENGINE=atheris
+fuzz: $(READY) #: give every parser what nobody would write, for SECONDS=600; what breaks one is kept; ENGINE=atheris
 	@if [ $(ENGINE) = atheris ]; then $(BIN)/uv pip install -q --python $(BIN)/python --only-binary :all: --require-hashes \
 		-r requirements-atheris.lock || true; fi
 	$(BIN)/python tests/fuzz/long_fuzz.py $(SECONDS) --engine $(ENGINE)
 
 # Python's own allocator hides what is read behind a value: plain malloc leaves the sanitizer's guards around each.
 SANITIZED = -g -fsanitize=address,undefined -fno-sanitize-recover=all
-fuzz-c: $(READY) ## the same for the scan in C alone, under the sanitizers of addresses and of undefined behaviour (gcc)
+fuzz-c: $(READY) #: the same for the scan in C alone, under the sanitizers of addresses and of undefined behaviour (gcc)
 	CFLAGS='$(SANITIZED)' LD_PRELOAD=$$(cc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
 		$(BIN)/python tests/fuzz/long_fuzz.py $(SECONDS) cbor-answers
 
 ONLY =
-mutants: $(READY) ## plant small faults into named modules, and say which of them no test sees; ONLY=codecs for a part
+mutants: $(READY) #: plant small faults into named modules, and say which of them no test sees; ONLY=codecs for a part
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-build-isolation --require-hashes -r requirements-mutants.lock
 	$(BIN)/python tests/mutation/mutants.py $(if $(ONLY),--only $(ONLY),--write specs/mutants.md)
 
-bench: $(READY) ## measure every claim of speed beside a named peer
+bench: $(READY) #: measure every claim of speed beside a named peer
 	@met=true; for script in $$(grep -l __main__ benchmarks/*.py); do echo "== $$script"; $(BIN)/python "$$script" || met=false; done; $$met
 
 CHAOS = 'kinesis dynamodb' 'event-hubs azblob' 'kinesis sqlite' 'event-hubs dynamodb' 'kinesis dynamodb --consumer multilang' \
 	'kinesis s3' 'kinesis dynamodb --layout sessions' 'kinesis postgres --layout sessions' 'kinesis dynamodb --to postgres'
-chaos: $(READY) ## one fault after another on worker processes and their services (25 minutes); SEED=7 repeats a run
+chaos: $(READY) #: one fault after another on worker processes and their services (25 minutes); SEED=7 repeats a run
 	@good=true; for run in $(CHAOS); do set -- $$run; source=$$1; store=$$2; shift 2; \
 		$(BIN)/python tests/chaos/plain_workers.py --seed $(SEED) --seconds 110 --source $$source --store $$store $$* || good=false; \
 	done; $$good
 
-chaos-spark: $(READY) ## kill, steal, split and block under applications of Spark (an hour and a half)
+chaos-spark: $(READY) #: kill, steal, split and block under applications of Spark (an hour and a half)
 	$(BIN)/python tests/integration/spark_flights.py
 	$(BIN)/python tests/integration/spark_flights.py --source event-hubs
 	$(BIN)/python tests/integration/spark_kills.py
@@ -106,29 +110,30 @@ chaos-spark: $(READY) ## kill, steal, split and block under applications of Spar
 	$(BIN)/python tests/integration/spark_pipeline_kills.py --cluster
 	$(BIN)/python tests/integration/spark_blocked.py
 
-dist: $(READY) ## build into dist/ what an index takes: sources, a plain wheel, a compiled one for each Python here
+dist: $(READY) #: build into dist/ what an index takes: sources, a plain wheel, a compiled one for each Python here
 	$(BIN)/python tests/releasing.py dist
 
-sizes: $(READY) ## install each extra into an empty environment, and say how large it is
+sizes: $(READY) #: install each extra into an empty environment, and say how large it is
 	$(BIN)/python benchmarks/extra_sizes.py
 
-api: $(READY) ## write specs/public-api/now.txt: the public names and their signatures
+api: $(READY) #: write specs/public-api/now.txt: the public names and their signatures
 	$(BIN)/python tests/public_api.py
 
 VERSION =
-changelog: $(READY) ## show what changelog.d/ adds to CHANGELOG.md; VERSION=0.2.0 moves it there
+changelog: $(READY) #: show what changelog.d/ adds to CHANGELOG.md; VERSION=0.2.0 moves it there
 	@$(BIN)/uv pip install -q --python $(BIN)/python --no-build-isolation --require-hashes -r requirements-changelog.lock
 	@$(BIN)/towncrier build $(if $(VERSION),--version $(VERSION),--draft --version next)
 
-sbom: $(READY) ## write the parts lists of all locked packages (CycloneDX) to build/sbom
+sbom: $(READY) #: write the parts lists of all locked packages (CycloneDX) to build/sbom
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-build-isolation --require-hashes -r requirements-supply.lock
 	$(BIN)/python tests/supply/supply.py sbom build/sbom
 
-audit: $(READY) ## hold what is installed against the locks, digests and licences; needs no network
+audit: $(READY) #: hold what is installed against the locks, digests and licences; needs no network
 	$(BIN)/python tests/supply/supply.py audit
 
-lock: $(READY) ## pin the newest dependencies that pyproject.toml and package.json allow
+lock: $(READY) #: pin the newest dependencies that pyproject.toml and package.json allow
 	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+		--no-emit-package leasehold --no-emit-package leasehold-lab \
 		--all-extras --group test -o requirements.lock pyproject.toml
 	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		-c requirements.lock --group build -o requirements-build.lock

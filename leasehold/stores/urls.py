@@ -135,23 +135,22 @@ ROLE = re.compile(r"arn:[\w-]+:iam::\d{12}:role/[\w+=,.@/-]+")
 
 _PROVED = frozenset({"dynamodb", "azblob", "s3", "gcs", "postgres"})
 
-_SCHEMES = Schemes(
-    "stores",
-    {
-        "memory": Scheme("leasehold.stores.embedded.memory", frozenset({"layout"})),
-        "sqlite": Scheme("leasehold.stores.embedded.sqlite", frozenset({"layout"})),
-        "file": Scheme("leasehold.stores.embedded.file"),
-        "dynamodb": Scheme("leasehold.stores.dynamodb.store", AWS | {"prefix", "protect", "wire", "layout"}, "aws"),
-        "azblob": Scheme(
-            "leasehold.stores.objects.blob",
-            frozenset({"prefix", "eventhub", "group", "start", "endpoint", "layout"}),
-            "azure",
-        ),
-        "s3": Scheme("leasehold.stores.objects.s3", AWS | {"layout"}, "aws"),
-        "gcs": Scheme("leasehold.stores.objects.gcs", frozenset({"project", "location", "endpoint", "layout"}), "gcs"),
-        "postgres": Scheme("leasehold.stores.postgres", frozenset({"table", "user", "sslmode", "layout"}), "postgres"),
-    },
-)
+_OURS = {
+    "memory": Scheme("leasehold.stores.embedded.memory", frozenset({"layout"})),
+    "sqlite": Scheme("leasehold.stores.embedded.sqlite", frozenset({"layout"})),
+    "file": Scheme("leasehold.stores.embedded.file"),
+    "dynamodb": Scheme("leasehold.stores.dynamodb.store", AWS | {"prefix", "protect", "wire", "layout"}, "aws"),
+    "azblob": Scheme(
+        "leasehold.stores.objects.blob",
+        frozenset({"prefix", "eventhub", "group", "start", "endpoint", "layout"}),
+        "azure",
+    ),
+    "s3": Scheme("leasehold.stores.objects.s3", AWS | {"layout"}, "aws"),
+    "gcs": Scheme("leasehold.stores.objects.gcs", frozenset({"project", "location", "endpoint", "layout"}), "gcs"),
+    "postgres": Scheme("leasehold.stores.postgres", frozenset({"table", "user", "sslmode", "layout"}), "postgres"),
+}
+
+_SCHEMES = Schemes("stores", _OURS)
 
 _LAYOUTS = Scheme("leasehold.stores.sessions.store")
 

@@ -28,26 +28,23 @@ if TYPE_CHECKING:  # an extra brings it
     from boto3 import Session
 
 
-_SCHEMES = Schemes(
-    "sources",
-    {
-        "kinesis": Scheme(
-            "leasehold.adapters.sources.kinesis.streams",
-            AWS | {"if_trimmed", "misplaced", "consumer", "wire", "poll_seconds", "max_records"},
-            "aws",
-        ),
-        "dynamodb-streams": Scheme(
-            "leasehold.adapters.sources.dynamodb_streams",
-            AWS | {"if_trimmed", "poll_seconds", "max_records"},
-            "aws",
-        ),
-        "eventhubs": Scheme(
-            "leasehold.adapters.sources.event_hubs.poller",
-            frozenset({"group", "transport", "proxy", "prefetch"}),
-            "azure",
-        ),
-    },
-)
+_OURS = {
+    "kinesis": Scheme(
+        "leasehold.adapters.sources.kinesis.streams",
+        AWS | {"if_trimmed", "misplaced", "consumer", "wire", "poll_seconds", "max_records"},
+        "aws",
+    ),
+    "dynamodb-streams": Scheme(
+        "leasehold.adapters.sources.dynamodb_streams",
+        AWS | {"if_trimmed", "poll_seconds", "max_records"},
+        "aws",
+    ),
+    "eventhubs": Scheme(
+        "leasehold.adapters.sources.event_hubs.poller", frozenset({"group", "transport", "proxy", "prefetch"}), "azure"
+    ),
+}
+
+_SCHEMES = Schemes("sources", _OURS)
 
 
 def open_source(url: str, *, session: "Session | None" = None) -> Source:
