@@ -315,6 +315,21 @@ def test_modules_of_tests_have_names_of_their_own() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
+REPEATED = "tests/sources/kinesis/test_wire_views.py"
+"""Runs the tests of `test_wire.py` once more with the scan in C."""
+
+
+def test_no_module_of_tests_is_imported_by_another() -> None:
+    """What several modules of tests use stands in a module of its own, which is no test."""
+    found = {
+        _name(path)
+        for path in _sources("tests", "benchmarks")
+        for node in ast.walk(_tree(path))
+        if any(module.startswith("test_") for module in _imported(node))
+    }
+    assert found == {REPEATED}
+
+
 def _named_types(tree: ast.Module) -> Iterator[str]:
     """Classes, wherever they stand, and the aliases of types that a module gives a name."""
     for node in ast.walk(tree):

@@ -1,13 +1,14 @@
 """One shard read ahead, on a clock that the test moves."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from threading import Condition
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pytest
-from attrs import Factory, define, evolve
+from attrs import evolve
 from fake_stream import Stream
+from feeds import Hands, a_feed, an_ahead, pace
 
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.spark.available_now import SILENT_SECONDS
@@ -15,14 +16,11 @@ from leasehold.adapters.spark.feed import (
     EXCLUDED_SECONDS,
     ArrowBatch,
     Columns,
-    ReadAheadPace,
     ReadAheadState,
     RowBuffer,
     ShardPrefetcher,
     joined,
 )
-from leasehold.adapters.spark.kinesis.options import LEAST_MS
-from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -30,45 +28,6 @@ from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Pos
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.protocol import Done
 from leasehold.stores.writes import CreateLease, StealLease
-
-
-@define
-class Hands:
-    """Holds what a worker takes, and leaves it alone."""
-
-    held: list[Holding] = Factory(list)
-
-    def begin(self, holding: Holding) -> None:
-        self.held.append(holding)
-
-    def release(self, holding: Holding) -> None:
-        """Nothing; the test does it."""
-
-
-def pace(interval_seconds: float = LEAST_MS / 1000) -> ReadAheadPace:
-    """As fast as may be."""
-    return ReadAheadPace(columns("fake"), rows=10_000, bytes=1 << 20, interval_seconds=interval_seconds)
-
-
-def a_feed(
-    stream: Stream,
-    ahead: ReadAheadState,
-    clock: Callable[[], float] = lambda: 0.0,
-    left: Callable[[ShardPrefetcher], None] = lambda _feed: None,
-) -> tuple[Worker, ShardPrefetcher]:
-    """The feed of the only shard of this stream, its worker having just taken the lease."""
-    hands = Hands()
-    config = Config(initial_position=TRIM_HORIZON)
-    worker = Worker(store=MemoryStore(), source=stream, me="w", config=config, consumer=hands, clock=clock)
-    due = 0.0
-    for _ in range(3):  # it looks, makes the lease, and takes it
-        due = worker.turn(due)
-    return worker, ShardPrefetcher(worker, hands.held[0], ahead, left)
-
-
-def an_ahead() -> ReadAheadState:
-    """For one feed that begins where its lease says."""
-    return ReadAheadState(pace(), Condition(), lambda _holding, checkpoint: checkpoint, lambda _key: None, feeds=1)
 
 
 @pytest.mark.parametrize("records", [0, 100_000])

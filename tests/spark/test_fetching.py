@@ -3,15 +3,14 @@
 import io
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 from typing import Any, Never
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pytest
 from attrs import evolve
 from fake_stream import Place, Stream
+from row_servers import answering
 
 from leasehold.adapters.spark import fetching
 from leasehold.adapters.spark import fetching as transport
@@ -19,7 +18,6 @@ from leasehold.adapters.spark.feed import LARGE_BYTES, joined
 from leasehold.adapters.spark.fetching import (
     ALL,
     HERE,
-    REQUEST,
     FetchedRows,
     Kept,
     ReaderRows,
@@ -114,23 +112,6 @@ def test_a_task_whose_connection_ends_early_fails() -> None:
             got(part)
     with answering(HERE + stream + ALL) as part:
         assert got(part) == [1, 2, 3]
-
-
-@contextmanager
-def answering(answer: bytes) -> Iterator[FetchedRows]:
-    """A driver that says this much to a task, and goes away."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def send() -> None:
-            connection, _ = listening.accept()
-            with connection:
-                connection.recv(REQUEST.size)
-                connection.sendall(answer)
-
-        thread = Thread(target=send)
-        thread.start()
-        yield FetchedRows("127.0.0.1", listening.getsockname()[1], bytes(32), 1, 0)
-        thread.join()
 
 
 def test_a_driver_that_cannot_be_reached_is_named() -> None:

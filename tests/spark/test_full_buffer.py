@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from attrs import evolve
 from fake_stream import FakeReader, Stream
-from test_feed import a_feed, an_ahead
-from test_readers import a_spec
+from feeds import a_feed, an_ahead
+from reader_pools import a_spec
 from waiters import Clock, until
 
 from leasehold.adapters.sources.kinesis.fan_out import APART_SECONDS, StreamConsumer

@@ -16,7 +16,7 @@ import pytest
 from attrs import evolve
 from fake_stream import Stream
 from pyspark import cloudpickle
-from test_readers import HELLO, HOST, PATIENCE, a_pool, a_spec, connected, opened
+from reader_pools import HELLO, HOST, PATIENCE, a_pool, a_spec, connected, opened
 
 from leasehold.adapters.json_form import BadJsonField
 from leasehold.adapters.spark.readers import process, reader

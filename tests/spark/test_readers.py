@@ -17,10 +17,22 @@ from typing import IO, ClassVar, Never
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pytest
-from attrs import Factory, define, evolve
+from attrs import evolve
 from fake_stream import FakeReader, Place, Stream, options, rows_of
 from killed_reader import read as written
-from test_fetching import answering
+from reader_pools import (
+    HELLO,
+    HOST,
+    PATIENCE,
+    a_pool,
+    a_spec,
+    closed_by_pool,
+    connected,
+    numbers,
+    opened,
+    read_for_ever,
+)
+from row_servers import answering
 
 from leasehold.adapters.json_form import BadJsonField
 from leasehold.adapters.spark.event_hubs.options import event_hubs_options
@@ -37,7 +49,6 @@ from leasehold.adapters.spark.readers.messages import (
     LINE_BYTES,
     Alive,
     FromReader,
-    Hello,
     Keep,
     Open,
     Piece,
@@ -47,14 +58,11 @@ from leasehold.adapters.spark.readers.messages import (
     line_of,
 )
 from leasehold.adapters.spark.readers.pool import FarBuffer, FarReader, FarTransport, QueryReaders, ReaderPool, way_of
-from leasehold.adapters.spark.readers.reader import FAULT_SECONDS, ROOM_SECONDS, ReaderSpec, ShardReadAhead, ShardReader
+from leasehold.adapters.spark.readers.reader import FAULT_SECONDS, ROOM_SECONDS, ShardReadAhead, ShardReader
 from leasehold.adapters.spark.replay import Place as ReplayPlace
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.embedded.memory import MemoryStore
-
-HOST = "127.0.0.1"
-PATIENCE = 60.0
 
 
 def pieces(*ends: int, rows: int = 1) -> tuple[Piece, ...]:
@@ -69,13 +77,6 @@ def reported(*ends: int, rows: int = 1, opening: int = 1) -> ShardReport:
 def an_opening(closed: Callable[[FarReader], None] = lambda _reader: None) -> FarReader:
     """Of a shard, from its oldest record on."""
     return FarReader(1, Lease("a", epoch=7), TRIM_HORIZON, closed)
-
-
-def a_spec(stream: Stream, pool: ReaderPool | None = None, rows: int = 1000) -> ReaderSpec:
-    """What a reader of this stream is given."""
-    stock = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable=True)
-    planner, token = (HOST, pool.port if pool else 1), pool.token if pool else b""
-    return ReaderSpec(planner, token, Address(HOST, HOST), stock, rows, 1 << 20, 3, 1 << 20, "")
 
 
 # What is reported
@@ -208,31 +209,6 @@ class Refusing(Stream):
 # The pool
 
 
-@define
-class News:
-    """Shards of which there is news, each with what there was to see then."""
-
-    event: Event = Factory(Event)
-    keys: list[str] = Factory(list)
-    look: Callable[[], object] = lambda: None
-    seen: list[object] = Factory(list)
-
-    def __call__(self, key: str) -> None:
-        self.keys.append(key)
-        self.seen.append(self.look())
-        self.event.set()
-
-
-@contextmanager
-def a_pool() -> Iterator[tuple[ReaderPool, News]]:
-    news = News()
-    pool = ReaderPool(Address(HOST, HOST), news)
-    try:
-        yield pool, news
-    finally:
-        pool.close()
-
-
 @contextmanager
 def a_reader(pool: ReaderPool, stream: Stream, size: int = 1 << 20, folder: str = "") -> Iterator[None]:
     """A reader in a thread, which ends with the pool."""
@@ -245,25 +221,6 @@ def a_reader(pool: ReaderPool, stream: Stream, size: int = 1 << 20, folder: str 
         pool.close()
         thread.join(PATIENCE)
         assert not thread.is_alive()
-
-
-@contextmanager
-def connected(pool: ReaderPool, said: bytes) -> Iterator[socket.socket]:
-    """A peer that says this."""
-    with socket.create_connection((HOST, pool.port), PATIENCE) as connection:
-        connection.sendall(said)
-        yield connection
-
-
-def closed_by_pool(connection: socket.socket) -> bool:
-    """Whether the pool ends the connection, in a patient time, without a word."""
-    try:
-        return connection.recv(1) == b""
-    except ConnectionResetError:
-        return True
-
-
-HELLO = line_of(Hello(HOST, 1, bytes(32)))
 
 
 @pytest.mark.parametrize(
@@ -323,11 +280,6 @@ def test_what_is_wrong_with_a_message_is_named(line: bytes, said: str) -> None:
     with pytest.raises(BadJsonField) as refused:
         from_reader(line)
     assert said in str(refused.value)
-
-
-def opened(pool: ReaderPool) -> FarReader:
-    """A shard, as soon as there is a reader."""
-    return pool.open(Lease("a"), TRIM_HORIZON)
 
 
 def test_a_token_that_cannot_be_read_is_refused_and_not_shown() -> None:
@@ -531,10 +483,6 @@ def test_a_shard_that_nobody_could_read_is_woken_when_a_reader_comes(monkeypatch
 # Their rows
 
 
-def numbers(batches: Iterator[pa.RecordBatch]) -> list[int]:
-    return [int(number) for batch in batches for number in batch["sequenceNumber"].to_pylist()]
-
-
 @contextmanager
 def planned(
     stream: Stream, tmp_path: Path, size: int = 1 << 20, folder: str = ""
@@ -556,12 +504,6 @@ def planned(
         assert isinstance(part, ReaderRows)
         yield pool, transport, part
         transport.close()
-
-
-def read_for_ever(part: ReaderRows) -> None:
-    """Until it is refused: a reader hears a moment later that a batch is done."""
-    while True:
-        numbers(read(part))
 
 
 def test_a_task_has_its_rows_from_the_reader_as_often_as_it_asks(tmp_path: Path) -> None:

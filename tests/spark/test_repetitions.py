@@ -6,9 +6,9 @@ from threading import Event
 from typing import NoReturn
 
 import pytest
+from crashes import Crash, Row, again, crashed, drained, everything
 from fake_stream import Place, Stream, options
 from pyspark.sql.streaming.datasource import ReadMaxRows
-from test_restarts import Crash, Row, again, crashed, drained, everything
 
 from leasehold.adapters.spark import replay
 from leasehold.adapters.spark.feed import SourceSpec

@@ -17,11 +17,11 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pytest
 from attrs import evolve
 from fake_stream import PAGE, Stream
+from feeds import a_feed, pace
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from test_feed import a_feed, pace
-from test_readers import HELLO, HOST, a_spec, closed_by_pool, read_for_ever
+from reader_pools import HELLO, HOST, a_spec, closed_by_pool, read_for_ever
 from waiters import WAIT, until
 
 from leasehold.adapters.sources.protocol import Batch, Record

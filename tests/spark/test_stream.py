@@ -11,6 +11,7 @@ from fake_stream import PAGE, Mortal, Place, Query, Stream
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
 from stepped_loop import Stepped, a_reader, stepped
+from stolen_leases import stolen
 
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.spark import lease_loop, stream
@@ -21,8 +22,8 @@ from leasehold.adapters.spark.readers.pool import ReadHere
 from leasehold.balancer.model import Position
 from leasehold.errors import StoreError
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold.stores.protocol import Done, Store
-from leasehold.stores.writes import CheckpointLease, ReleaseLease, RenewLease, RequestLease, StealLease
+from leasehold.stores.protocol import Done
+from leasehold.stores.writes import ReleaseLease, RenewLease, RequestLease, StealLease
 
 pytestmark = pytest.mark.slow
 
@@ -42,16 +43,6 @@ def place(tmp_path: Path) -> Iterator[Place]:
 def everything(stream: Stream) -> list[tuple[str, int, str]]:
     """Every record, as rows have it."""
     return sorted((key, place, text) for key, found in stream.records.items() for place, text in enumerate(found, 1))
-
-
-def stolen(store: Store, key: str, position: str | None = None) -> None:
-    """Another worker takes a lease, goes on to this position and lets go again."""
-    taken = store.write(StealLease(store.get([key])[0], "thief"))
-    assert isinstance(taken, Done)
-    if position is not None:
-        moved = store.write(CheckpointLease(taken.lease, Position(position)))
-        # Lost: what was committed before goes further.
-        store.write(ReleaseLease(moved.lease if isinstance(moved, Done) else taken.lease, "thief"))
 
 
 def test_limited_batches_hold_every_record_once(place: Place) -> None:

@@ -1,112 +1,23 @@
 """Streaming queries in a real session over a real stream: what restarts, thefts, ends and stops cost."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
-import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it ships no types
 import pytest
 from attrs import define, field
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.streaming.readwriter import DataStreamWriter as Writer
+from streaming_jobs import Job, a_job
 from types_boto3_kinesis import KinesisClient
 from waiters import AT_ONCE, WAIT, until
 
-from leasehold.adapters.spark.pipeline import begun
-from leasehold.stores.protocol import Done, Store
-from leasehold.stores.urls import open_store
+from leasehold.stores.protocol import Done
 from leasehold.stores.writes import ClaimLease
 from leasehold_lab.standins.hubs.event_hubs import event_hubs
 
 pytestmark = [pytest.mark.spark, pytest.mark.services, pytest.mark.xdist_group("spark")]
-
-
-def _sequence(row: dict[str, Any]) -> int:
-    return int(row["sequenceNumber"])
-
-
-@define
-class Job:
-    """Queries over one stream, with one lease table."""
-
-    spark: SparkSession
-    folder: Path
-    format: str
-    options: dict[str, str]
-    queries: list[StreamingQuery] = field(factory=list)
-
-    @property
-    def url(self) -> str:
-        return f"sqlite:///{self.folder}/leases.db"
-
-    @property
-    def store(self) -> Store:
-        return open_store(self.url)
-
-    def rows(self) -> DataFrame:
-        options = {"lease.store": self.url, "lease.durationMs": "4000", **self.options}
-        return self.spark.readStream.format(self.format).options(**options).load()
-
-    def parquet(self, name: str, *, now: bool = False) -> StreamingQuery:
-        """A query that writes files; `now` if it is to end with what is there."""
-        folder = str(self.folder / name)
-        query = self._begun(name, lambda writer: writer.format("parquet").option("path", folder), now=now)
-        if now:
-            assert query.awaitTermination(WAIT)
-        return query
-
-    def each(self, name: str, sink: Callable[[DataFrame, int], None]) -> StreamingQuery:
-        """A query that hands batches to a function."""
-        return self._begun(name, lambda writer: writer.foreachBatch(sink))
-
-    def _begun(self, name: str, to: Callable[[Writer], Writer], *, now: bool = False) -> StreamingQuery:
-        def start() -> StreamingQuery:
-            writer = to(self.rows().writeStream).option("checkpointLocation", str(self.folder / f"{name}-progress"))
-            query = (writer.trigger(availableNow=True) if now else writer.trigger(processingTime="0 seconds")).start()
-            self.queries.append(query)
-            return query
-
-        return begun(start)
-
-    def rows_in(self, *names: str) -> list[dict[str, Any]]:
-        """Every row of the finished batches of these queries: files count once the sink's own log has them."""
-        logs = [log for name in names for log in (self.folder / name / "_spark_metadata").glob("[0-9]*")]
-        lines = {line for log in logs for line in log.read_text().splitlines()[1:]}
-        paths = {json.loads(line)["path"].removeprefix("file://") for line in lines}
-        columns = ["shardId", "sequenceNumber", "data"]
-        return [row for path in sorted(paths) for row in pq.read_table(path, columns=columns).to_pylist()]
-
-    def written(self, *names: str) -> list[str]:
-        """The data of every row in these files, doubles included, in order."""
-        return sorted(row["data"].decode() for row in self.rows_in(*names))
-
-    def checkpoints(self) -> dict[str, str]:
-        """How far the leases say."""
-        return {lease.key: lease.checkpoint.sequence for lease in self.store.list().leases}
-
-    def tips(self, name: str) -> dict[str, str]:
-        """The last sequence number of each shard that the sink has."""
-        return {row["shardId"]: row["sequenceNumber"] for row in sorted(self.rows_in(name), key=_sequence)}
-
-    def owners(self) -> list[str]:
-        """Who holds the unfinished leases, each name once for each lease."""
-        return sorted(lease.owner or "" for lease in self.store.list().leases if not lease.ended)
-
-
-@contextmanager
-def a_job(spark: SparkSession, folder: Path, kind: str, options: dict[str, str]) -> Iterator[Job]:
-    """Queries that do not outlive the test."""
-    job = Job(spark, folder, kind, options)
-    try:
-        yield job
-    finally:
-        for query in job.queries:
-            query.stop()
 
 
 @define

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
-from test_streaming import Job, a_job
+from streaming_jobs import Job, a_job
 from waiters import until
 
 from leasehold_lab.standins.tables import TableStreams, served

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fake_stream import Place, Stream
-from test_stream import stolen
+from stolen_leases import stolen
 
 from leasehold.adapters.worker import reach
 from leasehold.balancer.model import Position

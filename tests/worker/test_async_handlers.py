@@ -3,43 +3,20 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from functools import partial, wraps
-from threading import Event, Lock
+from threading import Event
 
 import pytest
-from attrs import define, field
+from handler_threads import Seen, joined
+from reading_bench import Bench, data
 from running import WAIT, run_to_its_end, running
-from test_reading import Bench, data
 from virtual_fleet import FaultyStore, four_shards, stream_of_five
 
 from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.runner import Runner
-from leasehold.adapters.worker.worker import Worker
-from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
 
 pytestmark = pytest.mark.slow
-
-
-def joined(store: FaultyStore, source: ListSource) -> Worker:
-    """A worker that starts at the beginning."""
-    return Worker(store=store, source=source, me="a-1", config=Config(initial_position=TRIM_HORIZON))
-
-
-@define
-class Seen:
-    """What was processed, and when it was all."""
-
-    expected: int
-    by_shard: dict[str, list[bytes]] = field(factory=dict)
-    all: Event = field(factory=Event)
-    lock: Lock = field(factory=Lock)
-
-    def add(self, delivery: Delivery) -> None:
-        with self.lock:
-            self.by_shard.setdefault(delivery.shard, []).extend(record.data for record in delivery.records)
-            if sum(map(len, self.by_shard.values())) >= self.expected:
-                self.all.set()
 
 
 Handle = Callable[[Delivery], Awaitable[None]]

@@ -8,7 +8,7 @@ import pytest
 from attrs import define, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_reading import Bench, data
+from reading_bench import Bench, data
 
 from leasehold.adapters.reading.attempts import Attempts, Hopeless, ToDeadLetter, TryAgain
 from leasehold.adapters.reading.handling import Delivery, Handling, NotAwaited

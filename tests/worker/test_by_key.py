@@ -9,7 +9,7 @@ import pytest
 from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
-from test_reading import Bench
+from reading_bench import Bench
 
 from leasehold.adapters.reading.handling import Delivery, by_key
 from leasehold.adapters.sources.protocol import Batch, Record

@@ -1,6 +1,6 @@
 """How often a lease is checkpointed: once a second, and at once where another worker would start from it."""
 
-from test_reading import Bench, data
+from reading_bench import Bench, data
 from virtual_fleet import FaultyStore
 
 from leasehold.adapters.reading.handling import CHECKPOINT_SECONDS, Delivery, Handling

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 from attrs import evolve
-from test_reading import Bench, data
+from reading_bench import Bench, data
 from virtual_fleet import FaultySource
 
 from leasehold.adapters.reading.handling import Delivery

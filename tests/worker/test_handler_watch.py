@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from attrs import define, field
-from test_reading import Bench
+from reading_bench import Bench
 from virtual_fleet import ManualExecutor
 from waiters import Clock
 

@@ -6,7 +6,7 @@ from functools import partial, wraps
 
 import pytest
 from attrs import define, fields
-from test_reading import Bench
+from reading_bench import Bench
 
 from leasehold.adapters.reading.attempts import Attempts
 from leasehold.adapters.reading.handling import Ending, Handling, Unhandled, fault_from, fault_of, takes

@@ -12,7 +12,7 @@ from threading import Event, Thread, current_thread
 
 import pytest
 from attrs import define, field
-from test_reading import Bench
+from reading_bench import Bench
 from waiters import WAIT
 
 from leasehold.adapters.reading.executors import EventLoop, InlineExecutor, ThreadExecutor, Work

@@ -6,7 +6,7 @@ from typing import Never
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_reading import Bench, data
+from reading_bench import Bench, data
 from virtual_fleet import FaultySource, ManualExecutor
 
 from leasehold.adapters.reading.handling import Delivery, Handling

@@ -4,7 +4,7 @@ from threading import Barrier, Thread
 
 import pytest
 from attrs import evolve
-from test_one_holding import Held
+from held_leases import Held
 from virtual_fleet import FaultyStore
 
 from leasehold.adapters.reading.handling import Delivery

@@ -6,12 +6,12 @@ from typing import NoReturn
 
 import pytest
 from attrs import define, field
+from handler_threads import Seen, joined
+from metric_points import told
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from reading_bench import Bench, data
 from running import run_to_its_end, running
-from test_async_handlers import Seen, joined
-from test_metrics import told
-from test_reading import Bench, data
 from virtual_fleet import FaultyStore, four_shards
 from waiters import WAIT
 

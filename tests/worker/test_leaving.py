@@ -8,7 +8,7 @@ from typing import Any, NoReturn, cast
 
 import pytest
 from attrs import define, field
-from test_async_handlers import joined
+from handler_threads import joined
 from virtual_fleet import FaultyStore, stream_of_five
 from waiters import WAIT
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from attrs import define, evolve, field
 from botocore.exceptions import ClientError, NoRegionError
-from test_one_letter import FULL, RECORD, batch
+from letter_buckets import Bucket
+from letter_samples import FULL, RECORD, batch
 
 from leasehold.adapters.reading.dead_letters.boxes import (
     DeadLetters,
@@ -20,7 +21,7 @@ from leasehold.adapters.reading.dead_letters.boxes import (
 from leasehold.adapters.reading.dead_letters.letter import letter_of
 from leasehold.adapters.reading.dead_letters.objects import ObjectBox
 from leasehold.adapters.reading.dead_letters.stream import StreamBox
-from leasehold.errors import LetterError, StoreError
+from leasehold.errors import LetterError
 
 LETTERS = "leasehold.adapters.reading.dead_letters"
 
@@ -104,43 +105,6 @@ def test_a_folder_is_made_for_letters_to_be_put_and_not_for_those_to_be_taken(tm
     (tmp_path / "file").touch()
     with pytest.raises(LetterError, match=r"^letters cannot be kept there: "):
         dead_letters(f"file://{tmp_path}/file")
-
-
-@define
-class Bucket:
-    """In place of S3's objects."""
-
-    made: list[tuple[str, str | None, str | None]] = field(factory=list)
-    there: dict[str, bytes] = field(factory=dict)
-    absent: bool = False
-    closed: bool = False
-
-    def __call__(self, bucket: str, *, region: str | None, endpoint: str | None, session: object = None) -> "Bucket":
-        assert session is None
-        self.made.append((bucket, region, endpoint))
-        return self
-
-    def missing(self) -> bool:
-        return self.absent
-
-    def put_body(self, name: str, body: bytes) -> None:
-        """Keep it, unless one of its name is there."""
-        self.there.setdefault(name, body)
-
-    def names(self, prefix: str) -> tuple[str, ...]:
-        if self.closed:
-            raise StoreError("the bucket is closed")
-        return tuple(name for name in self.there if name.startswith(prefix))
-
-    def body(self, name: str) -> bytes | None:
-        """The one of this name."""
-        return self.there.get(name)
-
-    def remove(self, name: str) -> None:
-        self.there.pop(name, None)
-
-    def close(self) -> None:
-        self.closed = True
 
 
 @pytest.fixture

@@ -6,18 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from attrs import define, evolve, field
-from test_one_letter import FULL, RECORD
+from attrs import define, field
+from letter_samples import FULL, RECORD
+from replayed_letters import letter
 
 from leasehold.adapters.reading.dead_letters.letter import Letter, letter_of
 from leasehold.adapters.reading.dead_letters.replaying import HandlerCalls, LetterHolding, ReplayVerdict, replay
 from leasehold.adapters.reading.handling import Delivery, Unhandled
 from leasehold.balancer.model import Position
-
-
-def letter(number: int) -> Letter:
-    """A letter of this record."""
-    return evolve(FULL, record=RECORD._replace(sequence_number=str(number)))
 
 
 @define

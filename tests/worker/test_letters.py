@@ -12,9 +12,10 @@ import pytest
 from attrs import evolve
 from hypothesis import example, given
 from hypothesis import strategies as st
-from test_letter_boxes import Bucket
-from test_reading import Bench
+from letter_buckets import Bucket
+from reading_bench import Bench
 from typer.testing import CliRunner
+from written_letters import letter
 
 from leasehold.adapters.cli.main import app
 from leasehold.adapters.consuming import dead_letter_of
@@ -66,12 +67,6 @@ def test_a_letter_is_one_line_that_says_all_of_itself(letter: Letter) -> None:
     assert letter_of(letter.line) == letter
     assert len(letter.name) < 255
     assert "/" not in letter.name
-
-
-def letter(number: str, sub: int = 0, shard: str = "s-0") -> Letter:
-    """A letter of this record."""
-    record = Record(number.encode(), number, sub, partition_key="k")
-    return Letter("", "orders", shard, shard, record, "ValueError", "poison", 5, "w-1", 1)
 
 
 def url(folder: Path) -> str:

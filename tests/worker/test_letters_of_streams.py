@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from attrs import define, evolve, field
-from test_letter_replays import letter
-from test_one_letter import FULL
+from letter_samples import FULL
+from replayed_letters import letter
 
 from leasehold.adapters.reading.dead_letters.letter import Letter
 from leasehold.adapters.reading.dead_letters.replaying import (

@@ -6,7 +6,7 @@ from random import Random
 from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
-from test_reading import Bench, data
+from reading_bench import Bench, data
 from virtual_fleet import FaultyStore, Kept
 from waiters import Clock
 

@@ -2,12 +2,13 @@
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache, partial
 
 import opentelemetry.metrics
 import pytest
 from attrs import evolve
+from metric_points import told
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from virtual_fleet import KCL, Driven, FaultyStore, four_shards, member, together
@@ -28,20 +29,7 @@ from leasehold.balancer.rules.minimal import Minimal
 from leasehold.stores.writes import CreateLease
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records
 
-Series = dict[tuple[str, str], float]
 SHARED = Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
-
-
-def told(reader: InMemoryMetricReader) -> Series:
-    """Every number by its metric's name and its lease or worker."""
-    data = reader.get_metrics_data()
-    numbers: Series = {}
-    for metric in data.resource_metrics[0].scope_metrics[0].metrics if data else ():
-        for point in metric.data.data_points:
-            of: Mapping[str, object] = point.attributes or {}
-            assert of["worker"] == "a-1"
-            numbers[metric.name, str(of.get("lease", "a-1"))] = getattr(point, "value", 0)
-    return numbers
 
 
 def measured(config: Config = SHARED) -> tuple[FaultyStore, Driven, InMemoryMetricReader, WorkerMetrics]:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from children import child
+from handler_threads import Seen, joined
 from odd_values import SHOWN_BY, unsayable
+from reading_bench import Bench, data
 from running import run_to_its_end, running
-from test_async_handlers import Seen, joined
-from test_reading import Bench, data
 from virtual_fleet import FaultyStore, stream_of_five
 from waiters import WAIT
 

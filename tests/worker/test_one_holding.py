@@ -2,13 +2,10 @@
 
 import pytest
 from attrs import evolve
-from virtual_fleet import FaultyStore
-from waiters import Clock
+from held_leases import Held
 
-from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.notes import Identity
 from leasehold.balancer.lineage import EPOCHS_UNSEEN
-from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Version
+from leasehold.balancer.model import LATEST, SHARD_END, Position, Version
 from leasehold.errors import OutcomeUnknown
 from leasehold.stores.protocol import Outcome
 from leasehold.stores.writes import (
@@ -27,43 +24,6 @@ from leasehold.stores.writes import (
 )
 
 SIGNED = (("process", "p-1/ann"),)
-
-
-class Held:
-    """Ann's lease s-0, as her process p-1 holds it."""
-
-    def __init__(self, process: str = "p-1", replaced: str | None = None, store: FaultyStore | None = None) -> None:
-        self.store, self.clock = store or FaultyStore(), Clock()
-        self.noticed: list[Holding] = []
-        self.said: list[tuple[str, bool, bool]] = []
-        self.remade: list[str] = []
-        self.store.write(CreateLease(Lease("s-0", weight=100)))
-        self.store.write(ClaimLease(self.row, "ann", (("process", f"{process}/ann"),)))
-        self.store.asked.clear()
-        self.holding = Holding(
-            self.store,
-            self.row,
-            identity=Identity("ann", process),
-            clock=self.clock,
-            begun=1000.0,
-            lease_seconds=10.0,
-            replaced=replaced,
-            noticed=self._notice,
-            remade=self.remade.append,
-        )
-
-    def _notice(self, holding: Holding) -> None:
-        self.noticed.append(holding)
-        self.said.append((holding.why, holding.duplicate_process, holding.lease.ended))
-
-    @property
-    def row(self) -> Lease:
-        return self.store.row("s-0")
-
-    @property
-    def end(self) -> tuple[bool, str]:
-        """Whether it is lost, and why."""
-        return self.holding.lost.is_set(), self.holding.why
 
 
 def test_a_new_holding_is_ours_from_when_its_claim_began() -> None:

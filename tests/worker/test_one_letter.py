@@ -5,6 +5,7 @@ import json
 
 import pytest
 from attrs import evolve
+from letter_samples import FULL, batch
 
 from leasehold.adapters.reading.dead_letters.letter import (
     TEXT_MOST,
@@ -16,12 +17,8 @@ from leasehold.adapters.reading.dead_letters.letter import (
     letter_of,
     place_of,
 )
-from leasehold.adapters.reading.dead_letters.replaying import LetterHolding
-from leasehold.adapters.reading.handling import Delivery, Unhandled, fault_from
+from leasehold.adapters.reading.handling import Unhandled, fault_from
 from leasehold.adapters.sources.protocol import Record
-
-RECORD = Record(b"d", "7", 3, partition_key="k", explicit_hash_key="9", arrived=1.5, token="12")  # noqa: S106  an offset
-FULL = Letter("t", "orders", "s-0", "l-0", RECORD, "ValueError", "poison", 5, "w-1", 8)
 
 
 def said(**fields: object) -> bytes:
@@ -98,12 +95,6 @@ def test_letters_are_sorted_by_the_place_of_their_records() -> None:
     assert place_of(FULL.name) == (7, 3, FULL.name)
     assert place_of("notes.txt") is None
     assert place_of(f"x{FULL.name}") is None
-
-
-def batch(stream: str = "orders") -> Delivery:
-    """The one record of a batch, at its third attempt."""
-    holding = LetterHolding.of(evolve(FULL, stream=stream))
-    return Delivery((RECORD,), RECORD.position, None, holding, None, 3)
 
 
 def test_a_letter_says_where_its_record_came_from_and_of_what_it_failed() -> None:

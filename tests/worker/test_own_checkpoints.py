@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 from attrs import evolve
-from test_reading import Bench, data
+from reading_bench import Bench, data
 from virtual_fleet import ManualExecutor
 
 from leasehold.adapters.reading.handling import Delivery, FinalCheckpoint, Handling

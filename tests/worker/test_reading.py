@@ -2,30 +2,24 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, Never
+from typing import Never
 
 import pytest
-from attrs import define, evolve, field
+from attrs import define, evolve
 from hypothesis import given
 from hypothesis import strategies as st
-from virtual_fleet import KCL, FaultySource, FaultyStore, Kept
-from waiters import Clock
+from reading_bench import MINIMAL, Bench, data
+from virtual_fleet import KCL, FaultySource
 
-from leasehold.adapters.reading.handling import Delivery, Handling, Happening
-from leasehold.adapters.reading.handovers import Handovers
+from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.reading.lifecycle import ReadingStart
-from leasehold.adapters.reading.memory import MemoryBudget
-from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.sources.protocol import Batch, Reader, Record
 from leasehold.adapters.sources.repeats import Had, Tag, inherited
-from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.notes import latest_notes
-from leasehold.adapters.worker.worker import Worker
-from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.protocol import Outcome
-from leasehold.stores.writes import CheckpointLease, CreateLease, RenewLease, StealLease, Write
+from leasehold.stores.writes import CheckpointLease, RenewLease, StealLease, Write
 from leasehold_lab.contract.actors import placed
 from leasehold_lab.simulator.world.world import (
     FIRST_MS,
@@ -34,90 +28,6 @@ from leasehold_lab.simulator.world.world import (
     records,
     shard,
 )
-
-MINIMAL = Config(lease_seconds=10.0)
-
-
-@define
-class Bench:
-    """One worker that holds s-0, and a handler that does what the test says."""
-
-    shard_log: ShardRecords = field(factory=lambda: ShardRecords(records(5)))
-    lease: Lease = field(factory=lambda: Lease("s-0", hash_range=(0, 9)))
-    clock: Clock = field(factory=Clock)
-    store: FaultyStore = field(factory=FaultyStore)
-    source: ListSource = field(factory=ListSource)
-    config: Config = MINIMAL
-    handed: list[list[bytes]] = field(factory=list)
-    happened: list[str] = field(factory=list)
-    dues: dict[ShardReading, float] = field(factory=dict)
-    does: Callable[[Delivery], object] = lambda _delivery: None
-    worker: Worker = field(init=False)
-    consumer: Kept = field(factory=Kept)
-
-    def __attrs_post_init__(self) -> None:
-        self.source.shard_logs["s-0"] = self.shard_log
-        self.store.write(CreateLease(self.lease))
-        self.worker = Worker(
-            store=self.store,
-            source=self.source,
-            me="a-1",
-            config=self.config,
-            consumer=self.consumer,
-            clock=self.clock,
-            process="p-1",
-        )
-        self.worker.turn(self.clock.now)
-
-    @property
-    def holding(self) -> Holding:
-        return self.consumer.begun[0]
-
-    def handle(self, delivery: Delivery) -> None:
-        """Remember what was handed over, then do what the test says."""
-        self.handed.append([record.data for record in delivery.records])
-        self.does(delivery)
-
-    def reading(
-        self,
-        budget: MemoryBudget | None = None,
-        handovers: Handovers | None = None,
-        **policy: Any,  # noqa: ANN401  any of its settings
-    ) -> ShardReading:
-        """A reading of what it holds, which checkpoints every batch unless the policy says otherwise."""
-
-        def observe(happening: Happening, _holding: Holding) -> None:
-            self.happened.append(happening)
-
-        handling = evolve(Handling(self.handle, observer=observe, checkpoint_seconds=0.0), **policy)
-        return ShardReading(self.worker, self.holding, handling, budget, handovers)
-
-    def steps(self, reading: ShardReading, count: int) -> float:
-        """That many steps, each when it wishes to be called."""
-        for _ in range(count):
-            due = self.dues.get(reading, self.clock.now)
-            self.clock.now = max(self.clock.now, due if due < math.inf else self.clock.now)
-            self.dues[reading] = reading.step(self.clock.now)
-        return self.dues[reading]
-
-    def rob(self) -> None:
-        """Another worker takes the lease."""
-        self.store.write(StealLease(self.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
-
-    def until_over(self, reading: ShardReading) -> None:
-        """Steps until there is nothing left to do."""
-        due = self.clock.now
-        for _ in range(100):
-            self.clock.now = max(self.clock.now, due)
-            due = reading.step(self.clock.now)
-            if due == float("inf"):
-                return
-        raise AssertionError(f"still going after {self.happened}")
-
-
-def data(count: int, start: int = 0) -> list[bytes]:
-    """The data of the numbered records."""
-    return [record.data for record in records(count, start)]
 
 
 def test_records_are_handed_over_in_order_and_checkpointed() -> None:

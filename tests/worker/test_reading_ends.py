@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 from attrs import evolve
-from test_reading import Bench, data
+from reading_bench import Bench, data
 from virtual_fleet import FaultySource, FaultyStore, ManualExecutor
 from waiters import Clock
 

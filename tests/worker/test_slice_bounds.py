@@ -1,9 +1,8 @@
 """What of a stream belongs to a slice, and when a shard of it is read."""
 
-from typing import cast
-
 import pytest
 from attrs import define
+from timed_shards import CUT, UNTIL, Timed, read_to_the_end, record
 from virtual_fleet import FaultyStore
 
 from leasehold.adapters.reading.slices import LATE_SECONDS, NOTE, Slice, SliceReader
@@ -13,53 +12,7 @@ from leasehold.errors import SourceUnavailable, StoreError
 from leasehold.stores.protocol import Done, Listing, Malformed
 from leasehold.stores.writes import ClaimLease, CreateLease
 from leasehold_lab.contract.actors import placed
-from leasehold_lab.simulator.world.world import ListReader, ListSource, ShardRecords
-
-SINCE, UNTIL = 1_000_000, 1_060_000
-CUT = Slice(at_timestamp(SINCE), UNTIL)
-
-
-def record(number: int, seconds: float) -> Record:
-    """A record that arrived so many seconds after the slice began."""
-    return Record(b"%d" % number, str(number), arrived=SINCE / 1000 + seconds)
-
-
-@define
-class Timed(ListSource):
-    """A stream whose clock the test sets; a time as the start is the place behind all that arrived before it."""
-
-    now: float = UNTIL / 1000 + 60
-    tells_last: bool = False
-
-    def settled(self, lease: Lease, until: float) -> Settled | None:
-        """As a service says: by its clock alone, or by its last record."""
-        if self.now < until:
-            return None
-        rows = self.shard_logs[lease.key].records
-        if not self.tells_last:
-            return Settled()
-        return Settled(rows[-1].position, rows[-1].arrived) if rows else Settled(TRIM_HORIZON)
-
-    def open(self, lease: Lease, start: Position) -> Reader:
-        """From just after the record, or from the time."""
-        reader = cast("ListReader", super().open(lease, start))
-        if start.sequence == "AT_TIMESTAMP":
-            rows = self.shard_logs[lease.key].records
-            early = (at for at, each in enumerate(rows, 1) if (each.arrived or 0) < start.sub / 1000)
-            reader.at = max(early, default=0)
-        return reader
-
-
-def read_to_the_end(source: Timed, start: Position = TRIM_HORIZON) -> tuple[list[int], bool]:
-    """The numbers of the records that a reader of the slice brings, and whether it ends."""
-    reader = CUT.source(source).open(Lease("s-0"), start)
-    found: list[int] = []
-    for _ in range(100):
-        batch = reader.read()
-        found += [int(each.sequence_number) for each in batch.records]
-        if batch.ended:
-            return found, True
-    return found, False
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords
 
 
 def test_times_that_do_not_quite_rise_lose_nothing() -> None:

@@ -8,7 +8,7 @@ import pytest
 from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
-from test_slice_bounds import CUT, SINCE, UNTIL, Timed, read_to_the_end, record
+from timed_shards import CUT, SINCE, UNTIL, Timed, read_to_the_end, record
 
 from leasehold.adapters.reading.handling import Delivery, Handling
 from leasehold.adapters.reading.runner import Runner

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from attrs import define, field
-from test_letters import letter
+from written_letters import letter
 
 from leasehold.adapters.reading.dead_letters.letter import Letter
 from leasehold.adapters.reading.dead_letters.replaying import LetterSource, ReplayVerdict, replay_stream

@@ -1,8 +1,7 @@
 """Aggregated records are written as the KPL writes them, and come back as they went in."""
 
-from itertools import takewhile
-
 import pytest
+from aggregation_rows import ROWS, Rows, packed
 from fuzz_aggregation import differences, monsters, mutated, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,17 +12,6 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import Reason, UserRe
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.hash_keys import hash_of
 from leasehold.balancer.model import HASH_KEYS
-
-KEYS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
-HASH_KEY = st.none() | st.integers(0, HASH_KEYS[1]).map(str)
-ROWS = st.lists(st.tuples(KEYS, HASH_KEY, st.binary(max_size=300)), min_size=1, max_size=40)
-Rows = list[tuple[str, str | None, bytes]]
-
-
-def packed(rows: Rows, limit: int = 1 << 20) -> tuple[Aggregate, Rows]:
-    """The rows up to the first that does not fit, packed, and those rows."""
-    aggregate = Aggregate(limit)
-    return aggregate, list(takewhile(lambda row: aggregate.add(row[2], row[0], row[1]), rows))
 
 
 @pytest.mark.parametrize(("data", "rows"), SAMPLES)

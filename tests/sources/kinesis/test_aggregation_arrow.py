@@ -5,11 +5,11 @@ from itertools import pairwise
 from typing import get_args
 
 import pytest
+from aggregation_rows import KEYS, Rows, packed
 from crafted import Case, cases
 from fuzz_aggregation import mutated
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_aggregation import KEYS, Rows, packed
 
 from leasehold.adapters.sources.kinesis.aggregation import arrow as aggregation_arrow
 from leasehold.adapters.sources.kinesis.aggregation.arrow import user_record_batch

@@ -8,9 +8,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from aggregation_rows import ROWS, Rows
 from crafted import cases
 from fuzz_aggregation import mutated
-from test_aggregation import ROWS, Rows
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, cast, get_args
 import conformance
 import pytest
 from aggregates import keys, record, sealed
+from aggregation_rows import KEYS, ROWS, Rows, packed
 from attrs import define, field
 from crafted import Case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_model import Stream
-from test_aggregation import KEYS, ROWS, Rows, packed
 
 from leasehold.adapters.sources.kinesis.aggregation import decode
 from leasehold.adapters.sources.kinesis.aggregation.decode import (

@@ -12,9 +12,9 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from aggregation_rows import packed
+from kept_records import Kept, producing, refused
 from produced_flights import stored
-from test_aggregation import packed
-from test_producer_laws import Kept, producing, refused
 from typer.testing import CliRunner
 from types_boto3_kinesis import KinesisClient
 

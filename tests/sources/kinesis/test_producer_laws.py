@@ -17,12 +17,12 @@ from threading import Event, Thread
 from typing import Any, cast
 
 import pytest
-from botocore.exceptions import ClientError, ParamValidationError
+from botocore.exceptions import ParamValidationError
 from botocore.parsers import ResponseParserError
-from test_producer_threads import SHARD, OneShard, Taking
+from kept_records import Kept, producing, refused
+from one_shard import SHARD, OneShard, Taking
 
 from leasehold.adapters.producing import open_producer
-from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.producer import producer as module
 from leasehold.adapters.sources.kinesis.producer.core import Settings
@@ -30,40 +30,6 @@ from leasehold.adapters.sources.kinesis.producer.producer import Producer, Writi
 from leasehold.errors import ProducerError
 
 SECONDS = 30.0
-
-
-class Kept(Taking):
-    """A client that keeps the records it is given, and calls `before` with them first.
-
-    halves  whether the stream has two shards, the first of ten hash keys
-    """
-
-    def __init__(self, before: Callable[[list[bytes]], object] = lambda _data: None, *, halves: bool = False) -> None:
-        self.data, self.before, self.halves = list[bytes](), before, halves
-
-    def list_shards(self, **_: object) -> dict[str, Any]:
-        if not self.halves:
-            return super().list_shards()
-        keys = ("0", "9"), ("10", str((1 << 128) - 1))
-        return {
-            "Shards": [
-                SHARD | {"ShardId": f"s-{at}", "HashKeyRange": {"StartingHashKey": first, "EndingHashKey": last}}
-                for at, (first, last) in enumerate(keys)
-            ]
-        }
-
-    def put_records(self, **request: object) -> dict[str, Any]:
-        rows = cast("list[dict[str, Any]]", request["Records"])
-        data = [user.data for row in rows for user in deaggregate(row["Data"], row["PartitionKey"])]
-        self.before(data)
-        self.data += data
-        shards = ["s-1" if self.halves and int(row["ExplicitHashKey"]) > 9 else "s-0" for row in rows]
-        return {"Records": [{"ShardId": shard, "SequenceNumber": "7"} for shard in shards]}
-
-
-def producing(client: object, **settings: Any) -> Producer:  # noqa: ANN401  any setting
-    """A producer on this client."""
-    return Producer(cast("Any", client), "orders", Settings(**({"linger_seconds": 0.0} | settings)))
 
 
 def outcomes(writings: list[Writing]) -> list[str]:
@@ -218,12 +184,6 @@ def test_a_record_that_cannot_be_encoded_fails_alone(method: str, monkeypatch: p
         writings = [producer.put(data, "k") for data in (b"a", b"b", b"bad", b"c", b"d")]
     assert outcomes(writings) == ["", "", "RecordFailed", "", ""]
     assert client.data == [b"a", b"b", b"c", b"d"]
-
-
-def refused(code: str) -> ClientError:
-    """An answer of the service to a whole request."""
-    told: Any = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": 400}}
-    return ClientError(told, "PutRecords")
 
 
 @pytest.mark.parametrize(
@@ -506,7 +466,7 @@ def test_the_exit_of_a_process_drains_and_logs_what_was_not_sent(
 PROGRAM = """
 import json, multiprocessing, os, sys, threading
 sys.path[:0] = PATHS
-from test_producer_laws import Kept, producing
+from kept_records import Kept, producing
 
 def report(data):
     for each in data:

@@ -10,37 +10,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from one_shard import SHARD, OneShard, Taking
 
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, Written
 from leasehold.errors import ProducerError, RecordLate, SourceUnavailable
-
-SHARD = {
-    "ShardId": "s-0",
-    "HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": str((1 << 128) - 1)},
-    "SequenceNumberRange": {"StartingSequenceNumber": "1"},
-}
-
-
-class OneShard:
-    """A client of a stream of one shard, whose writes raise what no client does."""
-
-    def describe_stream_summary(self, **_: object) -> dict[str, Any]:
-        return {"StreamDescriptionSummary": {}}
-
-    def list_shards(self, **_: object) -> dict[str, Any]:
-        return {"Shards": [SHARD]}
-
-    def put_records(self, **_: object) -> dict[str, Any]:
-        raise SystemExit(3)
-
-
-class Taking(OneShard):
-    """Likewise, but it takes what is written."""
-
-    def put_records(self, **request: object) -> dict[str, Any]:
-        rows = cast("list[object]", request["Records"])
-        return {"Records": [{"ShardId": "s-0", "SequenceNumber": "7"}] * len(rows)}
 
 
 def producing() -> Producer:

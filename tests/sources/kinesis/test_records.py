@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from aggregates import hash_keys, keys, record, sealed
+from aggregation_rows import KEYS, packed
 from crafted import cases
 from fuzz_aggregation import mutated
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_aggregation import KEYS, packed
 
 from leasehold.adapters.sources.kinesis.aggregation import decode
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate, kept_whole

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 from browser import Page, faults_for_readers
-from test_serving import EVIL, Table, held
+from served_tables import EVIL, Table, held
 
 from leasehold.adapters.steering.serving.app import server
 from leasehold.adapters.steering.serving.watcher import FleetRecord, TableWatcher

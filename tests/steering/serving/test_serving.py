@@ -20,42 +20,20 @@ from unittest.mock import ANY
 import pytest
 import uvicorn
 from attrs import evolve
+from served_tables import EVIL, Table, held
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli.steer.serve import app
 from leasehold.adapters.report.watching import SeenMove
 from leasehold.adapters.steering.serving.app import BoundedConnection, exposition, server
 from leasehold.adapters.steering.serving.watcher import FleetRecord, LagPoint, TableWatcher
-from leasehold.adapters.worker.reach import NOTE, Reach
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease
-from leasehold.errors import OutcomeUnknown
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.protocol import Listing
 from leasehold.stores.writes import AnnotateLease, ReleaseLease, StealLease
 from leasehold_lab.contract.actors import done, placed
-
-EVIL = '<b>x</b>"\\\n'
-
-
-def held(key: str, owner: str, behind: float = 0.0, moves: int = 0) -> Lease:
-    """A lease that one of our workers signed, and told how far behind it is."""
-    now = time.time()
-    reach = Reach(now, owner, "vm-7", moves, behind, not behind, now - 1, now, now)
-    return Lease(key, owner=owner, weight=2048, notes=((NOTE, reach.note), ("process", f"p/{owner}")))
-
-
-class Table(MemoryStore):
-    """A table that can be told to fail."""
-
-    down = False
-
-    def list(self) -> Listing:
-        """As the memory store, unless it is down."""
-        if self.down:
-            raise OutcomeUnknown("the line is down")
-        return super().list()
 
 
 @pytest.fixture

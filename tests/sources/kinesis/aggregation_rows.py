@@ -1,0 +1,25 @@
+"""Rows of the conformance table of aggregates, and records packed as the KPL packs them."""
+
+from itertools import takewhile
+
+from hypothesis import strategies as st
+
+from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
+from leasehold.balancer.model import HASH_KEYS
+
+KEYS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+
+
+HASH_KEY = st.none() | st.integers(0, HASH_KEYS[1]).map(str)
+
+
+ROWS = st.lists(st.tuples(KEYS, HASH_KEY, st.binary(max_size=300)), min_size=1, max_size=40)
+
+
+Rows = list[tuple[str, str | None, bytes]]
+
+
+def packed(rows: Rows, limit: int = 1 << 20) -> tuple[Aggregate, Rows]:
+    """The rows up to the first that does not fit, packed, and those rows."""
+    aggregate = Aggregate(limit)
+    return aggregate, list(takewhile(lambda row: aggregate.add(row[2], row[0], row[1]), rows))

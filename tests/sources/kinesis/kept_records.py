@@ -1,0 +1,51 @@
+"""A stream in memory that keeps what a producer puts."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from botocore.exceptions import ClientError
+from one_shard import SHARD, Taking
+
+from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
+from leasehold.adapters.sources.kinesis.producer.core import Settings
+from leasehold.adapters.sources.kinesis.producer.producer import Producer
+
+
+class Kept(Taking):
+    """A client that keeps the records it is given, and calls `before` with them first.
+
+    halves  whether the stream has two shards, the first of ten hash keys
+    """
+
+    def __init__(self, before: Callable[[list[bytes]], object] = lambda _data: None, *, halves: bool = False) -> None:
+        self.data, self.before, self.halves = list[bytes](), before, halves
+
+    def list_shards(self, **_: object) -> dict[str, Any]:
+        if not self.halves:
+            return super().list_shards()
+        keys = ("0", "9"), ("10", str((1 << 128) - 1))
+        return {
+            "Shards": [
+                SHARD | {"ShardId": f"s-{at}", "HashKeyRange": {"StartingHashKey": first, "EndingHashKey": last}}
+                for at, (first, last) in enumerate(keys)
+            ]
+        }
+
+    def put_records(self, **request: object) -> dict[str, Any]:
+        rows = cast("list[dict[str, Any]]", request["Records"])
+        data = [user.data for row in rows for user in deaggregate(row["Data"], row["PartitionKey"])]
+        self.before(data)
+        self.data += data
+        shards = ["s-1" if self.halves and int(row["ExplicitHashKey"]) > 9 else "s-0" for row in rows]
+        return {"Records": [{"ShardId": shard, "SequenceNumber": "7"} for shard in shards]}
+
+
+def producing(client: object, **settings: Any) -> Producer:  # noqa: ANN401  any setting
+    """A producer on this client."""
+    return Producer(cast("Any", client), "orders", Settings(**({"linger_seconds": 0.0} | settings)))
+
+
+def refused(code: str) -> ClientError:
+    """An answer of the service to a whole request."""
+    told: Any = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+    return ClientError(told, "PutRecords")

@@ -1,0 +1,101 @@
+"""Spark queries that crash between two steps, and what they deliver."""
+
+from collections.abc import Callable
+from typing import Any
+
+from attrs import Factory, define
+from fake_stream import Place, Query, Stream
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+Row = tuple[str, int, str]
+
+
+@define
+class Sink:
+    """Files, as it were: a batch whose number is there already is skipped, having been read or not."""
+
+    batches: dict[int, list[Row]] = Factory(dict)
+
+    def take(self, number: int, rows: list[Row]) -> None:
+        self.batches.setdefault(number, rows)
+
+    @property
+    def rows(self) -> list[Row]:
+        return sorted(row for rows in self.batches.values() for row in rows)
+
+
+def everything(stream: Stream) -> list[Row]:
+    """Every record, as rows have it."""
+    return sorted((key, place, text) for key, found in stream.records.items() for place, text in enumerate(found, 1))
+
+
+def drained(query: Query, sink: Sink, stream: Stream, also: tuple[Row, ...] = ()) -> None:
+    """Run batches into the sink until it has everything that others do not have."""
+    while not set(sink.rows) | set(also) >= set(everything(stream)):
+        before = len(query.rows)
+        query.batch()
+        sink.take(query.offset["n"], query.rows[before:])
+
+
+@define
+class Crash:
+    """A query that did some batches, planned another, and then was killed.
+
+    before, planned  the offsets that Spark remembers
+    rows             of the planned batch
+    """
+
+    before: dict[str, Any]
+    planned: dict[str, Any]
+    rows: list[Row]
+    sink: Sink
+
+
+def both(planned: dict[str, Any]) -> bool:
+    """Whether a batch has rows of both shards."""
+    return planned["r"].keys() == {"a", "b"} and all(begin != end for begin, end, _ in planned["r"].values())
+
+
+def crashed(
+    place: Place,
+    *,
+    sunk: bool,
+    split: bool = False,
+    at: Callable[[dict[str, Any]], bool] = both,
+    limit: int = 6,
+    start: str = "TRIM_HORIZON",
+    rereadable: bool = True,
+) -> Crash:
+    """Come to a batch like this, and die; whether its rows were in the sink by then."""
+    query, sink = place.query(start=start, rereadable=rereadable), Sink()
+    while len(query.rows) < 2:  # both shards are held and read
+        before = len(query.rows)
+        query.batch()
+        sink.take(query.offset["n"], query.rows[before:])
+    place.stream.put("a", *(f"a{number}" for number in range(1, 35)))
+    place.stream.put("b", *(f"b{number}" for number in range(1, 15)))
+    if split:
+        place.stream.split("a", "c", "d")
+        place.stream.put("c", "first of c")
+    while not at(planned := query.plan(ReadMaxRows(limit)) or {"r": {}}):
+        query.reader.commit(query.offset)
+        sink.take(planned["n"], query.run(planned))
+        query.offset = planned
+        if not split:  # there is always something of both, however slow the reading of one was
+            place.stream.put("a", f"a after {planned['n']}")
+            place.stream.put("b", f"b after {planned['n']}")
+    query.reader.commit(query.offset)
+    rows = query.run(planned)
+    if sunk:
+        sink.take(planned["n"], rows)
+    query.kill()
+    return Crash(query.offset, planned, rows, sink)
+
+
+def again(place: Place, crash: Crash, **how: Any) -> Query:  # noqa: ANN401  as `Place.query` takes them
+    """Start it again, as Spark does where a batch was planned and is not committed: that batch comes first."""
+    query = place.query(crash.before, **how)
+    rows = query.run(crash.planned)
+    crash.sink.take(crash.planned["n"], rows)
+    query.offset = crash.planned
+    return query

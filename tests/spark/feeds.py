@@ -1,0 +1,59 @@
+"""Feeds of Spark over shards in memory."""
+
+from collections.abc import Callable
+from threading import Condition
+
+from attrs import Factory, define
+from fake_stream import Stream
+
+from leasehold.adapters.spark.feed import (
+    ReadAheadPace,
+    ReadAheadState,
+    ShardPrefetcher,
+)
+from leasehold.adapters.spark.kinesis.options import LEAST_MS
+from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON
+from leasehold.stores.embedded.memory import MemoryStore
+
+
+@define
+class Hands:
+    """Holds what a worker takes, and leaves it alone."""
+
+    held: list[Holding] = Factory(list)
+
+    def begin(self, holding: Holding) -> None:
+        self.held.append(holding)
+
+    def release(self, holding: Holding) -> None:
+        """Nothing; the test does it."""
+
+
+def pace(interval_seconds: float = LEAST_MS / 1000) -> ReadAheadPace:
+    """As fast as may be."""
+    return ReadAheadPace(columns("fake"), rows=10_000, bytes=1 << 20, interval_seconds=interval_seconds)
+
+
+def a_feed(
+    stream: Stream,
+    ahead: ReadAheadState,
+    clock: Callable[[], float] = lambda: 0.0,
+    left: Callable[[ShardPrefetcher], None] = lambda _feed: None,
+) -> tuple[Worker, ShardPrefetcher]:
+    """The feed of the only shard of this stream, its worker having just taken the lease."""
+    hands = Hands()
+    config = Config(initial_position=TRIM_HORIZON)
+    worker = Worker(store=MemoryStore(), source=stream, me="w", config=config, consumer=hands, clock=clock)
+    due = 0.0
+    for _ in range(3):  # it looks, makes the lease, and takes it
+        due = worker.turn(due)
+    return worker, ShardPrefetcher(worker, hands.held[0], ahead, left)
+
+
+def an_ahead() -> ReadAheadState:
+    """For one feed that begins where its lease says."""
+    return ReadAheadState(pace(), Condition(), lambda _holding, checkpoint: checkpoint, lambda _key: None, feeds=1)

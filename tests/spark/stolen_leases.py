@@ -1,0 +1,15 @@
+"""Leases that another worker steals from a query."""
+
+from leasehold.balancer.model import Position
+from leasehold.stores.protocol import Done, Store
+from leasehold.stores.writes import CheckpointLease, ReleaseLease, StealLease
+
+
+def stolen(store: Store, key: str, position: str | None = None) -> None:
+    """Another worker takes a lease, goes on to this position and lets go again."""
+    taken = store.write(StealLease(store.get([key])[0], "thief"))
+    assert isinstance(taken, Done)
+    if position is not None:
+        moved = store.write(CheckpointLease(taken.lease, Position(position)))
+        # Lost: what was committed before goes further.
+        store.write(ReleaseLease(moved.lease if isinstance(moved, Done) else taken.lease, "thief"))

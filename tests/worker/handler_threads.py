@@ -1,0 +1,33 @@
+"""What async handlers have seen, and waits for the threads that call handlers."""
+
+from threading import Event, Lock
+
+from attrs import define, field
+from virtual_fleet import FaultyStore
+
+from leasehold.adapters.reading.handling import Delivery
+from leasehold.adapters.worker.worker import Worker
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import TRIM_HORIZON
+from leasehold_lab.simulator.world.world import ListSource
+
+
+def joined(store: FaultyStore, source: ListSource) -> Worker:
+    """A worker that starts at the beginning."""
+    return Worker(store=store, source=source, me="a-1", config=Config(initial_position=TRIM_HORIZON))
+
+
+@define
+class Seen:
+    """What was processed, and when it was all."""
+
+    expected: int
+    by_shard: dict[str, list[bytes]] = field(factory=dict)
+    all: Event = field(factory=Event)
+    lock: Lock = field(factory=Lock)
+
+    def add(self, delivery: Delivery) -> None:
+        with self.lock:
+            self.by_shard.setdefault(delivery.shard, []).extend(record.data for record in delivery.records)
+            if sum(map(len, self.by_shard.values())) >= self.expected:
+                self.all.set()

@@ -1,0 +1,49 @@
+"""One lease as a process holds it, with a clock that tests set."""
+
+from virtual_fleet import FaultyStore
+from waiters import Clock
+
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.notes import Identity
+from leasehold.balancer.model import Lease
+from leasehold.stores.writes import (
+    ClaimLease,
+    CreateLease,
+)
+
+
+class Held:
+    """Ann's lease s-0, as her process p-1 holds it."""
+
+    def __init__(self, process: str = "p-1", replaced: str | None = None, store: FaultyStore | None = None) -> None:
+        self.store, self.clock = store or FaultyStore(), Clock()
+        self.noticed: list[Holding] = []
+        self.said: list[tuple[str, bool, bool]] = []
+        self.remade: list[str] = []
+        self.store.write(CreateLease(Lease("s-0", weight=100)))
+        self.store.write(ClaimLease(self.row, "ann", (("process", f"{process}/ann"),)))
+        self.store.asked.clear()
+        self.holding = Holding(
+            self.store,
+            self.row,
+            identity=Identity("ann", process),
+            clock=self.clock,
+            begun=1000.0,
+            lease_seconds=10.0,
+            replaced=replaced,
+            noticed=self._notice,
+            remade=self.remade.append,
+        )
+
+    def _notice(self, holding: Holding) -> None:
+        self.noticed.append(holding)
+        self.said.append((holding.why, holding.duplicate_process, holding.lease.ended))
+
+    @property
+    def row(self) -> Lease:
+        return self.store.row("s-0")
+
+    @property
+    def end(self) -> tuple[bool, str]:
+        """Whether it is lost, and why."""
+        return self.holding.lost.is_set(), self.holding.why
