@@ -2,6 +2,7 @@
 
 import ast
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,31 +78,92 @@ def test_a_line_names_the_function_that_logged_it_and_keeps_its_extra_fields(
     )
 
 
+LOGGING_CALLS = frozenset({"debug", "info", "warning", "error", "exception", "critical", "log"})
+
+BARE_LOGGERS = (
+    "getLogger('a').warning('x')",
+    "log = getLogger('a')\nlog.warning('x')",
+    "log: Logger = getLogger('a')\nlog.warning('x')",
+    "log, level = getLogger('a'), 3\nlog.warning('x')",
+    "(log := getLogger('a')).warning('x')",
+    "self._log = logging.getLogger('a')\nself._log.exception('x')",
+    "class A:\n    log: Logger = getLogger('a')\n    def f(self):\n        self.log.warning('x')",
+    "def f(log=getLogger('a')):\n    log.warning('x')",
+    "def f(*, log=getLogger('a')):\n    log.warning('x')",
+    "self.log = log = getLogger('a') if one else getLogger('b')\nlog.info('x')",
+    "logging.warning('x')",
+)
+"""Each logs once through a logger that may raise."""
+
+
+@pytest.mark.parametrize("source", BARE_LOGGERS)
+def test_a_logger_that_may_raise_is_found_wherever_it_is_kept(source: str) -> None:
+    """A name, an attribute, a default, one of several targets."""
+    assert len(_bare_calls(ast.parse(source))) == 1
+
+
+@pytest.mark.parametrize("source", BARE_LOGGERS[:-1])
+def test_a_safe_logger_may_be_kept_anywhere(source: str) -> None:
+    """`escaped` makes it one."""
+    assert _bare_calls(ast.parse(re.sub(r"((?:logging\.)?getLogger\('\w'\))", r"escaped(\1)", source))) == []
+
+
 def test_every_logger_that_logs_is_a_safe_one() -> None:
     """A module that calls `logging.getLogger` to log, and not to set a level or handlers, wraps it in `escaped`."""
-    logging_calls = {"debug", "info", "warning", "error", "exception", "critical", "log"}
-    bare = []
-    for path in sorted(ROOT.rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        safe = {id(call.args[0]) for call in ast.walk(tree) if _calls(call, "escaped")}  # type: ignore[attr-defined]
-        loggers = {id(each) for each in ast.walk(tree) if _calls(each, "getLogger")} - safe
-        names = {
-            target.id
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Assign) and id(node.value) in loggers
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in logging_calls:
-                on = node.func.value
-                if id(on) in loggers or (isinstance(on, ast.Name) and on.id in names | {"logging"}):
-                    bare.append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    assert bare == []
+    modules = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(ROOT.rglob("*.py"))}
+    assert [f"{path.relative_to(ROOT)}:{line}" for path, tree in modules.items() for line in _bare_calls(tree)] == []
 
 
-def _calls(node: ast.AST, name: str) -> bool:
-    if not isinstance(node, ast.Call) or not node.args:
-        return False
-    function = node.func
-    return getattr(function, "id", None) == name or getattr(function, "attr", None) == name
+def _bare_calls(tree: ast.AST) -> list[int]:
+    """The lines that log through a logger which `escaped` has not wrapped."""
+    nodes = [*ast.walk(tree)]
+    kept = {_kept_as(target) for node in nodes for target, value in _assigned(node) if _is_bare(value)} - {None}
+    calls = [(node, node.func) for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    return [
+        call.lineno
+        for call, function in calls
+        if function.attr in LOGGING_CALLS
+        and (_is_bare(function.value) or _kept_as(function.value) in kept | {"logging"})
+    ]
+
+
+def _assigned(node: ast.AST) -> Iterator[tuple[ast.AST, ast.expr | None]]:
+    """Each target of an assignment or parameter with a default, and the value it is given."""
+    match node:
+        case ast.Assign(targets, value):
+            for target in targets:
+                if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                    yield from zip(target.elts, value.elts, strict=False)
+                else:
+                    yield target, value
+        case ast.AnnAssign(target=target, value=value) | ast.NamedExpr(target=target, value=value):
+            yield target, value
+        case ast.arguments(posonlyargs, args, _, kwonlyargs, kw_defaults, _, defaults):
+            yield from zip(reversed([*posonlyargs, *args]), reversed(defaults), strict=False)
+            yield from zip(kwonlyargs, kw_defaults, strict=True)
+        case _:
+            pass
+
+
+def _kept_as(target: ast.AST) -> str | None:
+    """The name of a variable, a parameter or an attribute, whatever object has it."""
+    match target:
+        case ast.Name(name) | ast.Attribute(attr=name) | ast.arg(name):
+            return name
+        case _:
+            return None
+
+
+def _is_bare(value: ast.AST | None) -> bool:
+    """Whether this expression may be a logger that raises."""
+    match value:
+        case ast.Call(ast.Name("getLogger") | ast.Attribute(attr="getLogger")):
+            return True
+        case ast.IfExp(body=one, orelse=other):
+            return _is_bare(one) or _is_bare(other)
+        case ast.BoolOp(values=values):
+            return any(map(_is_bare, values))
+        case ast.NamedExpr(value=named):
+            return _is_bare(named)
+        case _:
+            return False
