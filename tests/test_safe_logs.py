@@ -167,3 +167,71 @@ def _is_bare(value: ast.AST | None) -> bool:
             return _is_bare(named)
         case _:
             return False
+
+
+RECOVERING = ("adapters/worker", "adapters/reading", "adapters/sources", "adapters/multilang", "stores")
+"""The folders in which leases are held, read and written."""
+
+TELLING = LOGGING_CALLS | {"notify", "unforeseen"}
+
+TOLD_TOO_EARLY = (
+    "log.warning('x')\nself.due = 1",
+    "log.warning('x')\nreturn self.stop()",
+    "if one:\n    log.warning('x')\nself.due = 1",
+    "notify('observer')\nself.due = 1",
+    "self._log.error('x')\nself.due += 1\nraise",
+)
+
+
+@pytest.mark.parametrize("body", TOLD_TOO_EARLY)
+def test_what_is_told_before_the_state_is_set_right_is_found(body: str) -> None:
+    """A call, an assignment, one level further out."""
+    tree = ast.parse("try:\n    f()\nexcept Exception:\n" + "\n".join("    " + line for line in body.split("\n")))
+    assert len(_told_too_early(tree)) == 1
+
+
+def test_a_clause_that_meets_a_fault_recovers_before_it_tells() -> None:
+    """A handler of the log or an observer may hang, or end the thread: what follows it would not be done."""
+    assert [
+        f"{path.relative_to(ROOT)}:{line}"
+        for folder in RECOVERING
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line in _told_too_early(ast.parse(path.read_text(encoding="utf-8")))
+    ] == []
+
+
+def _told_too_early(tree: ast.AST) -> list[int]:
+    """The lines in `except` clauses that log or notify, and are followed by more than leaving."""
+    clauses = [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
+    return [line for clause in clauses for line in _early(clause.body, followed=False)]
+
+
+def _early(body: list[ast.stmt], *, followed: bool) -> Iterator[int]:
+    for place, statement in enumerate(body):
+        later = body[place + 1 :]
+        leaves = next((each for each in later if isinstance(each, ast.Return | ast.Raise | ast.Continue)), None)
+        acts = not all(map(_only_leaves, later)) or (followed and leaves is None)
+        if _tells(statement) and acts:
+            yield statement.lineno
+        for field in ("body", "orelse", "finalbody"):
+            yield from _early(getattr(statement, field, []), followed=acts)
+        for case in getattr(statement, "cases", []):
+            yield from _early(case.body, followed=acts)
+
+
+def _tells(statement: ast.stmt) -> bool:
+    if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)):
+        return False
+    function = statement.value.func
+    return getattr(function, "attr", None) in TELLING or getattr(function, "id", None) in TELLING
+
+
+def _only_leaves(statement: ast.stmt) -> bool:
+    """Whether this changes nothing: it tells, too, or ends the clause with what is there already."""
+    match statement:
+        case ast.Return(value):
+            return value is None or not any(isinstance(each, ast.Call) for each in ast.walk(value))
+        case ast.Raise() | ast.Continue() | ast.Break() | ast.Pass():
+            return True
+        case _:
+            return _tells(statement)

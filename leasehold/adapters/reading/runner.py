@@ -104,16 +104,19 @@ class Pool:
             # Counted here, before the task has begun: two callers would otherwise start one too many.
             more = self._tasks < min(self._load, self._size)
             self._tasks += more
+        fault: RuntimeError | None = None
         if more:
             try:
                 self._scheduler.start(self._name, self._serve, self._failed)
-            except RuntimeError as fault:
+            except RuntimeError as error:
+                fault = error
                 with self._lock:
                     self._tasks -= 1
-                self._failed(fault)
         self._work.put(work)
         if not self._tasks:
             self._serve(once=True)
+        if fault is not None:
+            self._failed(fault)
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """The answers, in the order of the items. Raises what the first of them raised, once all are over."""
@@ -311,9 +314,9 @@ class Schedule:
             except self._scheduler.fatal:
                 raise
             except BaseException as fault:  # noqa: BLE001  nobody else would call the steps, those that leave included
-                self._failed(fault)
                 # Not at once: what made dispatching fail is still there, and would fill the log.
                 not_before = clock() + FAULT_SECONDS
+                self._failed(fault)
         self._over.put(True)
 
     def _take(self, message: ScheduleMessage) -> None:
@@ -357,13 +360,15 @@ class Schedule:
         try:
             due, scheduled.faults = scheduled.step(clock()), 0
         except BaseException as fault:  # noqa: BLE001  whatever it is, the shard must not stay unread
-            self._scheduler.unforeseen(key, fault)
             scheduled.faults += 1
             due = clock() + FAULT_SECONDS
             if scheduled.instead is not None and (other := scheduled.instead(scheduled.faults)) is not None:
                 # For good: a step that has failed so often is not trusted with the lease again.
                 scheduled.step, scheduled.instead, due = other, None, clock()
-        self._messages.put(StepReturned(key, due))
+            self._messages.put(StepReturned(key, due))
+            self._scheduler.unforeseen(key, fault)
+        else:
+            self._messages.put(StepReturned(key, due))
 
 
 # Readings
@@ -461,11 +466,13 @@ class Readings:
             try:
                 released = holding.release()
             except StoreError as fault:
+                due = self._scheduler.clock() + RETRY_SECONDS
                 log.warning("lease %s cannot be read here and is not released yet: %s", holding.key, fault)
-                return self._scheduler.clock() + RETRY_SECONDS
-            log.error("lease %s cannot be read here and is released", holding.key)
+                return due
             # Not released: an heir took its request back, and the lease still is to go.
-            return math.inf if released else self._scheduler.clock() + RETRY_SECONDS
+            due = math.inf if released else self._scheduler.clock() + RETRY_SECONDS
+            log.error("lease %s cannot be read here and is released", holding.key)
+            return due
 
         return let_go
 
@@ -650,16 +657,16 @@ class Runner:
             try:
                 due, faults = work(clock()), 0
             except READABLE as fault:
-                self._fail(fault)
                 due = clock() + RETRY_SECONDS
+                self._fail(fault)
             except Exception as fault:  # noqa: BLE001  the next time may go well
                 # A failed turn is repeated for ever, as held leases are read meanwhile. Renewals that keep failing
                 # end the run: what it holds is about to be another's.
                 faults += 1
+                due = clock() + RETRY_SECONDS
                 if name == "renew" and faults * RETRY_SECONDS > self.worker.config.lease_seconds / 2:
                     self._fail(fault)
                 self._scheduler.unforeseen(f"trying again in {RETRY_SECONDS:g} s", fault)
-                due = clock() + RETRY_SECONDS
             if going():
                 sooner.wait(due)
 
@@ -676,13 +683,14 @@ class Runner:
         if self._failed:
             return
         self._failed = True
-        if not isinstance(fault, READABLE):
-            self._scheduler.unforeseen("the worker ends", fault)
-            # Callers catch what is documented, and would pass by a fault of another kind.
-            error = WorkerError(f"the worker cannot go on: {said(fault)}")
-            error.__cause__ = fault
-            fault = error
-        self._ends.put((fault,))
+        if isinstance(fault, READABLE):
+            self._ends.put((fault,))
+            return
+        # Callers catch what is documented, and would pass by a fault of another kind.
+        error = WorkerError(f"the worker cannot go on: {said(fault)}")
+        error.__cause__ = fault
+        self._ends.put((error,))
+        self._scheduler.unforeseen("the worker ends", fault)
 
     def _drain(self, tasks: dict[str, Queue], until: float) -> bool:
         """Finish the running batches and release the leases; return whether all was done in time."""

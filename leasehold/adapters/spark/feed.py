@@ -431,17 +431,17 @@ class ShardPrefetcher:
             due = self._step(now)
         except (StoreError, SourceUnavailable) as fault:
             wait = self._faults.next()
-            log.warning("shard %s: trying again in %.1f s: %s", self.key, wait, fault)
             self.holding.reach.failed(str(fault), now)
+            log.warning("shard %s: trying again in %.1f s: %s", self.key, wait, fault)
             return now + wait
         except SourceError as fault:
             # Trying again would not help here; another worker may have what is missing, as a permission.
-            text = "shard %s cannot be read here, released for %g s: %s"
-            log.error(text, self.key, EXCLUDED_SECONDS, fault)  # noqa: TRY400  the source says it in one sentence
             # Before the release, or the next look might take it right back.
             self._member.exclude(self.key, EXCLUDED_SECONDS)
             self.holding.ask_release()
             self._member.hurry()
+            text = "shard %s cannot be read here, released for %g s: %s"
+            log.error(text, self.key, EXCLUDED_SECONDS, fault)  # noqa: TRY400  the source says it in one sentence
             return now
         self._faults.reset()
         return due

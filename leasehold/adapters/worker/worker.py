@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Event
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, assert_never
 
 from attrs import evolve
 
@@ -286,9 +286,9 @@ class Worker:
             self._absent.clear()  # while the table does not answer, no owner can make its row anew
             wait, held = self._backoff.next(), len(self.holdings)
             goes_on = f"{held} leases are read while they can be renewed" if held else "nothing is held"
-            log.warning("no look at the leases, the next in %.1f s; %s: %s", wait, goes_on, fault)
             if isinstance(fault, StoreError) and not isinstance(fault, OutcomeUnknown):
                 self._look = evolve(self._look, keys=None)  # one row may be at fault: a listing goes on without it
+            log.warning("no look at the leases, the next in %.1f s; %s: %s", wait, goes_on, fault)
             return wait
         self._backoff.reset()
         return self._look.seconds
@@ -491,37 +491,41 @@ class Worker:
                 self.hurry()
                 return None
         except StoreError as fault:
+            if isinstance(action, Claim | Steal):  # H4
+                self._holdings.not_answered(action.lease, begun, claimed=isinstance(action, Claim))
             log.warning(
                 "%s of lease %s: %s", type(action).__name__, action.lease.key, fault, extra=_said(action, "unknown")
             )
-            if isinstance(action, Claim | Steal):  # H4
-                self._holdings.not_answered(action.lease, begun, claimed=isinstance(action, Claim))
             return None
         if isinstance(action, Claim | Steal):
             self._holdings.answered()
-        if isinstance(outcome, Done):
-            key, rule = outcome.lease.key, action.rule
-            extra = _said(action, "done", key) | _taken_from(action, key)
-            log.info("%s of lease %s done, by %s", type(action).__name__, key, rule, extra=extra)
-            if isinstance(action, Delete) and rule == "L10" and not action.lease.ended:
-                # Only the worker that deletes the row reports the gap, so the group reports it once.
-                log.warning("%s", expired_unread(action.lease))
+        taken: Lease | None = None
         match action, outcome:
             case ((Claim() | Steal()), Done(lease)):
                 self._holdings.hold(lease, begun)
-                return lease
+                taken = lease
             case Delete(lease), Done() if (held := self._holdings.get(lease.key)) is not None:
                 held.drop("its shard is gone")  # or its next write would make the row anew
             case Create(rule="L13"), Done(lease):
                 self._remade(f"{lease.key} at {lease.checkpoint.sequence}")
             case RequestHandoff(), Done(lease):
                 self._handoffs.asked(lease)
-            case _, Lost(key):
-                extra = _said(action, "refused", key)
-                log.info("%s of lease %s refused: somebody was faster", type(action).__name__, key, extra=extra)
             case _:
                 pass
-        return None
+        match outcome:
+            case Lost(key):
+                extra = _said(action, "refused", key)
+                log.info("%s of lease %s refused: somebody was faster", type(action).__name__, key, extra=extra)
+            case Done(lease):
+                key, rule = lease.key, action.rule
+                extra = _said(action, "done", key) | _taken_from(action, key)
+                log.info("%s of lease %s done, by %s", type(action).__name__, key, rule, extra=extra)
+                if isinstance(action, Delete) and rule == "L10" and not action.lease.ended:
+                    # Only the worker that deletes the row reports the gap, so the group reports it once.
+                    log.warning("%s", expired_unread(action.lease))
+            case _ as never:
+                assert_never(never)
+        return taken
 
     def _stale(self, now: float) -> bool:
         """Whether the planned creations are too old: others may have created, finished and deleted those leases."""
