@@ -43,10 +43,17 @@ from leasehold.adapters.reading.cursor import (
 )
 from leasehold.adapters.reading.handling import Delivery, Ending, FinalCheckpoint, Handling, Happening, Withdrawn
 from leasehold.adapters.reading.handovers import AtWork, CallEnded, GivenUp, Handover, Handovers, LeaseLost, NotBegun
-from leasehold.adapters.reading.lifecycle import FAULT_WAITS, PARENT_WAITS, ReadingStart, ReadingWorker, end
+from leasehold.adapters.reading.lifecycle import (
+    FAULT_WAITS,
+    PARENT_WAITS,
+    REJECTED_WAITS,
+    ReadingStart,
+    ReadingWorker,
+    end,
+)
 from leasehold.adapters.reading.memory import MemoryBudget
 from leasehold.adapters.sources.call_patience import Backoff
-from leasehold.adapters.sources.protocol import Batch
+from leasehold.adapters.sources.protocol import REJECTED_TRIES, Batch, TransientRejection
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.lineage import readable
 from leasehold.errors import SourceError, SourceUnavailable, StoreError
@@ -122,6 +129,8 @@ class ShardReading:
         self._start = ReadingStart(holding, worker.source, worker.config)
         self._checkpoint_due, self._parents_wait = 0.0, PARENT_WAITS[0]
         self._faults = Backoff(*FAULT_WAITS, worker.uniform)
+        # Reset by an answer alone: a step that is woken and asks nothing must not make the tries endless.
+        self._rejections = Backoff(*REJECTED_WAITS, worker.uniform)
         # Of a handler that checkpoints by itself: whether it was asked at last, how far what failed went, and the waits
         # before it is asked again for the end of its shard.
         self._asked, self._failed_at, self._ends = False, (0, 0, 0), Backoff(*PARENT_WAITS, worker.uniform)
@@ -138,6 +147,12 @@ class ShardReading:
             return due
         except SourceError as fault:
             self.holding.reach.failed(str(fault), now)
+            if isinstance(fault, TransientRejection) and self._rejections.faults < REJECTED_TRIES:
+                # A lease that is to go is released meanwhile: only reading rests.
+                wait = self._rejections.next()
+                self._rests_until = due = now + wait
+                log.warning("shard %s: rejected, trying again in %.1f s: %s", self.holding.key, wait, fault)
+                return due
             # No matter of time: another worker may have the right, or the way to the service, that this one lacks.
             return self._stop(now, f"it cannot be read: {fault}")
         if self._faults.faults:
@@ -231,6 +246,8 @@ class ShardReading:
         except BaseException:
             memory.clear()  # whatever it is, or the others would miss these bytes for ever
             raise
+        if batch.answered and not batch.fault:
+            self._rejections.reset()
         holding.throughput.add(batch.size, now)
         holding.reach.read(batch, now)
         self._read_due = now + batch.wait_seconds

@@ -13,7 +13,14 @@ from typing import Literal
 from attrs import evolve
 
 from leasehold.adapters.inputs import said_moment
-from leasehold.adapters.sources.protocol import Identified, Selective, Several, Source
+from leasehold.adapters.sources.protocol import (
+    REJECTED_TRIES,
+    Identified,
+    Selective,
+    Several,
+    Source,
+    TransientRejection,
+)
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.notes import LATEST_MS, LATEST_POSITION, UNPINNED
 from leasehold.adapters.worker.reach import Reach, reach_of
@@ -77,7 +84,7 @@ class Discovery:
         self.answered = False
         self._unread: frozenset[str] = frozenset()
         self._said: frozenset[str] = frozenset()
-        self._fault = ""
+        self._fault, self._rejections = "", 0
         self.refused = False
         self.open_shards: int | None = None
         self.incarnation = ""
@@ -242,18 +249,20 @@ class Discovery:
             if present != self._bound and made_later(self._bound, present):
                 raise SourceUnavailable(f"the answer is of {present}, and {self._bound} was listed before")
         except SourceError as fault:
-            # Refused before there ever was an answer: a name or a right is wrong, and no waiting would mend it.
-            if not (self.answered or isinstance(fault, SourceUnavailable)):
+            passing = isinstance(fault, SourceUnavailable) or self._may_pass(fault)
+            # Rejected before there ever was a response: a name or a right is wrong, and waiting does not help.
+            if not (self.answered or passing):
                 raise
             self.want()
-            self._missed("the shards could not be listed", fault)
+            self._missed("the shards could not be listed", fault, passing=passing)
             return None
+        self._rejections = 0
         if self._bound and present != self._bound:
             raise MadeAnew(f"stream {self._bound} was deleted and made anew while it was read, and is {present} now")
         self.incarnation = present
         self.answered, self._next = True, now + self._safety_seconds
         if isinstance(self._source, Several) and self._source.unlisted is not None:
-            self._missed("the shards of a stream could not be listed", self._source.unlisted)
+            self._missed("the shards of a stream could not be listed", self._source.unlisted, passing=True)
         else:
             if self._fault:
                 log.warning("the shards are listed again")
@@ -263,12 +272,18 @@ class Discovery:
             self.want()  # it may have been made anew between the two answers: these shards may be the former ones
         return shards
 
-    def _missed(self, what: str, fault: SourceError) -> None:
-        # Where the reason may pass by itself the next look comes soon (C18).
-        self.refused = isinstance(fault, SourceUnavailable)
-        if (text := str(fault)) != self._fault:  # at every turn it would fill the log
-            log.warning("%s, trying again until they can: %s", what, text)
+    def _may_pass(self, fault: SourceError) -> bool:
+        """Whether this rejection is one of the first few in a row of a kind that may pass by itself."""
+        self._rejections += 1
+        return isinstance(fault, TransientRejection) and self._rejections <= REJECTED_TRIES
+
+    def _missed(self, what: str, fault: SourceError, *, passing: bool) -> None:
+        # If the reason may pass by itself, the next look comes soon (C18).
+        self.refused = passing
+        text, before = str(fault), self._fault
         self._fault = text
+        if text != before:  # at every turn it would fill the log
+            log.warning("%s, trying again until they can: %s", what, text)
 
 
 class Recreated:
