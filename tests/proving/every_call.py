@@ -55,7 +55,7 @@ PASSING = (
 )
 """One request too many for a service, or one that it did not answer or rejected once: the next one is answered."""
 
-ANY = ("value", "key", "os", "memory", "runtime", "timeout", "stop")
+ANY = ("value", "key", "os", "memory", "runtime", "timeout", "recursion", "unicode", "stop")
 """Exceptions that any library may raise, and any callable."""
 
 HEEDED = (

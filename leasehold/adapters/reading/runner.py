@@ -5,9 +5,9 @@ makes its `ShardReading` and puts the reading's step on the `Schedule`. Every st
 next; a bounded pool of tasks calls those that are due, so that a thousand shards need no thousand threads.
 
 Rule 1: a step never runs twice at a time. Rule 2: a successor under the same key begins only when its predecessor is
-over, so a lease that was lost and taken again has one handler at work. Rule 3: a step that raises is called again;
-when it has raised a few times in a row, or while its lease is to be left, its lease is released and not taken again by
-this worker for a while, since a lease must not be held and not read.
+over, so a lease that was lost and taken again has one handler at work. Rule 3: a step that raises is called again,
+after pauses that grow; when it has raised a few times in a row, or while its lease is to be left, its lease is released
+and not taken again by this worker for a while, since a lease must not be held and not read.
 
 To stop is to drain: the running batches are finished, checkpointed, and their leases released. A task that ends or
 cannot be started stops the run too, with its reason: leases must not be renewed and read by nobody. In a process of
@@ -192,6 +192,9 @@ Step = Callable[[float], float]
 """Does one bounded piece of work at this time; returns when to be called again, infinity for never."""
 
 FAULT_SECONDS = 5.0
+"""The pause after a fault of the dispatcher."""
+STEP_FAULT_WAITS = (1.0, 3.0, 6.0)
+"""The pauses after the first, second and later faults of a step: one that passes at once costs a second of reading."""
 
 
 @define(eq=False)
@@ -360,8 +363,8 @@ class Schedule:
         try:
             due, scheduled.faults = scheduled.step(clock()), 0
         except BaseException as fault:  # noqa: BLE001  whatever it is, the shard must not stay unread
+            due = clock() + STEP_FAULT_WAITS[min(scheduled.faults, len(STEP_FAULT_WAITS) - 1)]
             scheduled.faults += 1
-            due = clock() + FAULT_SECONDS
             if scheduled.instead is not None and (other := scheduled.instead(scheduled.faults)) is not None:
                 # For good: a step that has failed so often is not trusted with the lease again.
                 scheduled.step, scheduled.instead, due = other, None, clock()
@@ -373,8 +376,8 @@ class Schedule:
 
 # Readings
 
-FAULTS_MOST = 3
-"""A step may raise so often in a row: with the waits in between its lease is released within 15 seconds."""
+FAULTS_MOST = len(STEP_FAULT_WAITS) + 1
+"""When a step has raised this often in a row, its lease is released: after ten seconds of pauses."""
 
 EXCLUDED_SECONDS = 60.0
 

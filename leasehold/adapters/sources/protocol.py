@@ -6,14 +6,16 @@ Spark, the simulator) does the waiting.
 A source that passes every call on to another: what a wrapper of a source begins with.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from attrs import Factory, evolve, field, frozen
 
 from leasehold.balancer.model import Lease, Position, Shard
-from leasehold.errors import SourceError, SourceUnavailable
+from leasehold.errors import LeaseholdError, SourceError, SourceUnavailable
+from leasehold.stores.printable import said
 
 if TYPE_CHECKING:  # boto3 is an extra
     from leasehold.adapters.sources.changes import Change
@@ -68,6 +70,17 @@ class TransientRejection(SourceError):
     A proxy redirected the request, clocks differed for a moment, or new credentials are not known everywhere yet.
     Readers ask a few more times before they leave the shard to another worker.
     """
+
+
+@contextmanager
+def foreign_as_unavailable() -> Iterator[None]:
+    """Turn exceptions that are not ours into SourceUnavailable: a library that a source uses may raise anything."""
+    try:
+        yield
+    except LeaseholdError:
+        raise
+    except Exception as foreign:
+        raise SourceUnavailable(f"the source raised {said(foreign)}") from foreign
 
 
 REJECTED_TRIES = 3

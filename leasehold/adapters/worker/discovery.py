@@ -20,6 +20,7 @@ from leasehold.adapters.sources.protocol import (
     Several,
     Source,
     TransientRejection,
+    foreign_as_unavailable,
 )
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.notes import LATEST_MS, LATEST_POSITION, UNPINNED
@@ -189,7 +190,8 @@ class Discovery:
         if source is None:
             return listing
         # Their shards are in no listing of this source: they would be deleted as shards that are gone.
-        return evolve(listing, leases=tuple(lease for lease in listing.leases if source.reads(lease)))
+        with foreign_as_unavailable():
+            return evolve(listing, leases=tuple(lease for lease in listing.leases if source.reads(lease)))
 
     def deletable(self, lease: Lease, shards: tuple[Shard, ...]) -> bool:
         """Whether a lease may go: its shard is listed (and finished), or the service says that it is gone.
@@ -201,7 +203,8 @@ class Discovery:
         if any(shard.id == lease.key for shard in shards):
             return True
         try:
-            gone = self._source.gone(lease.key)
+            with foreign_as_unavailable():
+                gone = self._source.gone(lease.key)
         except SourceError as fault:
             log.warning("a shard could not be looked up, its lease stays: %s", fault)
             return False
@@ -236,12 +239,15 @@ class Discovery:
         # Cleared first: a shard may end while we list.
         self._wanted.clear()
         try:
-            shards, before, present = self._source.shards(), self.incarnation, self._bound
+            before, present = self.incarnation, self._bound
+            with foreign_as_unavailable():
+                shards = self._source.shards()
             # Of a source that cannot tell streams of one name apart contradictions alone show that it was made anew.
             if isinstance(self._source, Identified):
                 try:
                     # What was once told and is not told now (a right was taken away) still holds.
-                    present = self._source.incarnation() or before or present
+                    with foreign_as_unavailable():
+                        present = self._source.incarnation() or before or present
                 except SourceUnavailable:
                     if not before:
                         raise

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, assert_never
 from attrs import evolve
 
 from leasehold.adapters.sources.call_patience import Backoff
-from leasehold.adapters.sources.protocol import Named, Source
+from leasehold.adapters.sources.protocol import Named, Source, foreign_as_unavailable
 from leasehold.adapters.threads import ThreadScheduler, seconds
 from leasehold.adapters.worker.discovery import Discovery, MadeAnew, Recreated, expired_unread
 from leasehold.adapters.worker.handoffs import Handoffs, ParallelMap
@@ -223,6 +223,7 @@ class Worker:
             self._hurry.clear()
             # Rows of what was dropped still name this worker, and only a whole reading shows them (C17).
             whole |= self._dropped.is_set()
+            self._look_due = now  # if the look raises, the next turn looks again
             self._look_due = now + self._look_or_wait(now, None if whole else self._look.keys, each)
         self._holdings.check_identity()
         if self._holdings.unconfirmed:
@@ -272,6 +273,8 @@ class Worker:
         self._handoffs.withdraw()
 
     def _look_or_wait(self, now: float, asked: tuple[str, ...] | None, each: ParallelMap) -> float:
+        if asked is None:
+            self._look = evolve(self._look, keys=None)  # so it stays if this look fails
         try:
             with self.spans.over("look"):
                 self._look_and_act(now, asked, each)
@@ -440,14 +443,29 @@ class Worker:
         self._absent = {one.lease.key: self._absent.get(one.lease.key, now) for one in waits}
         # What LATEST means is asked for before the wait, so that none of what comes meanwhile is skipped.
         unpinned = [one.lease for one in waits if one.lease.checkpoint == LATEST and one.lease.key not in self._latest]
-        pins = zip(unpinned, each(self.source.latest, unpinned), strict=True)
+        pins = zip(unpinned, each(self._latest_of, unpinned), strict=True)
         known_pins = {key: pin for key, pin in self._latest.items() if key in self._absent}
-        self._latest = known_pins | {lease.key: pin for lease, pin in pins}
+        self._latest = known_pins | {lease.key: pin for lease, pin in pins if pin is not None}
         if unpinned and not streams:
             seconds = max(waits.values())
             log.info("no lease of this stream yet: made in %.1f s; nothing that comes meanwhile is skipped", seconds)
         left = {one: self._absent[one.lease.key] + seconds - now for one, seconds in waits.items()}
+        for one in waits:
+            if one.lease.checkpoint == LATEST and one.lease.key not in self._latest:
+                left[one] = max(left[one], RETRY_SECONDS)
         return {one: seconds for one, seconds in left.items() if seconds > 0}
+
+    def _latest_of(self, lease: Lease) -> Position | None:
+        """Return what LATEST means for this lease, or None if the source cannot tell it now.
+
+        A shard that does not answer delays its own lease alone.
+        """
+        try:
+            with foreign_as_unavailable():
+                return self.source.latest(lease)
+        except SourceError as fault:
+            log.warning("lease %s is not made yet: where LATEST is cannot be told: %s", lease.key, fault)
+            return None
 
     def _pinned(self, action: Action) -> Action:
         """The action with the place that LATEST meant when the lease was first seen to be due."""

@@ -52,6 +52,8 @@ RAISED: Mapping[str, Callable[[], BaseException]] = {
     "memory": lambda: MemoryError("no room"),
     "runtime": lambda: RuntimeError("can't start new thread"),
     "timeout": lambda: TimeoutError("too long"),
+    "recursion": RecursionError,
+    "unicode": lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
     "stop": StopIteration,
     "cancelled": CancelledError,
     "generator": GeneratorExit,
