@@ -2,6 +2,7 @@
 
 import ast
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,31 +78,160 @@ def test_a_line_names_the_function_that_logged_it_and_keeps_its_extra_fields(
     )
 
 
+LOGGING_CALLS = frozenset({"debug", "info", "warning", "error", "exception", "critical", "log"})
+
+BARE_LOGGERS = (
+    "getLogger('a').warning('x')",
+    "log = getLogger('a')\nlog.warning('x')",
+    "log: Logger = getLogger('a')\nlog.warning('x')",
+    "log, level = getLogger('a'), 3\nlog.warning('x')",
+    "(log := getLogger('a')).warning('x')",
+    "self._log = logging.getLogger('a')\nself._log.exception('x')",
+    "class A:\n    log: Logger = getLogger('a')\n    def f(self):\n        self.log.warning('x')",
+    "def f(log=getLogger('a')):\n    log.warning('x')",
+    "def f(*, log=getLogger('a')):\n    log.warning('x')",
+    "self.log = log = getLogger('a') if one else getLogger('b')\nlog.info('x')",
+    "logging.warning('x')",
+)
+"""Each logs once through a logger that may raise."""
+
+
+@pytest.mark.parametrize("source", BARE_LOGGERS)
+def test_a_logger_that_may_raise_is_found_wherever_it_is_kept(source: str) -> None:
+    """A name, an attribute, a default, one of several targets."""
+    assert len(_bare_calls(ast.parse(source))) == 1
+
+
+@pytest.mark.parametrize("source", BARE_LOGGERS[:-1])
+def test_a_safe_logger_may_be_kept_anywhere(source: str) -> None:
+    """`escaped` makes it one."""
+    assert _bare_calls(ast.parse(re.sub(r"((?:logging\.)?getLogger\('\w'\))", r"escaped(\1)", source))) == []
+
+
 def test_every_logger_that_logs_is_a_safe_one() -> None:
     """A module that calls `logging.getLogger` to log, and not to set a level or handlers, wraps it in `escaped`."""
-    logging_calls = {"debug", "info", "warning", "error", "exception", "critical", "log"}
-    bare = []
-    for path in sorted(ROOT.rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        safe = {id(call.args[0]) for call in ast.walk(tree) if _calls(call, "escaped")}  # type: ignore[attr-defined]
-        loggers = {id(each) for each in ast.walk(tree) if _calls(each, "getLogger")} - safe
-        names = {
-            target.id
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Assign) and id(node.value) in loggers
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in logging_calls:
-                on = node.func.value
-                if id(on) in loggers or (isinstance(on, ast.Name) and on.id in names | {"logging"}):
-                    bare.append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    assert bare == []
+    modules = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(ROOT.rglob("*.py"))}
+    assert [f"{path.relative_to(ROOT)}:{line}" for path, tree in modules.items() for line in _bare_calls(tree)] == []
 
 
-def _calls(node: ast.AST, name: str) -> bool:
-    if not isinstance(node, ast.Call) or not node.args:
+def _bare_calls(tree: ast.AST) -> list[int]:
+    """The lines that log through a logger which `escaped` has not wrapped."""
+    nodes = [*ast.walk(tree)]
+    kept = {_kept_as(target) for node in nodes for target, value in _assigned(node) if _is_bare(value)} - {None}
+    calls = [(node, node.func) for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    return [
+        call.lineno
+        for call, function in calls
+        if function.attr in LOGGING_CALLS
+        and (_is_bare(function.value) or _kept_as(function.value) in kept | {"logging"})
+    ]
+
+
+def _assigned(node: ast.AST) -> Iterator[tuple[ast.AST, ast.expr | None]]:
+    """Each target of an assignment or parameter with a default, and the value it is given."""
+    match node:
+        case ast.Assign(targets, value):
+            for target in targets:
+                if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                    yield from zip(target.elts, value.elts, strict=False)
+                else:
+                    yield target, value
+        case ast.AnnAssign(target=target, value=value) | ast.NamedExpr(target=target, value=value):
+            yield target, value
+        case ast.arguments(posonlyargs, args, _, kwonlyargs, kw_defaults, _, defaults):
+            yield from zip(reversed([*posonlyargs, *args]), reversed(defaults), strict=False)
+            yield from zip(kwonlyargs, kw_defaults, strict=True)
+        case _:
+            pass
+
+
+def _kept_as(target: ast.AST) -> str | None:
+    """The name of a variable, a parameter or an attribute, whatever object has it."""
+    match target:
+        case ast.Name(name) | ast.Attribute(attr=name) | ast.arg(name):
+            return name
+        case _:
+            return None
+
+
+def _is_bare(value: ast.AST | None) -> bool:
+    """Whether this expression may be a logger that raises."""
+    match value:
+        case ast.Call(ast.Name("getLogger") | ast.Attribute(attr="getLogger")):
+            return True
+        case ast.IfExp(body=one, orelse=other):
+            return _is_bare(one) or _is_bare(other)
+        case ast.BoolOp(values=values):
+            return any(map(_is_bare, values))
+        case ast.NamedExpr(value=named):
+            return _is_bare(named)
+        case _:
+            return False
+
+
+RECOVERING = ("adapters/worker", "adapters/reading", "adapters/sources", "adapters/multilang", "stores")
+"""The folders in which leases are held, read and written."""
+
+TELLING = LOGGING_CALLS | {"notify", "unforeseen"}
+
+TOLD_TOO_EARLY = (
+    "log.warning('x')\nself.due = 1",
+    "log.warning('x')\nreturn self.stop()",
+    "if one:\n    log.warning('x')\nself.due = 1",
+    "notify('observer')\nself.due = 1",
+    "self._log.error('x')\nself.due += 1\nraise",
+)
+
+
+@pytest.mark.parametrize("body", TOLD_TOO_EARLY)
+def test_what_is_told_before_the_state_is_set_right_is_found(body: str) -> None:
+    """A call, an assignment, one level further out."""
+    tree = ast.parse("try:\n    f()\nexcept Exception:\n" + "\n".join("    " + line for line in body.split("\n")))
+    assert len(_told_too_early(tree)) == 1
+
+
+def test_a_clause_that_meets_a_fault_recovers_before_it_tells() -> None:
+    """A handler of the log or an observer may hang, or end the thread: what follows it would not be done."""
+    assert [
+        f"{path.relative_to(ROOT)}:{line}"
+        for folder in RECOVERING
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line in _told_too_early(ast.parse(path.read_text(encoding="utf-8")))
+    ] == []
+
+
+def _told_too_early(tree: ast.AST) -> list[int]:
+    """The lines in `except` clauses that log or notify, and are followed by more than leaving."""
+    clauses = [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
+    return [line for clause in clauses for line in _early(clause.body, followed=False)]
+
+
+def _early(body: list[ast.stmt], *, followed: bool) -> Iterator[int]:
+    for place, statement in enumerate(body):
+        later = body[place + 1 :]
+        leaves = next((each for each in later if isinstance(each, ast.Return | ast.Raise | ast.Continue)), None)
+        acts = not all(map(_only_leaves, later)) or (followed and leaves is None)
+        if _tells(statement) and acts:
+            yield statement.lineno
+        for field in ("body", "orelse", "finalbody"):
+            yield from _early(getattr(statement, field, []), followed=acts)
+        for case in getattr(statement, "cases", []):
+            yield from _early(case.body, followed=acts)
+
+
+def _tells(statement: ast.stmt) -> bool:
+    if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)):
         return False
-    function = node.func
-    return getattr(function, "id", None) == name or getattr(function, "attr", None) == name
+    function = statement.value.func
+    return getattr(function, "attr", None) in TELLING or getattr(function, "id", None) in TELLING
+
+
+def _only_leaves(statement: ast.stmt) -> bool:
+    """Whether this changes nothing: it tells, too, or ends the clause with what is there already."""
+    match statement:
+        case ast.Return(value):
+            return value is None or not any(isinstance(each, ast.Call) for each in ast.walk(value))
+        case ast.Raise() | ast.Continue() | ast.Break() | ast.Pass():
+            return True
+        case _:
+            return _tells(statement)

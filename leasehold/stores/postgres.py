@@ -221,9 +221,9 @@ class PostgresStore:
         except StoreError as fault:
             if not (self._create and isinstance(fault.__cause__, errors.UndefinedTable)):
                 raise
-            log.error("%s was dropped under this process, which makes it anew", self._place.name)  # noqa: TRY400  said
             self._prepare()
             rows = self.rows(self._sql.every)
+            log.error("%s was dropped, and this process has made it again", self._place.name)  # noqa: TRY400  said
         self._seen = {row["key"]: row for row in rows}
         return listing_of(map(to_lease, rows))
 

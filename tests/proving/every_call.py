@@ -46,10 +46,16 @@ SERVICES = ("store.", "source.", "reader.")
 LONG = ("late", "hang", "freeze", "untrue")
 """After one of these a worker may let a lease go that it holds: it cannot know, or was told otherwise."""
 
-PASSING = ("raise refused", "raise unavailable", "do + raise unavailable")
-"""One request too many for a service, or one that it did not answer: the next one is answered."""
+PASSING = (
+    "raise refused",
+    "raise unavailable",
+    "do + raise unavailable",
+    "raise rejected",
+    "do + raise rejected",
+)
+"""One request too many for a service, or one that it did not answer or rejected once: the next one is answered."""
 
-ANY = ("value", "key", "os", "memory", "runtime", "timeout", "stop")
+ANY = ("value", "key", "os", "memory", "runtime", "timeout", "recursion", "unicode", "stop")
 """Exceptions that any library may raise, and any callable."""
 
 HEEDED = (
@@ -80,6 +86,8 @@ OF_SOURCE = (
     "do + raise unavailable",
     "hang + raise unavailable",
     "raise unreadable",
+    "raise rejected",
+    "do + raise rejected",
     "freeze + do",
     *LATE,
 )

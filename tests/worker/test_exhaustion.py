@@ -133,7 +133,7 @@ def goes_on(handled: Handled, kind: str, first: int, count: int) -> int:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Faults are waited for a moment."""
-    monkeypatch.setattr("leasehold.adapters.reading.runner.FAULT_SECONDS", 0.02)
+    monkeypatch.setattr("leasehold.adapters.reading.runner.STEP_FAULT_WAITS", (0.02, 0.02, 0.02))
     monkeypatch.setattr("leasehold.adapters.reading.runner.FAULT_SECONDS", 0.02)
     monkeypatch.setattr("leasehold.adapters.reading.runner.EXCLUDED_SECONDS", 0.05)
     monkeypatch.setattr("leasehold.adapters.reading.runner.start_seconds", lambda *_of_whom: 0.0)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from attrs import define, field
 
-from leasehold.adapters.reading.runner import FAULT_SECONDS, Pool, Schedule
 from leasehold_lab.simulator.world.tasks import Tasks, VirtualTime
+from leasehold.adapters.reading.runner import FAULT_SECONDS, STEP_FAULT_WAITS, Pool, Schedule
 
 
 @define
@@ -161,7 +161,7 @@ def test_a_step_that_raises_is_said_and_called_again(calendar: Calendar) -> None
 
     calendar.kept.add("a", fails)
     calendar.tasks.run(20.0)
-    assert [(round(when, 3), name) for when, name in calendar.calls] == [(0.0, "a"), (FAULT_SECONDS, "a")]
+    assert [(round(when, 3), name) for when, name in calendar.calls] == [(0.0, "a"), (STEP_FAULT_WAITS[0], "a")]
     assert calendar.process.faults == [("a", "MemoryError('too much')")]
 
 

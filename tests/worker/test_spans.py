@@ -6,7 +6,8 @@ from threading import Event
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from running import WAIT, running
@@ -174,3 +175,46 @@ def test_the_programs_own_provider_is_used(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("leasehold.adapters.worker.traced.get_tracer_provider", TracerProvider)
     store = MemoryStore()
     assert Worker(store=store, source=ListSource([]), me="a-1", config=CONFIG).store is not store
+
+
+class Raising(SpanProcessor):
+    """A processor that raises where a span begins, or where it ends."""
+
+    def __init__(self, error: Exception, *, at_start: bool) -> None:
+        self._error, self._at_start = error, at_start
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:  # noqa: ARG002  as the base has it
+        if self._at_start:
+            raise self._error
+
+    def on_end(self, span: ReadableSpan) -> None:  # noqa: ARG002  likewise
+        if not self._at_start:
+            raise self._error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [KeyError("x"), MemoryError(), RecursionError(), UnicodeDecodeError("utf-8", b"x", 0, 1, "odd")],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("at_start", [True, False])
+def test_a_tracer_that_raises_costs_spans_and_no_lease_or_record(
+    error: Exception, at_start: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it no lease would be read, or good records would be dead-lettered after each of their attempts."""
+    provider, store, source, handed = TracerProvider(), MemoryStore(), ListSource(even_shards(("s-0",))), Event()
+    provider.add_span_processor(Raising(error, at_start=at_start))
+    source.shard_logs["s-0"] = ShardRecords(records(3), size=3)
+    worker = Worker(store=store, source=source, me="a-1", config=CONFIG, tracer=provider.get_tracer("test"))
+    letters = list[Delivery]()
+
+    async def handle(_batch: Delivery) -> None:
+        handed.set()
+
+    handling = Handling(handle, attempts=1, dead_letter=lambda delivery, _error: letters.append(delivery))
+    with running(Runner(worker, handling)):
+        assert handed.wait(WAIT)
+    assert letters == []
+    (row,) = store.list().leases
+    assert (row.owner, row.checkpoint.sequence) == (None, "102")
+    assert caplog.text.count("a span failed; this is said once") == 1

@@ -22,6 +22,7 @@ from typing import Literal, assert_never
 
 from attrs import frozen
 
+from leasehold.adapters.sources.protocol import TransientRejection
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError, Trimmed
 
 HANG_SECONDS = 15.0
@@ -43,6 +44,7 @@ RAISED: Mapping[str, Callable[[], BaseException]] = {
     "refused": lambda: StoreError("no right to do this"),
     "unavailable": lambda: SourceUnavailable("the service asks to slow down"),
     "unreadable": lambda: SourceError("no right to read this"),
+    "rejected": lambda: TransientRejection("not through this proxy"),
     "trimmed": lambda: Trimmed("the place is not there any more"),
     "value": lambda: ValueError("no number"),
     "key": lambda: KeyError("a field"),
@@ -50,6 +52,8 @@ RAISED: Mapping[str, Callable[[], BaseException]] = {
     "memory": lambda: MemoryError("no room"),
     "runtime": lambda: RuntimeError("can't start new thread"),
     "timeout": lambda: TimeoutError("too long"),
+    "recursion": RecursionError,
+    "unicode": lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
     "stop": StopIteration,
     "cancelled": CancelledError,
     "generator": GeneratorExit,

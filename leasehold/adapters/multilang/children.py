@@ -205,8 +205,8 @@ class ChildProcess:
                 try:
                     error = await self._store(position)
                 except Exception:
-                    log.exception("shard %s, child %d: its checkpoint was not stored", self.talk.shard, self.pid)
                     error = "KinesisClientLibDependencyException"
+                    log.exception("shard %s, child %d: its checkpoint was not stored", self.talk.shard, self.pid)
                 self._storing, self._heard = False, self._loop.time()
                 if error is None:
                     self.talk.checkpoint_stored()
@@ -410,8 +410,8 @@ class Children:
         try:
             await child.ask(say, most_seconds)
         except BaseException as fault:
-            log.warning("shard %s, child %d: given up: %s", shard, child.pid, said(fault))
             await asyncio.shield(self._end(shard, kindly=False))
+            log.warning("shard %s, child %d: given up: %s", shard, child.pid, said(fault))
             raise
 
     async def _end(self, shard: str, *, kindly: bool) -> None:

@@ -269,8 +269,9 @@ class ChildHandler:
             log.warning("shard %s: a checkpoint is not answered: %s", holding.key, fault)
             return "ThrottlingException"
         except (StoreError, SourceError) as fault:
+            name = error_name(fault)
             log.warning("shard %s: a checkpoint is not stored: %s", holding.key, fault)
-            return error_name(fault)
+            return name
         return None if stored else "ShutdownException"
 
 

@@ -158,17 +158,19 @@ class Handovers:
     def _ended(self, handover: Handover, found: Found) -> None:
         fault = found.fault if isinstance(found, CallEnded) else None
         self._origin.end_copy(_raised(fault))
-        if isinstance(fault, Ending):
-            self.end(fault.__cause__ or fault)
         key = handover.holding.key
         # The key is free before the reading is called again, or its next batch would be refused.
         del self._at_work[key]
         # The call and the work hold the batch, and each other: it would stay until the next collection of garbage.
         handover.call = handover.work = lambda: None
         handover.found = found
+        try:
+            if isinstance(fault, Ending):
+                self.end(fault.__cause__ or fault)
+        finally:
+            self._again(key)
         if handover.given_up:
             log.warning("shard %s: the handler that was given up has ended: %s", key, fault or "it returned")
-        self._again(key)
 
     def look(self, handover: Handover, now: float) -> Found:
         """Look after the call; anything but `AtWork` is found once, and nobody looks again."""
@@ -190,8 +192,8 @@ class Handovers:
         # Each time it has doubled: once would be overlooked, and every look would fill the log.
         if seconds >= max(slow, 2 * handover.said):
             handover.said = seconds
-            handler_log.warning("shard %s: its handler has been at work on one batch for %.1f s", holding.key, seconds)
             self._executor.replace(handover.work)  # others wait for its thread
+            handler_log.warning("shard %s: its handler has been at work on one batch for %.1f s", holding.key, seconds)
             self.notify("slow", handling.slow, holding, seconds)
         # Of a lost lease the end is waited for a while: it may still move the checkpoint (`late_checkpoints`), and the
         # next holding of this lease can begin only behind it.
@@ -231,10 +233,10 @@ class Handovers:
 
     def end(self, reason: BaseException) -> None:
         """Have the worker end in good order, saying why."""
+        self._end(reason)
         if "end" not in self._logged:
             self._logged.add("end")
             log.error("the worker ends: %s", said(reason))
-        self._end(reason)
 
     def close(self) -> None:
         """End the event loop and idle threads; nothing is waited for that hangs."""

@@ -27,6 +27,8 @@ PARENT_WAITS = (1.0, 5.0)
 """Seconds between two looks whether the parents of a shard are done: at first, and at most."""
 FAULT_WAITS = (0.2, 10.0)
 """Seconds before the next try after a fault: about the first wait, and the longest."""
+REJECTED_WAITS = (0.5, 4.0)
+"""Seconds before the next try after a rejection that may pass by itself: the shortest wait, and the longest."""
 
 
 class ReadingWorker(Protocol):

@@ -43,10 +43,17 @@ from leasehold.adapters.reading.cursor import (
 )
 from leasehold.adapters.reading.handling import Delivery, Ending, FinalCheckpoint, Handling, Happening, Withdrawn
 from leasehold.adapters.reading.handovers import AtWork, CallEnded, GivenUp, Handover, Handovers, LeaseLost, NotBegun
-from leasehold.adapters.reading.lifecycle import FAULT_WAITS, PARENT_WAITS, ReadingStart, ReadingWorker, end
+from leasehold.adapters.reading.lifecycle import (
+    FAULT_WAITS,
+    PARENT_WAITS,
+    REJECTED_WAITS,
+    ReadingStart,
+    ReadingWorker,
+    end,
+)
 from leasehold.adapters.reading.memory import MemoryBudget
 from leasehold.adapters.sources.call_patience import Backoff
-from leasehold.adapters.sources.protocol import Batch
+from leasehold.adapters.sources.protocol import REJECTED_TRIES, Batch, TransientRejection
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.lineage import readable
 from leasehold.errors import SourceError, SourceUnavailable, StoreError
@@ -122,6 +129,8 @@ class ShardReading:
         self._start = ReadingStart(holding, worker.source, worker.config)
         self._checkpoint_due, self._parents_wait = 0.0, PARENT_WAITS[0]
         self._faults = Backoff(*FAULT_WAITS, worker.uniform)
+        # Reset by an answer alone: a step that is woken and asks nothing must not make the tries endless.
+        self._rejections = Backoff(*REJECTED_WAITS, worker.uniform)
         # Of a handler that checkpoints by itself: whether it was asked at last, how far what failed went, and the waits
         # before it is asked again for the end of its shard.
         self._asked, self._failed_at, self._ends = False, (0, 0, 0), Backoff(*PARENT_WAITS, worker.uniform)
@@ -132,12 +141,18 @@ class ShardReading:
             due = self._go_on(now) if self._call is None else self._look_after(*self._call, now)
         except (StoreError, SourceUnavailable) as fault:
             wait = self._faults.next()
-            log.warning("shard %s: trying again in %.1f s: %s", self.holding.key, wait, fault)
-            self.holding.reach.failed(str(fault), now)
             self._rests_until = due = now + wait
+            self.holding.reach.failed(str(fault), now)
+            log.warning("shard %s: trying again in %.1f s: %s", self.holding.key, wait, fault)
             return due
         except SourceError as fault:
             self.holding.reach.failed(str(fault), now)
+            if isinstance(fault, TransientRejection) and self._rejections.faults < REJECTED_TRIES:
+                # A lease that is to go is released meanwhile: only reading rests.
+                wait = self._rejections.next()
+                self._rests_until = due = now + wait
+                log.warning("shard %s: rejected, trying again in %.1f s: %s", self.holding.key, wait, fault)
+                return due
             # No matter of time: another worker may have the right, or the way to the service, that this one lacks.
             return self._stop(now, f"it cannot be read: {fault}")
         if self._faults.faults:
@@ -231,6 +246,8 @@ class ShardReading:
         except BaseException:
             memory.clear()  # whatever it is, or the others would miss these bytes for ever
             raise
+        if batch.answered and not batch.fault:
+            self._rejections.reset()
         holding.throughput.add(batch.size, now)
         holding.reach.read(batch, now)
         self._read_due = now + batch.wait_seconds
@@ -391,8 +408,10 @@ class ShardReading:
         record = f"record {piece.records[0].sequence_number}.{piece.records[0].sub_sequence_number}"
         if fault is not None:  # neither handler nor dead letter took the record, so it is not skipped
             return self._stop(now, f"neither its handler nor the dead letter took {record}: {said(fault)}")
-        log.warning("shard %s: %s went to the dead letter: %s", self.holding.key, record, type(error).__name__)
-        return self._passed(batch, now, piece)
+        try:
+            return self._passed(batch, now, piece)
+        finally:
+            log.warning("shard %s: %s went to the dead letter: %s", self.holding.key, record, type(error).__name__)
 
     # A handler that checkpoints by itself (rule 6)
 
@@ -439,6 +458,7 @@ class ShardReading:
             self._asked = not ended
             return now if holding.releasing else self._release(now)
         wait, why = self._ends.next(), f": {said(fault)}" if fault else ""
+        self._rests_until = now + wait
         log.warning(
             "shard %s: its end is not checkpointed; read again from %s in %.1f s%s",
             holding.key,
@@ -446,7 +466,6 @@ class ShardReading:
             wait,
             why,
         )
-        self._rests_until = now + wait
         return self._rests_until
 
     # Ending
@@ -454,11 +473,12 @@ class ShardReading:
     def _stop(self, now: float, why: str) -> float:
         # Left to others for a while: their connections or disks may be in order, where this worker's are not.
         seconds = self._handling.bench_seconds
-        log.error("shard %s stops here: %s; released, not taken again for %g s", self.holding.key, why, seconds)
         # Before the release, or the next look might take the lease right back.
         self._worker.exclude(self.holding.key, seconds)
         self._worker.hurry()
-        return self._release(now)
+        due = self._release(now)
+        log.error("shard %s stops here: %s; released, not taken again for %g s", self.holding.key, why, seconds)
+        return due
 
     def _ended(self, error: Ending | Withdrawn, now: float) -> float:
         """Let the lease go: to whom it is promised, where it is."""
@@ -471,15 +491,18 @@ class ShardReading:
 
     def _leave(self, happening: Happening) -> float:
         late = happening == "lease-lost" and self._handling.late_checkpoints
+        unstored: StoreError | None = None
         if late and (position := self._cursor.unstored) is not None:
             try:
                 # It moves forward only, so it cannot harm the new owner, and spares the owner after that what was done
                 # here.
                 self.holding.checkpoint_late(position)
             except StoreError as fault:
-                log.warning("shard %s: what was done after the theft will be done again: %s", self.holding.key, fault)
+                unstored = fault
         self._memory.clear()
         # Closed before the observer is told: a link of the source that is still open would be in the next owner's way.
         self._pull.close()
         self._handovers.notify("observer", self._handling.observer, happening, self.holding)
+        if unstored is not None:
+            log.warning("shard %s: what was done after the theft will be done again: %s", self.holding.key, unstored)
         return math.inf

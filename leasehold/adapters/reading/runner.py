@@ -5,9 +5,9 @@ makes its `ShardReading` and puts the reading's step on the `Schedule`. Every st
 next; a bounded pool of tasks calls those that are due, so that a thousand shards need no thousand threads.
 
 Rule 1: a step never runs twice at a time. Rule 2: a successor under the same key begins only when its predecessor is
-over, so a lease that was lost and taken again has one handler at work. Rule 3: a step that raises is called again;
-when it has raised a few times in a row, or while its lease is to be left, its lease is released and not taken again by
-this worker for a while, since a lease must not be held and not read.
+over, so a lease that was lost and taken again has one handler at work. Rule 3: a step that raises is called again,
+after pauses that grow; when it has raised a few times in a row, or while its lease is to be left, its lease is released
+and not taken again by this worker for a while, since a lease must not be held and not read.
 
 To stop is to drain: the running batches are finished, checkpointed, and their leases released. A task that ends or
 cannot be started stops the run too, with its reason: leases must not be renewed and read by nobody. In a process of
@@ -104,16 +104,19 @@ class Pool:
             # Counted here, before the task has begun: two callers would otherwise start one too many.
             more = self._tasks < min(self._load, self._size)
             self._tasks += more
+        fault: RuntimeError | None = None
         if more:
             try:
                 self._scheduler.start(self._name, self._serve, self._failed)
-            except RuntimeError as fault:
+            except RuntimeError as error:
+                fault = error
                 with self._lock:
                     self._tasks -= 1
-                self._failed(fault)
         self._work.put(work)
         if not self._tasks:
             self._serve(once=True)
+        if fault is not None:
+            self._failed(fault)
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """The answers, in the order of the items. Raises what the first of them raised, once all are over."""
@@ -189,6 +192,9 @@ Step = Callable[[float], float]
 """Does one bounded piece of work at this time; returns when to be called again, infinity for never."""
 
 FAULT_SECONDS = 5.0
+"""The pause after a fault of the dispatcher."""
+STEP_FAULT_WAITS = (1.0, 3.0, 6.0)
+"""The pauses after the first, second and later faults of a step: one that passes at once costs a second of reading."""
 
 
 @define(eq=False)
@@ -311,9 +317,9 @@ class Schedule:
             except self._scheduler.fatal:
                 raise
             except BaseException as fault:  # noqa: BLE001  nobody else would call the steps, those that leave included
-                self._failed(fault)
                 # Not at once: what made dispatching fail is still there, and would fill the log.
                 not_before = clock() + FAULT_SECONDS
+                self._failed(fault)
         self._over.put(True)
 
     def _take(self, message: ScheduleMessage) -> None:
@@ -357,19 +363,21 @@ class Schedule:
         try:
             due, scheduled.faults = scheduled.step(clock()), 0
         except BaseException as fault:  # noqa: BLE001  whatever it is, the shard must not stay unread
-            self._scheduler.unforeseen(key, fault)
+            due = clock() + STEP_FAULT_WAITS[min(scheduled.faults, len(STEP_FAULT_WAITS) - 1)]
             scheduled.faults += 1
-            due = clock() + FAULT_SECONDS
             if scheduled.instead is not None and (other := scheduled.instead(scheduled.faults)) is not None:
                 # For good: a step that has failed so often is not trusted with the lease again.
                 scheduled.step, scheduled.instead, due = other, None, clock()
-        self._messages.put(StepReturned(key, due))
+            self._messages.put(StepReturned(key, due))
+            self._scheduler.unforeseen(key, fault)
+        else:
+            self._messages.put(StepReturned(key, due))
 
 
 # Readings
 
-FAULTS_MOST = 3
-"""A step may raise so often in a row: with the waits in between its lease is released within 15 seconds."""
+FAULTS_MOST = len(STEP_FAULT_WAITS) + 1
+"""When a step has raised this often in a row, its lease is released: after ten seconds of pauses."""
 
 EXCLUDED_SECONDS = 60.0
 
@@ -461,11 +469,13 @@ class Readings:
             try:
                 released = holding.release()
             except StoreError as fault:
+                due = self._scheduler.clock() + RETRY_SECONDS
                 log.warning("lease %s cannot be read here and is not released yet: %s", holding.key, fault)
-                return self._scheduler.clock() + RETRY_SECONDS
-            log.error("lease %s cannot be read here and is released", holding.key)
+                return due
             # Not released: an heir took its request back, and the lease still is to go.
-            return math.inf if released else self._scheduler.clock() + RETRY_SECONDS
+            due = math.inf if released else self._scheduler.clock() + RETRY_SECONDS
+            log.error("lease %s cannot be read here and is released", holding.key)
+            return due
 
         return let_go
 
@@ -650,16 +660,16 @@ class Runner:
             try:
                 due, faults = work(clock()), 0
             except READABLE as fault:
-                self._fail(fault)
                 due = clock() + RETRY_SECONDS
+                self._fail(fault)
             except Exception as fault:  # noqa: BLE001  the next time may go well
                 # A failed turn is repeated for ever, as held leases are read meanwhile. Renewals that keep failing
                 # end the run: what it holds is about to be another's.
                 faults += 1
+                due = clock() + RETRY_SECONDS
                 if name == "renew" and faults * RETRY_SECONDS > self.worker.config.lease_seconds / 2:
                     self._fail(fault)
                 self._scheduler.unforeseen(f"trying again in {RETRY_SECONDS:g} s", fault)
-                due = clock() + RETRY_SECONDS
             if going():
                 sooner.wait(due)
 
@@ -676,13 +686,14 @@ class Runner:
         if self._failed:
             return
         self._failed = True
-        if not isinstance(fault, READABLE):
-            self._scheduler.unforeseen("the worker ends", fault)
-            # Callers catch what is documented, and would pass by a fault of another kind.
-            error = WorkerError(f"the worker cannot go on: {said(fault)}")
-            error.__cause__ = fault
-            fault = error
-        self._ends.put((fault,))
+        if isinstance(fault, READABLE):
+            self._ends.put((fault,))
+            return
+        # Callers catch what is documented, and would pass by a fault of another kind.
+        error = WorkerError(f"the worker cannot go on: {said(fault)}")
+        error.__cause__ = fault
+        self._ends.put((error,))
+        self._scheduler.unforeseen("the worker ends", fault)
 
     def _drain(self, tasks: dict[str, Queue], until: float) -> bool:
         """Finish the running batches and release the leases; return whether all was done in time."""

@@ -107,9 +107,10 @@ class ChangePoller(Poller):
             unknown = isinstance(error, ParamValidationError) or code_of(error) == "ValidationException"
             if not (unknown and self._place()["Type"] == "AT_TIMESTAMP"):
                 raise
-            log.info("shard %s: there is no iterator at a time, reading it from its beginning", self._shard)
             self._start = TRIM_HORIZON
-            return super()._placed()
+            placed = super()._placed()
+            log.info("shard %s: there is no iterator at a time, reading it from its beginning", self._shard)
+            return placed
 
     def _rewind_from(self, error: ClientError) -> None:
         if code_of(error) != "TrimmedDataAccessException":
@@ -127,8 +128,8 @@ class ChangePoller(Poller):
         at = self._read or (self._start.sequence if self._start.numbered else None)
         if at is not None and not self._rewind:
             raise Trimmed(TRIMMED_TEXT.format(self._shard, self._stream, at)) from error
-        log.warning("shard %s: %s is not there any more, starting at TRIM_HORIZON", self._shard, at or "its start")
         self._start, self._read, self._done = TRIM_HORIZON, None, None
+        log.warning("shard %s: %s is not there any more, starting at TRIM_HORIZON", self._shard, at or "its start")
 
     def _batch(self, answer: Any) -> Batch:  # noqa: ANN401  boto3's stubs for it are no dependency
         kept = records = tuple(map(record_of, answer["Records"]))

@@ -6,14 +6,16 @@ Spark, the simulator) does the waiting.
 A source that passes every call on to another: what a wrapper of a source begins with.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from attrs import Factory, evolve, field, frozen
 
 from leasehold.balancer.model import Lease, Position, Shard
-from leasehold.errors import SourceUnavailable
+from leasehold.errors import LeaseholdError, SourceError, SourceUnavailable
+from leasehold.stores.printable import said
 
 if TYPE_CHECKING:  # boto3 is an extra
     from leasehold.adapters.sources.changes import Change
@@ -60,6 +62,29 @@ class Record(NamedTuple):
         from leasehold.adapters.sources.changes import change_of  # noqa: PLC0415  boto3 is an extra
 
         return change_of(self.data)
+
+
+class TransientRejection(SourceError):
+    """The source rejected a request for a reason that may pass by itself within seconds.
+
+    A proxy redirected the request, clocks differed for a moment, or new credentials are not known everywhere yet.
+    Readers ask a few more times before they leave the shard to another worker.
+    """
+
+
+@contextmanager
+def foreign_as_unavailable() -> Iterator[None]:
+    """Turn exceptions that are not ours into SourceUnavailable: a library that a source uses may raise anything."""
+    try:
+        yield
+    except LeaseholdError:
+        raise
+    except Exception as foreign:
+        raise SourceUnavailable(f"the source raised {said(foreign)}") from foreign
+
+
+REJECTED_TRIES = 3
+"""How often a request is repeated after such rejections; after the last one they are taken to be lasting."""
 
 
 SETTLE_SECONDS = 5.0
@@ -152,8 +177,8 @@ class Reader(Protocol):
     def read(self) -> Batch:
         """Read once, within bounds. Passing faults come back as an empty batch with the `fault` and a longer wait.
 
-        Raises SourceError if trying again cannot help. After any other exception this reader is closed, and
-        another one opened behind what is done.
+        Raises SourceError if trying again cannot help, and TransientRejection if it may help within seconds. After any
+        other exception this reader is closed, and another one opened behind what is done.
         """
 
     def close(self) -> None:

@@ -31,9 +31,16 @@ from attrs import Factory, define, evolve, frozen
 
 from leasehold.adapters.reading.cursor import Cursor, EndShard, OpenReader, ReadBatch, ShardPull, StoreCheckpoint
 from leasehold.adapters.reading.handling import Measure
-from leasehold.adapters.reading.lifecycle import FAULT_WAITS, PARENT_WAITS, ReadingStart, ReadingWorker, end
+from leasehold.adapters.reading.lifecycle import (
+    FAULT_WAITS,
+    PARENT_WAITS,
+    REJECTED_WAITS,
+    ReadingStart,
+    ReadingWorker,
+    end,
+)
 from leasehold.adapters.sources.call_patience import Backoff
-from leasehold.adapters.sources.protocol import Batch, Record, Source
+from leasehold.adapters.sources.protocol import REJECTED_TRIES, Batch, Record, Source, TransientRejection
 from leasehold.adapters.sources.repeats import Tokens, Trail
 from leasehold.adapters.spark.available_now import ShardTip
 from leasehold.adapters.spark.offsets import Held
@@ -378,6 +385,7 @@ class ShardPrefetcher:
         self._given = False
         self._tip = ShardTip(holding.key)
         self._parents_wait, self._faults = PARENT_WAITS[0], Backoff(*FAULT_WAITS, member.uniform)
+        self._rejections, self._asks_at = Backoff(*REJECTED_WAITS, member.uniform), -math.inf
 
     # For the planning of batches; call these with `shared.changed` held
 
@@ -431,17 +439,23 @@ class ShardPrefetcher:
             due = self._step(now)
         except (StoreError, SourceUnavailable) as fault:
             wait = self._faults.next()
-            log.warning("shard %s: trying again in %.1f s: %s", self.key, wait, fault)
             self.holding.reach.failed(str(fault), now)
+            log.warning("shard %s: trying again in %.1f s: %s", self.key, wait, fault)
             return now + wait
         except SourceError as fault:
+            if isinstance(fault, TransientRejection) and self._rejections.faults < REJECTED_TRIES:
+                wait = self._rejections.next()
+                self._asks_at = now + wait
+                self.holding.reach.failed(str(fault), now)
+                log.warning("shard %s: rejected, trying again in %.1f s: %s", self.key, wait, fault)
+                return now + wait
             # Trying again would not help here; another worker may have what is missing, as a permission.
-            text = "shard %s cannot be read here, released for %g s: %s"
-            log.error(text, self.key, EXCLUDED_SECONDS, fault)  # noqa: TRY400  the source says it in one sentence
             # Before the release, or the next look might take it right back.
             self._member.exclude(self.key, EXCLUDED_SECONDS)
             self.holding.ask_release()
             self._member.hurry()
+            text = "shard %s cannot be read here, released for %g s: %s"
+            log.error(text, self.key, EXCLUDED_SECONDS, fault)  # noqa: TRY400  the source says it in one sentence
             return now
         self._faults.reset()
         return due
@@ -476,7 +490,9 @@ class ShardPrefetcher:
                 if end(holding, children, member, cursor.acknowledged.token):
                     member.hurry()
                 return self._leave()
-            case OpenReader() | ReadBatch() if not holding.releasing and not self._blocked(now):
+            case OpenReader() | ReadBatch() if (
+                not holding.releasing and now >= self._asks_at and not self._blocked(now)
+            ):
                 return self._read(now) if self.opened else self._open(now)
             case _:
                 return now + (COMMIT_SECONDS if holding.releasing else ROOM_SECONDS)
@@ -546,6 +562,8 @@ class ShardPrefetcher:
         # The position and the rows move under one lock: a batch planned in between would skip or repeat some.
         self.holding.reach.asking(now)
         batch = self._pull.read(keep)  # kept first: what follows may raise
+        if batch.answered and not batch.fault:
+            self._rejections.reset()
         self.holding.throughput.add(batch.size, now)
         self._shared.measure(self.holding, batch)
         # At most 4.5 requests a second, from one beginning to the next, even if the answer asks for no wait: the limit

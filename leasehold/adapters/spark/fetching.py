@@ -238,8 +238,8 @@ class _Sending(BaseRequestHandler):
             if rows is None and (again := self.server.again(number, place)):
                 rows = Kept.of(again)
         except Exception as fault:  # noqa: BLE001  whatever it is, it ends the task, which alone tells a user
-            log.error("batch %d: %s", number, said(fault))  # noqa: TRY400  the source says it in one sentence
             self.request.sendall(FAILED + said(fault).encode())
+            log.error("batch %d: %s", number, said(fault))  # noqa: TRY400  the source says it in one sentence
             return
         # A task's sink may block for as long as it likes; a peer that is gone is noticed.
         self.request.settimeout(None)

@@ -212,8 +212,9 @@ class LeaseLoop:
         try:
             leases = {lease.key: lease for lease in self._member.store.list().leases}
         except StoreError as fault:
+            unread = {"(all)": f"the leases cannot be read: {printable(text_of(fault))}"}
             log.warning("the leases could not be read, looking again: %s", fault)
-            return {"(all)": f"the leases cannot be read: {printable(text_of(fault))}"}
+            return unread
         return self._now.left(feeds, leases, self._member.discovery.listed, ended)
 
     # In the thread of the loop

@@ -118,8 +118,8 @@ def _leases(wanted: Mapping[str, Range], place: Place) -> dict[str, Lease]:
     try:
         found = {lease.key: lease for lease in place.store.get(wanted)}
     except StoreError as fault:
-        log.warning("the leases could not be read: %s", fault)
         found = {}
+        log.warning("the leases could not be read: %s", fault)
     # Rows of the table may be gone, where the batch is not: only the shard's hash range is needed to read it.
     if wanted.keys() - found.keys():
         listed = {shard.id: Lease(shard.id, hash_range=shard.hash_range) for shard in place.source.shards()}

@@ -13,7 +13,15 @@ from typing import Literal
 from attrs import evolve
 
 from leasehold.adapters.inputs import said_moment
-from leasehold.adapters.sources.protocol import Identified, Selective, Several, Source
+from leasehold.adapters.sources.protocol import (
+    REJECTED_TRIES,
+    Identified,
+    Selective,
+    Several,
+    Source,
+    TransientRejection,
+    foreign_as_unavailable,
+)
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.notes import LATEST_MS, LATEST_POSITION, UNPINNED
 from leasehold.adapters.worker.reach import Reach, reach_of
@@ -77,7 +85,7 @@ class Discovery:
         self.answered = False
         self._unread: frozenset[str] = frozenset()
         self._said: frozenset[str] = frozenset()
-        self._fault = ""
+        self._fault, self._rejections = "", 0
         self.refused = False
         self.open_shards: int | None = None
         self.incarnation = ""
@@ -182,7 +190,8 @@ class Discovery:
         if source is None:
             return listing
         # Their shards are in no listing of this source: they would be deleted as shards that are gone.
-        return evolve(listing, leases=tuple(lease for lease in listing.leases if source.reads(lease)))
+        with foreign_as_unavailable():
+            return evolve(listing, leases=tuple(lease for lease in listing.leases if source.reads(lease)))
 
     def deletable(self, lease: Lease, shards: tuple[Shard, ...]) -> bool:
         """Whether a lease may go: its shard is listed (and finished), or the service says that it is gone.
@@ -194,7 +203,8 @@ class Discovery:
         if any(shard.id == lease.key for shard in shards):
             return True
         try:
-            gone = self._source.gone(lease.key)
+            with foreign_as_unavailable():
+                gone = self._source.gone(lease.key)
         except SourceError as fault:
             log.warning("a shard could not be looked up, its lease stays: %s", fault)
             return False
@@ -229,12 +239,15 @@ class Discovery:
         # Cleared first: a shard may end while we list.
         self._wanted.clear()
         try:
-            shards, before, present = self._source.shards(), self.incarnation, self._bound
+            before, present = self.incarnation, self._bound
+            with foreign_as_unavailable():
+                shards = self._source.shards()
             # Of a source that cannot tell streams of one name apart contradictions alone show that it was made anew.
             if isinstance(self._source, Identified):
                 try:
                     # What was once told and is not told now (a right was taken away) still holds.
-                    present = self._source.incarnation() or before or present
+                    with foreign_as_unavailable():
+                        present = self._source.incarnation() or before or present
                 except SourceUnavailable:
                     if not before:
                         raise
@@ -242,18 +255,20 @@ class Discovery:
             if present != self._bound and made_later(self._bound, present):
                 raise SourceUnavailable(f"the answer is of {present}, and {self._bound} was listed before")
         except SourceError as fault:
-            # Refused before there ever was an answer: a name or a right is wrong, and no waiting would mend it.
-            if not (self.answered or isinstance(fault, SourceUnavailable)):
+            passing = isinstance(fault, SourceUnavailable) or self._may_pass(fault)
+            # Rejected before there ever was a response: a name or a right is wrong, and waiting does not help.
+            if not (self.answered or passing):
                 raise
             self.want()
-            self._missed("the shards could not be listed", fault)
+            self._missed("the shards could not be listed", fault, passing=passing)
             return None
+        self._rejections = 0
         if self._bound and present != self._bound:
             raise MadeAnew(f"stream {self._bound} was deleted and made anew while it was read, and is {present} now")
         self.incarnation = present
         self.answered, self._next = True, now + self._safety_seconds
         if isinstance(self._source, Several) and self._source.unlisted is not None:
-            self._missed("the shards of a stream could not be listed", self._source.unlisted)
+            self._missed("the shards of a stream could not be listed", self._source.unlisted, passing=True)
         else:
             if self._fault:
                 log.warning("the shards are listed again")
@@ -263,12 +278,18 @@ class Discovery:
             self.want()  # it may have been made anew between the two answers: these shards may be the former ones
         return shards
 
-    def _missed(self, what: str, fault: SourceError) -> None:
-        # Where the reason may pass by itself the next look comes soon (C18).
-        self.refused = isinstance(fault, SourceUnavailable)
-        if (text := str(fault)) != self._fault:  # at every turn it would fill the log
-            log.warning("%s, trying again until they can: %s", what, text)
+    def _may_pass(self, fault: SourceError) -> bool:
+        """Whether this rejection is one of the first few in a row of a kind that may pass by itself."""
+        self._rejections += 1
+        return isinstance(fault, TransientRejection) and self._rejections <= REJECTED_TRIES
+
+    def _missed(self, what: str, fault: SourceError, *, passing: bool) -> None:
+        # If the reason may pass by itself, the next look comes soon (C18).
+        self.refused = passing
+        text, before = str(fault), self._fault
         self._fault = text
+        if text != before:  # at every turn it would fill the log
+            log.warning("%s, trying again until they can: %s", what, text)
 
 
 class Recreated:

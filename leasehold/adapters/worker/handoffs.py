@@ -113,7 +113,7 @@ class Handoffs:
             # Only after an answer: a gift of which nobody knows is tried again.
             self._given.pop(lease.key, None)
         if isinstance(outcome, Done):
-            log.info("lease %s: %s did not accept it; taken back", lease.key, lease.owner)
             self._hold(outcome.lease, begun)
+            log.info("lease %s: %s did not accept it; taken back", lease.key, lease.owner)
         elif outcome.lease is not None and outcome.lease.owner == self._me:
             self._doubt(outcome.lease)  # an earlier try was applied and its reply lost

@@ -313,14 +313,14 @@ class Holding:
             self._lose("ended" if stored.ended else f"now owned by {stored.owner}")
         elif self._identity.predecessor(stored) is None:
             # Ours: the reply to one of our writes was lost, or an heir was named in between.
-            if stored.checkpoint.order < self._lease.checkpoint.order and not self.contradiction:
-                back, ours = stored.checkpoint.sequence, self._lease.checkpoint.sequence
+            before, self._lease = self._lease, stored
+            if stored.checkpoint.order < before.checkpoint.order and not self.contradiction:
+                back, ours = stored.checkpoint.sequence, before.checkpoint.sequence
                 self.contradiction = (
                     f"lease {self.key} is at {back} in the table, and its owner had stored {ours}: was the table set "
                     "back? The next checkpoint moves it forward again; look at the rows of shards that nobody reads"
                 )
                 log.error("%s", self.contradiction)
-            self._lease = stored
         elif self._identity.predecessor(stored) == self._replaced:
             # Another process writes under this worker's id. The elder keeps the lease: it writes again, the younger
             # then sees the process that it replaced write, and gives up.

@@ -220,8 +220,8 @@ class Holdings:
             alive = again is not None and self._ours(again) and self._identity.predecessor(again) is not None
             self._duplicate_process = self._duplicate_process or alive
         except StoreError as fault:
-            log.warning("lease %s is ours and could not be taken up: %s", seen.key, fault)
             self.not_answered(seen, begun, claimed=True)
+            log.warning("lease %s is ours and could not be taken up: %s", seen.key, fault)
         return None
 
     def _ours(self, lease: Lease) -> bool:

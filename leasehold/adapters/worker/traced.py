@@ -5,12 +5,14 @@ so spans of its own are under that.
 """
 
 import inspect
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
 from opentelemetry import context
 from opentelemetry.trace import (
+    INVALID_SPAN,
     NoOpTracerProvider,
     ProxyTracerProvider,
     Span,
@@ -26,8 +28,11 @@ from leasehold.adapters.worker.spans import Acted, Handle, WorkerSpans
 from leasehold.balancer.actions import Action
 from leasehold.balancer.model import Lease, Position
 from leasehold.errors import OutcomeUnknown
+from leasehold.stores.printable import escaped, said
 from leasehold.stores.protocol import Done, Listing, Outcome, PassingStore, Store
 from leasehold.stores.writes import Write
+
+log = escaped(logging.getLogger("leasehold.spans"))
 
 SCOPE = "leasehold"
 RULE = context.create_key("leasehold-rule")
@@ -44,11 +49,45 @@ class TracedSpans(WorkerSpans):
     """The spans of one worker; each carries its id."""
 
     def __init__(self, tracer: Tracer, worker: str) -> None:
-        self._tracer, self._worker = tracer, worker
+        self._tracer, self._worker, self._said = tracer, worker, False
 
-    def span(self, name: str, **told: AttributeValue) -> AbstractContextManager[Span]:
-        """A span over a block, current within it; an exception that leaves the block makes it a failed one."""
-        return self._tracer.start_as_current_span(f"leasehold.{name}", attributes=self._told(told))
+    @contextmanager
+    def span(self, name: str, **told: AttributeValue) -> Iterator[Span]:
+        """A span over a block, current within it; an exception that leaves the block makes it a failed one.
+
+        A tracer that raises costs the span: the block runs all the same, and its result counts.
+        """
+        span = self._started(name, told)
+        try:
+            with use_span(span):
+                yield span
+        finally:
+            self._end(span)
+
+    def note(self, span: Span, attributes: Mapping[str, AttributeValue]) -> None:
+        """Set attributes of a span, whatever it raises."""
+        try:
+            span.set_attributes(attributes)
+        except Exception as fault:  # noqa: BLE001  what only tells of a call must not fail it
+            self._failed(fault)
+
+    def _started(self, name: str, told: dict[str, Any]) -> Span:
+        try:
+            return self._tracer.start_span(f"leasehold.{name}", attributes=self._told(told))
+        except Exception as fault:  # noqa: BLE001  likewise: a sampler or a processor may raise anything
+            self._failed(fault)
+            return INVALID_SPAN
+
+    def _end(self, span: Span) -> None:
+        try:
+            span.end()
+        except Exception as fault:  # noqa: BLE001  likewise
+            self._failed(fault)
+
+    def _failed(self, fault: Exception) -> None:
+        first, self._said = not self._said, True
+        if first:
+            log.error("a span failed; this is said once, and work goes on: %s", said(fault), exc_info=fault)
 
     def _told(self, told: dict[str, Any]) -> dict[str, AttributeValue]:
         return {f"leasehold.{name}": value for name, value in {**told, "worker": self._worker}.items()}
@@ -85,8 +124,8 @@ class TracedSpans(WorkerSpans):
         def handle(batch: Any, *more: object) -> object:  # noqa: ANN401  whatever the callable takes
             # An attribute of no value is refused, and logged, by OpenTelemetry.
             fence = {} if batch.epoch is None else {"epoch": batch.epoch}
-            told = self._told({"lease": batch.lease, "records": len(batch.records), **fence})
-            span, awaiting = self._tracer.start_span("leasehold.handle", attributes=told), False
+            told = {"lease": batch.lease, "records": len(batch.records), **fence}
+            span, awaiting = self._started("handle", told), False
             try:
                 with use_span(span):
                     answer: Any = handler(batch, *more)
@@ -94,13 +133,16 @@ class TracedSpans(WorkerSpans):
             finally:
                 # Else it has only begun: the span ends with what is awaited.
                 if not awaiting:
-                    span.end()
+                    self._end(span)
             if not awaiting:
                 return answer
 
             async def awaited() -> object:
-                with use_span(span, end_on_exit=True):
-                    return await answer
+                try:
+                    with use_span(span):
+                        return await answer
+                finally:
+                    self._end(span)
 
             return awaited()
 
@@ -118,7 +160,7 @@ class TracedStore(PassingStore):
         """Every lease."""
         with self._spans.span("list") as span:
             listing = self._store.list()
-            span.set_attribute("leasehold.leases", len(listing.leases))
+            self._spans.note(span, {"leasehold.leases": len(listing.leases)})
         return listing
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
@@ -135,9 +177,9 @@ class TracedStore(PassingStore):
             try:
                 outcome = self._store.write(write)
             except OutcomeUnknown:
-                span.set_attribute("leasehold.outcome", "unknown")
+                self._spans.note(span, {"leasehold.outcome": "unknown"})
                 raise
-            span.set_attribute("leasehold.outcome", "done" if isinstance(outcome, Done) else "refused")
+            self._spans.note(span, {"leasehold.outcome": "done" if isinstance(outcome, Done) else "refused"})
         return outcome
 
 
@@ -163,10 +205,9 @@ class TracedReader:
         """Read once."""
         with self._spans.span("read", lease=self._lease) as span:
             batch = self._reader.read()
-            span.set_attributes({"leasehold.records": batch.count, "leasehold.bytes": batch.size})
-            # A reading that knows no lag must not stand beside others with a lag of 0.
-            if batch.behind_seconds is not None:
-                span.set_attribute("leasehold.behind_seconds", batch.behind_seconds)
+            # A reading that knows no lag must not stand next to others with a lag of 0.
+            lag = {} if batch.behind_seconds is None else {"leasehold.behind_seconds": batch.behind_seconds}
+            self._spans.note(span, {"leasehold.records": batch.count, "leasehold.bytes": batch.size, **lag})
         return batch
 
     def close(self) -> None:

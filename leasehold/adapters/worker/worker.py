@@ -14,12 +14,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Event
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, assert_never
 
 from attrs import evolve
 
 from leasehold.adapters.sources.call_patience import Backoff
-from leasehold.adapters.sources.protocol import Named, Source
+from leasehold.adapters.sources.protocol import Named, Source, foreign_as_unavailable
 from leasehold.adapters.threads import ThreadScheduler, seconds
 from leasehold.adapters.worker.discovery import Discovery, MadeAnew, Recreated, expired_unread
 from leasehold.adapters.worker.handoffs import Handoffs, ParallelMap
@@ -223,6 +223,7 @@ class Worker:
             self._hurry.clear()
             # Rows of what was dropped still name this worker, and only a whole reading shows them (C17).
             whole |= self._dropped.is_set()
+            self._look_due = now  # if the look raises, the next turn looks again
             self._look_due = now + self._look_or_wait(now, None if whole else self._look.keys, each)
         self._holdings.check_identity()
         if self._holdings.unconfirmed:
@@ -272,6 +273,8 @@ class Worker:
         self._handoffs.withdraw()
 
     def _look_or_wait(self, now: float, asked: tuple[str, ...] | None, each: ParallelMap) -> float:
+        if asked is None:
+            self._look = evolve(self._look, keys=None)  # so it stays if this look fails
         try:
             with self.spans.over("look"):
                 self._look_and_act(now, asked, each)
@@ -286,9 +289,9 @@ class Worker:
             self._absent.clear()  # while the table does not answer, no owner can make its row anew
             wait, held = self._backoff.next(), len(self.holdings)
             goes_on = f"{held} leases are read while they can be renewed" if held else "nothing is held"
-            log.warning("no look at the leases, the next in %.1f s; %s: %s", wait, goes_on, fault)
             if isinstance(fault, StoreError) and not isinstance(fault, OutcomeUnknown):
                 self._look = evolve(self._look, keys=None)  # one row may be at fault: a listing goes on without it
+            log.warning("no look at the leases, the next in %.1f s; %s: %s", wait, goes_on, fault)
             return wait
         self._backoff.reset()
         return self._look.seconds
@@ -440,14 +443,29 @@ class Worker:
         self._absent = {one.lease.key: self._absent.get(one.lease.key, now) for one in waits}
         # What LATEST means is asked for before the wait, so that none of what comes meanwhile is skipped.
         unpinned = [one.lease for one in waits if one.lease.checkpoint == LATEST and one.lease.key not in self._latest]
-        pins = zip(unpinned, each(self.source.latest, unpinned), strict=True)
+        pins = zip(unpinned, each(self._latest_of, unpinned), strict=True)
         known_pins = {key: pin for key, pin in self._latest.items() if key in self._absent}
-        self._latest = known_pins | {lease.key: pin for lease, pin in pins}
+        self._latest = known_pins | {lease.key: pin for lease, pin in pins if pin is not None}
         if unpinned and not streams:
             seconds = max(waits.values())
             log.info("no lease of this stream yet: made in %.1f s; nothing that comes meanwhile is skipped", seconds)
         left = {one: self._absent[one.lease.key] + seconds - now for one, seconds in waits.items()}
+        for one in waits:
+            if one.lease.checkpoint == LATEST and one.lease.key not in self._latest:
+                left[one] = max(left[one], RETRY_SECONDS)
         return {one: seconds for one, seconds in left.items() if seconds > 0}
+
+    def _latest_of(self, lease: Lease) -> Position | None:
+        """Return what LATEST means for this lease, or None if the source cannot tell it now.
+
+        A shard that does not answer delays its own lease alone.
+        """
+        try:
+            with foreign_as_unavailable():
+                return self.source.latest(lease)
+        except SourceError as fault:
+            log.warning("lease %s is not made yet: where LATEST is cannot be told: %s", lease.key, fault)
+            return None
 
     def _pinned(self, action: Action) -> Action:
         """The action with the place that LATEST meant when the lease was first seen to be due."""
@@ -491,37 +509,41 @@ class Worker:
                 self.hurry()
                 return None
         except StoreError as fault:
+            if isinstance(action, Claim | Steal):  # H4
+                self._holdings.not_answered(action.lease, begun, claimed=isinstance(action, Claim))
             log.warning(
                 "%s of lease %s: %s", type(action).__name__, action.lease.key, fault, extra=_said(action, "unknown")
             )
-            if isinstance(action, Claim | Steal):  # H4
-                self._holdings.not_answered(action.lease, begun, claimed=isinstance(action, Claim))
             return None
         if isinstance(action, Claim | Steal):
             self._holdings.answered()
-        if isinstance(outcome, Done):
-            key, rule = outcome.lease.key, action.rule
-            extra = _said(action, "done", key) | _taken_from(action, key)
-            log.info("%s of lease %s done, by %s", type(action).__name__, key, rule, extra=extra)
-            if isinstance(action, Delete) and rule == "L10" and not action.lease.ended:
-                # Only the worker that deletes the row reports the gap, so the group reports it once.
-                log.warning("%s", expired_unread(action.lease))
+        taken: Lease | None = None
         match action, outcome:
             case ((Claim() | Steal()), Done(lease)):
                 self._holdings.hold(lease, begun)
-                return lease
+                taken = lease
             case Delete(lease), Done() if (held := self._holdings.get(lease.key)) is not None:
                 held.drop("its shard is gone")  # or its next write would make the row anew
             case Create(rule="L13"), Done(lease):
                 self._remade(f"{lease.key} at {lease.checkpoint.sequence}")
             case RequestHandoff(), Done(lease):
                 self._handoffs.asked(lease)
-            case _, Lost(key):
-                extra = _said(action, "refused", key)
-                log.info("%s of lease %s refused: somebody was faster", type(action).__name__, key, extra=extra)
             case _:
                 pass
-        return None
+        match outcome:
+            case Lost(key):
+                extra = _said(action, "refused", key)
+                log.info("%s of lease %s refused: somebody was faster", type(action).__name__, key, extra=extra)
+            case Done(lease):
+                key, rule = lease.key, action.rule
+                extra = _said(action, "done", key) | _taken_from(action, key)
+                log.info("%s of lease %s done, by %s", type(action).__name__, key, rule, extra=extra)
+                if isinstance(action, Delete) and rule == "L10" and not action.lease.ended:
+                    # Only the worker that deletes the row reports the gap, so the group reports it once.
+                    log.warning("%s", expired_unread(action.lease))
+            case _ as never:
+                assert_never(never)
+        return taken
 
     def _stale(self, now: float) -> bool:
         """Whether the planned creations are too old: others may have created, finished and deleted those leases."""

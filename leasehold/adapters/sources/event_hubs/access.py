@@ -17,6 +17,7 @@ from azure.eventhub import TransportType, parse_connection_string
 from azure.eventhub.aio import EventHubConsumerClient
 from azure.eventhub.exceptions import AuthenticationError, EventHubError
 
+from leasehold.adapters.sources.protocol import TransientRejection
 from leasehold.errors import SourceError, SourceUnavailable, Trimmed
 from leasehold.stores.objects.event_hubs_layout import stream_of
 
@@ -157,6 +158,7 @@ class Contended(SourceUnavailable):
 def explained(error: BaseException, access: Access, partition: str | None = None) -> SourceError:
     """The fault as an error that says what to do; SourceUnavailable if trying again later may help.
 
+    Rejected credentials are a TransientRejection: a token may be about to be renewed, a role just given.
     Nothing of a connection string is repeated: the client's own texts hold none.
     """
     where = f"event hub {access.hub!r} in {access.namespace}" + (f", partition {partition}" if partition else "")
@@ -165,7 +167,7 @@ def explained(error: BaseException, access: Access, partition: str | None = None
     if isinstance(error, AuthenticationError):
         if _EXPIRED in str(error):
             return SourceUnavailable(f"{where}: its token has expired by this machine's clock; the next one is fetched")
-        return SourceError(f"{where}: access refused: {_sign_in(access)} ({_first_line(error)})")
+        return TransientRejection(f"{where}: access refused: {_sign_in(access)} ({_first_line(error)})")
     if isinstance(error, ImportError):
         return SourceError(f"{where}: websockets need aiohttp; install leasehold[azure]")
     if isinstance(error, ValueError):
@@ -178,7 +180,7 @@ def explained(error: BaseException, access: Access, partition: str | None = None
         case "not-found":
             return SourceError(f"{where}: there is no such hub or consumer group {access.group!r}; check the URL")
         case "unauthorized-access":
-            return SourceError(f"{where}: access refused: {_sign_in(access)} ({said})")
+            return TransientRejection(f"{where}: access refused: {_sign_in(access)} ({said})")
         case "argument-error" | "argument-out-of-range" | "invalid-field":
             hint = "if the hub was made anew, set the checkpoints back with `leasehold reset`"
             return Trimmed(f"{where}: the starting position is refused; {hint} ({said})")

@@ -372,20 +372,20 @@ class PartitionReader:
             self._asked, self._asked_at = self._background.start(self._last_enqueued()), now
         if self._asked is not None and (self._asked.done() or now - self._asked_at > ANSWER_SECONDS):
             # Without an answer the link stays: a slow service may be just about to open it.
-            if self._asked.cancel():
+            asked, self._asked = self._asked, None
+            if asked.cancel():
                 error: BaseException | None = TimeoutError(f"no answer within {ANSWER_SECONDS:g} s")
             else:
-                error = self._asked.exception()
+                error = asked.exception()
             if error is not None:
                 self._refused = str(explained(error, self._access, self._partition))
                 log.warning("%s", self._refused)
-            elif self._asked.result() > self._last:
-                self._owed = self._owed or (self._asked.result(), now)
+            elif asked.result() > self._last:
+                self._owed = self._owed or (asked.result(), now)
             else:
                 self._hear(now)
                 if self._position.sequence != "AT_TIMESTAMP":
                     self._behind = 0.0  # the link owes nothing
-            self._asked = None
         if self._owed is not None and now - self._owed[1] > LATE_SECONDS:
             return self._again(ConnectionError(f"its link brings nothing, and event {self._owed[0]} is there"))
         wait, self._idle = self._idle, min(2 * self._idle, IDLE_SECONDS_MOST)

@@ -1,7 +1,8 @@
 """The meaning of each fault of Kinesis, and the pace of requests that refusals make slower.
 
-A fault is waited for and tried again, or is a sentence that says what to mend. How long a shard is left alone between
-two requests follows from both: five a second are the quota of all its readers together.
+A fault is waited for and tried again, or is a sentence that says what to fix. A rejection that may pass by itself is a
+`TransientRejection`. How long a shard is left alone between two requests follows from the faults, too: five requests a
+second are the quota of all its readers together.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ from botocore.exceptions import (
     PartialCredentialsError,
 )
 
+from leasehold.adapters.sources.protocol import TransientRejection
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.aws import CREDENTIALS_FROM, ODD_ANSWER, region_hint
 from leasehold.stores.printable import said
@@ -55,6 +57,21 @@ CREDENTIALS = frozenset(
     }
 )
 DENIED = frozenset({"AccessDeniedException", "AccessDenied", "KMSAccessDeniedException"})
+LASTING = frozenset(
+    {
+        "InvalidArgumentException",
+        "KMSDisabledException",
+        "KMSNotFoundException",
+        "KMSOptInRequired",
+        "OptInRequired",
+        "SerializationException",
+        "SubscriptionRequiredException",
+        "UnknownOperationException",
+        "ValidationError",
+        "ValidationException",
+    }
+)
+"""Codes that the same request gets again. Every other one may come from a proxy, a clock or a key that is being set."""
 SERVER_ERROR = 500
 
 
@@ -113,7 +130,8 @@ def _refusal(error: ClientError, stream: str, service: AwsService) -> SourceErro
     if code == "ResourceNotFoundException":
         return SourceError(f"stream {stream!r}: {text or 'it does not exist'}; check its name, account and region")
     if code in CREDENTIALS:
-        return SourceError(f"the credentials for stream {stream!r} are not accepted ({code}): renew or replace them")
+        what = f"the credentials for stream {stream!r} are not accepted ({code}): renew or replace them"
+        return TransientRejection(what)
     if code in DENIED:
         asked, right = error.operation_name, f"{service.rights}:{error.operation_name}"
         writes = asked in {"PutRecord", "PutRecords"}
@@ -121,7 +139,8 @@ def _refusal(error: ClientError, stream: str, service: AwsService) -> SourceErro
             right = f"{'kms:GenerateDataKey' if writes else 'kms:Decrypt'} of the stream's key"
         do = "write to" if writes else "read"
         return SourceError(f"these credentials may not {do} stream {stream!r}, for want of {right}: {text}")
-    return SourceError(f"{service.name} refused a request for stream {stream!r}: {code} {text}")
+    kind = SourceError if code in LASTING else TransientRejection
+    return kind(f"{service.name} refused a request for stream {stream!r}: {code} {text}")
 
 
 TIP_SECONDS = 0.5

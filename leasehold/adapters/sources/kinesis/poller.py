@@ -320,8 +320,9 @@ class Poller:
             if isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) in THROTTLED:
                 self._pace.throttled()
             wait = FAULT_SECONDS[0] if grew else self._faults.next()  # rule 4
+            nothing = Batch((), None, None, wait, fault=str(fault))
             log.warning("shard %s: reading again in %.1f s: %s", self._shard, wait, fault)
-            return Batch((), None, None, wait, fault=str(fault))
+            return nothing
         if batch is None:
             return Batch((), None, None, self._wait(idle=True), fault=NO_ANSWER)
         self._faults.reset()
@@ -361,8 +362,8 @@ class Poller:
             except ClientError as error:
                 if not self._over(error):
                     raise
-        log.info("shard %s: its iterator expired, taking a new one", self._shard)
         self._iterator = None
+        log.info("shard %s: its iterator expired, taking a new one", self._shard)
         return None
 
     def _over(self, error: ClientError) -> bool:
@@ -387,8 +388,8 @@ class Poller:
             raise error
         if not self._rewind:
             raise Trimmed(TRIMMED_TEXT.format(self._shard, self._stream, self._start.sequence)) from error
-        log.warning("shard %s: %s is not there any more, starting at TRIM_HORIZON", self._shard, self._start.sequence)
-        self._start, self._done = TRIM_HORIZON, None
+        gone, self._start, self._done = self._start.sequence, TRIM_HORIZON, None
+        log.warning("shard %s: %s is not there any more, starting at TRIM_HORIZON", self._shard, gone)
 
     def _place(self) -> "StartingPositionTypeDef":
         if self._read is not None:

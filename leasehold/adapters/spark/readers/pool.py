@@ -273,8 +273,8 @@ class ReaderConnection:
             with self._writing:
                 self._connection.sendall(line_of(message))
         except OSError as fault:
-            log.warning("a reader does not hear: %s", fault)
             self.end()
+            log.warning("a reader does not hear: %s", fault)
 
     def wait_kept(self, number: int, seconds: float) -> None:
         """Wait until the reader keeps its rows of this batch, or is gone, or for so long."""

@@ -296,9 +296,10 @@ class ShardReader:
             with self._writing:  # readings of several shards report at once
                 self._connection.sendall(line_of(message))
         except OSError as fault:
-            if not self._over.is_set():  # else the planner is gone, which was said
-                log.warning("the planner does not hear: %s", fault)
+            first = not self._over.is_set()  # else the planner is gone, which was said
             self._fail(fault)
+            if first:
+                log.warning("the planner does not hear: %s", fault)
 
     def _fail(self, _fault: BaseException) -> None:
         """End: what nobody hears of is read elsewhere."""

@@ -1,0 +1,76 @@
+"""Which rejections of a service may pass by themselves, and which come again for the same request."""
+
+import pytest
+from azure.eventhub.exceptions import AuthenticationError, ConnectError
+from botocore.exceptions import ClientError
+
+from leasehold.adapters.sources.dynamodb_streams import STREAMS
+from leasehold.adapters.sources.event_hubs.access import Access, explained
+from leasehold.adapters.sources.kinesis.faults import KINESIS, AwsService, said_plainly
+from leasehold.adapters.sources.protocol import TransientRejection
+from leasehold.errors import SourceError, SourceUnavailable
+
+PASSING = [
+    ("307", 307),
+    ("413", 413),
+    ("RequestTimeTooSkewed", 403),
+    ("RequestExpired", 400),
+    ("UnrecognizedClientException", 400),
+    ("InvalidSignatureException", 400),
+    ("ExpiredTokenException", 400),
+    ("KMSInvalidStateException", 400),
+    ("SomethingNew", 400),
+]
+LASTING = [
+    ("ResourceNotFoundException", 400),
+    ("AccessDeniedException", 400),
+    ("InvalidArgumentException", 400),
+    ("ValidationException", 400),
+    ("KMSDisabledException", 400),
+]
+AGAIN = [("ProvisionedThroughputExceededException", 400), ("InternalFailure", 500), ("503", 503)]
+
+
+@pytest.mark.parametrize("service", [KINESIS, STREAMS], ids=["kinesis", "dynamodb-streams"])
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        (*each, kind)
+        for each, kind in [
+            *((each, TransientRejection) for each in PASSING),
+            *((each, SourceError) for each in LASTING),
+            *((each, SourceUnavailable) for each in AGAIN),
+        ]
+    ],
+)
+def test_a_rejection_of_aws_is_lasting_only_if_the_same_request_gets_it_again(
+    code: str, status: int, kind: type[SourceError], service: AwsService
+) -> None:
+    """Without it one redirect would put a shard aside, or a missing right be asked about again and again."""
+    error = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    with pytest.raises(SourceError) as raised, said_plainly("orders", service):
+        raise ClientError(error, "GetRecords")  # type: ignore[arg-type]  # enough of a response
+    assert type(raised.value) is kind
+
+
+def _connect_error(condition: str) -> ConnectError:
+    """The client's own error, with what the service named as the reason."""
+    error = ConnectError("no")
+    error.error = condition
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (AuthenticationError("Unauthorized"), TransientRejection),
+        (_connect_error("unauthorized-access"), TransientRejection),
+        (_connect_error("not-found"), SourceError),
+        (ValueError("no"), SourceError),
+        (_connect_error("server-busy"), SourceUnavailable),
+    ],
+    ids=["token", "unauthorized", "not-found", "value", "busy"],
+)
+def test_rejected_credentials_of_an_event_hub_may_pass(error: Exception, kind: type[SourceError]) -> None:
+    """A role that was just given, or a token about to be renewed, is rejected once or twice."""
+    assert type(explained(error, Access("ns.servicebus.windows.net", "hub", "$Default"))) is kind

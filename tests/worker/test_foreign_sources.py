@@ -1,0 +1,102 @@
+"""L-foreign: each call of a source may raise an exception that is not ours, once or always."""
+
+from collections.abc import Callable
+
+import pytest
+from virtual_fleet import FaultyStore, four_shards, member, together
+from waiters import Clock
+
+from leasehold_lab.simulator.world.world import ListSource
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import LATEST, Lease, Position, Shard
+from leasehold.balancer.rules.minimal import Minimal
+from leasehold.stores.writes import CreateLease
+
+ERRORS: tuple[Callable[[], Exception], ...] = (
+    lambda: KeyError("x"),
+    MemoryError,
+    RecursionError,
+    lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "odd"),
+    StopIteration,
+)
+ALL = ["s-0", "s-1", "s-2", "s-3"]
+LEASE_SECONDS = 10.0
+CONFIG = Config(rules=Minimal(), lease_seconds=LEASE_SECONDS)
+
+each_error = pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error()).__name__)
+
+
+class Foreign(ListSource):
+    """A source whose calls raise while they are named in `broken`, and that counts its listings."""
+
+    def __init__(self, error: Callable[[], Exception], shards: list[Shard] | None = None) -> None:
+        super().__init__(four_shards() if shards is None else shards)
+        self.error, self.broken, self.listings = error, set[str](), 0
+
+    def _meet(self, *calls: str) -> None:
+        if self.broken & set(calls):
+            raise self.error()
+
+    def shards(self) -> tuple[Shard, ...]:
+        """The listing, if it is not broken."""
+        self.listings += 1
+        self._meet("shards")
+        return super().shards()
+
+    def gone(self, shard: str) -> bool:
+        """Likewise."""
+        self._meet("gone")
+        return super().gone(shard)
+
+    def latest(self, lease: Lease) -> Position:
+        """Likewise; of one shard, if it is named."""
+        self._meet("latest", f"latest {lease.key}")
+        return super().latest(lease)
+
+
+@each_error
+@pytest.mark.parametrize("broken", ["shards", "gone", "latest"])
+def test_a_broken_source_keeps_no_worker_from_a_dead_workers_leases(
+    error: Callable[[], Exception], broken: str
+) -> None:
+    """Without it each turn would fail at that call, and the leases of the dead would be read by nobody."""
+    clock, store, source = Clock(), FaultyStore(), Foreign(error)
+    dead, ours = member(store, source, clock, "a-1", "p-1", CONFIG), member(store, source, clock, "b-1", "p-2", CONFIG)
+    together([dead, ours], 60.0)
+    assert len(dead.held) == len(ours.held) == 2
+    source.broken.add(broken)
+    source.listed.append(Shard("s-4", open=True)) if broken == "latest" else None
+    store.write(CreateLease(Lease("finished", checkpoint=Position("SHARD_END")))) if broken == "gone" else None
+    ours.worker.hurry()
+    ours.turn_due = clock.now
+    ours.run(3 * LEASE_SECONDS)
+    assert ours.held == ALL
+
+
+@each_error
+def test_a_listing_that_raised_is_asked_for_again_within_seconds(error: Callable[[], Exception]) -> None:
+    """Without it the children of a split would wait for the next listing, minutes later."""
+    clock, source = Clock(), Foreign(error)
+    ours = member(FaultyStore(), source, clock, config=CONFIG)
+    ours.run(60.0)
+    source.broken.add("shards")
+    ours.worker.hurry()
+    ours.turn_due = clock.now
+    ours.run(0.5)
+    source.broken.clear()
+    before = source.listings
+    ours.run(5.0)
+    assert source.listings > before
+
+
+@each_error
+def test_a_shard_whose_latest_cannot_be_told_delays_its_own_lease_alone(error: Callable[[], Exception]) -> None:
+    """Without it one partition that does not answer would keep a new group from reading all the others."""
+    clock, store, source = Clock(), FaultyStore(), Foreign(error)
+    source.broken.add("latest s-2")
+    ours = member(store, source, clock, config=Config(lease_seconds=LEASE_SECONDS, initial_position=LATEST))
+    ours.run(60.0)
+    assert ours.held == ["s-0", "s-1", "s-3"]
+    source.broken.clear()
+    ours.run(60.0)
+    assert ours.held == ALL
