@@ -28,7 +28,8 @@ from botocore.exceptions import (
 )
 
 from leasehold.stores.aws_calls.calls import DirectCalls, Signer
-from leasehold.stores.aws_calls.line import WHOLE, KeptLine, Silent
+from leasehold.stores.aws_calls.line import KeptLine, Silent
+from leasehold.stores.deadlines import WHOLE
 
 VECTORS = [json.loads(line) for line in Path(__file__).with_name("sigv4_vectors.jsonl").read_text().splitlines()]
 JSON = "application/x-amz-json-1.1"

@@ -3,8 +3,7 @@
 import io
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from running import run_to_its_end
@@ -14,7 +13,8 @@ from virtual_fleet import FaultyStore, four_shards
 from leasehold.adapters import consuming
 from leasehold.adapters.cli.consume import app
 from leasehold.adapters.consuming import load
-from leasehold.adapters.reading.events import CLOSED_STATUS, EventLines
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records
+from leasehold.adapters.reading.events import EventLines
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.notes import Identity
@@ -178,13 +178,6 @@ def test_event_lines_tell_every_record_before_its_checkpoint() -> None:
         },
         common | {"event": "stopped"},
     ]
-
-
-def test_events_of_a_process_without_standard_output_end_it_as_a_closed_pipe_does() -> None:
-    """A worker whose events can be read by nothing ends in good order, with the status of a closed pipe."""
-    with pytest.raises(SystemExit) as ended:
-        EventLines("a-1", None).handle(cast("Any", SimpleNamespace(records=(), epoch=None)))
-    assert ended.value.code == CLOSED_STATUS
 
 
 def test_an_event_of_one_stream_among_several_says_which() -> None:

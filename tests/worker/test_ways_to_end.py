@@ -553,6 +553,23 @@ with leasehold.read(source, **options) as batches:
         break
 tell()
 """,
+    "checkpoint": """
+came = threading.Event()
+def handle(batch):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            batch.checkpoint()
+        except WorkerError:
+            os._exit(7)
+        os._exit(8)
+    told.append(status(pid))
+    came.set()
+with leasehold.worker(source, handle, **options):
+    came.wait()
+told[:] = told[:1]
+tell()
+""",
     "read-unbegun": """
 batches = leasehold.read(source, **options)
 pid = os.fork()
@@ -592,7 +609,7 @@ tell()
 @pytest.mark.parametrize(
     "door",
     [
-        each if each in {"worker-block", "read"} else pytest.param(each, marks=pytest.mark.more)
+        each if each in {"worker-block", "read", "checkpoint"} else pytest.param(each, marks=pytest.mark.more)
         for each in LEFT_IN_CHILD
     ],
 )

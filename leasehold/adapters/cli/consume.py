@@ -178,6 +178,9 @@ def command(  # noqa: PLR0917  one for each option
     logging.getLogger("leasehold").setLevel(logging.INFO if verbose else logging.WARNING)
     with ending("consume", StoreError, SourceError, LetterError, WorkerError):
         told = _handler(handler, me, concurrency, events=events)
+        if events and sys.__stdout__ is None:
+            print("leasehold consume: standard output is closed, so no one can read the events", file=sys.stderr)
+            raise typer.Exit(CLOSED_STATUS)
         described = consumption(source, store, told, options, dashed)
         if processes > 1:
             raise typer.Exit(_supervised(me, store, processes, drain_seconds, sliced=until is not None, wait=wait))

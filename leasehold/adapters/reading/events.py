@@ -4,7 +4,6 @@ Log lines as JSON objects, one a line, for collectors of logs.
 """
 
 import hashlib
-import io
 import json
 import logging
 import os
@@ -77,11 +76,10 @@ class EventLines:
     `out` has gone nothing more is written: each call raises SystemExit, which ends the worker in good order.
     """
 
-    def __init__(self, worker: str, out: TextIO | None, wall: Callable[[], float] = time.time) -> None:
-        self._worker, self._out, self._wall = worker, out or io.StringIO(), wall
-        self._lines, self._kept = WholeLines(self._out), b""
-        self._lock = Lock()
-        self._closed = out is None  # Python's own standard output, where the process began without one
+    def __init__(self, worker: str, out: TextIO, wall: Callable[[], float] = time.time) -> None:
+        self._worker, self._out, self._wall = worker, out, wall
+        self._lines, self._kept = WholeLines(out), b""
+        self._lock, self._closed = Lock(), False
 
     def happened(self, happening: Happening, holding: Holding) -> None:
         """Reading of a shard began, or stopped."""

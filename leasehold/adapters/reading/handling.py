@@ -218,7 +218,7 @@ class Delivery:
         """Checkpoint everything up to this record (all, if left out) as done; False if the lease is lost.
 
         Raises ValueError for a record behind this batch, or where this is a part of one, beside others; OutcomeUnknown
-        if the store does not answer.
+        if the store does not answer; WorkerError in a forked child.
         """
         if not self._whole:
             # A checkpoint says that all before it is done, and of the other keys nobody knows that yet.

@@ -46,6 +46,7 @@ from threading import Event, Lock
 
 from attrs import evolve
 
+from leasehold.adapters.processes import Origin
 from leasehold.adapters.worker.notes import Identity
 from leasehold.adapters.worker.reach import ReachMeter, Throughput
 from leasehold.balancer.lineage import EPOCHS_UNSEEN
@@ -113,6 +114,7 @@ class Holding:
         self.reach = ReachMeter(lease, identity.worker, begun, lease_seconds)
         self._store, self._lease, self._identity, self._me = store, lease, identity, identity.worker
         self._clock, self._lease_seconds = clock, lease_seconds
+        self._origin = Origin()
         self._replaced, self._noticed, self._remade = replaced, noticed, remade
         # Two locks: reading must stop at once, also while a write that no store answers holds the first (7).
         self._lock, self._losing = lock(), Lock()
@@ -191,7 +193,7 @@ class Holding:
         A position at or before the checkpoint changes nothing. SHARD_END drops the owner unless `keep_owner`.
         With `unless_releasing` nothing more is written once the owner should `release`, which stores the position too.
         An expired lease is renewed first, and a refusal tells who owns it.
-        Raises OutcomeUnknown; the next call finds out what happened.
+        Raises OutcomeUnknown; the next call finds out what happened. Raises WorkerError in a forked child.
         """
         self._confirm()
 
@@ -270,6 +272,7 @@ class Holding:
         self._lose(f"given to {taker}" if taker else "released")
 
     def _write(self, make: Callable[[Lease], writes.Write | None], *, ended: bool = False) -> bool:
+        self._origin.check()
         with self._lock:
             # A lost reply costs one refusal, an heir that names itself in between another: a few tries pass them all.
             for _ in range(ATTEMPTS):

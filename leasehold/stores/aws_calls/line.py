@@ -6,8 +6,7 @@ Rule 2: before a kept connection is used it is looked at: one that the service h
 Rule 3: where a kept connection ends all the same before a byte of the answer has come, the request is made once more
 on a new one, if asking twice does no harm. Nothing else is repeated here.
 Rule 4: an answer of a told length is read into one buffer of that length; any other is left to the standard library.
-Rule 5: an answer must be whole within `WHOLE` times the time that its next bytes are given. A timeout of a socket
-starts over with every byte, so a service that sends one now and then would hold the caller for hours.
+Rule 5: an answer must be whole before its deadline (`stores/deadlines.py`).
 """
 
 import io
@@ -24,6 +23,8 @@ from typing import cast
 from attrs import frozen
 from urllib3.util import wait_for_read
 
+from leasehold.stores.deadlines import Deadline
+
 HEAD_BYTES = 1 << 16
 """The most that a head may have, and what is read of an answer at first."""
 _WITH_BODY = "HTTP/1.1 200 ", "HTTP/1.1 4", "HTTP/1.1 5"
@@ -31,9 +32,6 @@ _DIGITS = 8
 """The most digits of a length: memory is taken by it beforehand, and these services answer less than 100 MB."""
 TOGETHER = 1 << 15
 """A body up to here is sent with its head, of which it is a copy then."""
-
-WHOLE = 3
-"""How many times `read_seconds` a whole answer may take."""
 
 SocketOption = tuple[int, int, int]
 """Its level, its name and its value."""
@@ -98,7 +96,7 @@ class KeptLine:
             kept = self._take()
             connection = kept or self._open()
             try:
-                answer, last = _exchanged(_TimedAnswer(connection, self._read_seconds, self._clock), head, body)
+                answer, last = _exchanged(_TimedAnswer(connection, self._deadline()), head, body)
             except BaseException as fault:
                 connection.close()
                 if kept is not None and again and isinstance(fault, _Unanswered):
@@ -115,6 +113,9 @@ class KeptLine:
     def close(self) -> None:
         """Close the connections that are not in use; those in use are closed when they have their answer."""
         self._let_go()
+
+    def _deadline(self) -> Deadline:
+        return Deadline(self._host, self._read_seconds, self._clock)
 
     def _take(self) -> socket.socket | None:
         """A kept connection that is still one, if there is any (rule 2)."""
@@ -162,29 +163,20 @@ class _Unanswered(CutOff):
 class _TimedAnswer:
     """A connection while one answer is awaited, whose timeouts end with the time for the whole of it (rule 5)."""
 
-    def __init__(self, connection: socket.socket, seconds: float, clock: Callable[[], float]) -> None:
-        self._connection, self._seconds, self._clock = connection, seconds, clock
-        self._ends = clock() + WHOLE * seconds
-        connection.settimeout(seconds)
+    def __init__(self, connection: socket.socket, deadline: Deadline) -> None:
+        self._connection, self._deadline = connection, deadline
 
     def sendall(self, data: bytes) -> None:
         """Send all of it; here the timeout of the socket is that of the whole call."""
-        self._connection.sendall(data)
+        self._deadline.keep(self._connection, lambda: self._connection.sendall(data))
 
     def recv(self, size: int) -> bytes:
         """Return the next bytes."""
-        self._wait()
-        return self._connection.recv(size)
+        return self._deadline.keep(self._connection, lambda: self._connection.recv(size))
 
     def recv_into(self, buffer: memoryview) -> int:
         """Read the next bytes into `buffer`; return how many."""
-        self._wait()
-        return self._connection.recv_into(buffer)
-
-    def _wait(self) -> None:
-        if (left := self._ends - self._clock()) <= 0:
-            raise TimeoutError(f"the answer was not whole after {WHOLE * self._seconds:g} s")
-        self._connection.settimeout(min(left, self._seconds))
+        return self._deadline.keep(self._connection, lambda: self._connection.recv_into(buffer))
 
 
 def _exchanged(connection: _TimedAnswer, head: bytes, body: bytes) -> tuple[HttpAnswer, bool]:

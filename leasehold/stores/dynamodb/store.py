@@ -52,6 +52,7 @@ from leasehold.balancer.model import Lease
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.aws import CREDENTIALS_FROM, ODD_ANSWER, region_hint, session_of
 from leasehold.stores.aws_calls.pages import RowTexts, page_of
+from leasehold.stores.deadlines import bound_client
 from leasehold.stores.dynamodb.cells import CELL, DynamoCells, items_of
 from leasehold.stores.dynamodb.rows import (
     APPLICATION,
@@ -162,6 +163,7 @@ def connect(
         )
         made = session.client("dynamodb", region_name=region, endpoint_url=endpoint, config=config)
         without_credentials(made.meta.endpoint_url)
+        bound_client(made)
         if directly and orjson is not None:
             call_directly(made)
         return made

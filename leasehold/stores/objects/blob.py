@@ -21,12 +21,12 @@ from azure.core.exceptions import (
 from azure.core.pipeline.transport import RequestsTransport
 from azure.storage.blob import BlobClient, BlobProperties, ContainerClient
 from requests import Session
-from requests.adapters import HTTPAdapter
 
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Position
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout, full_namespace
 from leasehold.stores.objects.generic_layout import ObjectLayout
+from leasehold.stores.objects.http_adapter import DeadlineAdapter
 from leasehold.stores.objects.store import EtagStore, Layout
 from leasehold.stores.printable import said
 from leasehold.stores.protocol import Patience
@@ -83,7 +83,7 @@ def client_of(place: str, endpoint: str | None, request_seconds: float | None = 
         raise ValueError("store URL: azblob:// wants account/container")
     patience, session = PATIENCE.within(request_seconds), Session()
     for scheme in ("https://", "http://"):
-        session.mount(scheme, HTTPAdapter(pool_maxsize=_CONNECTIONS))
+        session.mount(scheme, DeadlineAdapter(pool_maxsize=_CONNECTIONS))
     transport = RequestsTransport(
         session=session, connection_timeout=patience.connect_seconds, read_timeout=patience.read_seconds
     )
@@ -178,7 +178,7 @@ class BlobObjects:
                 if _code(absent) == "BlobNotFound":
                     return None
                 raise
-        return _stored(blob, dated.now)
+            return _stored(blob, dated.now)
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Put Blob, which alone keeps If-None-Match: * everywhere."""

@@ -24,6 +24,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_rand
 
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.objects.generic_layout import ObjectLayout
+from leasehold.stores.objects.http_adapter import DeadlineAdapter
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.printable import printable, said, text_of
 from leasehold.stores.protocol import Patience
@@ -93,6 +94,8 @@ class GcsObjects:
             credentials, found = (AnonymousCredentials(), "none") if endpoint else google.auth.default(scopes=[SCOPE])  # type: ignore[no-untyped-call]
             self._project = project or found
             self._session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
+            for scheme in ("https://", "http://"):
+                self._session.mount(scheme, DeadlineAdapter())
             self._session.hooks["response"].append(self._hear)
             at = {"api_endpoint": endpoint} if endpoint else None
             self._client = storage.Client(self._project, credentials, _http=self._session, client_options=at)

@@ -28,6 +28,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.aws import session_of
+from leasehold.stores.deadlines import bound_client
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.printable import said
@@ -278,6 +279,7 @@ def _client(
     )
     made = (session or boto3.Session()).client("s3", region_name=region, endpoint_url=endpoint, config=config)
     without_credentials(made.meta.endpoint_url)
+    bound_client(made)
     return made
 
 

@@ -13,6 +13,7 @@ from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly, und
 from leasehold.adapters.sources.kinesis.stream_arn import ask_by_arn, stream_address
 from leasehold.errors import LetterError, SourceError
 from leasehold.stores.aws import session_of
+from leasehold.stores.deadlines import bound_client
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user
     from types_boto3_kinesis import KinesisClient
@@ -85,6 +86,7 @@ def open_url(
                     retries={"mode": "standard", "total_max_attempts": TRIES},
                 ),
             )
+            bound_client(client)
             if stream.arn is not None:
                 ask_by_arn(client, stream.arn)
             box = StreamBox(client, name)

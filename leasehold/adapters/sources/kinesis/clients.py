@@ -11,6 +11,7 @@ from botocore.utils import parse_timestamp
 from leasehold.adapters.sources.call_patience import POLL_SECONDS, SUBSCRIPTION_SECONDS, TimedClients
 from leasehold.adapters.sources.kinesis.stream_arn import ask_by_arn
 from leasehold.stores.aws import core_of
+from leasehold.stores.deadlines import bound_client
 from leasehold.stores.printable import escaped
 
 try:
@@ -101,6 +102,7 @@ def patient_client(
             retries={"mode": "standard", "total_max_attempts": 2},
         ),
     )
+    bound_client(client)
     # The next call is given longer than this one; repeated as it was, it would hold its thread for nothing.
     client.meta.events.register_first(f"needs-retry.{client.meta.service_model.service_id.hyphenize()}", _late_once)
     return client

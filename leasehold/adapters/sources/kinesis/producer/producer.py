@@ -68,6 +68,7 @@ from leasehold.adapters.sources.kinesis.stream_arn import ask_by_arn
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import HASH_KEYS
 from leasehold.errors import ProducerError, RecordFailed, RecordLate, SourceError, SourceUnavailable
+from leasehold.stores.deadlines import bound_client
 from leasehold.stores.fields import decimal
 from leasehold.stores.printable import escaped, said, text_of
 
@@ -140,6 +141,7 @@ def client_of(
             retries={"total_max_attempts": 1},
         ),
     )
+    bound_client(client)
     if arn is not None:
         ask_by_arn(client, arn)
     if PutWire is None:

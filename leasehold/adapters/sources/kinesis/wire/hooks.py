@@ -40,6 +40,7 @@ from botocore.parsers import ResponseParserError
 from leasehold.adapters.sources.kinesis.faults import CREDENTIALS, DENIED, PASSING, SERVER_ERROR, THROTTLED
 from leasehold.adapters.sources.kinesis.records import RowViews
 from leasehold.stores.aws_calls.calls import DirectCalls
+from leasehold.stores.deadlines import bounded_response
 from leasehold.stores.printable import escaped, said
 
 SCAN: Any = None
@@ -231,6 +232,8 @@ def _headers(message: EventStreamMessage) -> dict[str, Any]:
 def _messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  as above
     """Each message once it is there; boto3's buffer checks it, but would copy all that has come with each chunk."""
     buffer, come, whole = EventStreamBuffer(), io.BytesIO(), _PRELUDE_BYTES
+    if (deadline := bounded_response(raw)) is not None:
+        deadline.restart()
     for chunk in raw.stream():
         come.write(chunk)
         if come.tell() < whole:
@@ -247,6 +250,8 @@ def _messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  as abo
             begin += whole
         come = io.BytesIO()
         come.write(data[begin:])
+        if deadline is not None:  # each event has one of its own, counted while we read
+            deadline.restart()
 
 
 def _size(data: bytes, begin: int) -> int:

@@ -1,0 +1,157 @@
+"""Bounds the time that a whole response may take, whichever HTTP library reads it.
+
+A socket's timeout starts over with every byte, so a service that sends a byte now and then would hold its caller for
+hours. The deadline here covers the whole response: it is `WHOLE` times the read timeout, counted from the moment at
+which reading starts. After it, reading raises TimeoutError, as after a silence.
+
+urllib3 carries the requests of boto3, requests and azure-core, and its pools create the connections. So we give each
+of these libraries pools whose connections read their responses under a deadline.
+"""
+
+import io
+import logging
+import math
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
+
+from urllib3 import HTTPConnectionPool, HTTPResponse
+from urllib3.connection import HTTPConnection
+
+from leasehold.stores.printable import escaped, said
+
+T = TypeVar("T")
+
+log = escaped(logging.getLogger("leasehold.calls"))
+
+WHOLE = 3
+"""How many read timeouts a whole response may take."""
+_ENDLESS = "application/vnd.amazon.eventstream"
+"""The content type of a response that ends only with its subscription."""
+
+
+class Deadline:
+    """The time left for one response.
+
+    Args:
+        host: The host that is asked, for the log.
+        seconds: The read timeout.
+        clock: Returns seconds.
+    """
+
+    def __init__(self, host: str, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._host, self._seconds, self._clock = host, seconds, clock
+        self._end = math.inf
+        self.restart()
+
+    def restart(self) -> None:
+        """Allow the full time again, from now on."""
+        self._end = self._clock() + WHOLE * self._seconds
+
+    def lift(self) -> None:
+        """Set no end until the next restart."""
+        self._end = math.inf
+
+    def keep(self, connection: socket.socket, read: Callable[[], T]) -> T:
+        """Read from this connection. Raises TimeoutError after a silence, or if the deadline has passed."""
+        connection.settimeout(self._left())
+        try:
+            return read()
+        except TimeoutError:
+            self._left()
+            raise
+
+    def end(self, connection: socket.socket) -> None:
+        """Give the connection its own timeout back, for the next request."""
+        if connection.fileno() >= 0:
+            connection.settimeout(self._seconds)
+
+    def _left(self) -> float:
+        if (left := self._end - self._clock()) > 0:
+            return min(left, self._seconds)
+        what = f"the response was not whole after {WHOLE * self._seconds:g} s"
+        log.warning("%s: %s; the request is given up", self._host, what)
+        raise TimeoutError(what)
+
+
+class _Response(io.RawIOBase):
+    """A file of a response whose reads keep to a deadline."""
+
+    def __init__(self, raw: io.RawIOBase, connection: socket.socket, deadline: Deadline) -> None:
+        super().__init__()
+        self._raw, self._connection, self._deadline = raw, connection, deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int | None:  # type: ignore[override]  # the stubs know any buffer
+        return self._deadline.keep(self._connection, lambda: self._raw.readinto(buffer))
+
+    def close(self) -> None:
+        if not self.closed:
+            self._deadline.end(self._connection)
+            self._raw.close()
+        super().close()
+
+
+class _Socket:
+    """A connection's socket; each file that is made of it reads one response under a deadline."""
+
+    def __init__(self, host: str, connection: socket.socket) -> None:
+        self._host, self._connection = host, connection
+        self.deadline: Deadline | None = None
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the socket has
+        return getattr(self._connection, name)
+
+    def makefile(self, mode: str, buffering: int = -1) -> io.RawIOBase | io.BufferedReader:
+        seconds = self._connection.gettimeout()
+        raw = self._connection.makefile(cast("Any", mode), buffering=0)
+        if seconds is None:
+            return raw if buffering == 0 else io.BufferedReader(raw)
+        self.deadline = Deadline(self._host, seconds)
+        response = _Response(cast("io.RawIOBase", raw), self._connection, self.deadline)
+        return response if buffering == 0 else io.BufferedReader(response)
+
+
+class _Connection(HTTPConnection):
+    """Mixed into a class of connections; reads responses under a deadline."""
+
+    def connect(self) -> None:
+        super().connect()
+        self.sock = cast("socket.socket", _Socket(self.host, cast("socket.socket", self.sock)))
+
+    def getresponse(self) -> HTTPResponse:  # type: ignore[override]  # as urllib3 itself
+        connection = cast("_Socket", self.sock)
+        response = super().getresponse()
+        if (deadline := connection.deadline) is not None and response.headers.get("content-type") == _ENDLESS:
+            deadline.lift()
+        cast("Any", response).deadline = deadline
+        return response
+
+
+def _bounded(pool: type[HTTPConnectionPool]) -> type[HTTPConnectionPool]:
+    connection = type(pool.ConnectionCls.__name__, (_Connection, pool.ConnectionCls), {})
+    return type(pool.__name__, (pool,), {"ConnectionCls": connection})
+
+
+def bounded_pools(pools: Mapping[str, type[HTTPConnectionPool]]) -> dict[str, type[HTTPConnectionPool]]:
+    """Return these classes of pools, by scheme, with connections that read their responses under a deadline."""
+    return {scheme: _bounded(pool) for scheme, pool in pools.items()}
+
+
+def bound_client(client: Any) -> None:  # noqa: ANN401  each service of boto3 has its own type
+    """Have this client of boto3 read its responses under a deadline."""
+    try:
+        session = client._endpoint.http_session  # noqa: SLF001  boto3 offers no other way to its pools
+        pools = bounded_pools(session._pool_classes_by_scheme)  # noqa: SLF001  likewise
+        session._pool_classes_by_scheme = session._manager.pool_classes_by_scheme = pools  # noqa: SLF001  likewise
+    except AttributeError as odd:
+        log.info("a response that arrives slowly is not given up, as this version of boto3 is unknown: %s", said(odd))
+
+
+def bounded_response(raw: Any) -> Deadline | None:  # noqa: ANN401  any body of a response
+    """Return the deadline under which this body is read, if there is one."""
+    deadline = getattr(raw, "deadline", None)
+    return deadline if isinstance(deadline, Deadline) else None

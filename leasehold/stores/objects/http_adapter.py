@@ -1,0 +1,22 @@
+"""The HTTP adapter for clients built on requests; it bounds the time that a whole response may take."""
+
+from typing import Any
+
+from requests.adapters import HTTPAdapter
+
+from leasehold.stores.deadlines import bounded_pools
+
+
+class DeadlineAdapter(HTTPAdapter):
+    """Reads every response under a deadline, through proxies as well."""
+
+    def init_poolmanager(self, *args: Any, **options: Any) -> None:  # noqa: ANN401  as requests has it
+        """Make the pools of connections."""
+        super().init_poolmanager(*args, **options)
+        self.poolmanager.pool_classes_by_scheme = bounded_pools(self.poolmanager.pool_classes_by_scheme)
+
+    def proxy_manager_for(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  as requests has it
+        """Return the pools of connections through this proxy."""
+        manager = super().proxy_manager_for(*args, **options)
+        manager.pool_classes_by_scheme = bounded_pools(manager.pool_classes_by_scheme)
+        return manager

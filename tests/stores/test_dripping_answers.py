@@ -1,0 +1,131 @@
+"""Responses of which a byte comes now and then: every client gives them up in time, and logs it."""
+
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
+from typing import Literal
+
+import pytest
+
+from leasehold.adapters.reading.dead_letters import stream as letters
+from leasehold.adapters.reading.dead_letters.letter import Letter
+from leasehold.adapters.sources.kinesis.clients import reading_client
+from leasehold.adapters.sources.kinesis.producer.producer import KinesisPutClient
+from leasehold.adapters.sources.kinesis.producer.producer import client_of as client_of_put
+from leasehold.adapters.sources.kinesis.source import KinesisSource
+from leasehold.adapters.sources.protocol import Record
+from leasehold.errors import LetterError, OutcomeUnknown, SourceUnavailable
+from leasehold.stores.dynamodb.store import DynamoStore
+from leasehold.stores.objects.blob import BlobObjects, client_of
+from leasehold.stores.objects.gcs import GcsObjects
+from leasehold.stores.objects.s3 import S3Objects
+from leasehold.stores.protocol import Patience
+
+SECONDS = 0.2
+PATIENCE = Patience(connect_seconds=SECONDS, read_seconds=SECONDS, attempts=1)
+BYTES = 100
+"""In such small steps a response would come whole after many deadlines, which no read timeout notices."""
+
+Drip = Literal["head", "body", "chunk", "before"]
+BEGINNINGS: dict[Drip, bytes] = {
+    "head": b"HTTP/1.1 200 OK\r\nX-Odd: ",
+    "body": b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % BYTES,
+    "chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n" % BYTES,
+    "before": b"",
+}
+
+
+@contextmanager
+def dripping(drip: Drip) -> Iterator[str]:
+    """The address of a service that begins every response like this, and then sends a byte every half timeout."""
+    over = Event()
+
+    def serve(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.recv(1 << 16)
+            connection.sendall(BEGINNINGS[drip])
+            for _ in range(BYTES):
+                if over.wait(SECONDS / 2):
+                    return
+                connection.sendall(b"x")
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        Thread(target=accept, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            over.set()
+            listener.shutdown(socket.SHUT_RDWR)
+
+
+def s3(url: str) -> S3Objects:
+    return S3Objects("leases", region="eu-west-1", endpoint=url, patience=PATIENCE)
+
+
+def gcs(url: str) -> GcsObjects:
+    return GcsObjects("leases", project="p", endpoint=url, patience=PATIENCE)
+
+
+def blob(url: str) -> BlobObjects:
+    with pytest.MonkeyPatch.context() as environment:
+        words = f"AccountName=account;AccountKey=a2V5;BlobEndpoint={url}/account"
+        environment.setenv("AZURE_STORAGE_CONNECTION_STRING", f"DefaultEndpointsProtocol=http;{words}")
+        environment.setattr("leasehold.stores.objects.blob.PATIENCE", PATIENCE)
+        return BlobObjects(client_of("account/leases", None))
+
+
+def dynamodb(url: str) -> DynamoStore:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setattr("leasehold.stores.dynamodb.store.PATIENCE", PATIENCE)
+        return DynamoStore("leases", region="eu-west-1", endpoint=url)
+
+
+def put_letter(url: str) -> None:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setattr(letters, "POLL_SECONDS", [SECONDS])
+        environment.setattr(letters, "TRIES", 1)
+        letters.open_url("orders", {"endpoint": url, "region": "eu-west-1"}, create=False).put_back(LETTER)
+
+
+LETTER = Letter("", "orders", "s-0", "s-0", Record(b"", "1", 0, "k"), "", "", 1, "w", 0)
+ASKS: dict[str, Callable[[str], object]] = {
+    "s3 list": lambda url: s3(url).list("fleet/"),
+    "s3 get": lambda url: s3(url).get("fleet/a"),
+    "s3 put": lambda url: s3(url).put_new("fleet/a", {"a": "b"}),
+    "gcs list": lambda url: gcs(url).list("fleet/"),
+    "gcs get": lambda url: gcs(url).get("fleet/a"),
+    "gcs put": lambda url: gcs(url).put_new("fleet/a", {}),
+    "blob list": lambda url: blob(url).list("fleet/"),
+    "blob get": lambda url: blob(url).get("fleet/a"),
+    "blob put": lambda url: blob(url).put_new("fleet/a", {}),
+    "dynamodb": dynamodb,
+    "kinesis shards": lambda url: KinesisSource(reading_client("x", url, read_seconds=SECONDS), "orders").shards(),
+    "kinesis put": lambda url: KinesisPutClient(client_of_put("x", url, 1, read_seconds=SECONDS), "orders").shards(),
+    "letters": put_letter,
+}
+
+
+CASES = [
+    (ask, drip)
+    for ask in ASKS
+    for drip in BEGINNINGS
+    if ask != "blob get" or drip in {"head", "before"}  # the response to a HEAD request has no body
+]
+
+
+@pytest.mark.parametrize(("ask", "drip"), CASES)
+def test_a_call_whose_response_drips_ends_with_its_deadline(
+    ask: str, drip: Drip, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A call ends as unknown when its deadline passes, however often another byte comes, and the log has it."""
+    with dripping(drip) as url, pytest.raises((OutcomeUnknown, SourceUnavailable, LetterError)):
+        ASKS[ask](url)
+    told = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert any("127.0.0.1: the response was not whole after 0.6 s" in each for each in told)
