@@ -380,7 +380,8 @@ def _identity(scheme: str, place: str, options: Mapping[str, str]) -> str:
 
     A file is named with its whole path: two groups may each call theirs `leases.db`.
     """
-    place = str(Path(place).absolute()) if scheme == "sqlite" else place
+    if scheme == "sqlite" and (folder := _folder()) is not None:
+        place = str(folder / place)
     told = urlencode({name: options[name] for name in _IDENTIFYING if name in options}, safe="/:$")
     return f"{scheme}://{place}" + (f"?{told}" if told else "")
 
@@ -397,8 +398,9 @@ def load(text: str) -> Callable[..., Any]:
     module, _, name = text.partition(":")
     if not module or not name:
         raise ValueError(f"{text!r} is not of the form module:function")
-    here = str(Path.cwd())
-    if here not in sys.path:
+    folder = _folder()
+    here = str(folder)
+    if folder is not None and here not in sys.path:
         # A command, unlike `python -m`, does not look in the folder it is called in. Last, or a file beside the user
         # would stand for a library of its name.
         sys.path.append(here)
@@ -408,7 +410,7 @@ def load(text: str) -> Callable[..., Any]:
         raise ValueError(f"{text!r}: {wrong.filename}, line {wrong.lineno}: {wrong.msg}") from wrong
     except Exception as wrong:
         if isinstance(wrong, ModuleNotFoundError) and not _place(wrong):
-            hint = did_you_mean(str(wrong.name), [each.stem for each in Path.cwd().glob("*.py")])
+            hint = did_you_mean(str(wrong.name), [each.stem for each in folder.glob("*.py")] if folder else [])
             raise ValueError(f"{text!r}: there is no module {wrong.name!r} here{hint}") from wrong
         raise ValueError(f"{text!r}: {_place(wrong)}: {said(wrong)}") from wrong
     if not callable(found):
@@ -417,6 +419,14 @@ def load(text: str) -> Callable[..., Any]:
         raise ValueError(f"{text!r}: module {module!r} has no function {name!r}{hint}")  # noqa: TRY004  bad usage
     function: Callable[..., Any] = found
     return function
+
+
+def _folder() -> Path | None:
+    """Return the working folder, or None if it was deleted."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
 
 
 def _place(wrong: Exception) -> str:

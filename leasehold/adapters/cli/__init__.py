@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import TextIOWrapper
+from pathlib import Path
 
 EXTRAS = {
     "typer": "cli",
@@ -57,9 +57,13 @@ def imported_for(command: str) -> Iterator[None]:
 
 def run() -> None:
     """The entry point; importable where nothing but the library itself is installed."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # an ASCII locale cannot encode the texts of help; None if closed
-            stream.reconfigure(errors="backslashreplace" if stream is sys.stderr else "replace")
+    from leasehold.adapters.cli.common.standard_streams import prepare_streams, run_to_output  # noqa: PLC0415
+
+    prepare_streams()
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        print("leasehold: the working folder was deleted; relative paths lead nowhere", file=sys.stderr)
     with imported_for("leasehold"):
         from leasehold.adapters.cli import main  # noqa: PLC0415  an extra
-    main.run()
+    run_to_output(main.run)
