@@ -20,6 +20,7 @@ from urllib.parse import urlencode
 from attrs import evolve, frozen
 
 from leasehold.adapters.inputs import (
+    DURATION_LIMITS,
     MOMENT,
     checked_duration,
     checked_time,
@@ -241,7 +242,10 @@ def consumption(
     planning = {"rules": given.get("rules", "minimal"), "lease_seconds": given.get("lease_seconds")} | beginning
     found = settings(planning, given.get("set", ()), named("set"))
     config = configuration_for(source if isinstance(source, str) else "", found)
-    checked_duration("lease_seconds", config.lease_seconds, named("lease_seconds"))  # --set may have it, too
+    for name in settings({}, given.get("set", ()), named("set")).keys() & DURATION_LIMITS:
+        value = getattr(config, name, None) or getattr(config.rules, name)
+        if warning := checked_duration(name, value, f"{named('set')} {name}"):
+            log.warning("%s", warning)
     letter = given.get("dead_letter")
     if isinstance(letter, str):
         letter = dead_letter_of(letter, source, leases, named)
