@@ -29,7 +29,7 @@ from leasehold.stores.contract.actors import done, placed
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.protocol import Listing, Malformed
-from leasehold.stores.swap import CONTROL, MARK
+from leasehold.stores.swap import CONTROL, MARK, signs_of_swap
 from leasehold.stores.writes import CheckpointLease, ClaimLease, ReleaseLease, RenewLease, StealLease
 
 FAR = Position("49590338271490256608559692538361571095921575989136588898", 2)
@@ -148,11 +148,11 @@ def test_a_table_of_a_swap_says_so() -> None:
     left = (Lease("s-0", owner=f"{MARK}east-1"), Lease("s-1", owner=MARK), Lease("s-2", owner="east-1"))
     assert (
         "2 leases went on in another table, or are on their way (leasehold swap): look there, too; --to TO shows both"
-        in text(WatchedTable(left))
+        in text(WatchedTable(left, swapping=signs_of_swap(left)))
     )
     arrived = (Lease("s-0", owner="east-1"), Lease(CONTROL, checkpoint=SHARD_END))
     said = "leasehold-swap is no lease: a swap into this table is not over (leasehold swap FROM TO --status)"
-    assert said in text(WatchedTable(arrived))
+    assert said in text(WatchedTable(arrived, swapping=signs_of_swap(arrived)))
     assert not any("swap" in line for line in text(WatchedTable(LEASES)))
 
 
