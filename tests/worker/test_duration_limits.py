@@ -14,7 +14,7 @@ from leasehold.balancer.config import RULE_SETS, Config
 SET = {
     each.name
     for kind in (Config, *RULE_SETS)
-    for each in fields(kind)
+    for each in fields(kind)  # type: ignore[arg-type]  # each is a class of attrs
     if each.name.endswith("_seconds") and not each.name.startswith("_")
 }
 """The durations that `--set` reaches."""

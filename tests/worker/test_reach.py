@@ -228,6 +228,30 @@ def test_a_row_tells_of_lag(lease: Lease, lag: LeaseLag) -> None:
     assert lag_of(lease, NOW, 10.0) == lag
 
 
+@pytest.mark.parametrize(
+    ("lease", "at_least"),
+    [
+        (row("a", TOLD), False),
+        (row("a", evolve(TOLD, read=NOW - 10 - SILENT_SECONDS)), False),
+        (row("a", evolve(TOLD, read=NOW - 11 - SILENT_SECONDS)), True),
+        (row("a", evolve(TOLD, read=None)), True),
+        # The first record that is not handled is known, and so is its age.
+        (row("a", evolve(TOLD, read=NOW - 90, oldest=NOW - 91)), False),
+        (row("a", evolve(TOLD, behind=None, read=None)), False),
+        # Nobody has asked since.
+        (row(None, TOLD), False),
+        (row(None, evolve(TOLD, at=NOW - 90, read=NOW - 90)), True),
+        (row("a", evolve(TOLD, at=NOW - 90, read=NOW - 90), idle=99.0), True),
+        (Lease("s-0", owner="java", idle=1.0), False),
+    ],
+)
+def test_lag_is_a_lower_bound_where_the_stream_has_not_answered(lease: Lease, at_least: bool) -> None:
+    """A number that counts silence is marked wherever it is shown."""
+    lag = lag_of(lease, NOW, 10.0)
+    whole = fleet_lag({"s-0": lag, "s-1": LeaseLag(1.0)})
+    assert (lag.at_least, lag.as_json().get("at_least", False), whole.at_least) == (at_least,) * 3
+
+
 def test_the_application_is_as_far_behind_as_its_worst_lease() -> None:
     """An alarm on the whole would need every lease's own series."""
     rows = [evolve(row("a", TOLD), key="s-0"), evolve(row(None, TOLD), key="s-1"), Lease("s-2", owner="j", idle=1.0)]

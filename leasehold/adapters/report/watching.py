@@ -211,9 +211,10 @@ def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
     workers: list[dict[str, Any]] = []
     for worker, target in shares(living, config.rules.groups).items():
         held = owned.get(worker, [])  # an heir may hold nothing yet
-        lag = fleet_lag({lease.key: table.lag(lease) for lease in held}).most
+        lag = fleet_lag({lease.key: table.lag(lease) for lease in held})
         weight = kilobytes(sum(lease.weight or 0 for lease in held))
-        workers.append({"worker": worker, "leases": len(held), "target": target, "lag": lag, "kbps": weight})
+        shown = {"worker": worker, "leases": len(held), "target": target, "lag": lag.most, "kbps": weight}
+        workers.append(shown | ({"lag_at_least": True} if lag.at_least else {}))
     even = sum(each["kbps"] for each in workers) / max(len(workers), 1)
     for told in workers:
         told["kbps_target"] = even  # beside the count
@@ -242,6 +243,7 @@ def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
             "unowned": sum(lease.owner is None for lease in working),
             "workers": len({lease.owner for lease in living} - {None}),
             "lag_max": whole.most,
+            "lag_at_least": whole.at_least,
             "lag_sum": whole.total if whole.most is not None else None,
             "not_ok": sum(not status.ok for status in table.statuses.values()),
         },

@@ -197,6 +197,16 @@ class Reach:
         # What came after the last answer is as old as the time since then, at most.
         return max(self.behind + silence, 0.0 if held or self.read is None else now - self.read)
 
+    def unheard(self, now: float, *, held: bool) -> bool:
+        """Return whether `lag` is no more than a lower bound: the stream has not answered, and no record is in hand.
+
+        held  whether a living owner reads it
+        """
+        if self.behind is None or self.oldest is not None:
+            return False
+        current = held and now - self.at <= told_within(self.lease or 0.0)
+        return (self.at if current else now) - (self.read or 0.0) > SILENT_SECONDS
+
 
 _TIMES = ("at", "behind", "arrived", "done", "tried", "read", "work", "lease", "oldest", "aside")
 
