@@ -15,6 +15,8 @@ from leasehold.adapters.worker.reach import (
     FIRST_SECONDS,
     NOTE,
     SILENT_SECONDS,
+    STEP_SECONDS,
+    STEPS,
     TELL_SECONDS,
     Reach,
     ReachMeter,
@@ -75,6 +77,21 @@ def test_a_batch_at_work_counts_as_unread_until_it_is_done() -> None:
     found.read(EMPTY, 11.0)
     tip = noted(found, 12.0)
     assert (tip.behind, tip.end, tip.arrived) == (0.0, True, NOW - 5)
+
+
+@pytest.mark.parametrize(("wait", "grows"), [(SILENT_SECONDS + 1, True), (0.0, False)])
+def test_a_handler_falls_behind_although_one_read_brings_all_that_waits(wait: float, grows: bool) -> None:
+    """What counts is how long the first record in hand has waited; the service calls such a read the tip."""
+    wall = [NOW]
+    found = ReachMeter(Lease("s-0"), "a", 0.0)
+    found.tell("vm", lambda: wall[0], 0.0)
+    found.read(Batch((Record(b"x", "7", arrived=NOW - wait),), Position("7"), 0.0, 0.2), 0.0)
+    for step in range(1, STEPS + 1):
+        now = step * STEP_SECONDS
+        wall[0] = NOW + now
+        # Of 20 s only 2 s of records are handled; without a wait, all of them.
+        found.progressed(now, wall[0] - wait - (0.9 * now if grows else 0.0))
+    assert found.reach(now, wall[0]).grows == grows
 
 
 def test_the_age_of_the_first_record_lasts_until_a_handler_is_done_with_it() -> None:
