@@ -20,6 +20,7 @@ from urllib.parse import urlencode
 from attrs import evolve, frozen
 
 from leasehold.adapters.inputs import (
+    DURATION_LIMITS,
     MOMENT,
     checked_duration,
     checked_time,
@@ -241,7 +242,10 @@ def consumption(
     planning = {"rules": given.get("rules", "minimal"), "lease_seconds": given.get("lease_seconds")} | beginning
     found = settings(planning, given.get("set", ()), named("set"))
     config = configuration_for(source if isinstance(source, str) else "", found)
-    checked_duration("lease_seconds", config.lease_seconds, named("lease_seconds"))  # --set may have it, too
+    for name in settings({}, given.get("set", ()), named("set")).keys() & DURATION_LIMITS:
+        value = getattr(config, name, None) or getattr(config.rules, name)
+        if warning := checked_duration(name, value, f"{named('set')} {name}"):
+            log.warning("%s", warning)
     letter = given.get("dead_letter")
     if isinstance(letter, str):
         letter = dead_letter_of(letter, source, leases, named)
@@ -380,7 +384,8 @@ def _identity(scheme: str, place: str, options: Mapping[str, str]) -> str:
 
     A file is named with its whole path: two groups may each call theirs `leases.db`.
     """
-    place = str(Path(place).absolute()) if scheme == "sqlite" else place
+    if scheme == "sqlite" and (folder := _folder()) is not None:
+        place = str(folder / place)
     told = urlencode({name: options[name] for name in _IDENTIFYING if name in options}, safe="/:$")
     return f"{scheme}://{place}" + (f"?{told}" if told else "")
 
@@ -397,8 +402,9 @@ def load(text: str) -> Callable[..., Any]:
     module, _, name = text.partition(":")
     if not module or not name:
         raise ValueError(f"{text!r} is not of the form module:function")
-    here = str(Path.cwd())
-    if here not in sys.path:
+    folder = _folder()
+    here = str(folder)
+    if folder is not None and here not in sys.path:
         # A command, unlike `python -m`, does not look in the folder it is called in. Last, or a file beside the user
         # would stand for a library of its name.
         sys.path.append(here)
@@ -408,7 +414,7 @@ def load(text: str) -> Callable[..., Any]:
         raise ValueError(f"{text!r}: {wrong.filename}, line {wrong.lineno}: {wrong.msg}") from wrong
     except Exception as wrong:
         if isinstance(wrong, ModuleNotFoundError) and not _place(wrong):
-            hint = did_you_mean(str(wrong.name), [each.stem for each in Path.cwd().glob("*.py")])
+            hint = did_you_mean(str(wrong.name), [each.stem for each in folder.glob("*.py")] if folder else [])
             raise ValueError(f"{text!r}: there is no module {wrong.name!r} here{hint}") from wrong
         raise ValueError(f"{text!r}: {_place(wrong)}: {said(wrong)}") from wrong
     if not callable(found):
@@ -417,6 +423,14 @@ def load(text: str) -> Callable[..., Any]:
         raise ValueError(f"{text!r}: module {module!r} has no function {name!r}{hint}")  # noqa: TRY004  bad usage
     function: Callable[..., Any] = found
     return function
+
+
+def _folder() -> Path | None:
+    """Return the working folder, or None if it was deleted."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
 
 
 def _place(wrong: Exception) -> str:

@@ -89,6 +89,10 @@ DURATION_LIMITS = {
     "handler_seconds": DurationLimits(0.01),
     "checkpoint_seconds": DurationLimits(0.0, 3600.0, "a worker that dies repeats what it handled in that time"),
     "drain_seconds": DurationLimits(0.0, 3600.0, "a worker that is told to end may take that long"),
+    "cycle_seconds": DurationLimits(0.05, 600.0, "the shards of a worker that dies may stay unread for that long"),
+    "renew_seconds": DurationLimits(0.05, 200.0, "a lease that is not renewed in time goes to another worker"),
+    "grace_seconds": DurationLimits(0.0, 3600.0, "a lease that was given up waits that long for a worker that joins"),
+    "time_to_live": DurationLimits(0.001, 86400.0, "a record that cannot be written counts as late only after that"),
 }
 """Limits of the options that are durations; 0 is fine where nothing waits for it."""
 

@@ -1,19 +1,22 @@
 """Opens a producer from a URL and options, for `leasehold produce` and for Python."""
 
+import logging
 from collections.abc import Callable
 from typing import Any, Literal, TypedDict, cast, get_args, get_type_hints
 
 import boto3
 
-from leasehold.adapters.inputs import seconds_of
+from leasehold.adapters.inputs import checked_duration, seconds_of
 from leasehold.adapters.sources.kinesis.clients import WireForm
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, clients_of
 from leasehold.adapters.sources.kinesis.records import EPOCHS
 from leasehold.adapters.sources.kinesis.stream_arn import stream_address
 from leasehold.stores.aws import session_of
-from leasehold.stores.printable import did_you_mean
+from leasehold.stores.printable import did_you_mean, escaped
 from leasehold.stores.urls import AWS, Scheme, endpoint_of, read_url
+
+log = escaped(logging.getLogger("leasehold.producer"))
 
 REQUESTS = 4
 LINGER_MS_MAX = 86_400_000
@@ -71,6 +74,8 @@ def open_producer(
     share, time_to_live = given.get("share", 1.0), seconds_of(given.get("time_to_live", 30.0), named("time_to_live"))
     if not isinstance(share, int | float) or isinstance(share, bool) or not share > 0 or time_to_live <= 0:
         raise ValueError(f"{named('share')} and {named('time_to_live')}: want numbers above 0")
+    if warning := checked_duration("time_to_live", time_to_live, named("time_to_live")):
+        log.warning("%s", warning)
     for name in ("linger_ms", "epoch"):
         number = given.get(name, 0)
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:

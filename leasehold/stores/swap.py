@@ -52,10 +52,11 @@ row that another one outranks, the epoch up to which it is a copy and no truth."
 CLOSED = "closed"
 """The last word of the control row: every lease is in TO, and new ones are made there."""
 
-OVER = "swap_over"
-"""Our note on a row of the same key in FROM: the swap is over, and the store named here alone has the leases.
+OVER, OVER_AT = "swap_over", "swap_over_at"
+"""Our notes on a row of the same key in FROM: the swap is over, the store named here alone has the leases, and since
+when, in seconds since 1970.
 
-Workers that are restarted with both stores before they are redeployed, and the command if it is run again, find it.
+Workers that are restarted with both stores before they are redeployed, and the command if it is run again, find them.
 """
 
 LOOK_SECONDS = 2.0

@@ -16,19 +16,21 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli import leases
-from leasehold.adapters.cli.lease_tables import page, said_move
+from leasehold.adapters.cli.common.columns import plain
+from leasehold.adapters.cli.lease_tables import below, cells, page, said_move
 from leasehold.adapters.cli.leases import app, keyed, known, readings
 from leasehold.adapters.cli.main import app as main
 from leasehold.adapters.json_form import lease_json, question
 from leasehold.adapters.reading.status import LeaseLag, Status
-from leasehold.adapters.report.watching import WatchedTable
+from leasehold.adapters.report.watching import WatchedTable, picture
 from leasehold.adapters.worker.reach import NOTE, Reach
+from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease, Position, Version
 from leasehold.errors import OutcomeUnknown
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.protocol import Listing, Malformed
-from leasehold.stores.swap import CONTROL, MARK
+from leasehold.stores.swap import CONTROL, MARK, signs_of_swap
 from leasehold.stores.writes import CheckpointLease, ClaimLease, ReleaseLease, RenewLease, StealLease
 from leasehold_lab.contract.actors import done, placed
 
@@ -143,16 +145,28 @@ def test_faults_stand_below_the_table() -> None:
     ]
 
 
+def test_a_lag_that_is_a_lower_bound_is_marked() -> None:
+    """In the table, in the sum below it, in the picture that pages read, and in the story of the lease."""
+    lease = Lease("s-0", owner="w-1", checkpoint=Position("7"))
+    bound = LeaseLag(75.0, at_least=True)
+    table = WatchedTable((lease,), lags={"s-0": bound}, statuses={"s-0": Status("OK", "")})
+    assert ("≥75.0" in plain(cells(table, None)), "≥75.0" in plain(cells(table, "worker"))) == (True, True)
+    assert "; lag ≥ 75.0 s" in below(table)[0]
+    shown = picture(table, Config())
+    assert shown["leases"][0]["lag"] == {"seconds": 75.0, "end": False, "at_least": True}
+    assert (shown["total"]["lag_at_least"], shown["workers"][0]["lag_at_least"]) == (True, True)
+
+
 def test_a_table_of_a_swap_says_so() -> None:
     """Who looks at one of the two tables would take a moved lease for one that nobody reads."""
     left = (Lease("s-0", owner=f"{MARK}east-1"), Lease("s-1", owner=MARK), Lease("s-2", owner="east-1"))
     assert (
         "2 leases went on in another table, or are on their way (leasehold swap): look there, too; --to TO shows both"
-        in text(WatchedTable(left))
+        in text(WatchedTable(left, swapping=signs_of_swap(left)))
     )
     arrived = (Lease("s-0", owner="east-1"), Lease(CONTROL, checkpoint=SHARD_END))
     said = "leasehold-swap is no lease: a swap into this table is not over (leasehold swap FROM TO --status)"
-    assert said in text(WatchedTable(arrived))
+    assert said in text(WatchedTable(arrived, swapping=signs_of_swap(arrived)))
     assert not any("swap" in line for line in text(WatchedTable(LEASES)))
 
 

@@ -1,6 +1,7 @@
 """What an operator asks of a swap: who does not know TO, the way, how far it is, back, and the end."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +12,10 @@ from typer.testing import CliRunner
 
 from leasehold.adapters.cli.common.columns import plain
 from leasehold.adapters.cli.lease_tables import below, cells
+from leasehold.adapters.cli.leases import app as leases_command
 from leasehold.adapters.cli.steer.explain import app as explain
+from leasehold.adapters.cli.steer.swap import app as swap
+from leasehold_lab.commands.what_if import app as what_if
 from leasehold.adapters.report.watching import TableWatch, picture
 from leasehold.adapters.steering.serving.app import exposition
 from leasehold.adapters.steering.serving.watcher import FleetRecord, TableWatcher, ViewWanted
@@ -128,6 +132,31 @@ def test_a_worker_that_knows_from_alone_is_told_where_the_leases_are(tables: tup
     assert len(OneTableStore(tables[TO]).list().leases) == 3
     assert "that swap is over: look there" in signs_of_swap(tables[FROM].list().leases)[-1]
     assert signs_of_swap(tables[TO].list().leases) == ()
+
+
+def test_an_ended_swap_names_both_tables_and_its_end(tmp_path: Path) -> None:
+    """Whoever asks later learns which tables they were, and when."""
+    urls = (f"sqlite://{tmp_path}/from.db", f"sqlite://{tmp_path}/to.db")
+    tables = open_store(urls[FROM]), open_store(urls[TO])
+    with closing(tables[FROM]), closing(tables[TO]):
+        done(tables[FROM].write(CreateLease(Lease("s-1", checkpoint=SHARD_END))))
+        names = (name_of(urls[FROM]), name_of(urls[TO]))
+        announced(tables, names)
+        store = SwapStore(tables, names[TO], look_seconds=0.0)
+        sent(tables, "to")
+        list(followed(tables, store, names[TO], lambda _seconds: None))
+        began = int(time.time())
+        ended(tables, store, names[TO], lambda _seconds: None)
+    told = json.loads(CliRunner().invoke(swap, [*urls, "--status", "--json"]).stdout)
+    assert began <= told.pop("ended_at") <= time.time() + 1
+    assert told == {"way": "over", "from": names[FROM], "to": names[TO]}
+    shown = CliRunner().invoke(swap, [*urls, "--status"]).stdout
+    assert shown.startswith(f"from {names[FROM]} to {names[TO]} (ended 20")
+    listed = CliRunner().invoke(leases_command, [urls[FROM], "--json"])
+    assert [each["key"] for each in json.loads(listed.stdout)["leases"]] == ["s-1"]
+    seen = CliRunner().invoke(leases_command, [urls[FROM], "--wide"])
+    assert "1 leases, 1 finished, 0 without an owner" in seen.stderr
+    assert f"the leases have moved to {names[TO]}" in seen.stderr
 
 
 def test_a_swap_that_ended_half_way_through_its_last_two_writes_is_ended_by_the_next_run(

@@ -146,6 +146,26 @@ def test_with_a_key_its_account_is_the_urls(monkeypatch: pytest.MonkeyPatch) -> 
     assert "pw" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "secret",
+    [
+        SECRET,
+        SECRET.replace("https", "http"),
+        "BlobEndpoint=https://acc.blob.core.windows.net;SharedAccessSignature=sv=1",
+    ],
+    ids=["key", "http", "signature"],
+)
+def test_a_secret_read_from_a_file_may_end_with_a_line_end(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line end within it is said, in place of a host that does not exist."""
+    monkeypatch.setenv(CONNECTION_STRING, secret)
+    wanted = client_of("acc/c", None).url
+    monkeypatch.setenv(CONNECTION_STRING, f"{secret}\r\n")
+    assert client_of("acc/c", None).url == wanted
+    monkeypatch.setenv(CONNECTION_STRING, secret.replace(";", "\n;", 1))
+    with pytest.raises(StoreError, match=f"^{CONNECTION_STRING}: it has a line end or another control character"):
+        client_of("acc/c", None)
+
+
 @define
 class Container:
     """A container that is there or not, or comes in between."""

@@ -1,18 +1,57 @@
 """Durations in the wrong unit: too few are refused, and more than is usual is accepted with a warning."""
 
+import logging
 import math
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
+from attrs import fields
 
-from leasehold.adapters.consuming import Options, Seconds
-from leasehold.adapters.inputs import DURATION_LIMITS, checked_duration
+from leasehold.adapters.consuming import Options, Seconds, consumption
+from leasehold.adapters.inputs import DURATION_LIMITS, checked_duration, dashed
+from leasehold.balancer.config import RULE_SETS, Config
+
+SET = {
+    each.name
+    for kind in (Config, *RULE_SETS)
+    for each in fields(kind)  # type: ignore[arg-type]  # each is a class of attrs
+    if each.name.endswith("_seconds") and not each.name.startswith("_")
+}
+"""The durations that `--set` reaches."""
+
+
+def consumed(**options: Any) -> None:  # noqa: ANN401  of each kind
+    """Check these options as the command does; nothing is opened."""
+    consumption("kinesis://orders?region=eu-west-1", "memory://x", lambda _batch: None, options, dashed)  # type: ignore[arg-type]
 
 
 def test_every_duration_has_limits() -> None:
     """An option that is a duration cannot be added without saying which values are plausible."""
     durations = {name for name, kind in get_type_hints(Options).items() if kind == (Seconds | None)}
-    assert durations == set(DURATION_LIMITS)
+    assert durations | SET | {"time_to_live"} == set(DURATION_LIMITS)
+
+
+@pytest.mark.parametrize("name", sorted(SET))
+@pytest.mark.parametrize("as_text", [True, False])
+def test_a_setting_is_checked_as_its_option_is(
+    name: str,
+    as_text: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """`--set lease_seconds=10000` and Python's `set={"lease_seconds": 10000}` are warned of, once."""
+    limits = DURATION_LIMITS[name]
+
+    def given(seconds: float) -> dict[str, Any]:
+        return {"set": [f"{name}={seconds}"] if as_text else {name: seconds}}
+
+    with caplog.at_level(logging.WARNING):
+        consumed(**given(limits.usual))
+        assert caplog.messages == []
+        consumed(**given(limits.usual + 1))
+    assert caplog.messages == [checked_duration(name, limits.usual + 1, f"--set {name}")]
+    if limits.least:
+        with pytest.raises(ValueError, match=f"^--set {name}: .* s is less than {limits.least:g} s"):
+            consumed(**given(limits.least / 2))
 
 
 @pytest.mark.parametrize("option", DURATION_LIMITS)

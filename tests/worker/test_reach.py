@@ -14,6 +14,8 @@ from leasehold.adapters.worker.reach import (
     FIRST_SECONDS,
     NOTE,
     SILENT_SECONDS,
+    STEP_SECONDS,
+    STEPS,
     TELL_SECONDS,
     Reach,
     ReachMeter,
@@ -75,6 +77,21 @@ def test_a_batch_at_work_counts_as_unread_until_it_is_done() -> None:
     found.read(EMPTY, 11.0)
     tip = noted(found, 12.0)
     assert (tip.behind, tip.end, tip.arrived) == (0.0, True, NOW - 5)
+
+
+@pytest.mark.parametrize(("wait", "grows"), [(SILENT_SECONDS + 1, True), (0.0, False)])
+def test_a_handler_falls_behind_although_one_read_brings_all_that_waits(wait: float, grows: bool) -> None:
+    """What counts is how long the first record in hand has waited; the service calls such a read the tip."""
+    wall = [NOW]
+    found = ReachMeter(Lease("s-0"), "a", 0.0)
+    found.tell("vm", lambda: wall[0], 0.0)
+    found.read(Batch((Record(b"x", "7", arrived=NOW - wait),), Position("7"), 0.0, 0.2), 0.0)
+    for step in range(1, STEPS + 1):
+        now = step * STEP_SECONDS
+        wall[0] = NOW + now
+        # Of 20 s only 2 s of records are handled; without a wait, all of them.
+        found.progressed(now, wall[0] - wait - (0.9 * now if grows else 0.0))
+    assert found.reach(now, wall[0]).grows == grows
 
 
 def test_the_age_of_the_first_record_lasts_until_a_handler_is_done_with_it() -> None:
@@ -226,6 +243,30 @@ TOLD = Reach(NOW - 10, "a", "vm-7", 1, behind=2.0, end=False, arrived=NOW - 12, 
 def test_a_row_tells_of_lag(lease: Lease, lag: LeaseLag) -> None:
     """A lease that nobody reads would look as good as on the day it was left."""
     assert lag_of(lease, NOW, 10.0) == lag
+
+
+@pytest.mark.parametrize(
+    ("lease", "at_least"),
+    [
+        (row("a", TOLD), False),
+        (row("a", evolve(TOLD, read=NOW - 10 - SILENT_SECONDS)), False),
+        (row("a", evolve(TOLD, read=NOW - 11 - SILENT_SECONDS)), True),
+        (row("a", evolve(TOLD, read=None)), True),
+        # The first record that is not handled is known, and so is its age.
+        (row("a", evolve(TOLD, read=NOW - 90, oldest=NOW - 91)), False),
+        (row("a", evolve(TOLD, behind=None, read=None)), False),
+        # Nobody has asked since.
+        (row(None, TOLD), False),
+        (row(None, evolve(TOLD, at=NOW - 90, read=NOW - 90)), True),
+        (row("a", evolve(TOLD, at=NOW - 90, read=NOW - 90), idle=99.0), True),
+        (Lease("s-0", owner="java", idle=1.0), False),
+    ],
+)
+def test_lag_is_a_lower_bound_where_the_stream_has_not_answered(lease: Lease, at_least: bool) -> None:
+    """A number that counts silence is marked wherever it is shown."""
+    lag = lag_of(lease, NOW, 10.0)
+    whole = fleet_lag({"s-0": lag, "s-1": LeaseLag(1.0)})
+    assert (lag.at_least, lag.as_json().get("at_least", False), whole.at_least) == (at_least,) * 3
 
 
 def test_the_application_is_as_far_behind_as_its_worst_lease() -> None:

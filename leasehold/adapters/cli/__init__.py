@@ -1,11 +1,9 @@
 """The command line, and its entry point."""
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import TextIOWrapper
-from typing import Literal, TextIO
+from pathlib import Path
 
 EXTRAS = {
     "typer": "cli",
@@ -58,34 +56,15 @@ def imported_for(command: str) -> Iterator[None]:
         sys.exit(2)
 
 
-def open_closed_streams() -> None:
-    """Open /dev/null in place of each standard stream that was closed when the program began.
-
-    Each gets its own descriptor, because the next file or socket that is opened would get it otherwise. Python sets
-    such a stream to None; `sys.__stdout__` stays None.
-    """
-    if sys.stdin is None:
-        sys.stdin = _nowhere(0, "r")
-    if sys.stdout is None:
-        sys.stdout = _nowhere(1, "w")
-    if sys.stderr is None:
-        sys.stderr = _nowhere(2, "w")
-
-
-def _nowhere(number: int, mode: Literal["r", "w"]) -> TextIO:
-    opened = os.open(os.devnull, os.O_RDONLY if mode == "r" else os.O_WRONLY)
-    if opened != number:
-        os.dup2(opened, number)
-        os.close(opened)
-    return os.fdopen(number, mode, encoding="utf-8")
-
-
 def run() -> None:
     """The entry point; importable where nothing but the library itself is installed."""
-    open_closed_streams()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # an ASCII locale cannot encode the texts of help
-            stream.reconfigure(errors="backslashreplace" if stream is sys.stderr else "replace")
+    from leasehold.adapters.cli.common.standard_streams import prepare_streams, run_to_output  # noqa: PLC0415
+
+    prepare_streams()
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        print("leasehold: the working folder was deleted; relative paths lead nowhere", file=sys.stderr)
     with imported_for("leasehold"):
         from leasehold.adapters.cli import main  # noqa: PLC0415  an extra
-    main.run()
+    run_to_output(main.run)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, cast
 import typer
 
 from leasehold.adapters.cli.common.ending import ending
+from leasehold.adapters.cli.common.standard_streams import drop_output
 from leasehold.adapters.cli.common.start_lines import start_lines
 from leasehold.adapters.cli.common.supervisor import Supervisor, at_end_of_supervisor
 from leasehold.adapters.cli.common.times import seconds
@@ -198,6 +199,7 @@ def _handler(handler: str | None, me: str, concurrency: int | None, *, events: b
     if events == (handler is not None):
         raise ValueError("choose one of --handler module:function and --events")
     if handler is not None:
+        drop_output()
         return handler
     if concurrency is not None:
         raise ValueError("--concurrency: it goes with --handler")

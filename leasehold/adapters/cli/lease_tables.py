@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.text import Text
 
 from leasehold.adapters.cli.common.columns import Cells, Column, drawn, hint
-from leasehold.adapters.reading.status import NUMBERS, Status, fleet_lag
+from leasehold.adapters.reading.status import NUMBERS, FleetLag, Status, fleet_lag
 from leasehold.adapters.report.watching import SeenMove, WatchedTable, shares
 from leasehold.balancer.contradictions import noted
 from leasehold.balancer.model import Lease, Position
@@ -24,6 +24,9 @@ SAID = 8
 
 NAMED = 3
 """Leases that one such sentence names."""
+
+AT_LEAST = "≥"
+"""Before a lag that is a lower bound."""
 
 LONG = 15
 """Kinesis's sequence numbers have 56 digits, of which the last tell them apart."""
@@ -58,11 +61,11 @@ def said_move(move: SeenMove) -> str:
 
 def below(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
     """The sums over all leases, and the faults that were found."""
-    working, lag = table.unended, fleet_lag(table.lags).most
+    working, lag = table.unended, fleet_lag(table.lags)
     free = sum(lease.owner is None for lease in working)
     owners = {lease.owner for lease in working} - {None}
     total = f"{len(table.leases)} leases, {len(table.leases) - len(working)} finished, {free} without an owner"
-    total += f"; {len(owners)} workers" + ("" if lag is None else f"; lag {lag:.1f} s at most")
+    total += f"; {len(owners)} workers" + _most(lag)
     total += f"; {table.status.word}" if table.statuses or table.trouble else ""
     # The leases that are not OK by their sentences, the worst first, those of one sentence together.
     alike: dict[Status, list[str]] = {}
@@ -82,6 +85,13 @@ def below(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
         total += f"; swap of {table.swap.says}"
     wrong += [f"{table.trouble}; trying again"] if table.trouble else []
     return total, tuple(wrong)
+
+
+def _most(lag: FleetLag) -> str:
+    """The lag of the lease that is furthest behind, as the end of a sentence."""
+    if lag.most is None:
+        return ""
+    return f"; lag {AT_LEAST} {lag.most:.1f} s" if lag.at_least else f"; lag {lag.most:.1f} s at most"
 
 
 def page(table: WatchedTable, by: str | None, width: int) -> Group:
@@ -118,7 +128,7 @@ def _each(table: WatchedTable, *, full: bool) -> Cells:
             lease.key,
             lease.owner or ("" if lease.ended else "nobody"),
             status,
-            _number(lag.seconds),
+            _bound(lag.seconds, at_least=lag.at_least),
             "yes" if lag.end else "no" if lag.seconds is not None else "",
             shown_checkpoint(lease.checkpoint, full=full),
             _number(lag.age),
@@ -146,6 +156,10 @@ EVENTS = Column("events", right=True, spare=1)
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
+
+
+def _bound(value: float | None, *, at_least: bool) -> str:
+    return f"{AT_LEAST if at_least and value is not None else ''}{_number(value)}"
 
 
 def _idle(seconds: float) -> str:
@@ -181,6 +195,7 @@ def _shares(name: str, place: Callable[[Lease], str], table: WatchedTable) -> Ce
     for where, group in groupby(working, key=place):
         held = tuple(group)
         weights = [lease.weight for lease in held if lease.weight is not None]
+        lag = fleet_lag({lease.key: table.lag(lease) for lease in held})
         rows.append(
             (
                 where,
@@ -188,7 +203,7 @@ def _shares(name: str, place: Callable[[Lease], str], table: WatchedTable) -> Ce
                 str(targets[where]) if where in targets else "",
                 f"{len(held) / len(working):.1%}",
                 str(len({lease.owner for lease in held} - {None})),
-                _number(fleet_lag({lease.key: table.lag(lease) for lease in held}).most),
+                _bound(lag.most, at_least=lag.at_least),
                 max((word(table, lease) for lease in held), key=lambda each: NUMBERS.get(each, -1)),
                 _number(kilobytes(sum(weights)) if weights else None),
                 _idle(max(lease.idle for lease in held)),

@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from leasehold.adapters.cli.common.columns import Cells, drawn
-from leasehold.adapters.cli.lease_tables import below, cells, said_move, shown_checkpoint
+from leasehold.adapters.cli.lease_tables import AT_LEAST, below, cells, said_move, shown_checkpoint
 from leasehold.adapters.json_form import lease_json
 from leasehold.adapters.report.watching import SeenMove, WatchedTable
 from leasehold.stores.printable import printable
@@ -80,7 +80,7 @@ def arranged(cells: Cells, view: LiveView) -> Cells:
 
     def rank(number: int) -> tuple[float, str]:
         """Numbers by their value, before texts."""
-        text = cells.rows[number][at].removesuffix("%")
+        text = cells.rows[number][at].removesuffix("%").removeprefix(AT_LEAST)
         return (float(text) if text.replace(".", "", 1).isdecimal() else math.inf), cells.rows[number][at]
 
     at = sorted_by(cells, view)

@@ -78,6 +78,6 @@ def command(
     ] = None,
 ) -> None:
     """Read one question, print one answer."""
-    with ending("plan", misuse=(BadJsonField,)):
+    with ending("plan", misuse=(BadJsonField, OSError)):
         planned = answer(sys.stdin.buffer.read(), worker)
     print(json.dumps(planned, indent=indent))

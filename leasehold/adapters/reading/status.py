@@ -33,6 +33,7 @@ class LeaseLag:
     age      seconds that the last record that was done had been in the stream, when its owner told of it
     host     the machine of the owner that told
     moves    how often the lease passed from one worker to another, as far as our workers saw
+    at_least whether the seconds are a lower bound: the stream has not answered since, so nobody knows what waits
     """
 
     seconds: float | None = None
@@ -41,10 +42,12 @@ class LeaseLag:
     age: float | None = None
     host: str = ""
     moves: int | None = None
+    at_least: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """Values that `json.dumps` takes; what is unknown is left out."""
-        return {name: value for name, value in asdict(self).items() if value not in {None, ""}}
+        """Values that `json.dumps` takes; what is unknown is left out, and `at_least` unless it is true."""
+        known = {name: value for name, value in asdict(self).items() if value not in {None, ""}}
+        return known if self.at_least else {name: value for name, value in known.items() if name != "at_least"}
 
 
 def lag_of(lease: Lease, now: float, limit: float) -> LeaseLag:
@@ -68,6 +71,7 @@ def lag_of(lease: Lease, now: float, limit: float) -> LeaseLag:
         age=None if reach.arrived is None else round(max(0.0, reach.at - reach.arrived), 3),
         host=reach.host if ours else "",
         moves=reach.moves + (lease.owner is not None and not ours),
+        at_least=reach.unheard(now, held=held and ours),
     )
 
 
@@ -82,16 +86,18 @@ class FleetLag:
 
     most     seconds of the lease that is furthest behind; None where nobody told of any
     total    seconds of all leases together
+    at_least whether both are lower bounds, as that of a lease is
     """
 
     most: float | None
     total: float
+    at_least: bool = False
 
 
 def fleet_lag(lags: Mapping[str, LeaseLag]) -> FleetLag:
     """The lags of all leases as one."""
     known = [lag.seconds for lag in lags.values() if lag.seconds is not None]
-    return FleetLag(max(known, default=None), round(sum(known), 3))
+    return FleetLag(max(known, default=None), round(sum(known), 3), any(lag.at_least for lag in lags.values()))
 
 
 def asked(source: Source, leases: Iterable[Lease], lags: Mapping[str, LeaseLag]) -> dict[str, LeaseLag]:

@@ -286,7 +286,7 @@ def saved(name: str, lines: Iterable[bytes]) -> Iterator[WatchedTable]:
             leases = tuple(lease_of(value) for value in fields.need("leases").items())
             malformed = fields.read("malformed", lambda value: len(value.items()), 0)
             trouble = fields.read("trouble", JsonValue.text, "")
-            for noted in ("lags", "status", "says", "statuses"):
+            for noted in ("lags", "status", "says", "statuses", "swap"):
                 fields.read(noted, lambda _: None, None)  # the leases' own notes say the same
             fields.done()
         except BadJsonField as bad:

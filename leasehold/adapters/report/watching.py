@@ -31,7 +31,7 @@ from leasehold.balancer.rules.shares import Groups, favoured
 from leasehold.balancer.watch import Watch
 from leasehold.stores.fields import kilobytes
 from leasehold.stores.protocol import Malformed, Store
-from leasehold.stores.swap import SwapPlaces, SwapStore, place_of, places_of, signs_of_swap
+from leasehold.stores.swap import CONTROL, SwapPlaces, SwapStore, place_of, places_of, signs_of_swap
 
 LOOK_SECONDS = 1.0
 """Between two looks: often enough to see each renewal of a lease of ten seconds."""
@@ -67,6 +67,7 @@ class WatchedTable:
     moves     the latest changes of owner that were seen, the last one first
     trouble   why the latest look showed nothing new; "" where it did
     swap      where the leases are, where both tables of a swap were read
+    swapping  sentences about a swap that is under way, or that the table's leases have left by
     """
 
     leases: tuple[Lease, ...]
@@ -79,11 +80,7 @@ class WatchedTable:
     moves: tuple[SeenMove, ...] = ()
     trouble: str = ""
     swap: SwapPlaces | None = None
-
-    @property
-    def swapping(self) -> tuple[str, ...]:
-        """Sentences about a swap that is under way."""
-        return signs_of_swap(self.leases) if self.swap is None else (f"swap: {self.swap.says}",)
+    swapping: tuple[str, ...] = ()
 
     @property
     def unended(self) -> tuple[Lease, ...]:
@@ -138,7 +135,9 @@ class TableWatch:
         began = self._clock()
         listing = self._store.list()
         ended, now = self._clock(), self._wall()
-        self._watch, leases = self._watch.look(listing.leases, began, ended)
+        # The row of a swap is no lease: it would be counted as a finished one.
+        listed = tuple(row for row in listing.leases if row.key != CONTROL)
+        self._watch, leases = self._watch.look(listed, began, ended)
         self._first = min(self._first, began)
         rows = tuple(sorted(leases, key=lambda lease: lease.key))
         lags = lags_of(rows, now, self._limit)
@@ -147,9 +146,18 @@ class TableWatch:
         self._window = self._window.after(began, rows, lags)
         statuses = statuses_of(rows, lags, now, self._lease_seconds, self._window)
         swap = places_of(self._store.way, rows) if isinstance(self._store, SwapStore) else None
+        swapping = signs_of_swap(listing.leases) if swap is None else (f"swap: {swap.says}",)
         watched_for = ended - self._first
         return WatchedTable(
-            rows, self._watch.history, watched_for, listing.malformed, now, statuses=statuses, lags=lags, swap=swap
+            rows,
+            self._watch.history,
+            watched_for,
+            listing.malformed,
+            now,
+            statuses=statuses,
+            lags=lags,
+            swap=swap,
+            swapping=swapping,
         )
 
 
@@ -203,9 +211,10 @@ def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
     workers: list[dict[str, Any]] = []
     for worker, target in shares(living, config.rules.groups).items():
         held = owned.get(worker, [])  # an heir may hold nothing yet
-        lag = fleet_lag({lease.key: table.lag(lease) for lease in held}).most
+        lag = fleet_lag({lease.key: table.lag(lease) for lease in held})
         weight = kilobytes(sum(lease.weight or 0 for lease in held))
-        workers.append({"worker": worker, "leases": len(held), "target": target, "lag": lag, "kbps": weight})
+        shown = {"worker": worker, "leases": len(held), "target": target, "lag": lag.most, "kbps": weight}
+        workers.append(shown | ({"lag_at_least": True} if lag.at_least else {}))
     even = sum(each["kbps"] for each in workers) / max(len(workers), 1)
     for told in workers:
         told["kbps_target"] = even  # beside the count
@@ -234,6 +243,7 @@ def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
             "unowned": sum(lease.owner is None for lease in working),
             "workers": len({lease.owner for lease in living} - {None}),
             "lag_max": whole.most,
+            "lag_at_least": whole.at_least,
             "lag_sum": whole.total if whole.most is not None else None,
             "not_ok": sum(not status.ok for status in table.statuses.values()),
         },

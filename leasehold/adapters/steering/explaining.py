@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import Factory, evolve, frozen
 
 from leasehold.adapters.json_form import action_json, lease_json
-from leasehold.adapters.reading.status import Status
+from leasehold.adapters.reading.status import LeaseLag, Status
 from leasehold.adapters.report.watching import WatchedTable, alive, moved, shares
 from leasehold.adapters.worker.reach import Reach, reach_of
 from leasehold.balancer.actions import Action, Claim, Release, Renew, RequestHandoff, Steal, Taking
@@ -269,6 +269,7 @@ class LeaseStory:
 
     past     what its row tells of its owner
     reading  how its reading is, and since when
+    lag      how far behind its reading is
     should   who should have it, and why
     moves    when it would move
     """
@@ -279,11 +280,12 @@ class LeaseStory:
     moves: str
     status: Status
     reading: tuple[str, ...] = ()
+    lag: LeaseLag = Factory(LeaseLag)
 
     def as_json(self) -> dict[str, Any]:
         """Values that `json.dumps` takes."""
         told = {"past": list(self.past), "reading": list(self.reading), "should": self.should, "moves": self.moves}
-        return {"lease": lease_json(self.lease)} | self.status.as_json() | told
+        return {"lease": lease_json(self.lease)} | self.status.as_json() | told | {"lag": self.lag.as_json()}
 
 
 def story(table: WatchedTable, config: Config, lease: Lease, found: Sequence[WorkerPlan]) -> LeaseStory:
@@ -300,11 +302,12 @@ def story(table: WatchedTable, config: Config, lease: Lease, found: Sequence[Wor
         _should(lease, found, wanting, put_aside(lease, table.at)),
         _when(lease, config, wanting, table.at),
         table.statuses.get(lease.key, Status("UNKNOWN", "it was not watched")),
-        _reading(lease, table.at),
+        _reading(lease, table.at, table.lag(lease)),
+        table.lag(lease),
     )
 
 
-def _reading(lease: Lease, now: float) -> tuple[str, ...]:
+def _reading(lease: Lease, now: float, lag: LeaseLag) -> tuple[str, ...]:
     """How the reading of a lease is, as its owner tells it in the row."""
     reach = reach_of(lease)
     if lease.ended or reach is None:
@@ -318,6 +321,8 @@ def _reading(lease: Lease, now: float) -> tuple[str, ...]:
     read = "was never read by it" if reach.read is None else f"was last read {now - reach.read:.1f} s ago"
     tried = "" if reach.tried in {None, reach.read} else f", and last tried {now - (reach.tried or now):.1f} s ago"
     lines.append(f"{behind}; it {read}{tried}")
+    if lag.at_least and lag.seconds is not None:
+        lines.append(f"it is at least {lag.seconds:.1f} s behind: nothing was heard of the stream since")
     if reach.fault:
         lines.append(f"the last fault: {reach.fault}")
     if reach.resting(now, 0.0) and lease.owner is None:

@@ -6,7 +6,7 @@ from here. Each step is a conditional write or a reading, so that the command ma
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from time import monotonic, sleep
+from time import monotonic, sleep, time
 
 from attrs import frozen
 
@@ -18,6 +18,7 @@ from leasehold.stores.swap import (
     FROM,
     KNOWS,
     OVER,
+    OVER_AT,
     TO,
     WISH,
     SwapPlaces,
@@ -93,6 +94,12 @@ def control_of(tables: tuple[Store, Store]) -> Lease:
     return found[0]
 
 
+def over_since(tables: tuple[Store, Store]) -> float | None:
+    """When the swap from FROM was over, in seconds since 1970; None if its last row doesn't tell."""
+    noted = next((row.note(OVER_AT) or "" for row in tables[FROM].get([CONTROL])), "")
+    return float(noted) if noted.isascii() and noted.isdigit() else None
+
+
 def progress(tables: tuple[Store, Store], store: SwapStore, goal_name: str) -> SwapProgress:
     """How far the swap of these tables is."""
     control = control_of(tables)
@@ -155,7 +162,7 @@ def ended(
     for _ in followed(tables, store, goal_name, pause):
         pass
     # Before the control row goes: a worker that is restarted with both stores finds one or the other.
-    over = Lease(CONTROL, checkpoint=SHARD_END, notes=((OVER, goal_name),))
+    over = Lease(CONTROL, checkpoint=SHARD_END, notes=((OVER, goal_name), (OVER_AT, f"{time():.0f}")))
     tables[FROM].write(CreateLease(over))  # refused: an earlier run of the command has written it
     tables[TO].write(DeleteLease(control_of(tables)))
 

@@ -197,6 +197,16 @@ class Reach:
         # What came after the last answer is as old as the time since then, at most.
         return max(self.behind + silence, 0.0 if held or self.read is None else now - self.read)
 
+    def unheard(self, now: float, *, held: bool) -> bool:
+        """Return whether `lag` is no more than a lower bound: the stream has not answered, and no record is in hand.
+
+        held  whether a living owner reads it
+        """
+        if self.behind is None or self.oldest is not None:
+            return False
+        current = held and now - self.at <= told_within(self.lease or 0.0)
+        return (self.at if current else now) - (self.read or 0.0) > SILENT_SECONDS
+
 
 _TIMES = ("at", "behind", "arrived", "done", "tried", "read", "work", "lease", "oldest", "aside")
 
@@ -298,11 +308,8 @@ class ReachMeter:
             # An empty answer on the way to a record that was not handled is no progress.
             self._pending = self._unfinished or self._oldest is None
             self._arriving, self._excused = batch.last_arrived, ""
-            if (behind := batch.behind_seconds) is not None:
-                # The least lag of each step is kept, and no more than the window.
-                if self._lags and self._lags[-1][0] // STEP_SECONDS == now // STEP_SECONDS:
-                    now, behind = self._lags[-1][0], min(behind, self._lags.pop()[1])
-                self._lags.append((now, behind))
+            if batch.behind_seconds is not None:
+                self._keep_lag(max(batch.behind_seconds, self._waiting(now)), now)
 
     def failed(self, why: str, now: float) -> None:
         """Note that nothing came of a reading, or of a batch, and why."""
@@ -340,6 +347,7 @@ class ReachMeter:
         with self._lock:
             if first is not None:
                 self._oldest = self._arrival(first, now, 0.0)
+                self._keep_lag(max(self._behind or 0.0, self._waiting(now)), now)
             # Where no handler is at work, as between two batches, a checkpoint begins no work.
             self._done, self._work = now, self._work and now
 
@@ -366,6 +374,20 @@ class ReachMeter:
         """Return when a record arrived, by our clock; it is at least as old as the last answer was behind."""
         age = 0.0 if first is None or self._wall is None else self._wall() - first
         return now - max(0.0, behind, age)
+
+    def _waiting(self, now: float) -> float:
+        """Return for how long the first record in hand has waited, or 0 if that is no longer than an answer may take.
+
+        One read may bring all that waits in the stream, which then counts as its tip.
+        """
+        waited = 0.0 if self._oldest is None else now - self._oldest
+        return waited if waited > SILENT_SECONDS else 0.0
+
+    def _keep_lag(self, behind: float, now: float) -> None:
+        """Keep the least lag of each step, and no more than the window."""
+        if self._lags and self._lags[-1][0] // STEP_SECONDS == now // STEP_SECONDS:
+            now, behind = self._lags[-1][0], min(behind, self._lags.pop()[1])
+        self._lags.append((now, behind))
 
     def _behind_at(self, now: float) -> float | None:
         # What was read and is not done grows older until it is, whatever is read or tried meanwhile.

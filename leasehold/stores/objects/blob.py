@@ -88,7 +88,10 @@ def client_of(place: str, endpoint: str | None, request_seconds: float | None = 
         session=session, connection_timeout=patience.connect_seconds, read_timeout=patience.read_seconds
     )
     options: dict[str, Any] = {**_CLIENT, "retry_total": patience.attempts - 1, "transport": transport}
-    secret = os.environ.get(CONNECTION_STRING)
+    # Files and pipes end with a line end, which would become part of the host's name or of the signature.
+    secret = os.environ.get(CONNECTION_STRING, "").strip()
+    if not secret.isprintable():
+        raise StoreError(f"{CONNECTION_STRING}: it has a line end or another control character in it")
     if not secret:
         url = endpoint or f"https://{account}.blob.core.windows.net"
         if not url.startswith("https://"):

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import typer
 
+from leasehold.adapters.cli.common.standard_streams import output_fault
 from leasehold.adapters.signals import replace_handler, restore_handler
 from leasehold.adapters.threads import SIGNAL_SECONDS
 from leasehold.stores.printable import printable_lines
@@ -25,6 +26,8 @@ def ending(
     try:
         yield
     except (*misuse, *failures) as error:
+        if isinstance(error, OSError) and output_fault() is not None:
+            raise  # the input is not at fault
         print(printable_lines(f"leasehold {command}: {error}"), file=sys.stderr)
         final = isinstance(error, misuse) or isinstance(error.__cause__, ModuleNotFoundError)
         raise typer.Exit(2 if final else 1) from None

@@ -12,6 +12,7 @@ import typer
 from attrs import evolve
 
 from leasehold.adapters.cli.common.ending import ending
+from leasehold.adapters.cli.common.standard_streams import drop_output
 from leasehold.adapters.consuming import consumption, dead_letter_of
 from leasehold.adapters.inputs import dashed
 from leasehold.adapters.multilang.children import Children
@@ -57,6 +58,7 @@ def command(  # noqa: PLR0917  one for each option
             raise ValueError("name one file: FILE, or --properties-file FILE")
         path = cast("Path", file or properties_file)
         found = read_properties(path, set_ or (), os.environ if environment else None)
+        drop_output()
         settings = understood_properties(found)
         print(settings.table(), file=sys.stderr)
         if log_configuration is not None:

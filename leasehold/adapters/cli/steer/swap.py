@@ -11,7 +11,17 @@ from attrs import asdict
 from leasehold.adapters.cli.common.asking import AsJson
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
-from leasehold.adapters.steering.swapping import SwapProgress, awaited, ended, followed, observed, progress, sent
+from leasehold.adapters.inputs import said_moment
+from leasehold.adapters.steering.swapping import (
+    SwapProgress,
+    awaited,
+    ended,
+    followed,
+    observed,
+    over_since,
+    progress,
+    sent,
+)
 from leasehold.errors import StoreError
 from leasehold.stores.swap import TO, SwapStore, announced, swap_is_over, tables_apart
 from leasehold.stores.urls import name_of, open_store
@@ -29,7 +39,8 @@ moves yet.
 fleet, and shows how far it is. It may be ended and run again: the fleet goes on by itself; only leases that nobody
 owns, such as finished ones, wait for the command.
 
-3. When it says that the swap is over, start each worker again with `--store TO` alone. FROM can go then.
+3. When it says that the swap is over, start each worker again with `--store TO` alone. Delete FROM when the last one
+has been: until then a worker that is restarted with both stores reads in FROM that the swap is over.
 
 `--status` shows how far it is and changes nothing. `--back` sends the leases back, until the last has moved and the
 swap is over; from then on a swap in the other direction goes back.
@@ -68,7 +79,13 @@ def command(  # noqa: PLR0917  one for each option
         if swap_is_over(tables, names):
             if back:
                 raise StoreError("the swap is over; to go back, swap from TO to a new, empty table")
-            print(json.dumps({"way": "over"}) if as_json else _LAST[False])
+            since = over_since(tables)
+            if as_json:
+                told = {"way": "over", "from": names[0], "to": names[1], "ended_at": since}
+                print(json.dumps({name: value for name, value in told.items() if value is not None}))
+            else:
+                at = "" if since is None else f" (ended {said_moment(since * 1000)})"
+                print(f"from {names[0]} to {names[1]}{at}: {_LAST[False]}")
             return
         if status or back:
             store = observed(tables, names)

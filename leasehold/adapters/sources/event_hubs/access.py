@@ -124,6 +124,7 @@ def by_connection_string(
     secret: str, namespace: str, hub: str, group: str, *, websockets: bool = False, proxy: str = ""
 ) -> Access:
     """Raises ValueError, never repeating the secret, if it cannot be read or is for another place."""
+    secret = secret.strip()  # files and pipes end with a line end
     try:
         told = parse_connection_string(secret)
     except ValueError:

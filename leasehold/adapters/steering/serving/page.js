@@ -4,6 +4,7 @@ const FIRST = 25, MORE = 200, NAMES = new Set(["key", "owner", "host"]);
 let state = null, asked = false, events = null;
 const wanted = { table: 0, sort: "status", down: false, text: "", most: FIRST };
 const at = id => document.getElementById(id);
+const bound = (value, least) => `${least ? "≥ " : ""}${seconds(value)}`;
 const seconds = value => value === null || value === undefined ? "–" : value < 1000 ? `${value.toFixed(1)} s`
   : value < 10_000 ? `${Math.round(value / 60)} min` : `${(value / 3600).toFixed(1)} h`;
 const clock = time => new Date(time * 1000).toLocaleTimeString([], { hourCycle: "h23" });
@@ -79,7 +80,7 @@ function row(cells, bad) {
 function facts() {
   const total = state.total;
   const told = [["leases", total.leases], ["workers", total.workers], ["without owner", total.unowned, total.unowned],
-    ["not OK", total.not_ok, total.not_ok], ["lag, most", seconds(total.lag_max)], ["lag, sum", seconds(total.lag_sum)],
+    ["not OK", total.not_ok, total.not_ok], ["lag, most", bound(total.lag_max, total.lag_at_least)], ["lag, sum", bound(total.lag_sum, total.lag_at_least)],
     ["moves seen", total.moves], ["finished", total.finished]];
   if (state.swap) told.push(["in FROM", state.swap.there], ["on their way", state.swap.moving], ["in TO", state.swap.gone]);
   at("facts").replaceChildren(...told.map(([name, value, bad]) => {
@@ -101,7 +102,7 @@ function leases() {
     link(lease.key, `lease=${encodeURIComponent(lease.key)}`),
     lease.owner ? link(lease.owner, `worker=${encodeURIComponent(lease.owner)}`) : cell("td", lease.ended ? "finished" : "nobody", "name"),
     word(lease),
-    cell("td", lease.events !== undefined ? `${lease.events} events` : seconds(lease.seconds)),
+    cell("td", lease.events !== undefined ? `${lease.events} events` : bound(lease.seconds, lease.at_least)),
     cell("td", lease.end ? "yes" : "", "wide good"), cell("td", seconds(lease.age), "wide"), cell("td", lease.kbps ?? "–"),
     cell("td", lease.idle === undefined ? "–" : `${lease.idle} s ago`, "wide"), cell("td", lease.moves ?? "–", "wide"),
     cell("td", lease.host ?? "", "wide name"), cell("td", lease.heir ?? "", "wide name"),
@@ -142,7 +143,7 @@ function draw() {
   facts();
   rows("workers", [["worker", "", "name"], ["leases"], ["target"], ["lag"], ["KB/s"], ["even", "", "wide"]], state.workers.map(worker => row([
     link(worker.worker, `worker=${encodeURIComponent(worker.worker)}`), cell("td", worker.leases), cell("td", worker.target),
-    cell("td", seconds(worker.lag)), cell("td", worker.kbps.toFixed(1)), cell("td", worker.kbps_target.toFixed(1), "wide")], false)));
+    cell("td", bound(worker.lag, worker.lag_at_least)), cell("td", worker.kbps.toFixed(1)), cell("td", worker.kbps_target.toFixed(1), "wide")], false)));
   at("others").textContent = state.more_workers ? `the furthest from their target; ${state.more_workers} are not shown` : "";
   rows("moves", [["at", "", "whole"], ["lease", "", "name"], ["from", "", "name"], ["to", "", "name"], ["rule"]], state.moves.map(
     ([time, key, before, after, rule]) => row([cell("td", clock(time), "whole"), link(key, `lease=${encodeURIComponent(key)}`),

@@ -353,7 +353,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     lag = row["lag"]
     told = {name: row[name] for name in ("key", "owner", "heir", "idle", "kbps", "ended", "status")}
     told["place"] = row.get("place")
-    told |= {name: lag.get(name) for name in ("seconds", "events", "end", "age", "moves", "host")}
+    told |= {name: lag.get(name) for name in ("seconds", "events", "end", "age", "moves", "host", "at_least")}
     told["says"] = None if row["status"] == "OK" else row["says"]
     # A lag of 0 equals False, and is known all the same. Whole numbers are told without a point: each look pays for it.
     known = {name: value for name, value in told.items() if value is not None and value is not False and value != ""}

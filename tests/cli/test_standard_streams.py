@@ -1,0 +1,77 @@
+"""Commands whose standard streams are closed or full, or whose working folder was deleted."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = (sys.executable, "-P", "-c", "from leasehold.adapters.cli import run; run()")
+
+STATE = '{"leases":[],"shards":[{"id":"s-0"}],"me":{"worker":"b-1","turn":1},"config":{"rules":"kcl"}}'
+SIMULATE = ("simulate", "--leases", "4", "--workers", "2", "--json")
+
+
+def ran(
+    *words: str, closed: str = "", given: str = "", folder: Path | None = None, full: bool = False
+) -> tuple[int, str, str]:
+    """Return the status and what was written, as a shell shows it; `closed` is `>&-`, `2>&-` or `<&-`."""
+    shell = f'exec "$@" {">/dev/full" if full else closed}'
+    env = {**os.environ, "TERM": "dumb"}
+    done = subprocess.run(
+        ["/bin/sh", "-c", shell, "sh", *COMMAND, *words],
+        capture_output=True, text=True, check=False, input=given, env=env, cwd=folder, timeout=120,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("plan",), ("--version",), ("leases", "--help"), SIMULATE], ids=lambda words: words[0]
+)
+def test_a_command_whose_output_is_closed_says_so_and_fails(words: tuple[str, ...]) -> None:
+    """A result that nobody can have received is no success."""
+    assert ran(*words, closed=">&-", given=STATE) == (1, "", "leasehold: standard output is closed\n")
+
+
+def test_a_command_whose_output_takes_no_more_says_why_and_fails() -> None:
+    """A full disk is no fault of ours that wants a traceback."""
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    says = "leasehold: standard output cannot be written: No space left on device\n"
+    assert ran("plan", given=STATE, full=True) == (1, "", says)
+
+
+def test_an_error_keeps_its_status_and_its_stream_if_standard_error_is_closed() -> None:
+    """A program that reads JSON must not find a sentence there."""
+    assert ran("plan", closed="2>&-", given="nonsense") == (2, "", "")
+    status, output, _ = ran("plan", closed="2>&-", given=STATE)
+    assert (status, json.loads(output)["actions"][0]["do"]) == (0, "create")
+
+
+@pytest.mark.parametrize("command", ["plan", "deaggregate"])
+def test_a_command_whose_input_is_closed_says_so(command: str) -> None:
+    """It ends as on bad usage."""
+    assert ran(command, closed="<&-") == (2, "", f"leasehold {command}: standard input is closed\n")
+
+
+def test_a_deleted_working_folder_is_named(tmp_path: Path) -> None:
+    """Commands that need no file of it go on; the others would blame a file."""
+    says = "leasehold: the working folder was deleted; relative paths lead nowhere\n"
+
+    def ran_in_deleted(*words: str) -> tuple[int, str, str]:
+        (folder := tmp_path / "gone").mkdir()
+        shell = ("/bin/sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh")
+        done = subprocess.run(
+            [*shell, *COMMAND, *words], capture_output=True, text=True, check=False, input=STATE, cwd=folder
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    status, output, errors = ran_in_deleted("plan")
+    assert (status, json.loads(output)["actions"][0]["do"], errors) == (0, "create", says)
+    missing = f"{says}leasehold consume: 'shop:handle': there is no module 'shop' here\n"
+    words = ("consume", "kinesis://orders?region=eu-west-1", "--store", "sqlite://leases.db", "--handler")
+    assert ran_in_deleted(*words, "shop:handle") == (2, "", missing)
+    opened = f"{says}leasehold consume: leases.db: unable to open database file; check the folder, the permissions "
+    assert ran_in_deleted(*words, "json:dumps") == (1, "", f"{opened}and the table\n")
