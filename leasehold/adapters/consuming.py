@@ -242,7 +242,7 @@ def consumption(
     if isinstance(handler, str) and handler.startswith(PREFIX):
         function = lambda_function(handler, load, given.get("handler_seconds", math.inf))
         handler = Handling(function, max_records=BATCH_SIZE, most_calls=1)
-        source = _as_mapped(source)
+        source = _as_mapped(source, named("handler"))
     elif isinstance(handler, str):
         handler = load(handler)
     handling = handler if isinstance(handler, Handling) else Handling(handler)
@@ -283,7 +283,7 @@ def consumption(
     )
 
 
-def _as_mapped(source: str | Source) -> str | Source:
+def _as_mapped(source: str | Source, option: str) -> str | Source:
     """Return the source as an event source mapping reads it: aggregates are handed over as they are.
 
     Raises ValueError for a source that no mapping reads.
@@ -292,7 +292,7 @@ def _as_mapped(source: str | Source) -> str | Source:
         return source
     scheme, _, options = source_address(source)
     if scheme == "eventhubs":
-        raise ValueError("handler: lambda: goes with kinesis:// and dynamodb-streams://, the streams of AWS")
+        raise ValueError(f"{option}: lambda: goes with kinesis:// and dynamodb-streams://, the streams of AWS")
     if scheme != "kinesis" or "aggregates" in options:
         return source
     return f"{source}{'&' if '?' in source else '?'}aggregates=whole"
