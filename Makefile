@@ -148,6 +148,8 @@ lock: $(READY) #: pin the newest dependencies that pyproject.toml and package.js
 	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		-c requirements.lock --group changelog -o requirements-changelog.lock
 	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+		-c requirements.lock --group lambda -o requirements-lambda.lock
+	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		--group async-kinesis -o benchmarks/async-kinesis.lock
 	@set -e; trees=lab/leasehold_lab/standins/node; \
 	for tree in $$trees/aws $$trees/azure tests/javascript/event_processor tests/javascript/multilang \

@@ -376,6 +376,7 @@ def test_locks_name_no_registry() -> None:
         "requirements-build.lock",
         "requirements-amqp.lock",
         "requirements-changelog.lock",
+        "requirements-lambda.lock",
         "requirements-supply.lock",
         "requirements-mutants.lock",
         "requirements-atheris.lock",

@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import logging
+import math
 import os
 import socket
 import sys
@@ -30,6 +31,7 @@ from leasehold.adapters.inputs import (
     settings,
     start,
 )
+from leasehold.adapters.lambda_handlers import BATCH_SIZE, PREFIX, LambdaFunction, lambda_function
 from leasehold.adapters.reading.dead_letters.boxes import dead_letters
 from leasehold.adapters.reading.executors import HandlerExecutor
 from leasehold.adapters.reading.exporting import Meter, exporting
@@ -120,6 +122,7 @@ class Consumption:
     source, leases  their URLs, which are opened and closed here; or objects, which stay their owner's to close
     cut             the slice that is read; None: without end
     to              the URL of the store to which the leases go when `leasehold swap` says so; None: nowhere
+    function        the Lambda function that handles the records; None: another handler does
     sessions        of boto3's, with the credentials of source, leases and `to`; None: as their URLs say
     The others are as in `Options`.
     """
@@ -138,6 +141,7 @@ class Consumption:
     memory_bytes: int
     threads: int
     to: str | None = None
+    function: LambdaFunction | None = None
     sessions: "tuple[Session | None, Session | None, Session | None]" = (None, None, None)
 
     @contextmanager
@@ -171,6 +175,8 @@ class Consumption:
             if isinstance(source, str):
                 source = open_source(source, session=self.sessions[0])
                 opened.callback(source.close)
+            if self.function is not None:
+                self.function.reads(source)
             if self.cut is not None:
                 store, source = self.cut.store(store), self.cut.source(source)
             yield Worker(store=store, source=source, me=self.me, config=self.config, if_recreated=self.if_recreated)
@@ -217,7 +223,8 @@ def consumption(
 ) -> Consumption:
     """The worker that these options describe.
 
-    handler  a function of one batch, or its `module:function`; or a `Handling`, whose fields the options may replace
+    handler  a function of one batch, or its `module:function`, or `lambda:file.function` for a function of AWS Lambda;
+             or a `Handling`, whose fields the options may replace
     named    how an option is written where these come from
     Raises ValueError naming the option and what to do, TypeError for an option that there is not, and LetterError.
     """
@@ -232,7 +239,12 @@ def consumption(
                 f"{named('to')}: it goes with leases that are a URL; give leasehold.stores.open_both(FROM, TO)"
             )
         tables_apart(leases, to, named("to"))
-    if isinstance(handler, str):
+    function = None
+    if isinstance(handler, str) and handler.startswith(PREFIX):
+        function = lambda_function(handler, load, given.get("handler_seconds", math.inf))
+        handler = Handling(function, max_records=BATCH_SIZE, most_calls=1)
+        source = _as_mapped(source, named("handler"))
+    elif isinstance(handler, str):
         handler = load(handler)
     handling = handler if isinstance(handler, Handling) else Handling(handler)
     if (most := given.get("concurrency")) is not None:
@@ -271,7 +283,23 @@ def consumption(
         memory_bytes=given.get("memory_mib", MEMORY_BYTES // MIB) * MIB,
         threads=given.get("threads", READERS),
         to=to,
+        function=function,
     )
+
+
+def _as_mapped(source: str | Source, option: str) -> str | Source:
+    """Return the source as an event source mapping reads it: aggregates are handed over as they are.
+
+    Raises ValueError for a source that no mapping reads.
+    """
+    if not isinstance(source, str):
+        return source
+    scheme, _, options = source_address(source)
+    if scheme == "eventhubs":
+        raise ValueError(f"{option}: lambda: goes with kinesis:// and dynamodb-streams://, the streams of AWS")
+    if scheme != "kinesis" or "aggregates" in options:
+        return source
+    return f"{source}{'&' if '?' in source else '?'}aggregates=whole"
 
 
 def _check_ends(source: object, leases: object, named: Callable[[str], str]) -> None:
@@ -399,6 +427,11 @@ LIBRARIES = ("<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "purel
 
 def load(text: str) -> Callable[..., Any]:
     """The function named. Raises ValueError, saying what is missing, or what is wrong in which line of which file."""
+    if text.startswith(PREFIX):
+        raise ValueError(
+            f"{text!r}: lambda: names a Lambda function, which is the handler of `consume` and `run` alone; rename a "
+            "module that is called lambda"
+        )
     module, _, name = text.partition(":")
     if not module or not name:
         raise ValueError(f"{text!r} is not of the form module:function")

@@ -30,7 +30,8 @@ from leasehold_lab.standins.node import find_node
 
 ROOT = Path(__file__).parents[2]
 LOCKS = tuple(
-    f"requirements{name}.lock" for name in ("", "-build", "-amqp", "-supply", "-mutants", "-atheris", "-changelog")
+    f"requirements{name}.lock"
+    for name in ("", "-build", "-amqp", "-supply", "-mutants", "-atheris", "-changelog", "-lambda")
 )
 
 LICENCES = re.compile(

@@ -37,6 +37,10 @@ go to the dead letter, and the shard goes on. `leasehold replay` hands them over
 stops the shard. A handler at work for longer than `--slow-seconds` is said; beyond `--handler-seconds` its lease is
 released likewise.
 
+`--handler lambda:app.handler` calls an AWS Lambda function with the events of an event source mapping, one call at a
+time; `lambda:app.handler?report_batch_item_failures=true` reads its response, too. Batches have up to 100 records
+unless `--max-records` says otherwise.
+
 Seconds can be written as durations: `90`, `1.5s`, `5m`, `2h`, `1d12h`, `PT2H`. `--from` is where reading begins on a
 shard whose lease is new; `leasehold reset` moves the checkpoint of one that is there. Where the stream or the store
 does not answer, a worker goes on trying until it is told to end, and says so; with `--no-wait` it ends with status 1
@@ -139,7 +143,9 @@ def command(  # noqa: PLR0917  one for each option
     source: Annotated[str, typer.Argument(help="What to read, as a URL.", show_default=False)],
     store: Annotated[str, typer.Option(help="Where the leases are, as a URL.", show_default=False)],
     to: To = None,
-    handler: Annotated[str | None, typer.Option(help="module:function, called with each batch.")] = None,
+    handler: Annotated[
+        str | None, typer.Option(help="module:function, called with each batch; or lambda:file.function.")
+    ] = None,
     events: Annotated[bool, typer.Option("--events", "--json", help="Print a JSON line for each event.")] = False,
     worker: Annotated[str | None, typer.Option(help="This worker's id; keep it over restarts. [host-pid]")] = None,
     processes: Processes = 1,

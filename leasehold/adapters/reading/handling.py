@@ -303,6 +303,7 @@ class Handling:
     measure             called with each batch that was read
     slow_seconds        a handler at work for longer is logged and counted, and another thread takes its place
     handler_seconds     a handler at work for longer is given up, and its lease released; infinity: never
+    most_calls          most calls of the handler at a time, slow ones included; None: as many as there are threads
     slow                called whenever a handler is logged as slow
     final_checkpoint    the handler checkpoints by itself, and this is called before its lease goes and at the end of
                         its shard: what it returns from is not done by that. After a fault reading begins again at the
@@ -327,6 +328,7 @@ class Handling:
     measure: Measure = field(default=lambda _holding, _batch: None, validator=takes("holding", "batch"))
     slow_seconds: float = field(default=60.0, validator=[gt(0), lt(math.inf)])
     handler_seconds: float = field(default=math.inf, validator=gt(0))
+    most_calls: int | None = field(default=None, validator=optional(ge(1)))
     slow: Slowness = field(default=lambda _holding, _seconds: None, validator=takes("holding", "seconds"))
     final_checkpoint: Callable[[FinalCheckpoint], Awaitable[None] | None] | None = field(
         default=None, validator=optional(takes("final_checkpoint"))

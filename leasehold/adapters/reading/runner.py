@@ -418,8 +418,10 @@ class Readings:
         self._scheduler, self.taking = worker.scheduler, True
         self.schedule = Schedule(readers, self._scheduler, failed)
         self.memory = MemoryBudget(memory_bytes, self.schedule.wake)
+        most = handling.most_calls
         self.handovers = Handovers(
-            executor or ThreadExecutor(readers, failed=failed),
+            executor
+            or (ThreadExecutor(readers, failed=failed) if most is None else ThreadExecutor(most, most, failed)),
             again=self.schedule.wake,
             end=end,
             fatal=self._scheduler.fatal,

@@ -238,6 +238,10 @@ class TableStream(PolledStream):
         self._arn = name if is_arn(name) else ""
         self._incarnation = ""
 
+    def arn(self, _stream: str) -> str:
+        """Return the ARN of the stream listed last. Raises SourceUnavailable or SourceError."""
+        return self._asked()
+
     def incarnation(self) -> str:
         """`account:table:creation time` of the stream listed last. Raises SourceUnavailable or SourceError."""
         if not self._incarnation:

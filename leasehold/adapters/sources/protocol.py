@@ -272,6 +272,14 @@ class Named(Protocol):
         """The stream's name, as `Delivery.stream` shows it."""
 
 
+@runtime_checkable
+class Addressed(Protocol):
+    """A source whose streams have ARNs."""
+
+    def arn(self, stream: str) -> str:
+        """Return the ARN of the stream that deliveries name like this; "" if the source has none."""
+
+
 class PassingSource:
     """Answers as the source that it stands before; a subclass says what it does otherwise."""
 
@@ -291,6 +299,10 @@ class PassingSource:
     def reads(self, lease: Lease) -> bool:
         """Whether this lease is of a stream it reads. Raises SourceError for one that its table must not hold."""
         return self._source.reads(lease) if isinstance(self._source, Selective) else True
+
+    def arn(self, stream: str) -> str:
+        """Return the ARN of the stream that deliveries name like this, or ""."""
+        return self._source.arn(stream) if isinstance(self._source, Addressed) else ""
 
     def incarnation(self) -> str:
         """The stream's identity among those that ever had its name, or ""."""

@@ -4,6 +4,7 @@ kinesis://stream?region=…&endpoint=…    Amazon Kinesis Data Streams, by name
                                         `if_trimmed=TRIM_HORIZON` goes on where a checkpoint was trimmed;
                                         `consumer=NAME` reads by enhanced fan-out;
                                         `misplaced=drop` drops aggregates on a wrong shard whole, as KCL does;
+                                        `aggregates=whole` hands aggregates over as they are, not as user records;
                                         `wire=json` asks for records in JSON, not in CBOR, `wire=boto3` by boto3;
                                         `poll_seconds=1` leaves a shard alone for so long between two requests;
                                         `max_records=500` has a request ask for no more records
@@ -31,7 +32,7 @@ if TYPE_CHECKING:  # an extra brings it
 _OURS = {
     "kinesis": Scheme(
         "leasehold.adapters.sources.kinesis.streams",
-        AWS | {"if_trimmed", "misplaced", "consumer", "wire", "poll_seconds", "max_records"},
+        AWS | {"if_trimmed", "misplaced", "aggregates", "consumer", "wire", "poll_seconds", "max_records"},
         "aws",
     ),
     "dynamodb-streams": Scheme(

@@ -45,9 +45,11 @@ def source(stub: Stubber, clock: Callable[[], float] = lambda: 0.0) -> KinesisSo
     return KinesisSource(client(stub), "orders", clock=clock)
 
 
-def poller(stub: Stubber, start: Position = TRIM_HORIZON, hash_range: HashRange | None = HASH_KEYS) -> Poller:
+def poller(
+    stub: Stubber, start: Position = TRIM_HORIZON, hash_range: HashRange | None = HASH_KEYS, *, whole: bool = False
+) -> Poller:
     """A reader of one shard."""
-    return Poller(client(stub), "orders", "s-0", start, hash_range)
+    return Poller(client(stub), "orders", "s-0", start, hash_range, whole=whole)
 
 
 def iterator(stub: Stubber, name: str, **place: object) -> None:
@@ -90,6 +92,9 @@ def aggregate(*texts: bytes) -> bytes:
     return sealed(keys("k") + b"".join(record(0, text) for text in texts))
 
 
+AT_FIVE = {"ShardIteratorType": "AT_SEQUENCE_NUMBER", "StartingSequenceNumber": "5"}
+
+
 def told(records: Sequence[Record]) -> list[tuple[str, int, bytes]]:
     """Sequence number, sub-sequence number and data."""
     return [(each.sequence_number, each.sub_sequence_number, each.data) for each in records]
@@ -130,6 +135,28 @@ def test_a_reader_goes_on_inside_an_aggregate(stub: Stubber) -> None:
     batch = poller(stub, Position("5", 1)).read()
     assert told(batch.records) == [("5", 2, b"c"), ("6", 0, b"d")]
     assert [each.aggregated for each in batch.records] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("start", "place", "records"),
+    [
+        (TRIM_HORIZON, {"ShardIteratorType": "TRIM_HORIZON"}, ["5", "6", "7"]),
+        (Position("5", 1), AT_FIVE, ["5", "6", "7"]),
+        (Position("5", 2), AT_FIVE, ["6", "7"]),
+    ],
+)
+def test_a_whole_aggregate_comes_until_its_last_user_record_is_done(
+    stub: Stubber, start: Position, place: dict[str, object], records: list[str]
+) -> None:
+    """A reader of user records may have stopped within an aggregate, whose rest must not be passed over."""
+    iterator(stub, "i-1", **place)
+    whole = aggregate(b"a", b"b", b"c")
+    answer(stub, "i-1", "i-2", row(5, whole), row(6, b"d"), row(7, aggregate(b"e", b"f")))
+    batch = poller(stub, start, whole=True).read()
+    positions = {"5": ("5", 2, whole), "6": ("6", 0, b"d"), "7": ("7", 1, aggregate(b"e", b"f"))}
+    assert told(batch.records) == [positions[number] for number in records]
+    assert not any(each.aggregated for each in batch.records)
+    assert batch.read_to == Position("7", 1)
 
 
 def test_a_dropped_aggregate_counts_as_read(stub: Stubber, caplog: pytest.LogCaptureFixture) -> None:

@@ -100,6 +100,7 @@ class Unpacking:
     """The user records of an answer.
 
     misplaced  what becomes of aggregates with records outside the hash range
+    whole      whether aggregates are left as they are; the position of one is that of its last user record
     dropped    counts what is left out
     done       the order of a position: records up to it are left out; None: from here on all of them come later
     had        what was had before of the records of Spark sinks; their repetitions are left out
@@ -114,9 +115,11 @@ class Unpacking:
         *,
         misplaced: Misplaced,
         dropped: Dropped,
+        whole: bool = False,
         had: Had | None = None,
     ) -> None:
         self._hash_range, self._misplaced, self._dropped = hash_range, misplaced, dropped
+        self._whole = whole
         self.done = done
         self.had = Had() if had is None else had.copy()  # if this fails, the answer is asked for again
         self._parts: list[RecordsPart] = []
@@ -133,6 +136,10 @@ class Unpacking:
         self.size += sum(map(len, rows.datas))
         if self.done is None and not rows.sealed:
             self._take_plain(rows, 0, len(rows))
+            return
+        if self._whole:
+            for at in range(len(rows)):
+                self._take_whole(rows, at)
             return
         for aggregates, run in groupby(range(len(rows)), lambda at: rows.datas[at].startswith(MAGIC)):
             if aggregates or self.done is not None:
@@ -154,6 +161,19 @@ class Unpacking:
         if isinstance(records, TokenedColumns):
             records.tokens += [self.had.token] * count
         self.subs = min(count, 1)
+
+    def _take_whole(self, rows: RowColumns, at: int) -> None:
+        users = deaggregate(rows.datas[at])
+        self.subs = max(len(users) + users.dropped, 1)
+        last = self.subs - 1
+        if self.done is not None:
+            # A reader of user records may have stopped within it: then it is not done, and comes again.
+            if (1, int(rows.numbers[at]), last) <= self.done:
+                return
+            self.done = None
+        self._take_plain(rows, at, at + 1)
+        self._columns().subs[-1] = last
+        self.subs = last + 1
 
     def _take_apart(self, rows: RowColumns, at: int) -> None:
         data, number, arrived = rows.datas[at], rows.numbers[at], rows.arrived[at]
@@ -259,6 +279,7 @@ class Poller:
     start       where to start: just after a number, or at a sentinel or a time
     hash_range  the shard's own; None: no aggregate is misplaced
     misplaced   what becomes of aggregates with records outside of it
+    whole       whether aggregates are handed over as they are
     rewind      whether to begin with the oldest record if the start was trimmed
     pace        how often it asks; as it is by default, if left out
     patience    how long it waits for an answer; as long as the client does, if left out
@@ -285,6 +306,7 @@ class Poller:
         hash_range: HashRange | None,
         *,
         misplaced: Misplaced = "keep",
+        whole: bool = False,
         rewind: bool = False,
         pace: PollPace | None = None,
         patience: CallPatience | None = None,
@@ -294,7 +316,7 @@ class Poller:
         self._stream, self._shard = stream, shard
         self._patience = patience or CallPatience(KinesisClients.of(client))
         self._start, self._hash_range, self._rewind = start, hash_range, rewind
-        self._misplaced, self._dropped = misplaced, Dropped(shard)
+        self._misplaced, self._whole, self._dropped = misplaced, whole, Dropped(shard)
         self._done = start.order if start.numbered else None
         self._had = Had.of(start)
         self._iterator: str | None = None
@@ -404,7 +426,12 @@ class Poller:
         rows, behind = columns_of(answer["Records"]), answer.get("MillisBehindLatest") or 0
         first, last = (rows.numbers[0], rows.numbers[-1]) if rows.numbers else (None, None)
         unpacked = Unpacking(
-            self._hash_range, self._done, misplaced=self._misplaced, dropped=self._dropped, had=self._had
+            self._hash_range,
+            self._done,
+            misplaced=self._misplaced,
+            whole=self._whole,
+            dropped=self._dropped,
+            had=self._had,
         )
         unpacked.take(rows)
         self._done, self._had = unpacked.done, unpacked.had

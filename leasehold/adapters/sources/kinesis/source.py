@@ -126,6 +126,8 @@ class KinesisSource(PolledStream):
     name      the stream's
     rewind    whether a shard whose checkpoint was trimmed begins with its oldest record, or is not read
     misplaced  what becomes of aggregates that landed on a shard which is not all of their records' own
+    whole     whether aggregates are handed over as they are, and not as their user records
+    arn       the stream's ARN; "": the service says it
     consumer  the name or ARN of a registered consumer: shards are read by enhanced fan-out; None: they are polled
     poll      seconds between two requests for a shard; None: as `pace` says
     most      most records that one request asks for; None: as many as the service gives
@@ -144,6 +146,8 @@ class KinesisSource(PolledStream):
         *,
         rewind: bool = False,
         misplaced: Misplaced = "keep",
+        whole: bool = False,
+        arn: str = "",
         consumer: str | None = None,
         poll: float | None = None,
         most: int | None = None,
@@ -156,7 +160,7 @@ class KinesisSource(PolledStream):
         if consumer is not None:
             self.consumer = StreamConsumer(self._client, name, consumer, patience=self._patience)
             self.reader = partial(FanOut, consumer=self.consumer)
-        self._misplaced = misplaced
+        self._misplaced, self._whole, self._arn = misplaced, whole, arn
         # Whether partition keys choose the shard; where the service spreads records, no aggregate is misplaced.
         self._keys_decide: bool | None = None
         # All shards of a worker that starts want to know it at once, of a quota that a whole account shares.
@@ -168,8 +172,13 @@ class KinesisSource(PolledStream):
             told = self._patience.call("describe_stream_summary", StreamName=self.name)
             summary = summary_of(told, self.name)
             self._keys_decide = summary.get("RecordDistributionStrategy") != "AUTO"
-            account, created = summary["StreamARN"].split(":")[4], summary["StreamCreationTimestamp"]
+            self._arn = summary["StreamARN"]
+            account, created = self._arn.split(":")[4], summary["StreamCreationTimestamp"]
             return f"{account}:{self.name}:{int(created.timestamp())}"
+
+    def arn(self, _stream: str) -> str:
+        """Return the stream's ARN; without an account, if that is unknown to us."""
+        return self._arn or f"arn:aws:kinesis:{self._client.meta.region_name}::stream/{self.name}"
 
     def incarnation(self) -> str:
         """The stream's identity; "" where this worker may not ask for it. Raises SourceUnavailable or SourceError."""
@@ -219,6 +228,7 @@ class KinesisSource(PolledStream):
             start,
             lease.hash_range if self._keys_decide else None,
             misplaced=self._misplaced,
+            whole=self._whole,
             rewind=self._rewind,
             pace=PollPace(self._poll),
             patience=CallPatience(self._clients, step=self._patience.step),
@@ -238,6 +248,10 @@ def open_url(name: str, options: Mapping[str, str], *, session: "Session | None"
         raise ValueError(
             "source URL: option 'misplaced' wants keep or drop; without it what is the shard's own is kept"
         )
+    if (aggregates := options.get("aggregates", "records")) not in {"records", "whole"}:
+        raise ValueError(
+            "source URL: option 'aggregates' wants records or whole; without it their user records are handed over"
+        )
     poll = poll_seconds_of(options["poll_seconds"]) if "poll_seconds" in options else None
     stream = stream_address(name, options.get("region"), "source URL")
     endpoint, form = options.get("endpoint"), cast("WireForm", wire)
@@ -253,6 +267,8 @@ def open_url(name: str, options: Mapping[str, str], *, session: "Session | None"
             stream.name,
             rewind="if_trimmed" in options,
             misplaced=cast("Misplaced", misplaced),
+            whole=aggregates == "whole",
+            arn=stream.arn or "",
             consumer=options.get("consumer"),
             poll=poll,
             most=max_records_of(options, RECORDS),

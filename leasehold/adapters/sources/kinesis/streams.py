@@ -59,6 +59,10 @@ class KinesisStreams:
         self._learn_names()
         return lease.stream in self._sources
 
+    def arn(self, stream: str) -> str:
+        """Return the ARN of one of these streams."""
+        return self._source(stream).arn(stream)
+
     def shards(self) -> tuple[Shard, ...]:
         """The shards of each stream that answers; raises what the first one raised if none does.
 

@@ -1,0 +1,307 @@
+"""Run the AWS Lambda function of an event source mapping as a handler, unchanged.
+
+`LambdaFunction` builds the event and the context that the mapping would pass, calls the function, and turns what it
+returns or raises into a done batch, or a failed one.
+
+Rule 1: without `report_batch_item_failures` a batch is done when the function returns, whatever it returns.
+Rule 2: with it, the response names the failed records. The checkpoint moves to just before the first of them, and the
+batch fails, so it is repeated from that record. A response that cannot be read, or names a record outside the batch,
+fails the whole batch.
+Rule 3: an exception fails the whole batch. So does `SystemExit`, which ends only the invocation on Lambda.
+Rule 4: one call at a time in a process (`Handling.most_calls`), as in an execution environment, because functions may
+keep state between calls.
+"""
+
+import asyncio
+import inspect
+import json
+import os
+import sys
+import weakref
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import parse_qsl
+from uuid import uuid4
+
+from attrs import define, field, frozen
+
+from leasehold.adapters.reading.handling import Delivery, Unhandled, takes
+from leasehold.adapters.sources.protocol import Addressed, Record, Source
+from leasehold.adapters.threads import seconds
+from leasehold.stores.printable import did_you_mean
+
+PREFIX = "lambda:"
+"""Begins the name of a handler that is a Lambda function."""
+
+BATCH_SIZE = 100
+"""The records in a batch by default, as in an event source mapping."""
+
+LONGEST_SECONDS = 900.0
+"""The longest invocation on Lambda, from which the remaining time is counted if `handler_seconds` sets no limit."""
+
+
+class ReportedFailure(Unhandled):
+    """The batch failed by what its function returned, or because it exited."""
+
+
+@frozen
+class FunctionSettings:
+    """A function, and how to call it, as a user names them: `lambda:app.handler?name=orders`.
+
+    Attributes:
+        target: The function as `module:function`.
+        report_batch_item_failures: Whether the response names failed records, as with ReportBatchItemFailures.
+        environment: Whether to set the environment variables of Lambda's runtime.
+        name: The function's name.
+        memory: The function's memory in MB, as the context reports it.
+        role: The ARN in `invokeIdentityArn`.
+    """
+
+    target: str
+    report_batch_item_failures: bool
+    environment: bool
+    name: str
+    memory: str
+    role: str
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """The environment variables of Lambda's runtime."""
+        return {
+            "AWS_EXECUTION_ENV": "AWS_Lambda_python",
+            "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": self.memory,
+            "AWS_LAMBDA_FUNCTION_NAME": self.name,
+            "AWS_LAMBDA_FUNCTION_VERSION": "$LATEST",
+            "AWS_LAMBDA_LOG_GROUP_NAME": f"/aws/lambda/{self.name}",
+            "AWS_LAMBDA_LOG_STREAM_NAME": self.name,
+            "LAMBDA_TASK_ROOT": str(Path.cwd()),
+            "_HANDLER": self.target.replace(":", "."),
+        }
+
+
+def function_settings(text: str) -> FunctionSettings:
+    """Read the name of a Lambda function, with its options. Raises ValueError."""
+    place, _, query = text.removeprefix(PREFIX).partition("?")
+    module, _, function = place.replace("/", ".").rpartition(".")
+    if not module or not function:
+        raise ValueError(
+            f"{text!r} is not of the form lambda:file.function; lambda: names a Lambda function, so rename a module "
+            "that is called lambda"
+        )
+    known = ("report_batch_item_failures", "environment", "name", "memory", "role")
+    options: dict[str, str] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name not in known:
+            raise ValueError(
+                f"{text!r}: unknown option {name!r}; choose among {', '.join(known)}{did_you_mean(name, known)}"
+            )
+        if not value or name in options:
+            raise ValueError(f"{text!r}: option {name!r} wants one value")
+        options[name] = value
+    for name in known[:2]:
+        if options.get(name, "false") not in {"true", "false"}:
+            raise ValueError(f"{text!r}: option {name!r} wants true or false")
+    if not options.get("memory", "128").isdecimal():
+        raise ValueError(f"{text!r}: option 'memory' wants a number of MB")
+    return FunctionSettings(
+        target=f"{module}:{function}",
+        report_batch_item_failures=options.get("report_batch_item_failures") == "true",
+        environment=options.get("environment") == "true",
+        name=options.get("name", module.rpartition(".")[2]),
+        memory=options.get("memory", "128"),
+        role=options.get("role", ""),
+    )
+
+
+@frozen
+class LambdaContext:
+    """The context of one call, with the attributes of Lambda's Python runtime."""
+
+    function_name: str
+    invoked_function_arn: str
+    memory_limit_in_mb: str
+    log_group_name: str
+    log_stream_name: str
+    _deadline: float
+    _clock: Callable[[], float]
+    function_version: str = "$LATEST"
+    aws_request_id: str = field(factory=lambda: str(uuid4()))
+    identity: Any = field(
+        factory=lambda: SimpleNamespace(cognito_identity_id=None, cognito_identity_pool_id=None), eq=False
+    )
+    client_context: None = None
+    tenant_id: None = None
+
+    def get_remaining_time_in_millis(self) -> int:
+        """Return the milliseconds left of `handler_seconds`, or of Lambda's 15 minutes if that is unlimited."""
+        return max(0, int((self._deadline - self._clock()) * 1000))
+
+    def log(self, message: object) -> None:
+        """Print the message to standard output."""
+        sys.stdout.write(str(message))
+
+
+@define(eq=False)
+class LambdaFunction:
+    """A handler that calls a Lambda function with the event of each batch.
+
+    Attributes:
+        function: The function of (event, context).
+        settings: How to call it.
+        handler_seconds: The time limit of one call.
+        clock: Monotonic seconds.
+    """
+
+    function: Callable[[Any, Any], object] = field(validator=takes("event", "context"))
+    settings: FunctionSettings
+    handler_seconds: float
+    clock: Callable[[], float] = seconds
+    _source: Addressed | None = None
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if inspect.iscoroutinefunction(self.function):
+            raise ValueError(
+                "function: Lambda's Python runtime does not await an `async def`; call it from a plain function by "
+                "asyncio.run"
+            )
+
+    def reads(self, source: Source) -> None:
+        """Take the ARNs of events from this source."""
+        self._source = source if isinstance(source, Addressed) else None
+
+    def __call__(self, delivery: Delivery) -> None:
+        """Call the function. Raises what the function raises, and ReportedFailure."""
+        arn = "" if self._source is None else self._source.arn(delivery.stream)
+        records = delivery.records
+        event = {"Records": events_of(records, shard=delivery.shard, arn=arn, role=self.settings.role)}
+        self._enter_loop()
+        try:
+            response = self.function(event, self._context(arn))
+        except SystemExit as ended:
+            raise ReportedFailure("its function exited") from ended
+        if inspect.iscoroutine(response):
+            response.close()
+            raise ReportedFailure("its function returned a coroutine, which Lambda does not await")
+        if not self.settings.report_batch_item_failures:
+            return
+        failed = first_failed(response, [record.sequence_number for record in records])
+        if failed is not None:
+            if failed:
+                delivery.checkpoint(records[failed - 1])
+            raise ReportedFailure(f"its response reports record {records[failed].sequence_number} as failed")
+
+    def _context(self, arn: str) -> LambdaContext:
+        partition, _, region, account = ((arn or "arn:aws") + "::::").split(":")[1:5]
+        settings, variables = self.settings, self.settings.variables
+        return LambdaContext(
+            function_name=settings.name,
+            invoked_function_arn=f"arn:{partition}:lambda:{region}:{account}:function:{settings.name}",
+            memory_limit_in_mb=settings.memory,
+            log_group_name=variables["AWS_LAMBDA_LOG_GROUP_NAME"],
+            log_stream_name=variables["AWS_LAMBDA_LOG_STREAM_NAME"],
+            deadline=self.clock() + min(self.handler_seconds, LONGEST_SECONDS),
+            clock=self.clock,
+        )
+
+    def _enter_loop(self) -> None:
+        """Give the calling thread an event loop, as the main thread on Lambda has; the same one in each call."""
+        if self._loop is None or self._loop.is_closed():
+            self._loop = asyncio.new_event_loop()
+            weakref.finalize(self, self._loop.close).atexit = False
+        asyncio.set_event_loop(self._loop)
+
+
+def lambda_function(text: str, load: Callable[[str], Callable[..., object]], handler_seconds: float) -> LambdaFunction:
+    """Return the handler for the Lambda function named in `text`. Raises ValueError.
+
+    Args:
+        text: The function, as `lambda:file.function` with options.
+        load: Imports `module:function`.
+        handler_seconds: The time limit of one call.
+    """
+    settings = function_settings(text)
+    if settings.environment:
+        os.environ.update(settings.variables)  # before the import, when libraries read them
+    return LambdaFunction(load(settings.target), settings, handler_seconds)
+
+
+# Events
+
+
+def events_of(records: Iterable[Record], *, shard: str, arn: str, role: str = "") -> list[dict[str, Any]]:
+    """Return the `Records` of the event for these records of a shard.
+
+    Args:
+        records: The records.
+        shard: The shard's id.
+        arn: The stream's ARN, which says whether it is a stream of Kinesis or of DynamoDB.
+        role: The ARN of the function's role.
+    """
+    region = (arn + ":::").split(":")[3]
+    if arn.split(":")[2:3] == ["dynamodb"]:
+        return [_change_event(record, arn) for record in records]
+    return [
+        {
+            "kinesis": {
+                "kinesisSchemaVersion": "1.0",
+                "partitionKey": record.partition_key,
+                "sequenceNumber": record.sequence_number,
+                "data": b64encode(record.data).decode(),
+                "approximateArrivalTimestamp": record.arrived,
+            },
+            "eventSource": "aws:kinesis",
+            "eventVersion": "1.0",
+            "eventID": f"{shard}:{record.sequence_number}",
+            "eventName": "aws:kinesis:record",
+            "invokeIdentityArn": role,
+            "awsRegion": region,
+            "eventSourceARN": arn,
+        }
+        for record in records
+    ]
+
+
+def _change_event(record: Record, arn: str) -> dict[str, Any]:
+    """Return the event of a change: what the API returned, with the stream's ARN and `userIdentity` in lower case."""
+    event: dict[str, Any] = json.loads(record.data)
+    if (identity := event.pop("userIdentity", None)) is not None:
+        event["userIdentity"] = {name[:1].lower() + name[1:]: value for name, value in identity.items()}
+    return event | {"eventSourceARN": arn}
+
+
+# Responses
+
+
+def first_failed(response: object, numbers: Sequence[str]) -> int | None:
+    """Return the index of the first record that a response reports as failed, or None if it reports none.
+
+    Args:
+        response: What the function returned.
+        numbers: The sequence numbers of the batch, in order.
+
+    Raises:
+        ReportedFailure: If the whole batch failed, because the response cannot be read or names another record.
+    """
+    if response is None:
+        return None
+    if not isinstance(response, Mapping):
+        raise ReportedFailure(f"its response is {type(response).__name__}, and no object with batchItemFailures")
+    failures = response.get("batchItemFailures")
+    if failures is None:
+        return None
+    if not isinstance(failures, list | tuple):
+        raise ReportedFailure("its response has batchItemFailures that is no list")
+    places: dict[object, int] = {}
+    for place, number in enumerate(numbers):
+        places.setdefault(number, place)  # user records of one aggregate share a number
+    failed: list[int] = []
+    for failure in failures:
+        identifier = failure.get("itemIdentifier") if isinstance(failure, Mapping) else None
+        if not isinstance(identifier, str) or identifier not in places:
+            raise ReportedFailure("its response names no record of the batch in an itemIdentifier")
+        failed.append(places[identifier])
+    return min(failed, default=None)

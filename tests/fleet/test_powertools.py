@@ -1,0 +1,289 @@
+"""Functions written with Powertools, the sample in its wheel among them, as handlers of a fleet that loses a worker."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from itertools import pairwise
+from pathlib import Path
+from textwrap import dedent
+from threading import Event, Thread
+from uuid import uuid4
+
+import pytest
+from attrs import define, field, frozen
+from waiters import WAIT, until
+
+from leasehold_lab.demo.stage import Stream
+from leasehold_lab.standins.tables import TableStreams, served
+from leasehold.adapters.reading.dead_letters.letter import letter_of
+from leasehold.stores.urls import open_store
+
+pytestmark = [pytest.mark.more, pytest.mark.slow, pytest.mark.services]
+
+LOCK = Path(__file__).parents[2] / "requirements-lambda.lock"
+KEYS, RECORDS, AT_ONCE = 8, 400, 20
+POISON = (51, 202, 353)
+
+KINESIS = """
+from aws_lambda_powertools import Logger
+from aws_lambda_powertools.utilities.batch import AsyncBatchProcessor, EventType, async_process_partial_response
+
+logger = Logger()
+processor = AsyncBatchProcessor(event_type=EventType.KinesisDataStreams)
+
+async def one(record):
+    logger.info(record.kinesis.data_as_text)
+    record.kinesis.data_as_json()
+
+@logger.inject_lambda_context
+def lambda_handler(event, context):
+    return async_process_partial_response(event, one, processor, context)
+"""
+
+TABLE = """
+from aws_lambda_powertools import Logger
+from aws_lambda_powertools.utilities.batch import {processor}, EventType, {process}
+
+logger = Logger()
+processor = {processor}(event_type=EventType.DynamoDBStreams)
+
+{kind} one(record):
+    text = record.dynamodb.new_image["text"]
+    logger.info(text)
+    if "poison" in text:
+        raise ValueError(text)
+
+@logger.inject_lambda_context
+def lambda_handler(event, context):
+    return {process}(event, one, processor, context)
+"""
+
+FORMS = {
+    "sync": {"processor": "BatchProcessor", "process": "process_partial_response", "kind": "def"},
+    "async": {"processor": "AsyncBatchProcessor", "process": "async_process_partial_response", "kind": "async def"},
+}
+
+
+@pytest.fixture(scope="module")
+def powertools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the locked packages."""
+    folder = tmp_path_factory.mktemp("powertools")
+    uv = Path(sys.executable).with_name("uv")
+    options = ("--require-hashes", "--only-binary", ":all:", "-r", str(LOCK))
+    subprocess.run(
+        [uv, "pip", "install", "-q", "--python", sys.executable, "--target", folder, *options],
+        check=True,
+        timeout=WAIT,
+    )
+    return folder
+
+
+@pytest.fixture
+def sample(powertools: Path) -> str:
+    """The program for Kinesis that the wheel's own documentation shows."""
+    shown = (powertools / "aws_lambda_powertools" / "utilities" / "batch" / "base.py").read_text()
+    programs = re.findall(r"^ *```python\n(.*?)^ *```$", shown, re.MULTILINE | re.DOTALL)
+    return next(dedent(each) for each in programs if "KinesisStreamRecord" in each and "async def" not in each)
+
+
+OBSERVED = """
+import json, time
+import sample
+
+def lambda_handler(event, context):
+    call = {"at": time.time(), "failed": "all", "texts": [text_of(record) for record in event["Records"]]}
+    try:
+        response = sample.lambda_handler(event, context)
+        call["failed"] = [numbers(event).index(each["itemIdentifier"]) for each in response["batchItemFailures"]]
+        return response
+    finally:
+        with open(f"{context.log_stream_name}.calls", "a") as out:
+            out.write(json.dumps(call) + "\\n")
+
+def numbers(event):
+    return [(record.get("kinesis") or record["dynamodb"]).get("sequenceNumber") or record["dynamodb"]["SequenceNumber"]
+            for record in event["Records"]]
+
+def text_of(record):
+    if "kinesis" in record:
+        import base64
+        return base64.b64decode(record["kinesis"]["data"]).decode()
+    return record["dynamodb"]["NewImage"]["text"]["S"]
+"""
+
+
+@frozen
+class Call:
+    """One call of a function that ended: when it began, its records, and the places of those that failed."""
+
+    at: float
+    texts: list[str]
+    failed: list[int]
+
+    @property
+    def handled(self) -> list[str]:
+        return [text for place, text in enumerate(self.texts) if place not in self.failed]
+
+
+@define
+class Functions:
+    """Worker processes that call a function, and what it logged."""
+
+    folder: Path
+    packages: Path
+    command: list[str]
+    processes: dict[str, "subprocess.Popen[bytes]"] = field(factory=dict)
+
+    def start(self, worker: str) -> None:
+        path = os.pathsep.join(each for each in (os.environ.get("PYTHONPATH", ""), str(self.packages)) if each)
+        handler = f"lambda:observed.lambda_handler?report_batch_item_failures=true&name={worker}"
+        with (self.folder / f"{worker}.log").open("wb") as out:
+            self.processes[worker] = subprocess.Popen(
+                [*self.command, "--worker", worker, "--handler", handler],
+                cwd=self.folder,
+                stdout=out,
+                env=os.environ | {"PYTHONPATH": path},
+            )
+
+    def calls(self, worker: str) -> list[Call]:
+        """The calls of one worker that ended; a killed worker's last line may be cut."""
+        path = self.folder / f"{worker}.calls"
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        found = [json.loads(line) for line in lines]
+        whole = [[*range(len(each["texts"]))] if each["failed"] == "all" else each["failed"] for each in found]
+        return [Call(each["at"], each["texts"], failed) for each, failed in zip(found, whole, strict=True)]
+
+    def handled(self) -> list[str]:
+        """The records that calls have handled, in the order of calls."""
+        calls = sorted((call for worker in self.processes for call in self.calls(worker)), key=lambda call: call.at)
+        return [text for call in calls for text in call.handled]
+
+    def owners(self) -> set[str | None]:
+        """The workers that have a shard."""
+        with closing(open_store(f"sqlite:///{self.folder}/leases.db")) as store:
+            return {lease.owner for lease in store.list().leases}
+
+    def letters(self) -> list[bytes]:
+        """The data of the dead letters."""
+        return sorted(letter_of(path.read_bytes()).record.data for path in (self.folder / "dead").glob("*.json"))
+
+    def end(self, living: list[str]) -> None:
+        for worker in living:
+            self.processes[worker].terminate()
+        assert [self.processes[worker].wait(60) for worker in living] == [0] * len(living)
+
+
+@contextmanager
+def functions(folder: Path, packages: Path, program: str, source: str) -> Iterator[Functions]:
+    """Workers that do not outlive the test."""
+    (folder / "sample.py").write_text(program)
+    (folder / "observed.py").write_text(OBSERVED)
+    words = ("consume", source, "--store", "sqlite://leases.db", "--from", "TRIM_HORIZON", "--lease-seconds", "3")
+    policy = ("--attempts", "2", "--dead-letter", "file://dead", "--max-records", str(AT_ONCE))
+    command = [sys.executable, "-m", "leasehold.adapters.cli.main", *words, *policy]
+    fleet = Functions(folder, packages, command)
+    try:
+        yield fleet
+    finally:
+        for process in fleet.processes.values():
+            process.kill()
+            process.wait()
+
+
+def text_of(number: int) -> str:
+    """A record, which only JSON is good."""
+    return f"poison {number}" if number in POISON else json.dumps({"key": number % KEYS, "number": number})
+
+
+def judge(fleet: Functions, texts: list[str]) -> None:
+    """Hold that nothing is lost, each key is in order, and each failure was repeated from the failed record on."""
+    poison = [texts[number] for number in POISON]
+    first = [*dict.fromkeys(fleet.handled())]
+    assert set(first) == set(texts) - set(poison)
+    keyed = defaultdict[int, list[int]](list)
+    for number in map({text: number for number, text in enumerate(texts)}.__getitem__, first):
+        keyed[number % KEYS].append(number)
+    assert {key: sorted(numbers) for key, numbers in keyed.items()} == keyed
+    repeated = 0
+    for worker in fleet.processes:
+        for text in poison:
+            with_it = [call for call in fleet.calls(worker) if text in call.texts]
+            for before, again in pairwise(with_it):
+                assert again.texts[0] == before.texts[min(before.failed)] == text
+                repeated += 1
+    assert repeated >= len(POISON)
+    assert fleet.letters() == sorted(map(str.encode, poison))
+
+
+@pytest.mark.parametrize("form", ["sample", "async"])
+def test_a_split_a_kill_and_poison_cost_a_kinesis_function_nothing(
+    form: str, sample: str, powertools: Path, tmp_path: Path, kinesis_url: str
+) -> None:
+    """The sample of the wheel runs unchanged, and so does an async batch processor."""
+    stream = Stream(kinesis_url, f"functions-{uuid4().hex[:8]}", 3)
+    all_read = Event()
+    texts = [text_of(number) for number in range(RECORDS)]
+
+    def written() -> None:
+        for number in range(RECORDS):
+            if number == RECORDS // 2:
+                assert all_read.wait(WAIT)
+                stream.split()
+            stream.put((f"key-{number % KEYS}", texts[number].encode()))
+
+    program = sample if form == "sample" else KINESIS
+    with functions(tmp_path, powertools, program, f"{stream.url}&region=eu-west-1") as fleet:
+        for worker in ("a-1", "b-1", "c-1"):
+            fleet.start(worker)
+        until(lambda: fleet.owners() == set(fleet.processes), "each has a shard")
+        writes = Thread(target=written)
+        writes.start()
+        until(lambda: all(fleet.calls(worker) for worker in fleet.processes), "all three have called it")
+        fleet.processes["b-1"].kill()
+        all_read.set()
+        until(lambda: len(set(fleet.handled())) == RECORDS - len(POISON), "all but the poison is handled")
+        writes.join()
+        fleet.end(["a-1", "c-1"])
+        judge(fleet, texts)
+    stream.close()
+
+
+@pytest.mark.parametrize("form", [*FORMS])
+def test_shards_that_roll_a_kill_and_poison_cost_a_table_function_nothing(
+    form: str, powertools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function of a table's stream has its changes in order, and fails from the record that it reports."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
+    texts = [text_of(number) for number in range(RECORDS)]
+    table = TableStreams(lanes=3, stale_seconds=0.5)
+    all_read = Event()
+
+    def written() -> None:
+        for number in range(RECORDS):
+            if number == RECORDS // 2:
+                assert all_read.wait(WAIT)
+                table.roll()
+            table.put(f"i-{number % KEYS}", {"text": {"S": texts[number]}})
+
+    with served(table) as endpoint:
+        source = f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
+        with functions(tmp_path, powertools, TABLE.format(**FORMS[form]), source) as fleet:
+            for worker in ("a-1", "b-1", "c-1"):
+                fleet.start(worker)
+            until(lambda: fleet.owners() == set(fleet.processes), "each has a shard")
+            writes = Thread(target=written)
+            writes.start()
+            until(lambda: all(fleet.calls(worker) for worker in fleet.processes), "all three have called it")
+            fleet.processes["b-1"].kill()
+            all_read.set()
+            until(lambda: len(set(fleet.handled())) == RECORDS - len(POISON), "all but the poison is handled")
+            writes.join()
+            fleet.end(["a-1", "c-1"])
+            assert len(table.shards) > 3
+            judge(fleet, texts)

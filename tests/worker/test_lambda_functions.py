@@ -1,0 +1,455 @@
+"""Lambda functions as handlers: the event and context they are called with, and what becomes of their responses."""
+
+import asyncio
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Any
+
+import pytest
+from attrs import define, evolve, field
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_reading import Bench, data
+from virtual_fleet import four_shards
+from waiters import until
+
+import leasehold
+from leasehold import Delivery, Record
+from leasehold.adapters.consuming import Options, consumption, load
+from leasehold.adapters.lambda_handlers import (
+    FunctionSettings,
+    LambdaFunction,
+    ReportedFailure,
+    events_of,
+    first_failed,
+    function_settings,
+)
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records
+from leasehold.adapters.sources.dynamodb_streams import record_of
+from leasehold.balancer.model import Position
+
+ARN = "arn:aws:kinesis:us-east-2:111122223333:stream/lambda-stream"
+REPORTING = function_settings("lambda:app.handler?report_batch_item_failures=true")
+PLAIN = function_settings("lambda:app.handler")
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """That functions fail is the point."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+# Events, as the service's documentation shows them
+
+
+def test_a_kinesis_event_has_the_published_form() -> None:
+    """The event of a batch of Kinesis records equals the service's published example, field by field."""
+    number = "49590338271490256608559692538361571095921575989136588898"
+    given_now = [Record(b"Hello, this is a test.", number, partition_key="1", arrived=1545084650.987)]
+    role = "arn:aws:iam::111122223333:role/lambda-role"
+    assert events_of(given_now, shard="shardId-000000000006", arn=ARN, role=role) == [
+        {
+            "kinesis": {
+                "kinesisSchemaVersion": "1.0",
+                "partitionKey": "1",
+                "sequenceNumber": number,
+                "data": "SGVsbG8sIHRoaXMgaXMgYSB0ZXN0Lg==",
+                "approximateArrivalTimestamp": 1545084650.987,
+            },
+            "eventSource": "aws:kinesis",
+            "eventVersion": "1.0",
+            "eventID": f"shardId-000000000006:{number}",
+            "eventName": "aws:kinesis:record",
+            "invokeIdentityArn": role,
+            "awsRegion": "us-east-2",
+            "eventSourceARN": ARN,
+        }
+    ]
+
+
+TABLE_ARN = "arn:aws:dynamodb:us-east-1:123456789012:table/Example-Table/stream/2016-12-01T00:00:00.000"
+
+
+def test_a_dynamodb_event_has_the_published_form() -> None:
+    """The event of a change equals the published example; the API has bytes, datetimes and other capitals in it."""
+    change: dict[str, Any] = {
+        "ApproximateCreationDateTime": 1480642020,
+        "Keys": {"key": {"S": "binary"}},
+        "NewImage": {"key": {"S": "binary"}, "asdf1": {"B": "AAEqQQ=="}, "asdf2": {"BS": ["AAEqQQ==", "QSoBAA=="]}},
+        "SequenceNumber": "1405400000000002063282832",
+        "SizeBytes": 54,
+        "StreamViewType": "NEW_AND_OLD_IMAGES",
+    }
+    published = {
+        "eventID": "f07f8ca4b0b26cb9c4e5e77e69f274ee",
+        "eventName": "INSERT",
+        "eventVersion": "1.1",
+        "eventSource": "aws:dynamodb",
+        "awsRegion": "us-east-1",
+        "userIdentity": {"type": "Service", "principalId": "dynamodb.amazonaws.com"},
+        "dynamodb": change,
+        "eventSourceARN": TABLE_ARN,
+    }
+    image = {"key": {"S": "binary"}, "asdf1": {"B": b"\0\1*A"}, "asdf2": {"BS": [b"\0\1*A", b"A*\1\0"]}}
+    when = datetime.fromtimestamp(1480642020, UTC)
+    row = {name: published[name] for name in published if name != "eventSourceARN"} | {
+        "userIdentity": {"Type": "Service", "PrincipalId": "dynamodb.amazonaws.com"},
+        "dynamodb": change | {"NewImage": image, "ApproximateCreationDateTime": when},
+    }
+    assert events_of([record_of(row)], shard="shardId-1", arn=TABLE_ARN) == [published]
+
+
+# Responses
+
+
+@pytest.mark.parametrize(
+    ("response", "failed"),
+    [
+        (None, None),
+        ({}, None),
+        ({"statusCode": 200}, None),
+        ({"batchItemFailures": None}, None),
+        ({"batchItemFailures": []}, None),
+        ({"batchItemFailures": [{"itemIdentifier": "8"}]}, 1),
+        ({"batchItemFailures": [{"itemIdentifier": "10"}, {"itemIdentifier": "8"}]}, 1),
+        ({"batchItemFailures": [{"itemIdentifier": "7"}]}, 0),
+        ({"batchItemFailures": [{"itemIdentifier": "9"}]}, 2),
+    ],
+)
+def test_the_lowest_reported_record_is_the_first_failed(response: object, failed: int | None) -> None:
+    """The first failed record is the lowest sequence number in the response; an empty response means success."""
+    assert first_failed(response, ["7", "8", "9", "9", "10"]) == failed
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        {"batchItemFailures": [{"itemIdentifier": ""}]},
+        {"batchItemFailures": [{"itemIdentifier": None}]},
+        {"batchItemFailures": [{"itemIdentifier": "8"}, {"itemIdentifier": "6"}]},
+        {"batchItemFailures": [{"itemIdentifier": 8}]},
+        {"batchItemFailures": [{"itemidentifier": "8"}]},
+        {"batchItemFailures": ["8"]},
+        {"batchItemFailures": {"itemIdentifier": "8"}},
+        {"batchItemFailures": "8"},
+        ["8"],
+        "ok",
+        False,
+    ],
+)
+def test_a_response_that_cannot_be_read_fails_the_whole_batch(response: object) -> None:
+    """A bad identifier, key or response counts as a failure of the whole batch, never as success."""
+    with pytest.raises(ReportedFailure):
+        first_failed(response, ["7", "8", "9"])
+
+
+@define
+class Function:
+    """A Lambda function that answers what the test says, and keeps the records of each call."""
+
+    answer: Callable[[list[bytes]], object]
+    calls: list[list[bytes]] = field(factory=list)
+    contexts: list[Any] = field(factory=list)
+
+    def __call__(self, event: Any, context: Any) -> object:  # noqa: ANN401  as Lambda calls it
+        rows = event["Records"]
+        self.contexts.append(context)
+        self.calls.append(data_of(rows))
+        return self.answer(self.calls[-1])
+
+
+def data_of(rows: list[Any]) -> list[bytes]:
+    """The data of an event's records, which are small numbers."""
+    return [str(int(row["kinesis"]["sequenceNumber"]) - int(records(1)[0].sequence_number)).encode() for row in rows]
+
+
+def reported(*numbers: int) -> dict[str, list[dict[str, str]]]:
+    """The response that reports these records."""
+    return {"batchItemFailures": [{"itemIdentifier": records(1, each)[0].sequence_number} for each in numbers]}
+
+
+def handled_by(function: Function, given_now: FunctionSettings = REPORTING, count: int = 6) -> Bench:
+    """A shard of some records in one batch, and this function for it."""
+    return Bench(ShardRecords(records(count)), does=LambdaFunction(function, given_now, 30.0))
+
+
+def test_a_partial_failure_is_repeated_exactly_from_the_failed_record() -> None:
+    """The checkpoint moves to just before the lowest failed record, and the rest comes again from it."""
+    answers = iter([reported(4, 2), reported(4), None])
+    function = Function(lambda _records: next(answers))
+    bench = handled_by(function)
+    reading = bench.reading()
+    bench.steps(reading, 2)
+    assert bench.store.row("s-0").checkpoint == Position("101")
+    bench.steps(reading, 4)
+    assert function.calls == [data(6), data(4, 2), data(2, 4)]
+    assert bench.store.row("s-0").checkpoint == Position("105")
+
+
+def test_without_reports_any_response_is_a_success() -> None:
+    """A function that was not asked for failures returns what it likes, and its batch is done."""
+    function = Function(lambda _records: reported(2))
+    bench = handled_by(function, PLAIN)
+    bench.steps(bench.reading(), 3)
+    assert function.calls == [data(6)]
+    assert bench.store.row("s-0").checkpoint == Position("105")
+
+
+def test_a_poisoned_record_alone_goes_to_the_dead_letter() -> None:
+    """A record that always fails is dead-lettered by itself, and every other is reported as done before or after it."""
+    letters: list[bytes] = []
+    poison = b"3"
+    function = Function(lambda given_now: reported(3) if poison in given_now else None)
+    bench = handled_by(function)
+
+    def letter(delivery: Delivery, _error: Exception) -> None:
+        letters.extend(record.data for record in delivery.records)
+
+    bench.steps(bench.reading(attempts=2, dead_letter=letter), 14)
+    assert letters == [poison]
+    assert function.calls == [data(6), data(3, 3), data(2, 3), data(1, 3), data(1, 4), data(1, 5)]
+    assert bench.store.row("s-0").checkpoint == Position("105")
+
+
+@given(
+    count=st.integers(1, 8),
+    reports=st.lists(st.one_of(st.none(), st.lists(st.integers(0, 9), min_size=1, max_size=3), st.just("raise"))),
+)
+@settings(max_examples=60)
+def test_whatever_a_function_reports_no_record_is_passed_over(count: int, reports: list[Any]) -> None:
+    """Each call begins at the first record that is not done, whatever was reported before."""
+    done, answers = 0, iter(reports)
+
+    def answer(given_now: list[bytes]) -> object:
+        nonlocal done
+        assert given_now == data(count - done, done)
+        match next(answers, None):
+            case None:
+                done = count
+                return None
+            case "raise":
+                raise ValueError("fault")
+            case numbers:
+                if set(numbers) <= set(range(done, count)):
+                    done = min(numbers)
+                return reported(*numbers)
+
+    bench = handled_by(Function(answer), count=count)
+    reading = bench.reading(attempts=1000)
+    for _ in range(100):
+        assert bench.holding.renew()
+        bench.steps(reading, 1)
+        if done == count:
+            break
+    assert done == count
+    bench.steps(reading, 1)
+    assert bench.store.row("s-0").checkpoint == Position(str(99 + count))
+
+
+@pytest.mark.parametrize("raised", [ValueError("fault"), SystemExit(1), asyncio.CancelledError()])
+def test_an_exception_fails_the_batch_and_not_the_worker(raised: BaseException) -> None:
+    """On Lambda an exit ends one invocation; here it must not end a worker that has other shards."""
+    faults = [raised]
+
+    def answer(_records: list[bytes]) -> None:
+        if faults:
+            raise faults.pop()
+
+    function = Function(answer)
+    bench = handled_by(function)
+    bench.steps(bench.reading(), 4)
+    assert function.calls == [data(6), data(6)]
+    assert bench.store.row("s-0").checkpoint == Position("105")
+
+
+def test_a_coroutine_is_no_response() -> None:
+    """A batch is not done by a coroutine that no one awaits."""
+
+    async def later() -> None:
+        raise AssertionError
+
+    answers = iter([later(), None])
+    function = Function(lambda _records: next(answers))
+    bench = handled_by(function, PLAIN)
+    bench.steps(bench.reading(), 4)
+    assert function.calls == [data(6), data(6)]
+
+
+# Calls
+
+
+def test_the_context_has_what_lambda_gives_and_counts_down() -> None:
+    """Functions stop early by the remaining time, which is that of `handler_seconds`."""
+    now = [100.0]
+    function = LambdaFunction(Function(lambda _records: None), evolve(PLAIN, name="orders"), 30.0, lambda: now[0])
+    function.reads(Arned())
+    bench = Bench(ShardRecords(records(2)), does=function)
+    bench.steps(bench.reading(), 2)
+    context = function.function.contexts[0]  # type: ignore[attr-defined]  # it is ours
+    now[0] = 101.5
+    assert context.get_remaining_time_in_millis() == 28500
+    now[0] = 200.0
+    assert context.get_remaining_time_in_millis() == 0
+    assert (context.function_name, context.function_version, context.memory_limit_in_mb) == ("orders", "$LATEST", "128")
+    assert context.invoked_function_arn == "arn:aws:lambda:us-east-2:111122223333:function:orders"
+    assert (context.log_group_name, context.client_context) == ("/aws/lambda/orders", None)
+    assert context.identity.cognito_identity_id is None
+    assert len(context.aws_request_id) == 36
+
+
+class Arned(ListSource):
+    """A source whose stream has an ARN."""
+
+    def arn(self, _stream: str) -> str:
+        return ARN
+
+
+def test_a_function_finds_one_event_loop_in_every_call() -> None:
+    """A client that was made on the loop of the first call works in the second."""
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def answer(_records: list[bytes]) -> None:
+        loop = asyncio.get_event_loop()
+        loop.run_until_complete(asyncio.sleep(0))
+        loops.append(loop)
+
+    function = LambdaFunction(Function(answer), PLAIN, 30.0)
+    for _ in range(2):
+        bench = Bench(ShardRecords(records(2)), does=function)
+        thread = Thread(target=bench.steps, args=(bench.reading(), 2))  # handlers are not called in the main thread
+        thread.start()
+        thread.join()
+    assert len(loops) == 2
+    assert loops[0] is loops[1]
+
+
+APP = """
+import os, threading
+import {shared} as shared
+
+IMPORTED = os.environ.get("AWS_LAMBDA_FUNCTION_NAME")
+
+def handler(event, context):
+    shared.called(event, context, IMPORTED)
+    return {{"statusCode": 200}}
+
+async def awaiting(event, context):
+    pass
+
+def of_three(event, context, more):
+    pass
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a module with Lambda functions in it, in the folder that is current."""
+    name = f"app_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(APP.format(shared=__name__))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield name
+    sys.modules.pop(name, None)
+
+
+CALLS = Lock()
+OVERLAPS: list[bool] = []
+SEEN: list[tuple[int, str | None]] = []
+
+
+def called(event: Any, _context: Any, imported: str | None) -> None:  # noqa: ANN401  as Lambda calls it
+    """Note whether another call was at work."""
+    OVERLAPS.append(not CALLS.acquire(blocking=False))
+    for _ in range(100):
+        os.sched_yield()
+    SEEN.append((len(event["Records"]), imported))
+    CALLS.release()
+
+
+def test_one_call_is_at_work_at_a_time_in_a_process(app: str) -> None:
+    """Functions keep state between calls: two shards side by side would mix up what each of them reports."""
+    OVERLAPS.clear()
+    SEEN.clear()
+    listed = four_shards()
+    source = ListSource(listed, {each.id: ShardRecords(records(250), size=250, ended=True) for each in listed})
+    options = Options(initial_position="TRIM_HORIZON", checkpoint_seconds=0)
+    with leasehold.worker(source, f"lambda:{app}.handler", leases=f"memory://{app}", **options):
+        until(lambda: sum(count for count, _ in SEEN) == 1000, "all shards are handled")
+    assert not any(OVERLAPS)
+    assert {count for count, _ in SEEN} == {100, 50}
+    assert {imported for _, imported in SEEN} == {os.environ.get("AWS_LAMBDA_FUNCTION_NAME")}
+
+
+def test_the_variables_of_the_runtime_are_set_on_request_and_before_the_import(
+    app: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries read them when they are imported, and take them for a sign that they run on Lambda."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    described = consumption(
+        ListSource(), "memory://variables", f"lambda:{app}.handler?environment=true&name=orders", {}
+    )
+    assert sys.modules[app].IMPORTED == "orders"
+    assert os.environ["AWS_LAMBDA_FUNCTION_VERSION"] == "$LATEST"
+    assert os.environ["_HANDLER"] == f"{app}.handler"
+    assert (described.handling.max_records, described.handling.most_calls) == (100, 1)
+
+
+def test_a_mapping_hands_aggregates_over_whole_unless_the_source_says_otherwise(app: str) -> None:
+    """An unchanged function takes aggregates apart by itself, as it does on Lambda."""
+    for given_now, opened in (
+        ("kinesis://orders", "kinesis://orders?aggregates=whole"),
+        ("kinesis://orders?region=eu-west-1", "kinesis://orders?region=eu-west-1&aggregates=whole"),
+        ("kinesis://orders?aggregates=records", "kinesis://orders?aggregates=records"),
+        ("dynamodb-streams://carts", "dynamodb-streams://carts"),
+    ):
+        assert consumption(given_now, "memory://x", f"lambda:{app}.handler", {}).source == opened
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "lambda:handle",
+            "is not of the form lambda:file.function; lambda: names a Lambda function, so rename a module",
+        ),
+        ("lambda:", "is not of the form lambda:file.function"),
+        ("lambda:{app}.handler?report=true", "unknown option 'report'"),
+        ("lambda:{app}.handler?environment=1", "option 'environment' wants true or false"),
+        ("lambda:{app}.handler?memory=much", "option 'memory' wants a number"),
+        ("lambda:{app}.handler?name=", "option 'name' wants one value"),
+        ("lambda:{app}.nothing", "has no function 'nothing'"),
+        ("lambda:no_such.handler", "there is no module 'no_such' here"),
+        ("lambda:{app}.awaiting", "Lambda's Python runtime does not await an `async def`"),
+        ("lambda:{app}.of_three", "it is called with (event, context), and that does not fit"),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_refused_at_the_start(app: str, text: str, says: str) -> None:
+    """A worker must not hold leases for a function that fails every batch."""
+    with pytest.raises(ValueError, match=re.escape(says)):
+        consumption(ListSource(), "memory://x", text.format(app=app), {})
+
+
+def test_a_hub_has_no_mapping(app: str) -> None:
+    """Events of Event Hubs have no form that a function of a mapping knows."""
+    with pytest.raises(ValueError, match="kinesis:// and dynamodb-streams://"):
+        consumption("eventhubs://n/h", "memory://x", f"lambda:{app}.handler", {})
+
+
+def test_the_prefix_goes_with_handlers_alone() -> None:
+    """A function is no dead letter, and a module called lambda cannot be imported by a statement either."""
+    with pytest.raises(ValueError, match="rename a module that is called lambda"):
+        load("lambda:app.handler")
+
+
+def test_a_path_in_the_name_is_a_package(app: str) -> None:
+    """Lambda takes slashes for dots."""
+    assert function_settings("lambda:src/app.handler").target == "src.app:handler"
+    assert (app, PLAIN.name) == (app, "app")
