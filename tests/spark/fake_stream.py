@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import Factory, define
-from pyspark.sql.streaming.datasource import ReadLimit
 
 from leasehold.adapters.sources.protocol import Batch, Record
+from leasehold.adapters.spark.compat import ReadLimit
 from leasehold.adapters.spark.feed import SourceSpec
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.leased_source import LeasedReader

@@ -1,7 +1,7 @@
 """A query's lease loop and reader on a clock that stands still unless Spark asks for a batch: no thread, no chance."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
 from typing import cast
@@ -63,10 +63,10 @@ class Stepped(LeaseLoop):
         readings.schedule = self._steps  # type: ignore[assignment]  # as much of it as is called
         self._turn_due = self._renew_due = -math.inf
 
-    def wait(self, seconds: float) -> None:
-        """Have the worker and its shards do what is due until something waits, or so long."""
+    def wait_until(self, over: Callable[[], bool], seconds: float) -> None:
+        """Have the worker and its shards do what is due until this is so, or so long."""
         end = self.clock.now + seconds
-        while self.clock.now < end and not any(self._takable()):
+        while self.clock.now < end and not over():
             self.tick()
 
     def tick(self) -> None:

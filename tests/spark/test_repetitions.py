@@ -7,10 +7,10 @@ from typing import NoReturn
 
 import pytest
 from fake_stream import Place, Stream, options
-from pyspark.sql.streaming.datasource import ReadMaxRows
 from test_restarts import Crash, Row, again, crashed, drained, everything
 
 from leasehold.adapters.spark import replay
+from leasehold.adapters.spark.compat import ReadMaxRows
 from leasehold.adapters.spark.feed import SourceSpec
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.leased_source import LeasedReader

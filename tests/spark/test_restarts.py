@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from attrs import Factory, define
 from fake_stream import Place, Query, Stream
-from pyspark.sql.streaming.datasource import ReadMaxRows
 
+from leasehold.adapters.spark.compat import ReadMaxRows
 from leasehold.balancer.model import Position
 from leasehold.stores.protocol import Done
 from leasehold.stores.writes import CheckpointLease, RenewLease, StealLease

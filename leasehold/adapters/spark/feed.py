@@ -372,6 +372,7 @@ class ShardPrefetcher:
         # Under the epoch of this claim, so that whoever held the shard before is disconnected (Event Hubs).
         self._pull = ShardPull(self._cursor, lambda at: member.source.open(holding.claimed, at))
         self.opened = False  # whether it is known where the query goes on
+        self._behind = False  # whether the last answer was of records that are not the latest
         self._buffer = shared.pace.buffer(shared.pace.columns)
         self._held: Held | None = None  # as it was told last
         self._done: Position | None = None  # committed by Spark, and not yet written
@@ -396,6 +397,11 @@ class ShardPrefetcher:
         # A position without rows counts as one: never planned, it would never be committed, and after each start the
         # records that were dropped would be read again.
         return (max(1, self._buffer.count), self._buffer.bytes) if self._buffer else (0, 0)
+
+    @property
+    def behind(self) -> bool:
+        """Whether more is there to be read, and room for it."""
+        return self._behind and not self._tip.reached and not self._full
 
     @property
     def read_up(self) -> bool:
@@ -538,6 +544,7 @@ class ShardPrefetcher:
                     # Of nothing nobody is told: whoever plans would look through all shards at each empty answer.
                     self._shared.changed.notify_all()
                 self._cursor.batch_read(None if chunk is None else chunk.ends, batch.children)
+                self._behind = bool(batch.behind_seconds)
                 if chunk is not None or batch.behind_seconds is not None:
                     self._shared.answers += 1
                     self._shared.read.add(self.key)
@@ -557,11 +564,15 @@ class ShardPrefetcher:
         if self._tip.look(self._cursor.read, now, behind, closed=self.holding.lease.shard in self._shared.closed()):
             self._shared.read.add(self.key)  # rule 4: that stream
 
-    def _blocked(self, now: float) -> bool:
-        """Whether what was read ahead must go before more is read."""
+    @property
+    def _full(self) -> bool:
         pace, feeds = self._shared.pace, max(1, self._shared.feeds)
         rows, size = max(1, pace.rows // feeds), max(1, pace.bytes // feeds)  # however many there are, each is read
-        if self._buffer.count < rows and self._buffer.bytes < size:
+        return self._buffer.count >= rows or self._buffer.bytes >= size
+
+    def _blocked(self, now: float) -> bool:
+        """Whether what was read ahead must go before more is read."""
+        if not self._full:
             return False
         self.holding.reach.excused("what was read ahead waits for the query", now)
         self.holding.throughput.rest(now)  # else a blocked query would be measured as idle, and be given more leases

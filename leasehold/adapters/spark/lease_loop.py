@@ -123,9 +123,35 @@ class LeaseLoop:
 
     def wait(self, seconds: float) -> None:
         """Wait until rows can be taken, or for so long."""
+        self.wait_until(lambda: any(self._takable()), seconds)
+
+    def wait_until(self, over: Callable[[], bool], seconds: float) -> None:
+        """Wait until this is so, or for so long; it is asked whenever something was read."""
         with self._changed:
             # A fault ends the wait: the main thread alone can tell Spark of it (`check`).
-            self._changed.wait_for(lambda: self._fault or any(self._takable()), seconds)
+            self._changed.wait_for(lambda: self._fault or over(), seconds)
+
+    def linger(self, seconds: float, rows: int, size: int) -> bool:
+        """Wait for more rows while shards that are behind are read on; return whether a batch has as much as it may.
+
+        Args:
+            seconds: How long to wait at most.
+            rows: How many rows are enough.
+            size: How many bytes are enough.
+        """
+
+        def enough() -> bool:
+            feeds = [feed for feed in self._feeds.values() if feed.held is not None]
+            waiting = [feed.waiting for feed in feeds]
+            return sum(count for count, _ in waiting) >= rows or sum(each for _, each in waiting) >= size
+
+        def over() -> bool:
+            # A lease that is handed off waits for a commit of Spark's, and with it its next owner.
+            return self.handing_off or enough() or not any(feed.behind for feed in self._feeds.values())
+
+        self.wait_until(over, seconds)
+        with self._changed:
+            return enough()
 
     @property
     def handing_off(self) -> bool:
@@ -215,6 +241,17 @@ class LeaseLoop:
             log.warning("the leases could not be read, looking again: %s", fault)
             return {"(all)": f"the leases cannot be read: {printable(text_of(fault))}"}
         return self._now.left(feeds, leases, self._member.discovery.listed, ended)
+
+    @property
+    def reading_up(self) -> Mapping[str, str]:
+        """The shards of the table, as last read, that are not known to be at their tips, each with the reason."""
+        now = self._member.clock()
+        with self._changed:
+            feeds = {
+                key: HeldShard(feed.opened, idle=feed.holding.reach.behind(now) == 0)
+                for key, feed in self._feeds.items()
+            }
+        return self._now.left(feeds, {key: each.lease for key, each in self._member.watch.sightings.items()})
 
     # In the thread of the loop
 

@@ -20,11 +20,17 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from leasehold.adapters.reading.slices import Slice
 from leasehold.adapters.spark.batch import Bounds, SlicedReader, StreamPlace
+from leasehold.adapters.spark.compat import (
+    TELLS_AVAILABLE_NOW,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from leasehold.adapters.spark.feed import SourceSpec
 from leasehold.adapters.spark.fetching import Rows, read
 from leasehold.adapters.spark.offsets import Offset, decode, encode
@@ -162,6 +168,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stopping = Lock()
         self._run: Run | None = None
         self._known: deque[tuple[dict[str, Any], Offset]] = deque(maxlen=2)
+        self._planned: dict[str, Any] | None = None  # the end of the batch that Spark planned last
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
         # Executors call `read` alone, which knows all from its partition; options may hold a secret.
@@ -180,13 +187,20 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._only_now = True
 
     @told_plainly()
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  Spark's name
-        """The end of the next batch, or `start` itself if there is nothing to do.
+    def latestOffset(  # noqa: N802  Spark's name
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
+        """Return the end of the next batch, or `start` itself if there is nothing to do.
+
+        Before 4.2 Spark gives no arguments. A batch then starts where the last one that Spark planned has ended, so an
+        end that was returned and not planned is returned again.
 
         Raises ValueError under `trigger(once=True)`.
         """
         if isinstance(limit, ReadAllAvailable):
             raise ValueError(ONCE)  # noqa: TRY004  the trigger is what is wrong
+        start = start or self._planned or self.initialOffset()
+        limit = limit or self.getDefaultReadLimit()
         offset = self._decoded(start).gone_on_from(self._stock.stream)
         run = self._running()
         offset = run.present(offset)
@@ -198,9 +212,15 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._known[-1][0]
 
     @told_plainly()
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:  # noqa: ARG002  `end` says all
-        """The tasks of a batch: the one just planned, or after a restart one that was planned before."""
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Return the tasks of a batch: the one just planned, or after a restart one that was planned before.
+
+        Before 4.2 Spark begins a restart with the last batch's end as both arguments, and no batch.
+        """
         offset = self._decoded(end).named(self._stock.stream)
+        self._planned = end
+        if start == end:
+            return []
         run = self._running()
         return list(run.partitions(run.present(offset)))
 
@@ -251,8 +271,12 @@ class SlicedQuery(LeasedReader):
         super().__init__(named, options, opened)
 
     @told_plainly()
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  Spark's name
-        """The end of the next batch. Raises ValueError for a trigger with which the query would never end."""
+    def latestOffset(  # noqa: N802  Spark's name
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
+        """Return the end of the next batch. Raises ValueError for a trigger with which the query would never end."""
+        if not TELLS_AVAILABLE_NOW:
+            raise ValueError("option endingPosition: this Spark does not tell a query when to end; 4.2 is the first")
         if not self._only_now:
             raise ValueError(
                 "option endingPosition: the query would not end with this trigger; use trigger(availableNow=True)"

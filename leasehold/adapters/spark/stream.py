@@ -13,11 +13,11 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import evolve, frozen
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, ReadMaxRows
 
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Identified, Source
 from leasehold.adapters.spark.available_now import flush_due
+from leasehold.adapters.spark.compat import TELLS_AVAILABLE_NOW, ReadLimit, ReadMaxBytes, ReadMaxRows
 from leasehold.adapters.spark.feed import ReadAheadPace, SourceSpec
 from leasehold.adapters.spark.fetching import Rows, spread
 from leasehold.adapters.spark.lease_loop import LeaseLoop, Waiting
@@ -45,6 +45,10 @@ REPORTED = 50
 """How many shards a report names: those that are furthest behind."""
 UNREACHED_SECONDS_MOST = 10.0
 """Between two tries to learn which stream it is that a run reads."""
+READ_UP_LEASES = 2.0
+"""How long a run waits to have read what is there, in durations of a lease, where Spark does not ask for that."""
+LINGER_BYTES = 32 << 20
+"""With so much a batch costs little more than its rows."""
 FLUSH_SECONDS = 1.0
 """Idle for so long, a query commits its last batch by an empty one; sooner if a lease is asked for."""
 
@@ -223,7 +227,11 @@ class Run:
                 size = min(size, most)
         while True:
             self._loop.wait(LOOK_SECONDS if self._only_now else IDLE_SECONDS)
+            enough = self._loop.linger(self._options.linger_seconds, rows, min(size, LINGER_BYTES))
             self._loop.check()
+            if not (enough or self._handed) and self._reads_up():
+                self._loop.wait_until(lambda: False, IDLE_SECONDS)
+                continue
             held, taken = self._loop.take(rows, self._stock.shard_rows, size)
             if taken:
                 ends = {key: chunk.ends for key, chunk in taken.items()}
@@ -242,8 +250,22 @@ class Run:
                 self._waiting.go_on(left, self._loop.answers)
                 continue
             if self._loop.over:
-                return None
+                if not self._reads_up():
+                    return None
+                continue
             self._waiting.go_on({"(others)": "they read on"}, time.monotonic_ns())  # alive: however long it takes
+
+    def _reads_up(self) -> bool:
+        """Return whether this run may be over what is there now, and has not read all of that.
+
+        Some versions of Spark do not say so, and take the first batch of such a run for all that is there.
+        """
+        if (
+            TELLS_AVAILABLE_NOW
+            or time.monotonic() - self._planned > READ_UP_LEASES * self._options.config.lease_seconds
+        ):
+            return False
+        return bool(self._loop.reading_up)
 
     def _flush_due(self, start: Offset, left: Mapping[str, str]) -> bool:
         is_owed, on_idle = owed(start, self._committed), self._options.flush
