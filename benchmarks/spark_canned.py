@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 SHARDS, KEYS = 8, 100
 USER_BYTES = 1000
-HEAVY, LIGHT = (20, 500), (1, 10)
+HEAVY, STEADY, LIGHT = (20, 500), (2, 500), (1, 10)
 """Aggregates of an answer, and user records of an aggregate."""
 
 INTERVAL_SECONDS = 0.25
@@ -99,7 +99,7 @@ class Stream:
 class Unshared:
     """Reads every shard ahead, as a query's lease loop does, for a query that has them all and tells nobody."""
 
-    handing_off, over, answers = False, True, 0
+    handing_off, over, answers, undecided = False, True, 0, 0
     unfinished: Mapping[str, str] = {}
     behind: Mapping[str, float] = {}
 
@@ -137,6 +137,10 @@ class Unshared:
         """Until there is something, or so long."""
         with self._changed:
             self._changed.wait_for(lambda: any(self._larders.values()), seconds)
+
+    def linger(self, _seconds: float, _rows: int, _size: int) -> bool:
+        """Not at all."""
+        return True
 
     def take(self, _rows: int, shard_rows: int, size: int) -> tuple[dict[str, Held], dict[str, Chunk]]:
         """All that waits."""
@@ -231,7 +235,7 @@ TRANSPORTS: dict[str, type[LeasedReader]] = {"fetched": LeasedReader, "by files"
 
 
 class Canned(DataSource):
-    """`canned`: options `reader`, `answer` and `leases`."""
+    """`canned`: options `reader`, `answer`, `leases`, and `linger` in milliseconds."""
 
     @classmethod
     def name(cls) -> str:
@@ -244,7 +248,7 @@ class Canned(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  Spark's name
         """The one that is asked for."""
-        answer = LIGHT if self.options["answer"] == "light" else HEAVY
+        answer = {"light": LIGHT, "steady": STEADY, "heavy": HEAVY}[self.options["answer"]]
         if self.options["reader"] in BARE:
             return BARE[self.options["reader"]](Stream(answer))
         columns = kinesis_rows.columns("canned")
@@ -252,6 +256,7 @@ class Canned(DataSource):
         position, name = {"initial_position": "TRIM_HORIZON"}, self.options["reader"]
         transport = "embedded" if name == "within tasks" else "fetch"
         more = {"lease.transport": transport, "lease.fetchHost": "127.0.0.1", "lease.cores": "2"}
+        more |= {"lease.lingerMs": self.options.get("linger", "0")}
         given = Given({"maxBytesPerTrigger": str(BATCH_BYTES), **more})
         options = lease_options(given, self.options["leases"], position, 10.0, "maxRowsPerTrigger")
         return (LEASED | TRANSPORTS)[name](stock, options)

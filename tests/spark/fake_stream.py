@@ -38,6 +38,8 @@ class Stream:
     numbers  whether what is latest is told as a number, as event hubs do, or as a time
     tokens   whether each record has one, without which nobody may open a shard behind it
     made     when the stream was made; 0: it cannot tell
+    undecided
+             whether all rows may have come before
     readers  every reader that was opened; of each is known whether it was closed
     """
 
@@ -58,6 +60,7 @@ class Stream:
     opened: list[tuple[str, int]] = Factory(list)
     stream: str = ""
     made: int = 0
+    undecided: bool = False
 
     def put(self, shard: str, *texts: str) -> None:
         self.records[shard].extend(texts)
@@ -153,7 +156,8 @@ class FakeReader:
             return Batch((), None, 0.0, 0.01, ended=ended, children=self._children if ended else ())
         found = tuple(self._record(number, text) for number, text in enumerate(texts, self.at + 1))
         self.at += len(texts)
-        return Batch(found, found[-1].position, (len(self.stream.records[self.shard]) - self.at) / 1000, 0.01)
+        behind, undecided = len(self.stream.records[self.shard]) - self.at, len(found) * self.stream.undecided
+        return Batch(found, found[-1].position, behind / 1000, 0.01, undecided=undecided)
 
     def _record(self, number: int, text: str) -> Record:
         return Record(text.encode(), str(number), token=f"@{number}" if self.stream.tokens else "")

@@ -323,6 +323,8 @@ class ReadAheadPace:
 
 
 COMMIT_SECONDS, ROOM_SECONDS, EXCLUDED_SECONDS = 0.25, 1.0, 60.0
+BEHIND_SECONDS = 1.0
+"""So far behind the tip a shard is worth waiting for; some sources tell how old the last record is."""
 
 
 @define
@@ -334,6 +336,7 @@ class ReadAheadState:
     feeds       how many shards are held
     measure     told what each reading brought
     answers     how many readings were answered, be it that there is nothing
+    undecided   how many rows were read that a Spark sink may have written before, and nothing tells whether it has
     resume      where a lease is to be read from, given where its checkpoint says
     committed   how far Spark has committed a lease, or None
     read        the shards of which a reading was answered in this run
@@ -349,6 +352,7 @@ class ReadAheadState:
     feeds: int = 0
     measure: Measure = lambda _holding, _batch: None
     answers: int = 0
+    undecided: int = 0
     read: set[str] = Factory(set)
     closed: Callable[[], Collection[str]] = tuple
 
@@ -372,7 +376,7 @@ class ShardPrefetcher:
         # Under the epoch of this claim, so that whoever held the shard before is disconnected (Event Hubs).
         self._pull = ShardPull(self._cursor, lambda at: member.source.open(holding.claimed, at))
         self.opened = False  # whether it is known where the query goes on
-        self._behind = False  # whether the last answer was of records that are not the latest
+        self._behind = False  # whether the last answer says that much more is there
         self._buffer = shared.pace.buffer(shared.pace.columns)
         self._held: Held | None = None  # as it was told last
         self._done: Position | None = None  # committed by Spark, and not yet written
@@ -438,6 +442,7 @@ class ShardPrefetcher:
         except (StoreError, SourceUnavailable) as fault:
             wait = self._faults.next()
             log.warning("shard %s: trying again in %.1f s: %s", self.key, wait, fault)
+            self._behind = False  # no batch waits for a shard that cannot be read
             self.holding.reach.failed(str(fault), now)
             return now + wait
         except SourceError as fault:
@@ -544,7 +549,8 @@ class ShardPrefetcher:
                     # Of nothing nobody is told: whoever plans would look through all shards at each empty answer.
                     self._shared.changed.notify_all()
                 self._cursor.batch_read(None if chunk is None else chunk.ends, batch.children)
-                self._behind = bool(batch.behind_seconds)
+                self._behind = (batch.behind_seconds or 0.0) >= BEHIND_SECONDS
+                self._shared.undecided += batch.undecided
                 if chunk is not None or batch.behind_seconds is not None:
                     self._shared.answers += 1
                     self._shared.read.add(self.key)

@@ -228,6 +228,11 @@ class LeaseLoop:
         return self._shared.answers
 
     @property
+    def undecided(self) -> int:
+        """How many rows were read that a Spark sink may have written before, and nothing tells whether it has."""
+        return self._shared.undecided
+
+    @property
     def unfinished(self) -> Mapping[str, str]:
         """Where there may be more to read of what was there, and why: here, or without a living owner elsewhere."""
         with self._changed:

@@ -203,11 +203,12 @@ class Run:
             self._parts.pop(number, None)
 
     def report(self) -> dict[str, Any]:
-        """Where reading stands: of all shards that are read, and of those furthest behind."""
+        """Return where reading stands, of all shards and of those furthest behind."""
         behind = {key: round(seconds * 1000) for key, seconds in self._loop.behind.items()}
         worst = sorted(((key, each) for key, each in behind.items() if each), key=lambda pair: (-pair[1], pair[0]))
         shown = dict(sorted(worst[:REPORTED]))
-        return {"shards": len(behind), "behindMs": max(behind.values(), default=0), "behindMsByShard": shown}
+        most, undecided = max(behind.values(), default=0), self._loop.undecided
+        return {"shards": len(behind), "behindMs": most, "behindMsByShard": shown, "undecidedRows": undecided}
 
     def close(self) -> None:
         """Release, and let connections and files go."""

@@ -105,6 +105,7 @@ class ArrowPoller(Poller):
             rows=rows,
             arrived=ARRIVED,
             token=self._had.token,
+            undecided=self._had.undecided(),
         )
 
     def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position, Trail | None]:
