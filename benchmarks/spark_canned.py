@@ -17,13 +17,14 @@ from spark_bare import BARE
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.hash_keys import hash_of
 from leasehold.adapters.sources.kinesis.poller import Poller
-from leasehold.adapters.spark.feed import Chunk, ReadAheadPace, RowBuffer, SourceSpec, chunk_of
+from leasehold.adapters.spark.feed import ReadAheadPace, RowBuffer
 from leasehold.adapters.spark.kinesis import rows as kinesis_rows
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.adapters.spark.lease_loop import LeaseLoop
 from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.spark.offsets import Held, shares
 from leasehold.adapters.spark.options import Given, lease_options
+from leasehold.adapters.spark.rows import Chunk, SourceSpec, chunk_of
 from leasehold.adapters.spark.stream import Run
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 
@@ -174,8 +175,10 @@ class Unleased(LeasedReader):
     def _running(self) -> Run:
         run = super()._running()
         if not isinstance(cast("object", run._loop), Unshared):  # noqa: SLF001  nothing has begun yet
-            stock, options = self._stock, self._options
-            pace = ReadAheadPace(stock.columns, options.buffer_rows, options.buffer_bytes, stock.interval_seconds)
+            source_spec, options = self._source_spec, self._options
+            pace = ReadAheadPace(
+                source_spec.columns, options.buffer_rows, options.buffer_bytes, source_spec.interval_seconds
+            )
             source = cast("Stream", run._source)  # noqa: SLF001  as above
             run._loop = cast("LeaseLoop", Unshared(source, pace))  # noqa: SLF001  as above
         return run
@@ -252,11 +255,11 @@ class Canned(DataSource):
         if self.options["reader"] in BARE:
             return BARE[self.options["reader"]](Stream(answer))
         columns = kinesis_rows.columns("canned")
-        stock = SourceSpec(lambda: Stream(answer), columns, INTERVAL_SECONDS, 100_000, rereadable=True)
+        source_spec = SourceSpec(lambda: Stream(answer), columns, INTERVAL_SECONDS, 100_000, rereadable=True)
         position, name = {"initial_position": "TRIM_HORIZON"}, self.options["reader"]
         transport = "embedded" if name == "within tasks" else "fetch"
         more = {"lease.transport": transport, "lease.fetchHost": "127.0.0.1", "lease.cores": "2"}
         more |= {"lease.lingerMs": self.options.get("linger", "0")}
         given = Given({"maxBytesPerTrigger": str(BATCH_BYTES), **more})
         options = lease_options(given, self.options["leases"], position, 10.0, "maxRowsPerTrigger")
-        return (LEASED | TRANSPORTS)[name](stock, options)
+        return (LEASED | TRANSPORTS)[name](source_spec, options)

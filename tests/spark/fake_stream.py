@@ -11,10 +11,10 @@ from attrs import Factory, define
 
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.spark.compat import ReadLimit
-from leasehold.adapters.spark.feed import SourceSpec
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.spark.options import Given, LeaseOptions, lease_options
+from leasehold.adapters.spark.rows import SourceSpec
 from leasehold.balancer.model import Lease, Position, Shard, at_timestamp
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable
 from leasehold.stores.protocol import Store
@@ -283,9 +283,9 @@ class Place:
         """One more run, going on at this offset."""
         life = Mortal(open_store(f"sqlite:///{self.path}"))
         stream = self.stream  # alone: readers are given what opens it, and the queries have locks
-        stock = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable)
+        source_spec = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable)
         chosen = options(self.path, start, **more | {"lease.bufferRows": buffer})
-        reader = LeasedReader(stock, chosen, lambda _url, *, create: cast("Store", life))  # noqa: ARG005  as a store is opened
+        reader = LeasedReader(source_spec, chosen, lambda _url, *, create: cast("Store", life))  # noqa: ARG005  as a store is opened
         query = Query(reader, open_store(f"sqlite:///{self.path}"), life, offset or reader.initialOffset())
         self.queries.append(query)
         return query

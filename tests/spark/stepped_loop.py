@@ -13,11 +13,11 @@ from fake_stream import Mortal, Stream
 from waiters import Clock
 
 from leasehold.adapters.reading.runner import Step
-from leasehold.adapters.spark.feed import SourceSpec
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.lease_loop import LeaseLoop
 from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.spark.options import Given, lease_options
+from leasehold.adapters.spark.rows import SourceSpec
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.model import Position
 from leasehold.stores.protocol import Store
@@ -111,7 +111,9 @@ def a_reader(
     def opened(_url: str, **_how: bool) -> Store:
         return cast("Store", life)
 
-    stock = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable, stream="fake://stream", starts=starts)
+    source_spec = SourceSpec(
+        lambda: stream, columns("fake"), 0.01, 2**53, rereadable, stream="fake://stream", starts=starts
+    )
     given = Given({"lease.durationMs": "2000", "lease.flushOnIdle": flush, "lease.cores": "1", **more})
     chosen = lease_options(given, "sqlite:///unused", {"initial_position": "TRIM_HORIZON"}, 10.0, "maxRowsPerTrigger")
-    return LeasedReader(stock, chosen, opened)
+    return LeasedReader(source_spec, chosen, opened)

@@ -13,8 +13,6 @@ from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.spark.available_now import SILENT_SECONDS
 from leasehold.adapters.spark.feed import (
     EXCLUDED_SECONDS,
-    ArrowBatch,
-    Columns,
     ReadAheadPace,
     ReadAheadState,
     RowBuffer,
@@ -23,6 +21,7 @@ from leasehold.adapters.spark.feed import (
 )
 from leasehold.adapters.spark.kinesis.options import LEAST_MS
 from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.adapters.spark.rows import ArrowBatch, Columns
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config

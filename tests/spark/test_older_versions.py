@@ -151,7 +151,7 @@ def test_a_slice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its query would never end, since Spark asks for one batch of it."""
     monkeypatch.setattr("leasehold.adapters.spark.leased_source.TELLS_AVAILABLE_NOW", False)
     options = lease_options(Given({"lease.cores": "1"}), "sqlite:///unused", {}, 10.0, "maxRowsPerTrigger")
-    spec = a_reader(Stream({}), Mortal(MemoryStore()), rereadable=True, flush="true")._stock  # noqa: SLF001  what it reads
+    spec = a_reader(Stream({}), Mortal(MemoryStore()), rereadable=True, flush="true")._source_spec  # noqa: SLF001  what it reads
     with pytest.raises(ValueError, match=r"^option endingPosition: this Spark does not tell a query when to end"):
         SlicedQuery(spec, options, Slice(TRIM_HORIZON, 1)).latestOffset()
 

@@ -24,7 +24,6 @@ from test_fetching import answering
 
 from leasehold.adapters.json_form import BadJsonField
 from leasehold.adapters.spark.event_hubs.options import event_hubs_options
-from leasehold.adapters.spark.feed import Chunk, SourceSpec
 from leasehold.adapters.spark.fetching import HERE, FetchedRows, Kept, ReaderRows, Transport, read, spread
 from leasehold.adapters.spark.kinesis.options import kinesis_options
 from leasehold.adapters.spark.kinesis.rows import columns
@@ -49,6 +48,7 @@ from leasehold.adapters.spark.readers.messages import (
 from leasehold.adapters.spark.readers.pool import FarBuffer, FarReader, FarTransport, QueryReaders, ReaderPool, way_of
 from leasehold.adapters.spark.readers.reader import FAULT_SECONDS, ROOM_SECONDS, ReaderSpec, ShardReadAhead, ShardReader
 from leasehold.adapters.spark.replay import Place as ReplayPlace
+from leasehold.adapters.spark.rows import Chunk, SourceSpec
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.embedded.memory import MemoryStore
@@ -73,9 +73,9 @@ def an_opening(closed: Callable[[FarReader], None] = lambda _reader: None) -> Fa
 
 def a_spec(stream: Stream, pool: ReaderPool | None = None, rows: int = 1000) -> ReaderSpec:
     """What a reader of this stream is given."""
-    stock = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable=True)
+    source_spec = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable=True)
     planner, token = (HOST, pool.port if pool else 1), pool.token if pool else b""
-    return ReaderSpec(planner, token, Address(HOST, HOST), stock, rows, 1 << 20, 3, 1 << 20, "")
+    return ReaderSpec(planner, token, Address(HOST, HOST), source_spec, rows, 1 << 20, 3, 1 << 20, "")
 
 
 # What is reported
@@ -740,9 +740,11 @@ def test_once_a_query_is_closed_nothing_of_it_listens(
     monkeypatch.setattr(pool_module, "ReaderChildren", Children)
     monkeypatch.setattr(Children, "told", [])
     stream = Stream({"a": ["x"]})
-    stock = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable=True)
+    source_spec = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable=True)
     place = ReplayPlace(MemoryStore(), stream, columns("fake"), exclusive=False)
-    way = way_of(stock, options(tmp_path / "leases.db", "TRIM_HORIZON", **{"lease.readers": readers}), stream, place)
+    way = way_of(
+        source_spec, options(tmp_path / "leases.db", "TRIM_HORIZON", **{"lease.readers": readers}), stream, place
+    )
     way.begin(lambda _key: None)
     # What the planner has read by itself goes by its own transport, readers or not.
     (rows,) = way.transport.partitions(1, [[pa.RecordBatch.from_pydict({"data": [b"x"]})]])

@@ -22,8 +22,9 @@ from leasehold.adapters.reading.runner import Runner, Step
 from leasehold.adapters.reading.slices import is_read
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.available_now import AvailableNow, HeldShard
-from leasehold.adapters.spark.feed import ANY_SIZE, Chunk, ReadAheadPace, ReadAheadState, ShardPrefetcher
+from leasehold.adapters.spark.feed import ANY_SIZE, ReadAheadPace, ReadAheadState, ShardPrefetcher
 from leasehold.adapters.spark.offsets import Held, shares
+from leasehold.adapters.spark.rows import Chunk
 from leasehold.adapters.threads import spawn
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker

@@ -31,12 +31,12 @@ from leasehold.adapters.spark.compat import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from leasehold.adapters.spark.feed import SourceSpec
 from leasehold.adapters.spark.fetching import Rows, read
 from leasehold.adapters.spark.offsets import Offset, decode, encode
 from leasehold.adapters.spark.options import Given, LeaseOptions
 from leasehold.adapters.spark.processes import end_on_signal, told_plainly, unpacking
-from leasehold.adapters.spark.sink import SPARKS_OWN, SinkWriter, StreamSinkWriter, WritablePlace, WriteNames
+from leasehold.adapters.spark.rows import SourceSpec
+from leasehold.adapters.spark.sink import SPARKS_OWN, SinkTarget, SinkWriter, StreamSinkWriter, WriteNames
 from leasehold.adapters.spark.stream import Opened, Run
 from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
@@ -116,7 +116,7 @@ class LeasedSource(DataSource):
         with told_plainly():
             return StreamSinkWriter(*self._writing(schema, replaces=overwrite))
 
-    def _writing(self, schema: StructType, *, replaces: bool) -> tuple[WritablePlace, WriteNames]:
+    def _writing(self, schema: StructType, *, replaces: bool) -> tuple[SinkTarget, WriteNames]:
         if replaces:
             raise ValueError('mode: what is in a stream stays; use mode("append"), or outputMode("append")')
         # What `register` knows of the session stands among the options, too; a sink has no use for it.
@@ -126,10 +126,10 @@ class LeasedSource(DataSource):
         for name in SPARKS_OWN:
             given.text(name)
         names = WriteNames.asked(given)
-        place = self.writes_to(given)
+        target = self.writes_to(given)
         given.done()
-        place.columns.check(schema)
-        return place, names
+        target.columns.check(schema)
+        return target, names
 
     @abstractmethod
     def asked(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamPlace | None, Bounds]:
@@ -140,7 +140,7 @@ class LeasedSource(DataSource):
         Raises ValueError, naming the option.
         """
 
-    def writes_to(self, given: Given) -> WritablePlace:  # noqa: ARG002  for those that can be written to
+    def writes_to(self, given: Given) -> SinkTarget:  # noqa: ARG002  for those that can be written to
         """The stream that these options ask to write to. Raises ValueError, naming the option."""
         raise ValueError(f"format {self.FORMAT}: nothing can be written to it")
 
@@ -162,8 +162,8 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     is told in one sentence, without tracebacks.
     """
 
-    def __init__(self, stock: SourceSpec, options: LeaseOptions, opened: Opened = open_store) -> None:
-        self._stock, self._options, self._opened = stock, options, opened
+    def __init__(self, source_spec: SourceSpec, options: LeaseOptions, opened: Opened = open_store) -> None:
+        self._source_spec, self._options, self._opened = source_spec, options, opened
         self._only_now = self._stopped = False
         self._stopping = Lock()
         self._run: Run | None = None
@@ -176,7 +176,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
         """The offset of a query that has read nothing; Spark asks for it twice, and not after a restart."""
-        return encode(Offset(stream=self._stock.stream))
+        return encode(Offset(stream=self._source_spec.stream))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
         """Any limit at all: Spark asks for all that is available under `trigger(once=True)` alone."""
@@ -201,7 +201,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise ValueError(ONCE)  # noqa: TRY004  the trigger is what is wrong
         start = start or self._planned or self.initialOffset()
         limit = limit or self.getDefaultReadLimit()
-        offset = self._decoded(start).gone_on_from(self._stock.stream)
+        offset = self._decoded(start).gone_on_from(self._source_spec.stream)
         run = self._running()
         offset = run.present(offset)
         run.join(offset)
@@ -217,7 +217,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Before 4.2 Spark begins a restart with the last batch's end as both arguments, and no batch.
         """
-        offset = self._decoded(end).named(self._stock.stream)
+        offset = self._decoded(end).named(self._source_spec.stream)
         self._planned = end
         if start == end:
             return []
@@ -237,7 +237,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @told_plainly()
     def commit(self, end: dict[str, Any]) -> None:
         """Everything up to here is in the sink."""
-        offset = self._decoded(end).named(self._stock.stream)
+        offset = self._decoded(end).named(self._source_spec.stream)
         run = self._running()
         run.commit(run.present(offset))
 
@@ -255,7 +255,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _running(self) -> "Run":
         if self._run is None:
             end_on_signal(self.stop)
-            self._run = Run(self._stock, self._options, self._opened, only_now=self._only_now)
+            self._run = Run(self._source_spec, self._options, self._opened, only_now=self._only_now)
         return self._run
 
 

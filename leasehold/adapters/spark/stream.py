@@ -18,7 +18,7 @@ from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Identified, Source
 from leasehold.adapters.spark.available_now import flush_due
 from leasehold.adapters.spark.compat import TELLS_AVAILABLE_NOW, ReadLimit, ReadMaxBytes, ReadMaxRows
-from leasehold.adapters.spark.feed import ReadAheadPace, SourceSpec
+from leasehold.adapters.spark.feed import ReadAheadPace
 from leasehold.adapters.spark.fetching import Rows, spread
 from leasehold.adapters.spark.lease_loop import LeaseLoop, Waiting
 from leasehold.adapters.spark.offsets import Held, Offset, Range, advance, owed, resumed
@@ -26,6 +26,7 @@ from leasehold.adapters.spark.options import EMBEDDED_BYTES, LeaseOptions
 from leasehold.adapters.spark.processes import speak
 from leasehold.adapters.spark.readers.pool import way_of
 from leasehold.adapters.spark.replay import Place, believed, replayed
+from leasehold.adapters.spark.rows import SourceSpec
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.contradictions import INCARNATION, made_later
@@ -65,20 +66,24 @@ class Plan:
 class Run:
     """A run of a query, in the runner process: plans batches, repeats them, and commits them to the leases."""
 
-    def __init__(self, stock: SourceSpec, options: LeaseOptions, opened: Opened, *, only_now: bool) -> None:
+    def __init__(self, source_spec: SourceSpec, options: LeaseOptions, opened: Opened, *, only_now: bool) -> None:
         speak()
-        self._stock, self._options, self._only_now = stock, options, only_now
+        self._source_spec, self._options, self._only_now = source_spec, options, only_now
         most = options.trigger_bytes
         self._trigger_bytes = min(most, EMBEDDED_BYTES) if options.fetch is None else most
-        self._source = stock.open()
+        self._source = source_spec.open()
         # A swap of lease tables is refused: it raises epochs, by which a range that Spark repeats is known.
         self._store = OneTableStore(lease_table(opened, options.store, self._source, create=options.create))
-        self._once_more = self._source if stock.again is None else stock.again()
-        self._place = Place(self._store, self._once_more, stock.columns, exclusive=not stock.rereadable)
-        self._way = way_of(stock, options, self._source, self._place)
+        self._once_more = self._source if source_spec.again is None else source_spec.again()
+        self._place = Place(self._store, self._once_more, source_spec.columns, exclusive=not source_spec.rereadable)
+        self._way = way_of(source_spec, options, self._source, self._place)
         self._transport = self._way.transport
         pace = ReadAheadPace(
-            stock.columns, options.buffer_rows, options.buffer_bytes, stock.interval_seconds, self._way.buffer
+            source_spec.columns,
+            options.buffer_rows,
+            options.buffer_bytes,
+            source_spec.interval_seconds,
+            self._way.buffer,
         )
         anew = options.if_recreated
         worker = Worker(
@@ -86,7 +91,7 @@ class Run:
         )
         log.info("query joins as worker %s", worker.me)
         self._discovery = worker.discovery
-        self._loop = LeaseLoop(worker, pace, self._resume, sliced=stock.sliced, anew=anew is not None)
+        self._loop = LeaseLoop(worker, pace, self._resume, sliced=source_spec.sliced, anew=anew is not None)
         self._waiting = Waiting(options.config.lease_seconds)
         self._joined = False
         self._incarnation: str | None = None  # asked for once: a run reads one incarnation of its stream
@@ -233,7 +238,7 @@ class Run:
             if not (enough or self._handed) and self._reads_up():
                 self._loop.wait_until(lambda: False, IDLE_SECONDS)
                 continue
-            held, taken = self._loop.take(rows, self._stock.shard_rows, size)
+            held, taken = self._loop.take(rows, self._source_spec.shard_rows, size)
             if taken:
                 ends = {key: chunk.ends for key, chunk in taken.items()}
                 end = advance(start, held, ends, self._unwritten(start, held))
@@ -303,7 +308,7 @@ class Run:
         if (handed := self._handed.get(holding.key)) is not None:
             return max(handed, checkpoint, key=lambda position: position.order)
         delivered, known = self._delivered(holding.key, self._previous), self._previous.of(holding.key)
-        start = self._stock.starts.get(holding.lease.shard)
+        start = self._source_spec.starts.get(holding.lease.shard)
         placed = checkpoint.numbered or checkpoint.ended
         if start is not None and known is None and not (placed or self._begun_anew):
             return start
