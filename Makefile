@@ -99,7 +99,7 @@ chaos: $(READY) #: one fault after another on worker processes and their service
 		$(BIN)/python tests/chaos/plain_workers.py --seed $(SEED) --seconds 110 --source $$source --store $$store $$* || good=false; \
 	done; $$good
 
-chaos-spark: $(READY) #: kill, steal, split and block under applications of Spark (an hour and a half)
+chaos-spark: $(READY) #: kill, steal, split and block under applications of Spark (two hours)
 	$(BIN)/python tests/integration/spark_flights.py
 	$(BIN)/python tests/integration/spark_flights.py --source event-hubs
 	$(BIN)/python tests/integration/spark_kills.py
@@ -108,6 +108,9 @@ chaos-spark: $(READY) #: kill, steal, split and block under applications of Spar
 	$(BIN)/python tests/integration/spark_kills.py --readers 2 --kills 40 --cluster
 	$(BIN)/python tests/integration/spark_pipeline_kills.py --java
 	$(BIN)/python tests/integration/spark_pipeline_kills.py --cluster
+	$(BIN)/python tests/integration/spark_pipeline_kills.py --pyspark 4.0
+	$(BIN)/python tests/integration/spark_pipeline_kills.py --pyspark 4.1
+	$(BIN)/python tests/integration/spark_pipeline_kills.py --pyspark 4.0 --pyspark '' --pyspark 4.1 --executors
 	$(BIN)/python tests/integration/spark_blocked.py
 
 dist: $(READY) #: build into dist/ what an index takes: sources, a plain wheel, a compiled one for each Python here
@@ -149,6 +152,10 @@ lock: $(READY) #: pin the newest dependencies that pyproject.toml and package.js
 		-c requirements.lock --group changelog -o requirements-changelog.lock
 	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		-c requirements.lock --group lambda -o requirements-lambda.lock
+	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+		--group spark-40 -o requirements-spark-4.0.lock
+	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+		--group spark-41 -o requirements-spark-4.1.lock
 	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 		--group async-kinesis -o benchmarks/async-kinesis.lock
 	@set -e; trees=lab/leasehold_lab/standins/node; \

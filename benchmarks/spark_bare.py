@@ -9,8 +9,8 @@ from attrs import frozen
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from leasehold.adapters.sources.kinesis.poller import Poller
-from leasehold.adapters.spark.feed import Chunk, chunk_of
 from leasehold.adapters.spark.kinesis import rows as kinesis_rows
+from leasehold.adapters.spark.rows import Chunk, chunk_of
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard
 
 Row = tuple[Any, ...]

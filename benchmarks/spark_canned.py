@@ -17,13 +17,14 @@ from spark_bare import BARE
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.hash_keys import hash_of
 from leasehold.adapters.sources.kinesis.poller import Poller
-from leasehold.adapters.spark.feed import Chunk, ReadAheadPace, RowBuffer, SourceSpec, chunk_of
+from leasehold.adapters.spark.feed import ReadAheadPace, RowBuffer
 from leasehold.adapters.spark.kinesis import rows as kinesis_rows
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.adapters.spark.lease_loop import LeaseLoop
 from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.spark.offsets import Held, shares
 from leasehold.adapters.spark.options import Given, lease_options
+from leasehold.adapters.spark.rows import Chunk, SourceSpec, chunk_of
 from leasehold.adapters.spark.stream import Run
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 SHARDS, KEYS = 8, 100
 USER_BYTES = 1000
-HEAVY, LIGHT = (20, 500), (1, 10)
+HEAVY, STEADY, LIGHT = (20, 500), (2, 500), (1, 10)
 """Aggregates of an answer, and user records of an aggregate."""
 
 INTERVAL_SECONDS = 0.25
@@ -99,7 +100,7 @@ class Stream:
 class Unshared:
     """Reads every shard ahead, as a query's lease loop does, for a query that has them all and tells nobody."""
 
-    handing_off, over, answers = False, True, 0
+    handing_off, over, answers, undecided = False, True, 0, 0
     unfinished: Mapping[str, str] = {}
     behind: Mapping[str, float] = {}
 
@@ -138,6 +139,10 @@ class Unshared:
         with self._changed:
             self._changed.wait_for(lambda: any(self._larders.values()), seconds)
 
+    def linger(self, _seconds: float, _rows: int, _size: int) -> bool:
+        """Not at all."""
+        return True
+
     def take(self, _rows: int, shard_rows: int, size: int) -> tuple[dict[str, Held], dict[str, Chunk]]:
         """All that waits."""
         with self._changed:
@@ -170,8 +175,10 @@ class Unleased(LeasedReader):
     def _running(self) -> Run:
         run = super()._running()
         if not isinstance(cast("object", run._loop), Unshared):  # noqa: SLF001  nothing has begun yet
-            stock, options = self._stock, self._options
-            pace = ReadAheadPace(stock.columns, options.buffer_rows, options.buffer_bytes, stock.interval_seconds)
+            source_spec, options = self._source_spec, self._options
+            pace = ReadAheadPace(
+                source_spec.columns, options.buffer_rows, options.buffer_bytes, source_spec.interval_seconds
+            )
             source = cast("Stream", run._source)  # noqa: SLF001  as above
             run._loop = cast("LeaseLoop", Unshared(source, pace))  # noqa: SLF001  as above
         return run
@@ -231,7 +238,7 @@ TRANSPORTS: dict[str, type[LeasedReader]] = {"fetched": LeasedReader, "by files"
 
 
 class Canned(DataSource):
-    """`canned`: options `reader`, `answer` and `leases`."""
+    """`canned`: options `reader`, `answer`, `leases`, and `linger` in milliseconds."""
 
     @classmethod
     def name(cls) -> str:
@@ -244,14 +251,15 @@ class Canned(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  Spark's name
         """The one that is asked for."""
-        answer = LIGHT if self.options["answer"] == "light" else HEAVY
+        answer = {"light": LIGHT, "steady": STEADY, "heavy": HEAVY}[self.options["answer"]]
         if self.options["reader"] in BARE:
             return BARE[self.options["reader"]](Stream(answer))
         columns = kinesis_rows.columns("canned")
-        stock = SourceSpec(lambda: Stream(answer), columns, INTERVAL_SECONDS, 100_000, rereadable=True)
+        source_spec = SourceSpec(lambda: Stream(answer), columns, INTERVAL_SECONDS, 100_000, rereadable=True)
         position, name = {"initial_position": "TRIM_HORIZON"}, self.options["reader"]
         transport = "embedded" if name == "within tasks" else "fetch"
         more = {"lease.transport": transport, "lease.fetchHost": "127.0.0.1", "lease.cores": "2"}
+        more |= {"lease.lingerMs": self.options.get("linger", "0")}
         given = Given({"maxBytesPerTrigger": str(BATCH_BYTES), **more})
         options = lease_options(given, self.options["leases"], position, 10.0, "maxRowsPerTrigger")
-        return (LEASED | TRANSPORTS)[name](stock, options)
+        return (LEASED | TRANSPORTS)[name](source_spec, options)

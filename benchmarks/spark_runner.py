@@ -254,7 +254,7 @@ def carried(
     """A reader as Spark calls it: plan, make tasks, have another process fetch their rows, commit."""
     store = f"sqlite:///{folder}/{transport}-{readers}-{len(more)}.db"
     reader = reader_of(endpoint, store, **{"lease.readers": str(readers), "lease.transport": transport, **more})
-    reader._stock = evolve(reader._stock, interval_seconds=0.0)  # noqa: SLF001  as if shards had no limit
+    reader._source_spec = evolve(reader._source_spec, interval_seconds=0.0)  # noqa: SLF001  as if shards had no limit
     start = reader.initialOffset()
     asked, done = multiprocessing.SimpleQueue(), multiprocessing.SimpleQueue()  # type: ignore[var-annotated]
     executor = multiprocessing.Process(target=execute, args=(asked, done), daemon=True)

@@ -380,6 +380,8 @@ def test_locks_name_no_registry() -> None:
         "requirements-supply.lock",
         "requirements-mutants.lock",
         "requirements-atheris.lock",
+        "requirements-spark-4.0.lock",
+        "requirements-spark-4.1.lock",
         "package-lock.json",
     }
     assert [_name(lock) for lock in locks if "://" in lock.read_text()] == []

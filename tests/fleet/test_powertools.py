@@ -18,10 +18,10 @@ import pytest
 from attrs import define, field, frozen
 from waiters import WAIT, until
 
-from leasehold_lab.demo.stage import Stream
-from leasehold_lab.standins.tables import TableStreams, served
 from leasehold.adapters.reading.dead_letters.letter import letter_of
 from leasehold.stores.urls import open_store
+from leasehold_lab.demo.stage import Stream
+from leasehold_lab.standins.tables import TableStreams, served
 
 pytestmark = [pytest.mark.more, pytest.mark.slow, pytest.mark.services]
 

@@ -12,6 +12,9 @@ source       where the source plans and reads: the query ends, and `run` starts 
 executor     on a cluster, with the tasks that it has
 application  the driver and all that it started; it is started again
 
+With `--pyspark` each application has another of these versions of PySpark, in turn, and every second kill is one of the
+application, so that a checkpointLocation goes from version to version. The last application has the present version.
+
 Nothing else may end the application. Once all rows are through, a plain worker of ours and a query of ours must have
 each row once, and the rows of each key in order; the Java KCL, where it can be had, each row at least once.
 """
@@ -40,7 +43,7 @@ from spark_application import descendants
 from spark_killer import cluster, note_left
 from spark_kills import Victim
 from standins import executors
-from standins.spark import ON_CLUSTER, SOON, spark_session
+from standins.spark import ON_CLUSTER, SOON, pyspark_path, spark_session
 
 sys.path += [str(Path(__file__).parents[1] / each) for each in ("fleet", "sources/kinesis")]
 import kcl_jar
@@ -71,6 +74,8 @@ PROCESSES = {
 }
 """What stands in their command lines."""
 AGAIN = re.compile(r"starting it again in .*?: (.*)")
+EXECUTORS = "local-cluster[1,2,600]"
+"""The master of an application that starts one executor, of two cores, by itself."""
 MARK = "LEASEHOLD_PIPELINE_KILLS"
 Row = tuple[str, bytes]
 """Its key, and its number among all that are sent."""
@@ -80,6 +85,8 @@ def application(folder: Path, source: dict[str, str], sink: dict[str, str], mast
     """Read and write until killed, or told to end by a file; says when a query begins, and each batch that is done."""
     told_whole = {"spark.sql.pyspark.jvmStacktrace.enabled": "true"}  # a fault that ends it is to be understood
     on_cluster = ON_CLUSTER | {f"spark.executorEnv.{MARK}": str(folder), "spark.executor.extraJavaOptions": SOON}
+    if master == EXECUTORS:
+        on_cluster |= {"spark.cores.max": "2"}
     said: object = None
     # Four attempts for a task, as on a cluster: a `local` master has but one.
     with spark_session(
@@ -139,9 +146,11 @@ def judged(sent: Sequence[Row], given: Sequence[Row]) -> Given:
 class Pipeline:
     """The pipeline under way.
 
-    until  when the last life is to begin, at the latest
-    kills  who was killed, in order
-    again  why queries were started again
+    until     when the last life is to begin, at the latest
+    kills     who was killed, in order
+    again     why queries were started again
+    name      begins the names of its streams, and is that of its lease table
+    versions  of PySpark, of which each life has the next; "" for the present one, which the last life has
     """
 
     folder: Path
@@ -153,14 +162,16 @@ class Pipeline:
     kills: list[str] = field(factory=list)
     again: Counter[str] = field(factory=Counter)
     lives: int = 0
+    versions: Sequence[str] = ()
+    name: str = "pipeline"
 
     def run(self, count: int, told: Callable[[str], None]) -> tuple[list[Row], Stream]:
         """Kill so often, and let the last life end by itself; what was sent, and the stream it should be in."""
         chance, sent = Random(self.seed), list[Row]()  # noqa: S311  it is to be drawn again
-        read, wrote = Stream(self.kinesis, "pipeline-in", 3), Stream(self.kinesis, "pipeline-out", 2)
+        read, wrote = Stream(self.kinesis, f"{self.name}-in", 3), Stream(self.kinesis, f"{self.name}-out", 2)
         with line(self.kinesis) as faulty, closing(client(self.kinesis)) as to:
             while self._goes_on(count):
-                app = self._begun(faulty)
+                app = self.begin(faulty)
                 try:
                     while app.running and self._goes_on(count):
                         more = [(f"{n % KEYS}", f"{n}".encode()) for n in range(len(sent), len(sent) + ROUND)]
@@ -172,36 +183,41 @@ class Pipeline:
                         told(f"{len(self.kills)} kills in {self.lives} lives: {dict(Counter(self.kills))}")
                     assert app.running or self.kills[-1:] == ["application"], app.said
                 finally:
-                    self._ended(app)
+                    self.end(app)
             (self.folder / "last").touch()
-            app = self._begun(faulty)
+            self.versions = ()
+            app = self.begin(faulty)
             try:
                 _until(lambda: not app.running, app, 2 * WAIT_SECONDS)
                 assert app.wait() == 0, app.said
             finally:
-                self._ended(app)
+                self.end(app)
             return sent, wrote
 
     def _goes_on(self, count: int) -> bool:
         return len(self.kills) < count and time.monotonic() < self.until
 
-    def _begun(self, faulty: Line) -> Victim:
+    def begin(self, faulty: Line) -> Victim:
+        """Start an application."""
         self.lives += 1
         region = {"kinesis.region": "eu-west-1"}
         source = region | {
-            "kinesis.streamName": "pipeline-in",
+            "kinesis.streamName": f"{self.name}-in",
             "kinesis.endpointUrl": self.kinesis,
             "kinesis.startingPosition": "TRIM_HORIZON",
-            "lease.store": f"dynamodb://pipeline?region=eu-west-1&endpoint={self.dynamodb}",
+            "lease.store": f"dynamodb://{self.name}?region=eu-west-1&endpoint={self.dynamodb}",
             "lease.durationMs": f"{LEASE_SECONDS * 1000:g}",
             "maxRowsPerTrigger": str(TRIGGER_ROWS),
         }
-        sink = region | {"kinesis.streamName": "pipeline-out", "kinesis.endpointUrl": faulty.url}
+        sink = region | {"kinesis.streamName": f"{self.name}-out", "kinesis.endpointUrl": faulty.url}
         words = (__file__, "--application", str(self.folder), json.dumps(source), json.dumps(sink), self.master)
-        with patch.dict(os.environ, {MARK: str(self.folder)}):
+        version = self.versions[(self.lives - 1) % len(self.versions)] if self.versions else ""
+        paths = [*([str(pyspark_path(version))] if version else []), *filter(None, [os.environ.get("PYTHONPATH")])]
+        with patch.dict(os.environ, {MARK: str(self.folder), "PYTHONPATH": os.pathsep.join(paths)}):
             return Victim(f"life-{self.lives}", words, self.folder)
 
-    def _ended(self, app: Victim) -> None:
+    def end(self, app: Victim) -> None:
+        """End it, and all that it started."""
         app.kill()
         if self.master:
             note_left(self.folder)
@@ -220,6 +236,8 @@ class Pipeline:
     def _kill(self, app: Victim, faulty: Line, chance: Random) -> None:
         """Whoever is drawn: what writes while it writes, what commits as it begins, others once something was done."""
         who = chance.choice(ON_EXECUTORS if self.master else AMONG)
+        if len(self.versions) > 1 and len(self.kills) % 2:
+            who = "application"
         port = int(faulty.url.rpartition(":")[2])
         if who == "committer":  # Spark keeps one for the next batch: the one that comes then has a batch to commit
             _struck(self._found(app, who, port))
@@ -392,13 +410,19 @@ def main() -> int:
         "--cluster", action="store_true", help="on a cluster of this machine, whose executors die, too"
     )
     options.add_argument("--java", action="store_true", help="have the Java KCL read what came, too")
+    options.add_argument("--executors", action="store_true", help="each application has an executor, which dies, too")
+    what = "a version of PySpark, as 4.0, or '' for the present one; several take turns, see above"
+    options.add_argument("--pyspark", action="append", default=[], metavar="VERSION", help=what)
     asked = options.parse_args()
+    if asked.cluster and any(asked.pyspark):
+        options.error("--cluster: its processes have the present version; use --executors with --pyspark")
     isolate()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-pipeline-")))
         kinesis, dynamodb = stack.enter_context(services())
-        master = stack.enter_context(cluster()) if asked.cluster else ""
-        pipeline = Pipeline(folder, kinesis, dynamodb, asked.seed, master, time.monotonic() + 60 * asked.minutes)
+        master = stack.enter_context(cluster()) if asked.cluster else EXECUTORS if asked.executors else ""
+        until = time.monotonic() + 60 * asked.minutes
+        pipeline = Pipeline(folder, kinesis, dynamodb, asked.seed, master, until, versions=asked.pyspark)
         found = tried(pipeline, asked.kills, java=asked.java)
     sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
     return 1 if found.faults else 0

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from spark_pipeline_kills import Pipeline, tried
+from spark_pipeline_kills import EXECUTORS, Pipeline, tried
 
 pytestmark = [pytest.mark.more, pytest.mark.spark, pytest.mark.services, pytest.mark.timeout(900)]
 
@@ -16,5 +16,19 @@ def test_rows_of_a_killed_pipeline_come_once_and_in_order(kinesis_url: str, dyna
     found = tried(pipeline, 4, told=print)
     print(found)  # noqa: T201  shown if it fails, or with -s
     assert sum(found.kills.values()) == 4
+    assert {name: each.rows for name, each in found.given.items()} == {"plain": found.sent, "spark": found.sent}
+    assert found.faults == 0
+
+
+@pytest.mark.usefixtures("java")
+def test_a_checkpoint_goes_from_version_to_version_of_spark_under_kills(
+    kinesis_url: str, dynalite_url: str, tmp_path: Path
+) -> None:
+    """Without this, an older Spark could lose or repeat rows, or leave a checkpoint that another cannot go on with."""
+    versions = ("4.0", "", "4.1", "4.0")
+    pipeline = Pipeline(tmp_path, kinesis_url, dynalite_url, 3, EXECUTORS, time.monotonic() + 600, versions=versions)
+    found = tried(pipeline, 2 * len(versions), told=print)
+    print(found)  # noqa: T201  shown if it fails, or with -s
+    assert (found.kills["application"], found.lives) == (len(versions), len(versions) + 1)
     assert {name: each.rows for name, each in found.given.items()} == {"plain": found.sent, "spark": found.sent}
     assert found.faults == 0

@@ -7,10 +7,10 @@ from uuid import uuid4
 import boto3
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pytest
-from pyspark.sql.streaming.datasource import ReadMaxRows
 from standins.iam import REGION, Account, allowed
 
 from leasehold.adapters.sources.repeats import Tag
+from leasehold.adapters.spark.compat import ReadMaxRows
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
 from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.spark.options import Given

@@ -311,6 +311,17 @@ def test_a_query_that_was_set_back_is_had_again(run: int, caplog: pytest.LogCapt
     assert [record.getMessage() for record in caplog.records] == [text]
 
 
+def test_rows_that_may_have_come_before_are_counted_once() -> None:
+    """Otherwise nobody would see how many duplicates a restored checkpoint may have brought."""
+    had = Had()
+    had.note(Tag("q", 100, 9, "0", "e", 3), Position("1"))
+    tags = [Tag("q", 200, batch, "0", "other", 0) for batch in (8, 8, 9, 10)]
+    repeated = [had.copy().again(tag, lambda: 0, Position("2")) for tag in tags]
+    kept = [had.again(tag, lambda: 0, Position(str(at))) for at, tag in enumerate(tags, 3)]
+    assert (repeated, kept) == ([False] * 4, [False, True, False, False])
+    assert (had.copy().undecided(), had.undecided(), had.undecided()) == (2, 2, 0)
+
+
 LIVE = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.booleans()), max_size=40)
 """Which of three runs writes next, whether it begins a batch, and whether the row is one that others have, too."""
 

@@ -5,7 +5,8 @@ from typing import Any
 
 from attrs import Factory, define
 from fake_stream import Place, Query, Stream
-from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from leasehold.adapters.spark.compat import ReadMaxRows
 
 Row = tuple[str, int, str]
 

@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import Factory, define
-from pyspark.sql.streaming.datasource import ReadLimit
 
 from leasehold.adapters.sources.protocol import Batch, Record
-from leasehold.adapters.spark.feed import SourceSpec
+from leasehold.adapters.spark.compat import ReadLimit
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.spark.options import Given, LeaseOptions, lease_options
+from leasehold.adapters.spark.rows import SourceSpec
 from leasehold.balancer.model import Lease, Position, Shard, at_timestamp
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable
 from leasehold.stores.protocol import Store
@@ -38,6 +38,8 @@ class Stream:
     numbers  whether what is latest is told as a number, as event hubs do, or as a time
     tokens   whether each record has one, without which nobody may open a shard behind it
     made     when the stream was made; 0: it cannot tell
+    undecided
+             whether all rows may have come before
     readers  every reader that was opened; of each is known whether it was closed
     """
 
@@ -58,6 +60,7 @@ class Stream:
     opened: list[tuple[str, int]] = Factory(list)
     stream: str = ""
     made: int = 0
+    undecided: bool = False
 
     def put(self, shard: str, *texts: str) -> None:
         self.records[shard].extend(texts)
@@ -153,7 +156,8 @@ class FakeReader:
             return Batch((), None, 0.0, 0.01, ended=ended, children=self._children if ended else ())
         found = tuple(self._record(number, text) for number, text in enumerate(texts, self.at + 1))
         self.at += len(texts)
-        return Batch(found, found[-1].position, (len(self.stream.records[self.shard]) - self.at) / 1000, 0.01)
+        behind, undecided = len(self.stream.records[self.shard]) - self.at, len(found) * self.stream.undecided
+        return Batch(found, found[-1].position, behind / 1000, 0.01, undecided=undecided)
 
     def _record(self, number: int, text: str) -> Record:
         return Record(text.encode(), str(number), token=f"@{number}" if self.stream.tokens else "")
@@ -279,9 +283,9 @@ class Place:
         """One more run, going on at this offset."""
         life = Mortal(open_store(f"sqlite:///{self.path}"))
         stream = self.stream  # alone: readers are given what opens it, and the queries have locks
-        stock = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable)
+        source_spec = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable)
         chosen = options(self.path, start, **more | {"lease.bufferRows": buffer})
-        reader = LeasedReader(stock, chosen, lambda _url, *, create: cast("Store", life))  # noqa: ARG005  as a store is opened
+        reader = LeasedReader(source_spec, chosen, lambda _url, *, create: cast("Store", life))  # noqa: ARG005  as a store is opened
         query = Query(reader, open_store(f"sqlite:///{self.path}"), life, offset or reader.initialOffset())
         self.queries.append(query)
         return query

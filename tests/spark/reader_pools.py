@@ -9,7 +9,6 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import Factory, define
 from fake_stream import Stream
 
-from leasehold.adapters.spark.feed import SourceSpec
 from leasehold.adapters.spark.fetching import ReaderRows, read
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.options import Address
@@ -19,6 +18,7 @@ from leasehold.adapters.spark.readers.messages import (
 )
 from leasehold.adapters.spark.readers.pool import FarReader, ReaderPool
 from leasehold.adapters.spark.readers.reader import ReaderSpec
+from leasehold.adapters.spark.rows import SourceSpec
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 
 HOST = "127.0.0.1"
@@ -29,9 +29,9 @@ PATIENCE = 60.0
 
 def a_spec(stream: Stream, pool: ReaderPool | None = None, rows: int = 1000) -> ReaderSpec:
     """What a reader of this stream is given."""
-    stock = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable=True)
+    source_spec = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable=True)
     planner, token = (HOST, pool.port if pool else 1), pool.token if pool else b""
-    return ReaderSpec(planner, token, Address(HOST, HOST), stock, rows, 1 << 20, 3, 1 << 20, "")
+    return ReaderSpec(planner, token, Address(HOST, HOST), source_spec, rows, 1 << 20, 3, 1 << 20, "")
 
 
 @define

@@ -1,7 +1,7 @@
 """A query's lease loop and reader on a clock that stands still unless Spark asks for a batch: no thread, no chance."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
 from typing import cast
@@ -13,11 +13,11 @@ from fake_stream import Mortal, Stream
 from waiters import Clock
 
 from leasehold.adapters.reading.runner import Step
-from leasehold.adapters.spark.feed import SourceSpec
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.lease_loop import LeaseLoop
 from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.spark.options import Given, lease_options
+from leasehold.adapters.spark.rows import SourceSpec
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.model import Position
 from leasehold.stores.protocol import Store
@@ -63,10 +63,10 @@ class Stepped(LeaseLoop):
         readings.schedule = self._steps  # type: ignore[assignment]  # as much of it as is called
         self._turn_due = self._renew_due = -math.inf
 
-    def wait(self, seconds: float) -> None:
-        """Have the worker and its shards do what is due until something waits, or so long."""
+    def wait_until(self, over: Callable[[], bool], seconds: float) -> None:
+        """Have the worker and its shards do what is due until this is so, or so long."""
         end = self.clock.now + seconds
-        while self.clock.now < end and not any(self._takable()):
+        while self.clock.now < end and not over():
             self.tick()
 
     def tick(self) -> None:
@@ -111,7 +111,9 @@ def a_reader(
     def opened(_url: str, **_how: bool) -> Store:
         return cast("Store", life)
 
-    stock = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable, stream="fake://stream", starts=starts)
+    source_spec = SourceSpec(
+        lambda: stream, columns("fake"), 0.01, 2**53, rereadable, stream="fake://stream", starts=starts
+    )
     given = Given({"lease.durationMs": "2000", "lease.flushOnIdle": flush, "lease.cores": "1", **more})
     chosen = lease_options(given, "sqlite:///unused", {"initial_position": "TRIM_HORIZON"}, 10.0, "maxRowsPerTrigger")
-    return LeasedReader(stock, chosen, opened)
+    return LeasedReader(source_spec, chosen, opened)

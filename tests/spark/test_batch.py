@@ -17,10 +17,10 @@ from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Reader, Record, 
 from leasehold.adapters.spark import batch as planning
 from leasehold.adapters.spark import batch as reader
 from leasehold.adapters.spark.batch import PARTS_MOST, Bounds, SlicedReader, between, moments, planned
-from leasehold.adapters.spark.feed import Columns, SourceSpec
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.leased_source import SlicedQuery
 from leasehold.adapters.spark.options import Given, lease_options
+from leasehold.adapters.spark.rows import Columns, SourceSpec
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp

@@ -14,10 +14,10 @@ from fake_stream import Mortal, Stream, rows_of
 from hypothesis import note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from pyspark.sql.streaming.datasource import ReadMaxRows
 from stepped_loop import a_reader, stepped
 from waiters import Clock
 
+from leasehold.adapters.spark.compat import ReadMaxRows
 from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.worker.discovery import SAFETY_SECONDS
 from leasehold.balancer.contradictions import INCARNATION, SETTLED

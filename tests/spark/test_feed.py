@@ -14,13 +14,12 @@ from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.spark.available_now import SILENT_SECONDS
 from leasehold.adapters.spark.feed import (
     EXCLUDED_SECONDS,
-    ArrowBatch,
-    Columns,
     ReadAheadState,
     RowBuffer,
     ShardPrefetcher,
     joined,
 )
+from leasehold.adapters.spark.rows import ArrowBatch, Columns
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config

@@ -7,12 +7,12 @@ import pytest
 
 from leasehold.adapters.sources.repeats import Tag
 from leasehold.adapters.spark.event_hubs import sink
-from leasehold.adapters.spark.event_hubs.sink import HubRowWriter, HubSinkPlace
+from leasehold.adapters.spark.event_hubs.sink import HubRowWriter, HubSinkTarget
 from leasehold.errors import SourceError
 
 pytest.importorskip("azure.eventhub")
 
-PLACE = HubSinkPlace("namespace", "hub", "", keyed=False)
+PLACE = HubSinkTarget("namespace", "hub", "", keyed=False)
 ROWS = pa.table(
     {
         "body": [b"a"],

@@ -15,9 +15,9 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import Misplaced
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.records import RowViews
-from leasehold.adapters.spark.feed import ArrowBatch, chunk_of
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.adapters.spark.rows import ArrowBatch, chunk_of
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, HashRange, Lease, Position
 
 if TYPE_CHECKING:

@@ -24,7 +24,6 @@ from pyspark import cloudpickle
 
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.spark.event_hubs.options import event_hubs_options
-from leasehold.adapters.spark.feed import SourceSpec
 from leasehold.adapters.spark.fetching import Transport
 from leasehold.adapters.spark.kinesis.options import kinesis_options
 from leasehold.adapters.spark.kinesis.rows import columns
@@ -48,6 +47,7 @@ from leasehold.adapters.spark.readers.messages import Hello, line_of
 from leasehold.adapters.spark.readers.reader import ReaderSpec
 from leasehold.adapters.spark.registration import register
 from leasehold.adapters.spark.replay import Place
+from leasehold.adapters.spark.rows import SourceSpec
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.errors import SourceError, SourceUnavailable
@@ -157,8 +157,8 @@ def listening(session: Session) -> Iterator[JobListener]:
 
 def a_spec(stream: Stream | None = None, port: int = 1, token: bytes = b"") -> ReaderSpec:
     """What a reader is given."""
-    stock = SourceSpec(lambda: stream or Stream({}), columns("fake"), 0.01, 2**53, rereadable=True)
-    return ReaderSpec((HOST, port), token, Address("", ""), stock, 1000, 1 << 20, 3, 1 << 20, "/not/here")
+    source_spec = SourceSpec(lambda: stream or Stream({}), columns("fake"), 0.01, 2**53, rereadable=True)
+    return ReaderSpec((HOST, port), token, Address("", ""), source_spec, 1000, 1 << 20, 3, 1 << 20, "/not/here")
 
 
 def started(session: Session, number: int) -> list[Job]:
@@ -619,7 +619,7 @@ def test_a_task_that_cannot_open_the_stream_says_why() -> None:
         raise SourceError("access denied")
 
     task, spec = ReaderTask(), a_spec()
-    task.spec = evolve(spec, stock=evolve(spec.stock, open=refused))
+    task.spec = evolve(spec, source_spec=evolve(spec.source_spec, open=refused))
     assert task.run() == f"access denied, on {socket.gethostname()}"
 
 
@@ -678,7 +678,7 @@ def readers_of(options: LeaseOptions) -> pool_module.QueryReaders:
     """The readers of a query that reads a stream of nothing."""
     stream, address = Stream({}), Address(HOST, HOST)
     place = Place(MemoryStore(), stream, columns("fake"), exclusive=False)
-    return pool_module.QueryReaders(a_spec().stock, options, address, place, Transport(address))
+    return pool_module.QueryReaders(a_spec().source_spec, options, address, place, Transport(address))
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,6 @@ from row_servers import answering
 
 from leasehold.adapters.json_form import BadJsonField
 from leasehold.adapters.spark.event_hubs.options import event_hubs_options
-from leasehold.adapters.spark.feed import Chunk, SourceSpec
 from leasehold.adapters.spark.fetching import HERE, FetchedRows, Kept, ReaderRows, Transport, read, spread
 from leasehold.adapters.spark.kinesis.options import kinesis_options
 from leasehold.adapters.spark.kinesis.rows import columns
@@ -60,6 +59,7 @@ from leasehold.adapters.spark.readers.messages import (
 from leasehold.adapters.spark.readers.pool import FarBuffer, FarReader, FarTransport, QueryReaders, ReaderPool, way_of
 from leasehold.adapters.spark.readers.reader import FAULT_SECONDS, ROOM_SECONDS, ShardReadAhead, ShardReader
 from leasehold.adapters.spark.replay import Place as ReplayPlace
+from leasehold.adapters.spark.rows import Chunk, SourceSpec
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.embedded.memory import MemoryStore
@@ -682,9 +682,11 @@ def test_once_a_query_is_closed_nothing_of_it_listens(
     monkeypatch.setattr(pool_module, "ReaderChildren", Children)
     monkeypatch.setattr(Children, "told", [])
     stream = Stream({"a": ["x"]})
-    stock = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable=True)
+    source_spec = SourceSpec(lambda: stream, columns("fake"), 0.01, 2**53, rereadable=True)
     place = ReplayPlace(MemoryStore(), stream, columns("fake"), exclusive=False)
-    way = way_of(stock, options(tmp_path / "leases.db", "TRIM_HORIZON", **{"lease.readers": readers}), stream, place)
+    way = way_of(
+        source_spec, options(tmp_path / "leases.db", "TRIM_HORIZON", **{"lease.readers": readers}), stream, place
+    )
     way.begin(lambda _key: None)
     # What the planner has read by itself goes by its own transport, readers or not.
     (rows,) = way.transport.partitions(1, [[pa.RecordBatch.from_pydict({"data": [b"x"]})]])

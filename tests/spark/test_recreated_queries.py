@@ -73,7 +73,7 @@ def test_a_query_that_is_not_told_to_begin_anew_ends_and_says_so(table: Table) -
         with pytest.raises(SourceError, match=REFUSED):
             again.reader.latestOffset(again.offset, again.reader.getDefaultReadLimit())
     with pytest.raises(SourceError, match=REFUSED):
-        again.reader.partitions(again.offset, again.offset)
+        again.reader.partitions(again.reader.initialOffset(), again.offset)
     assert table.noted() == {"fake:1000"}
 
 

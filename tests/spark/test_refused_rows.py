@@ -13,7 +13,7 @@ from leasehold.adapters.sources.repeats import Tag
 from leasehold.adapters.spark.event_hubs import sink as hub_sink
 from leasehold.adapters.spark.event_hubs.sink import HubRowWriter
 from leasehold.adapters.spark.kinesis import sink as kinesis_sink
-from leasehold.adapters.spark.kinesis.sink import KinesisRowWriter, KinesisSinkPlace
+from leasehold.adapters.spark.kinesis.sink import KinesisRowWriter, KinesisSinkTarget
 from leasehold.adapters.spark.sink import RowWriter, SinkColumns
 
 TAG = Tag("query", 1, 2, "0-0", "edition", 0)
@@ -64,7 +64,7 @@ def kinesis(monkeypatch: pytest.MonkeyPatch) -> Iterator[Written]:
 
     monkeypatch.setattr(producer, "Producer", Noting)
     monkeypatch.setattr(producer, "clients_of", lambda *_, **__: OneShard())
-    writer = KinesisRowWriter(KinesisSinkPlace("stream", "eu-west-1", "", "cbor", 1.0, 0.1))
+    writer = KinesisRowWriter(KinesisSinkTarget("stream", "eu-west-1", "", "cbor", 1.0, 0.1))
     yield Written(writer, sent)
     writer._producer.close(0)  # noqa: SLF001
 

@@ -8,13 +8,13 @@ from typing import NoReturn
 import pytest
 from crashes import Crash, Row, again, crashed, drained, everything
 from fake_stream import Place, Stream, options
-from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from leasehold.adapters.spark import replay
-from leasehold.adapters.spark.feed import SourceSpec
+from leasehold.adapters.spark.compat import ReadMaxRows
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.spark.offsets import Range
+from leasehold.adapters.spark.rows import SourceSpec
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.embedded.sqlite import SqliteStore
@@ -154,8 +154,8 @@ def test_a_late_commit_does_not_pass_what_an_earlier_run_left_out(place: Place) 
 def test_an_offset_of_another_stream_is_refused_before_anything_is_opened(tmp_path: Path, call: str) -> None:
     """Without it the lease table would hold another stream's numbers before anything was read."""
     other = {"v": 1, "n": 3, "s": "kinesis://orders", "r": {"a": ["TRIM_HORIZON", "5", 1]}}
-    stock = SourceSpec(_never, columns("fake"), 0.01, 100, rereadable=True, stream="kinesis://flights")
-    reader = LeasedReader(stock, options(tmp_path / "leases.db", "LATEST"), _never)
+    source_spec = SourceSpec(_never, columns("fake"), 0.01, 100, rereadable=True, stream="kinesis://flights")
+    reader = LeasedReader(source_spec, options(tmp_path / "leases.db", "LATEST"), _never)
     more = {"latestOffset": (reader.getDefaultReadLimit(),), "partitions": (other,), "commit": ()}[call]
     with pytest.raises(ValueError, match=r"is of kinesis://orders, and the query reads kinesis://flights; [^\n]*$"):
         getattr(reader, call)(other, *more)

@@ -26,7 +26,7 @@ from waiters import WAIT, until
 
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.spark import fetching
-from leasehold.adapters.spark.feed import Chunk, Columns, ReadAheadState, SourceSpec
+from leasehold.adapters.spark.feed import ReadAheadState
 from leasehold.adapters.spark.fetching import TOKEN_BYTES, ReaderRows, Rows, Transport, read, spread
 from leasehold.adapters.spark.kinesis.rows import columns as kinesis
 from leasehold.adapters.spark.options import Address
@@ -43,6 +43,7 @@ from leasehold.adapters.spark.readers.messages import (
 from leasehold.adapters.spark.readers.pool import FarBuffer, FarReader, FarTransport, ReaderPool
 from leasehold.adapters.spark.readers.reader import ReaderSpec, ShardReadAhead, ShardReader
 from leasehold.adapters.spark.replay import Place
+from leasehold.adapters.spark.rows import Chunk, Columns, SourceSpec
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.errors import StoreError
@@ -316,8 +317,8 @@ class Shelving(Reading):
     def join(self, rows: int, size: int) -> None:
         """The reader has been asked for both."""
         self.begin()
-        stock = SourceSpec(lambda: self.stream, self.made.columns, 0.01, 2**53, rereadable=True)
-        self.spec = ReaderSpec(("", 1), b"", Address("", ""), stock, rows, size, 3, 500, "")
+        source_spec = SourceSpec(lambda: self.stream, self.made.columns, 0.01, 2**53, rereadable=True)
+        self.spec = ReaderSpec(("", 1), b"", Address("", ""), source_spec, rows, size, 3, 500, "")
         self.aheads: dict[str, ShardReadAhead] = {}
         self.openings: dict[str, FarReader] = {}
         self.buffers: dict[str, FarBuffer] = {}

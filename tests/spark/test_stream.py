@@ -9,12 +9,12 @@ from typing import Any, Never, cast
 import pytest
 from fake_stream import PAGE, Mortal, Place, Query, Stream
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
 from stepped_loop import Stepped, a_reader, stepped
 from stolen_leases import stolen
 
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.spark import lease_loop, stream
+from leasehold.adapters.spark.compat import ReadMaxBytes, ReadMaxRows
 from leasehold.adapters.spark.fetching import Transport
 from leasehold.adapters.spark.lease_loop import LeaseLoop
 from leasehold.adapters.spark.offsets import Offset
@@ -259,7 +259,7 @@ def test_nothing_is_kept_of_a_batch_that_spark_has_committed(place: Place) -> No
     query = place.query()
     while len(query.rows) < 50:
         query.batch(ReadMaxRows(7))
-    (task, *_) = query.reader.partitions(query.offset, query.offset)
+    (task, *_) = query.reader.partitions(query.reader.initialOffset(), query.offset)
     assert [*query.reader.read(task)]
     query.reader.commit(query.offset)
     with pytest.raises(RuntimeError, match=r"^batch \d+ is done: its rows are not kept any more$"):

@@ -35,6 +35,15 @@ def test_many_shards_that_were_lost_are_told_in_a_short_line(place: Place, caplo
     assert f"lost meanwhile, so their checkpoints are for others to move: {shown} and 3 more" in caplog.messages
 
 
+def test_rows_that_may_have_come_before_are_counted_in_the_progress(place: Place) -> None:
+    """Otherwise a user would have to look for a warning to learn of them."""
+    place.stream.undecided = True
+    query = place.query()
+    query.until(lambda query: len(query.rows) == len(place.stream.records))
+    told: Any = query.reader.reportLatestOffset()
+    assert told["undecidedRows"] == len(query.rows)
+
+
 def test_a_query_that_has_read_all_it_asked_for_is_not_behind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without this a nightly query would be told as minutes behind while its last batches are in its sink."""
     monkeypatch.setattr(reach, "SILENT_SECONDS", 0.0)  # from now on every silence counts
@@ -43,4 +52,4 @@ def test_a_query_that_has_read_all_it_asked_for_is_not_behind(place: Place, monk
     while query.reader.latestOffset(query.offset, query.reader.getDefaultReadLimit()) != query.offset:
         query.batch()
     told: Any = query.reader.reportLatestOffset()
-    assert told == {"shards": 8, "behindMs": 0, "behindMsByShard": {}}
+    assert told == {"shards": 8, "behindMs": 0, "behindMsByShard": {}, "undecidedRows": 0}

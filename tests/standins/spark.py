@@ -6,12 +6,13 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leasehold.adapters.toolchain import java_home
-from leasehold_lab.standins.node import Command, free_port, serving
+from leasehold.adapters.toolchain import filled, java_home
+from leasehold_lab.standins.services import Command, free_port, serving
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,6 +31,22 @@ ON_CLUSTER = {
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
 }
 """Settings of an application on `spark_cluster`, whose workers have two cores each."""
+
+
+def pyspark_path(version: str) -> Path:
+    """Return a folder with this older PySpark, as 4.0, to put before all others on the path of a process.
+
+    It is installed from its lock once. All else is of the present environment. Raises AssertionError.
+    """
+    from releasing import ROOT, uv  # noqa: PLC0415  it wants no Spark
+
+    lock = ROOT / f"requirements-spark-{version}.lock"
+
+    def fill(folder: Path) -> None:
+        locked = ("--no-build-isolation", "--require-hashes", "--no-deps")
+        uv("pip", "install", "-q", "--python", sys.executable, "--target", str(folder), *locked, "-r", str(lock))
+
+    return filled(f"pyspark/{version}-{blake2b(lock.read_bytes(), digest_size=6).hexdigest()}", fill)
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from leasehold.adapters.cli.lease_tables import below, cells
 from leasehold.adapters.cli.leases import app as leases_command
 from leasehold.adapters.cli.steer.explain import app as explain
 from leasehold.adapters.cli.steer.swap import app as swap
-from leasehold_lab.commands.what_if import app as what_if
 from leasehold.adapters.report.watching import TableWatch, picture
 from leasehold.adapters.steering.serving.app import exposition
 from leasehold.adapters.steering.serving.watcher import FleetRecord, TableWatcher, ViewWanted

@@ -13,7 +13,6 @@ from virtual_fleet import FaultyStore, four_shards
 from leasehold.adapters import consuming
 from leasehold.adapters.cli.consume import app
 from leasehold.adapters.consuming import load
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.reading.events import EventLines
 from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.worker.holding import Holding

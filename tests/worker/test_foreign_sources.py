@@ -6,11 +6,11 @@ import pytest
 from virtual_fleet import FaultyStore, four_shards, member, together
 from waiters import Clock
 
-from leasehold_lab.simulator.world.world import ListSource
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, Lease, Position, Shard
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.stores.writes import CreateLease
+from leasehold_lab.simulator.world.world import ListSource
 
 ERRORS: tuple[Callable[[], Exception], ...] = (
     lambda: KeyError("x"),

@@ -15,7 +15,7 @@ import pytest
 from attrs import define, evolve, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_reading import Bench, data
+from reading_bench import Bench, data
 from virtual_fleet import four_shards
 from waiters import until
 
@@ -30,9 +30,9 @@ from leasehold.adapters.lambda_handlers import (
     first_failed,
     function_settings,
 )
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records
 from leasehold.adapters.sources.dynamodb_streams import record_of
 from leasehold.balancer.model import Position
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records
 
 ARN = "arn:aws:kinesis:us-east-2:111122223333:stream/lambda-stream"
 REPORTING = function_settings("lambda:app.handler?report_batch_item_failures=true")

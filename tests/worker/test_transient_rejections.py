@@ -5,15 +5,15 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from test_reading import Bench, data
+from reading_bench import Bench, data
 from virtual_fleet import FaultySource, FaultyStore, four_shards, member
 from waiters import Clock
 
-from leasehold_lab.simulator.world.world import ShardRecords, records
 from leasehold.adapters.reading.lifecycle import REJECTED_WAITS
 from leasehold.adapters.reading.reading import ShardReading
 from leasehold.adapters.sources.protocol import REJECTED_TRIES, Batch, TransientRejection
 from leasehold.errors import SourceError
+from leasehold_lab.simulator.world.world import ShardRecords, records
 
 MOST_SECONDS = 5.0
 """The longest time that a shard may go unread because of one rejection."""

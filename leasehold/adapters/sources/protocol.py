@@ -109,6 +109,7 @@ class Batch:
     answered        whether the service has answered since the last reading; False where it is too soon for a fault
     unlinked_seconds  for so long before this reading another could have opened the shard's one link, or took it over
                     (infinity); 0 where the link was ours, or the source has none
+    undecided       how many of the records a Spark sink may have written before, and nothing tells whether it has
     token           what the end of the shard carries along, if this is it (`Position.token`)
     """
 
@@ -124,6 +125,7 @@ class Batch:
     unlinked_seconds: float = 0.0
     token: str = ""
     answered: bool = True
+    undecided: int = 0
 
     @property
     def reached(self) -> Position | None:

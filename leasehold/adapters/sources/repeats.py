@@ -174,11 +174,16 @@ class Had:
 
     pieces  the last hash key of each part, rising, and what was had of its records
     at      the record by which it was last changed
+
+    Beside that it counts the rows that R3 keeps although they may have been had: those of a run up to the batch that
+    another run was at.
     """
 
     pieces: list[tuple[int, _Queries]] = field(factory=lambda: [(HASH_KEYS[1], {})])
     at: Position | None = None
     _text: str | None = field(default=None, eq=False)
+    _until: dict[tuple[str, int], int] = field(factory=dict, eq=False)
+    _undecided: int = field(default=0, eq=False)
 
     def __bool__(self) -> bool:
         return any(queries for _, queries in self.pieces)
@@ -197,8 +202,16 @@ class Had:
                 "query %s: run %d writes batch %d although another run was at %d: all its rows are kept, perhaps twice"
             )
             log.warning(text, tag.query, tag.run, tag.batch, latest)
+            self._until = {**self._until, (tag.query, tag.run): latest}
+        if self._until and tag.batch <= self._until.get((tag.query, tag.run), -1):
+            self._undecided += 1
         self.note(tag, position)
         return False
+
+    def undecided(self) -> int:
+        """Return how many rows were kept, since the last call, that may have been had."""
+        count, self._undecided = self._undecided, 0
+        return count
 
     def note(self, tag: Tag, position: Position) -> None:
         """A new record came: it speaks for the hash keys of its span (W1), and as to batches for all (W2)."""
@@ -232,7 +245,7 @@ class Had:
     def copy(self) -> Self:
         """Another one, which changes by itself."""
         pieces = [(last, _copied(queries)) for last, queries in self.pieces]
-        return type(self)(pieces, self.at, self._text)
+        return type(self)(pieces, self.at, self._text, self._until, self._undecided)
 
     @property
     def token(self) -> str:

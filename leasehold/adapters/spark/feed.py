@@ -21,7 +21,7 @@ import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from threading import Condition
 
 import numpy as np
@@ -40,10 +40,10 @@ from leasehold.adapters.reading.lifecycle import (
     end,
 )
 from leasehold.adapters.sources.call_patience import Backoff
-from leasehold.adapters.sources.protocol import REJECTED_TRIES, Batch, Record, Source, TransientRejection
-from leasehold.adapters.sources.repeats import Tokens, Trail
+from leasehold.adapters.sources.protocol import REJECTED_TRIES, Batch, TransientRejection
 from leasehold.adapters.spark.available_now import ShardTip
 from leasehold.adapters.spark.offsets import Held
+from leasehold.adapters.spark.rows import Chunk, Columns, chunk_of
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.lineage import readable
 from leasehold.balancer.model import Lease, Position
@@ -58,113 +58,6 @@ LARGE_BYTES = 1 << 18
 """From here on it takes longer to copy a batch than to send one more."""
 ANY_SIZE = 1 << 62
 """So large is no row: whatever comes first is taken."""
-
-
-@frozen
-class Columns:
-    """The columns of one kind of source.
-
-    schema    as Arrow has it
-    data      the name of the column that holds the bytes
-    rows      records of a lease as these columns
-    position  the position that a row stands for
-    """
-
-    schema: pa.Schema
-    data: str
-    rows: Callable[[Lease, Sequence[Record]], pa.RecordBatch]
-    position: Callable[[pa.RecordBatch, int], Position]
-
-
-@frozen
-class SourceSpec:
-    """Where rows come from, as one kind of source has it.
-
-    open              opens the source; called in the runner process only
-    columns           what its records become
-    interval_seconds  least time between two readings of a shard
-    shard_rows        most rows of one shard in one batch
-    rereadable        whether anyone may read a shard at any time, so that every batch was delivered in full
-    stream            what is read, as offsets name it: a checkpointLocation of another stream is refused
-    sliced            whether shards end where a slice does, and a query once all of them have ended, whoever reads them
-    starts            where shards begin of which neither a lease nor the query knows how far they are done, by shard
-    again             opens the source for what is read once more, if otherwise: of one consumer a shard has
-                      one subscription at a time, which a repeated batch would take from the shard's owner
-    """
-
-    open: Callable[[], Source]
-    columns: Columns
-    interval_seconds: float
-    shard_rows: int
-    rereadable: bool
-    stream: str = ""
-    sliced: bool = False
-    starts: Mapping[str, Position] = Factory(dict)
-    again: Callable[[], Source] | None = None
-
-
-@frozen
-class ArrowBatch(Batch):
-    """A reading whose records are rows already; `arrived` names the column that says when they arrived, or is "".
-
-    trail  what the position of each row carries along, where the rows cannot tell
-    """
-
-    rows: pa.RecordBatch | None = None
-    arrived: str = ""
-    trail: Trail | None = None
-
-    @property
-    def count(self) -> int:
-        """How many user records: as rows, so that `records` has none of them."""
-        return len(self.records) if self.rows is None else int(self.rows.num_rows)
-
-    @property
-    def arrivals(self) -> Sequence[float | None]:
-        """When each row arrived."""
-        return super().arrivals if self.rows is None else _seconds(self.rows[self.arrived])
-
-    @property
-    def first_arrived(self) -> float | None:
-        """When the first row arrived; None where the rows are a reader's."""
-        return super().first_arrived if self.rows is None else self._arrived_in(slice(0, 1))
-
-    @property
-    def last_arrived(self) -> float | None:
-        """When the last row arrived; None where the rows are a reader's."""
-        return super().last_arrived if self.rows is None else self._arrived_in(slice(-1, None))
-
-    def _arrived_in(self, part: slice) -> float | None:
-        return next(iter(_seconds(self.rows[self.arrived][part])), None) if self.rows and self.arrived else None
-
-    def between(self, since: float, until: float) -> Batch:
-        """Return the reading with only the rows that arrived between these times."""
-        if self.rows is None:
-            return super().between(since, until)
-        kept = [time is None or since <= time < until for time in self.arrivals]
-        trail = None if self.trail is None else self.trail.where(kept)
-        return evolve(self, rows=self.rows.filter(pa.array(kept)), read_to=self.end, trail=trail)
-
-
-def _seconds(times: pa.Array) -> list[float | None]:
-    return [None if each is None else each / 1e6 for each in times.cast(pa.int64()).to_pylist()]
-
-
-@frozen
-class Chunk:
-    """Some rows, a batch or a table, and the position behind them: rows that were dropped count as read.
-
-    trail  what the position of each row carries along, where that is not in its columns
-    """
-
-    rows: pa.RecordBatch
-    ends: Position
-    trail: Trail | Tokens | None = None
-
-    @property
-    def count(self) -> int:
-        """How many rows."""
-        return int(self.rows.num_rows)
 
 
 class AheadBuffer(ABC):
@@ -192,17 +85,6 @@ class AheadBuffer(ABC):
     @abstractmethod
     def take(self, count: int, most_bytes: int) -> Chunk | None:
         """The first rows, at most so many and so large; None if nothing fits."""
-
-
-def chunk_of(columns: Columns, lease: Lease, batch: Batch) -> Chunk | None:
-    """The rows and the position that a reading brought; None if it brought neither. A shard's end is a position."""
-    ends = batch.reached
-    if ends is None:
-        return None
-    if not isinstance(batch, ArrowBatch) or batch.rows is None:
-        tokens = [record.token for record in batch.records]
-        return Chunk(columns.rows(lease, batch.records), ends, Tokens(tokens) if any(tokens) else None)
-    return Chunk(batch.rows, ends, batch.trail)
 
 
 def up_to(columns: Columns, chunk: Chunk, end: Position) -> pa.RecordBatch:
@@ -330,6 +212,8 @@ class ReadAheadPace:
 
 
 COMMIT_SECONDS, ROOM_SECONDS, EXCLUDED_SECONDS = 0.25, 1.0, 60.0
+BEHIND_SECONDS = 1.0
+"""So far behind the tip a shard is worth waiting for; some sources tell how old the last record is."""
 
 
 @define
@@ -341,6 +225,7 @@ class ReadAheadState:
     feeds       how many shards are held
     measure     told what each reading brought
     answers     how many readings were answered, be it that there is nothing
+    undecided   how many rows were read that a Spark sink may have written before, and nothing tells whether it has
     resume      where a lease is to be read from, given where its checkpoint says
     committed   how far Spark has committed a lease, or None
     read        the shards of which a reading was answered in this run
@@ -356,6 +241,7 @@ class ReadAheadState:
     feeds: int = 0
     measure: Measure = lambda _holding, _batch: None
     answers: int = 0
+    undecided: int = 0
     read: set[str] = Factory(set)
     closed: Callable[[], Collection[str]] = tuple
 
@@ -379,6 +265,7 @@ class ShardPrefetcher:
         # Under the epoch of this claim, so that whoever held the shard before is disconnected (Event Hubs).
         self._pull = ShardPull(self._cursor, lambda at: member.source.open(holding.claimed, at))
         self.opened = False  # whether it is known where the query goes on
+        self._behind = False  # whether the last answer says that much more is there
         self._buffer = shared.pace.buffer(shared.pace.columns)
         self._held: Held | None = None  # as it was told last
         self._done: Position | None = None  # committed by Spark, and not yet written
@@ -404,6 +291,11 @@ class ShardPrefetcher:
         # A position without rows counts as one: never planned, it would never be committed, and after each start the
         # records that were dropped would be read again.
         return (max(1, self._buffer.count), self._buffer.bytes) if self._buffer else (0, 0)
+
+    @property
+    def behind(self) -> bool:
+        """Whether more is there to be read, and room for it."""
+        return self._behind and not self._tip.reached and not self._full
 
     @property
     def read_up(self) -> bool:
@@ -439,6 +331,7 @@ class ShardPrefetcher:
             due = self._step(now)
         except (StoreError, SourceUnavailable) as fault:
             wait = self._faults.next()
+            self._behind = False  # no batch waits for a shard that cannot be read
             self.holding.reach.failed(str(fault), now)
             log.warning("shard %s: trying again in %.1f s: %s", self.key, wait, fault)
             return now + wait
@@ -554,6 +447,8 @@ class ShardPrefetcher:
                     # Of nothing nobody is told: whoever plans would look through all shards at each empty answer.
                     self._shared.changed.notify_all()
                 self._cursor.batch_read(None if chunk is None else chunk.ends, batch.children)
+                self._behind = (batch.behind_seconds or 0.0) >= BEHIND_SECONDS
+                self._shared.undecided += batch.undecided
                 if chunk is not None or batch.behind_seconds is not None:
                     self._shared.answers += 1
                     self._shared.read.add(self.key)
@@ -575,11 +470,15 @@ class ShardPrefetcher:
         if self._tip.look(self._cursor.read, now, behind, closed=self.holding.lease.shard in self._shared.closed()):
             self._shared.read.add(self.key)  # rule 4: that stream
 
-    def _blocked(self, now: float) -> bool:
-        """Whether what was read ahead must go before more is read."""
+    @property
+    def _full(self) -> bool:
         pace, feeds = self._shared.pace, max(1, self._shared.feeds)
         rows, size = max(1, pace.rows // feeds), max(1, pace.bytes // feeds)  # however many there are, each is read
-        if self._buffer.count < rows and self._buffer.bytes < size:
+        return self._buffer.count >= rows or self._buffer.bytes >= size
+
+    def _blocked(self, now: float) -> bool:
+        """Whether what was read ahead must go before more is read."""
+        if not self._full:
             return False
         self.holding.reach.excused("what was read ahead waits for the query", now)
         self.holding.throughput.rest(now)  # else a blocked query would be measured as idle, and be given more leases

@@ -22,8 +22,9 @@ from leasehold.adapters.reading.runner import Runner, Step
 from leasehold.adapters.reading.slices import is_read
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.available_now import AvailableNow, HeldShard
-from leasehold.adapters.spark.feed import ANY_SIZE, Chunk, ReadAheadPace, ReadAheadState, ShardPrefetcher
+from leasehold.adapters.spark.feed import ANY_SIZE, ReadAheadPace, ReadAheadState, ShardPrefetcher
 from leasehold.adapters.spark.offsets import Held, shares
+from leasehold.adapters.spark.rows import Chunk
 from leasehold.adapters.threads import spawn
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
@@ -123,9 +124,35 @@ class LeaseLoop:
 
     def wait(self, seconds: float) -> None:
         """Wait until rows can be taken, or for so long."""
+        self.wait_until(lambda: any(self._takable()), seconds)
+
+    def wait_until(self, over: Callable[[], bool], seconds: float) -> None:
+        """Wait until this is so, or for so long; it is asked whenever something was read."""
         with self._changed:
             # A fault ends the wait: the main thread alone can tell Spark of it (`check`).
-            self._changed.wait_for(lambda: self._fault or any(self._takable()), seconds)
+            self._changed.wait_for(lambda: self._fault or over(), seconds)
+
+    def linger(self, seconds: float, rows: int, size: int) -> bool:
+        """Wait for more rows while shards that are behind are read on; return whether a batch has as much as it may.
+
+        Args:
+            seconds: How long to wait at most.
+            rows: How many rows are enough.
+            size: How many bytes are enough.
+        """
+
+        def enough() -> bool:
+            feeds = [feed for feed in self._feeds.values() if feed.held is not None]
+            waiting = [feed.waiting for feed in feeds]
+            return sum(count for count, _ in waiting) >= rows or sum(each for _, each in waiting) >= size
+
+        def over() -> bool:
+            # A lease that is handed off waits for a commit of Spark's, and with it its next owner.
+            return self.handing_off or enough() or not any(feed.behind for feed in self._feeds.values())
+
+        self.wait_until(over, seconds)
+        with self._changed:
+            return enough()
 
     @property
     def handing_off(self) -> bool:
@@ -202,6 +229,11 @@ class LeaseLoop:
         return self._shared.answers
 
     @property
+    def undecided(self) -> int:
+        """How many rows were read that a Spark sink may have written before, and nothing tells whether it has."""
+        return self._shared.undecided
+
+    @property
     def unfinished(self) -> Mapping[str, str]:
         """Where there may be more to read of what was there, and why: here, or without a living owner elsewhere."""
         with self._changed:
@@ -216,6 +248,17 @@ class LeaseLoop:
             log.warning("the leases could not be read, looking again: %s", fault)
             return unread
         return self._now.left(feeds, leases, self._member.discovery.listed, ended)
+
+    @property
+    def reading_up(self) -> Mapping[str, str]:
+        """The shards of the table, as last read, that are not known to be at their tips, each with the reason."""
+        now = self._member.clock()
+        with self._changed:
+            feeds = {
+                key: HeldShard(feed.opened, idle=feed.holding.reach.behind(now) == 0)
+                for key, feed in self._feeds.items()
+            }
+        return self._now.left(feeds, {key: each.lease for key, each in self._member.watch.sightings.items()})
 
     # In the thread of the loop
 

@@ -12,10 +12,11 @@ from typing import Any, cast
 from attrs import frozen
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from leasehold.adapters.report.distribution import NUMBER, Tally
+from leasehold.adapters.spark.compat import EqualTo, Filter
 from leasehold.adapters.spark.options import Given
 from leasehold.balancer.model import SENTINELS, Lease
 from leasehold.stores.fields import FIELDS, CellKind, cells

@@ -20,17 +20,23 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from leasehold.adapters.reading.slices import Slice
 from leasehold.adapters.spark.batch import Bounds, SlicedReader, StreamPlace
-from leasehold.adapters.spark.feed import SourceSpec
+from leasehold.adapters.spark.compat import (
+    TELLS_AVAILABLE_NOW,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from leasehold.adapters.spark.fetching import Rows, read
 from leasehold.adapters.spark.offsets import Offset, decode, encode
 from leasehold.adapters.spark.options import Given, LeaseOptions
 from leasehold.adapters.spark.processes import end_on_signal, told_plainly, unpacking
-from leasehold.adapters.spark.sink import SPARKS_OWN, SinkWriter, StreamSinkWriter, WritablePlace, WriteNames
+from leasehold.adapters.spark.rows import SourceSpec
+from leasehold.adapters.spark.sink import SPARKS_OWN, SinkTarget, SinkWriter, StreamSinkWriter, WriteNames
 from leasehold.adapters.spark.stream import Opened, Run
 from leasehold.stores.protocol import Store
 from leasehold.stores.urls import open_store
@@ -110,7 +116,7 @@ class LeasedSource(DataSource):
         with told_plainly():
             return StreamSinkWriter(*self._writing(schema, replaces=overwrite))
 
-    def _writing(self, schema: StructType, *, replaces: bool) -> tuple[WritablePlace, WriteNames]:
+    def _writing(self, schema: StructType, *, replaces: bool) -> tuple[SinkTarget, WriteNames]:
         if replaces:
             raise ValueError('mode: what is in a stream stays; use mode("append"), or outputMode("append")')
         # What `register` knows of the session stands among the options, too; a sink has no use for it.
@@ -120,10 +126,10 @@ class LeasedSource(DataSource):
         for name in SPARKS_OWN:
             given.text(name)
         names = WriteNames.asked(given)
-        place = self.writes_to(given)
+        target = self.writes_to(given)
         given.done()
-        place.columns.check(schema)
-        return place, names
+        target.columns.check(schema)
+        return target, names
 
     @abstractmethod
     def asked(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamPlace | None, Bounds]:
@@ -134,7 +140,7 @@ class LeasedSource(DataSource):
         Raises ValueError, naming the option.
         """
 
-    def writes_to(self, given: Given) -> WritablePlace:  # noqa: ARG002  for those that can be written to
+    def writes_to(self, given: Given) -> SinkTarget:  # noqa: ARG002  for those that can be written to
         """The stream that these options ask to write to. Raises ValueError, naming the option."""
         raise ValueError(f"format {self.FORMAT}: nothing can be written to it")
 
@@ -156,12 +162,13 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     is told in one sentence, without tracebacks.
     """
 
-    def __init__(self, stock: SourceSpec, options: LeaseOptions, opened: Opened = open_store) -> None:
-        self._stock, self._options, self._opened = stock, options, opened
+    def __init__(self, source_spec: SourceSpec, options: LeaseOptions, opened: Opened = open_store) -> None:
+        self._source_spec, self._options, self._opened = source_spec, options, opened
         self._only_now = self._stopped = False
         self._stopping = Lock()
         self._run: Run | None = None
         self._known: deque[tuple[dict[str, Any], Offset]] = deque(maxlen=2)
+        self._planned: dict[str, Any] | None = None  # the end of the batch that Spark planned last
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
         # Executors call `read` alone, which knows all from its partition; options may hold a secret.
@@ -169,7 +176,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
         """The offset of a query that has read nothing; Spark asks for it twice, and not after a restart."""
-        return encode(Offset(stream=self._stock.stream))
+        return encode(Offset(stream=self._source_spec.stream))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
         """Any limit at all: Spark asks for all that is available under `trigger(once=True)` alone."""
@@ -180,14 +187,21 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._only_now = True
 
     @told_plainly()
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  Spark's name
-        """The end of the next batch, or `start` itself if there is nothing to do.
+    def latestOffset(  # noqa: N802  Spark's name
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
+        """Return the end of the next batch, or `start` itself if there is nothing to do.
+
+        Before 4.2 Spark gives no arguments. A batch then starts where the last one that Spark planned has ended, so an
+        end that was returned and not planned is returned again.
 
         Raises ValueError under `trigger(once=True)`.
         """
         if isinstance(limit, ReadAllAvailable):
             raise ValueError(ONCE)  # noqa: TRY004  the trigger is what is wrong
-        offset = self._decoded(start).gone_on_from(self._stock.stream)
+        start = start or self._planned or self.initialOffset()
+        limit = limit or self.getDefaultReadLimit()
+        offset = self._decoded(start).gone_on_from(self._source_spec.stream)
         run = self._running()
         offset = run.present(offset)
         run.join(offset)
@@ -198,9 +212,15 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._known[-1][0]
 
     @told_plainly()
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:  # noqa: ARG002  `end` says all
-        """The tasks of a batch: the one just planned, or after a restart one that was planned before."""
-        offset = self._decoded(end).named(self._stock.stream)
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """Return the tasks of a batch: the one just planned, or after a restart one that was planned before.
+
+        Before 4.2 Spark begins a restart with the last batch's end as both arguments, and no batch.
+        """
+        offset = self._decoded(end).named(self._source_spec.stream)
+        self._planned = end
+        if start == end:
+            return []
         run = self._running()
         return list(run.partitions(run.present(offset)))
 
@@ -217,7 +237,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @told_plainly()
     def commit(self, end: dict[str, Any]) -> None:
         """Everything up to here is in the sink."""
-        offset = self._decoded(end).named(self._stock.stream)
+        offset = self._decoded(end).named(self._source_spec.stream)
         run = self._running()
         run.commit(run.present(offset))
 
@@ -235,7 +255,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _running(self) -> "Run":
         if self._run is None:
             end_on_signal(self.stop)
-            self._run = Run(self._stock, self._options, self._opened, only_now=self._only_now)
+            self._run = Run(self._source_spec, self._options, self._opened, only_now=self._only_now)
         return self._run
 
 
@@ -251,8 +271,12 @@ class SlicedQuery(LeasedReader):
         super().__init__(named, options, opened)
 
     @told_plainly()
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  Spark's name
-        """The end of the next batch. Raises ValueError for a trigger with which the query would never end."""
+    def latestOffset(  # noqa: N802  Spark's name
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
+        """Return the end of the next batch. Raises ValueError for a trigger with which the query would never end."""
+        if not TELLS_AVAILABLE_NOW:
+            raise ValueError("option endingPosition: this Spark does not tell a query when to end; 4.2 is the first")
         if not self._only_now:
             raise ValueError(
                 "option endingPosition: the query would not end with this trigger; use trigger(availableNow=True)"

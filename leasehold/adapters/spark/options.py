@@ -134,6 +134,7 @@ class LeaseOptions:
     readers           how many processes read; 0: the one that plans reads, too; None: as many as there is room for
     reader_jobs       where readers on executors are asked for; "": they are children of the process that plans
     if_recreated      where leases begin anew if the stream was made anew under its name; None: the query ends then
+    linger_seconds    how long a batch may grow while shards are behind
     """
 
     store: str = field(repr=False)
@@ -152,6 +153,7 @@ class LeaseOptions:
     readers: int | None = 0
     reader_jobs: str = ""
     if_recreated: Literal["TRIM_HORIZON", "LATEST"] | None = None
+    linger_seconds: float = 0.0
 
     @property
     def worker_id(self) -> str:
@@ -220,6 +222,7 @@ def lease_options(given: Given, store: str, position: Mapping[str, Any], seconds
         readers=readers,
         reader_jobs=given.text("lease.readerJobs"),
         if_recreated=cast("Literal['TRIM_HORIZON', 'LATEST'] | None", if_recreated),
+        linger_seconds=(given.number("lease.lingerMs", 1000, least=0, most=60_000) or 0) / 1000,
     )
 
 

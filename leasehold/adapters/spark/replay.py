@@ -26,9 +26,10 @@ from attrs import evolve, frozen
 from leasehold.adapters.reading.cursor import Cursor, ShardPull
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Batch, Source
-from leasehold.adapters.spark.feed import Columns, read_through
+from leasehold.adapters.spark.feed import read_through
 from leasehold.adapters.spark.lease_loop import Waiting, told
 from leasehold.adapters.spark.offsets import Offset, Range, text_of
+from leasehold.adapters.spark.rows import Columns
 from leasehold.balancer.model import Lease
 from leasehold.errors import OutcomeUnknown, SourceUnavailable, StoreError, Trimmed
 from leasehold.stores.printable import escaped

@@ -28,10 +28,11 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 from attrs import frozen
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from leasehold.adapters.sources.repeats import Tag
+from leasehold.adapters.spark.compat import DataSourceStreamArrowWriter
 from leasehold.adapters.spark.options import MIB, Given
 from leasehold.adapters.spark.processes import speak, told_plainly, unpacking
 from leasehold.stores.printable import escaped
@@ -119,7 +120,7 @@ class RowWriter(Protocol):
         ...
 
 
-class WritablePlace(Protocol):
+class SinkTarget(Protocol):
     """A stream that a task can open for writing, with credentials of its own: it holds no secret."""
 
     @property
@@ -227,12 +228,12 @@ class TaskWritten(WriterCommitMessage):
     bytes: int
 
 
-def written(place: WritablePlace, names: WriteNames, batches: Iterator[pa.RecordBatch]) -> TaskWritten:
+def written(target: SinkTarget, names: WriteNames, batches: Iterator[pa.RecordBatch]) -> TaskWritten:
     """Write the rows of one task. Raises what the writer raises."""
     first, rows, size = names.first(), 0, 0
     writer: RowWriter | None = None
-    for number, section in enumerate(sections(place.columns, batches)):
-        writer = writer or place.writer()  # a task without rows asks nothing of the stream
+    for number, section in enumerate(sections(target.columns, batches)):
+        writer = writer or target.writer()  # a task without rows asks nothing of the stream
         writer.write(section, first._replace(part=f"{first.part}-{number}", edition=edition_of(section)))
         rows, size = rows + section.num_rows, size + section.nbytes
     return TaskWritten(rows, size)
@@ -241,8 +242,8 @@ def written(place: WritablePlace, names: WriteNames, batches: Iterator[pa.Record
 class _Writer:
     """The writing of one task, which writers of a job and of a query do alike."""
 
-    def __init__(self, place: WritablePlace, names: WriteNames) -> None:
-        self._place, self._names = place, names
+    def __init__(self, target: SinkTarget, names: WriteNames) -> None:
+        self._target, self._names = target, names
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
         return unpacking(type(self), self.__dict__), ()
@@ -250,7 +251,7 @@ class _Writer:
     @told_plainly()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task, on an executor."""
-        return written(self._place, self._names, iterator)
+        return written(self._target, self._names, iterator)
 
 
 class SinkWriter(_Writer, DataSourceArrowWriter):

@@ -13,12 +13,12 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import evolve, frozen
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, ReadMaxRows
 
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Identified, Source
 from leasehold.adapters.spark.available_now import flush_due
-from leasehold.adapters.spark.feed import ReadAheadPace, SourceSpec
+from leasehold.adapters.spark.compat import TELLS_AVAILABLE_NOW, ReadLimit, ReadMaxBytes, ReadMaxRows
+from leasehold.adapters.spark.feed import ReadAheadPace
 from leasehold.adapters.spark.fetching import Rows, spread
 from leasehold.adapters.spark.lease_loop import LeaseLoop, Waiting
 from leasehold.adapters.spark.offsets import Held, Offset, Range, advance, owed, resumed
@@ -26,6 +26,7 @@ from leasehold.adapters.spark.options import EMBEDDED_BYTES, LeaseOptions
 from leasehold.adapters.spark.processes import speak
 from leasehold.adapters.spark.readers.pool import way_of
 from leasehold.adapters.spark.replay import Place, believed, replayed
+from leasehold.adapters.spark.rows import SourceSpec
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.contradictions import INCARNATION, made_later
@@ -45,6 +46,10 @@ REPORTED = 50
 """How many shards a report names: those that are furthest behind."""
 UNREACHED_SECONDS_MOST = 10.0
 """Between two tries to learn which stream it is that a run reads."""
+READ_UP_LEASES = 2.0
+"""How long a run waits to have read what is there, in durations of a lease, where Spark does not ask for that."""
+LINGER_BYTES = 32 << 20
+"""With so much a batch costs little more than its rows."""
 FLUSH_SECONDS = 1.0
 """Idle for so long, a query commits its last batch by an empty one; sooner if a lease is asked for."""
 
@@ -61,20 +66,24 @@ class Plan:
 class Run:
     """A run of a query, in the runner process: plans batches, repeats them, and commits them to the leases."""
 
-    def __init__(self, stock: SourceSpec, options: LeaseOptions, opened: Opened, *, only_now: bool) -> None:
+    def __init__(self, source_spec: SourceSpec, options: LeaseOptions, opened: Opened, *, only_now: bool) -> None:
         speak()
-        self._stock, self._options, self._only_now = stock, options, only_now
+        self._source_spec, self._options, self._only_now = source_spec, options, only_now
         most = options.trigger_bytes
         self._trigger_bytes = min(most, EMBEDDED_BYTES) if options.fetch is None else most
-        self._source = stock.open()
+        self._source = source_spec.open()
         # A swap of lease tables is refused: it raises epochs, by which a range that Spark repeats is known.
         self._store = OneTableStore(lease_table(opened, options.store, self._source, create=options.create))
-        self._once_more = self._source if stock.again is None else stock.again()
-        self._place = Place(self._store, self._once_more, stock.columns, exclusive=not stock.rereadable)
-        self._way = way_of(stock, options, self._source, self._place)
+        self._once_more = self._source if source_spec.again is None else source_spec.again()
+        self._place = Place(self._store, self._once_more, source_spec.columns, exclusive=not source_spec.rereadable)
+        self._way = way_of(source_spec, options, self._source, self._place)
         self._transport = self._way.transport
         pace = ReadAheadPace(
-            stock.columns, options.buffer_rows, options.buffer_bytes, stock.interval_seconds, self._way.buffer
+            source_spec.columns,
+            options.buffer_rows,
+            options.buffer_bytes,
+            source_spec.interval_seconds,
+            self._way.buffer,
         )
         anew = options.if_recreated
         worker = Worker(
@@ -82,7 +91,7 @@ class Run:
         )
         log.info("query joins as worker %s", worker.me)
         self._discovery = worker.discovery
-        self._loop = LeaseLoop(worker, pace, self._resume, sliced=stock.sliced, anew=anew is not None)
+        self._loop = LeaseLoop(worker, pace, self._resume, sliced=source_spec.sliced, anew=anew is not None)
         self._waiting = Waiting(options.config.lease_seconds)
         self._joined = False
         self._incarnation: str | None = None  # asked for once: a run reads one incarnation of its stream
@@ -199,11 +208,12 @@ class Run:
             self._parts.pop(number, None)
 
     def report(self) -> dict[str, Any]:
-        """Where reading stands: of all shards that are read, and of those furthest behind."""
+        """Return where reading stands, of all shards and of those furthest behind."""
         behind = {key: round(seconds * 1000) for key, seconds in self._loop.behind.items()}
         worst = sorted(((key, each) for key, each in behind.items() if each), key=lambda pair: (-pair[1], pair[0]))
         shown = dict(sorted(worst[:REPORTED]))
-        return {"shards": len(behind), "behindMs": max(behind.values(), default=0), "behindMsByShard": shown}
+        most, undecided = max(behind.values(), default=0), self._loop.undecided
+        return {"shards": len(behind), "behindMs": most, "behindMsByShard": shown, "undecidedRows": undecided}
 
     def close(self) -> None:
         """Release, and let connections and files go."""
@@ -223,8 +233,12 @@ class Run:
                 size = min(size, most)
         while True:
             self._loop.wait(LOOK_SECONDS if self._only_now else IDLE_SECONDS)
+            enough = self._loop.linger(self._options.linger_seconds, rows, min(size, LINGER_BYTES))
             self._loop.check()
-            held, taken = self._loop.take(rows, self._stock.shard_rows, size)
+            if not (enough or self._handed) and self._reads_up():
+                self._loop.wait_until(lambda: False, IDLE_SECONDS)
+                continue
+            held, taken = self._loop.take(rows, self._source_spec.shard_rows, size)
             if taken:
                 ends = {key: chunk.ends for key, chunk in taken.items()}
                 end = advance(start, held, ends, self._unwritten(start, held))
@@ -242,8 +256,22 @@ class Run:
                 self._waiting.go_on(left, self._loop.answers)
                 continue
             if self._loop.over:
-                return None
+                if not self._reads_up():
+                    return None
+                continue
             self._waiting.go_on({"(others)": "they read on"}, time.monotonic_ns())  # alive: however long it takes
+
+    def _reads_up(self) -> bool:
+        """Return whether this run may be over what is there now, and has not read all of that.
+
+        Some versions of Spark do not say so, and take the first batch of such a run for all that is there.
+        """
+        if (
+            TELLS_AVAILABLE_NOW
+            or time.monotonic() - self._planned > READ_UP_LEASES * self._options.config.lease_seconds
+        ):
+            return False
+        return bool(self._loop.reading_up)
 
     def _flush_due(self, start: Offset, left: Mapping[str, str]) -> bool:
         is_owed, on_idle = owed(start, self._committed), self._options.flush
@@ -280,7 +308,7 @@ class Run:
         if (handed := self._handed.get(holding.key)) is not None:
             return max(handed, checkpoint, key=lambda position: position.order)
         delivered, known = self._delivered(holding.key, self._previous), self._previous.of(holding.key)
-        start = self._stock.starts.get(holding.lease.shard)
+        start = self._source_spec.starts.get(holding.lease.shard)
         placed = checkpoint.numbered or checkpoint.ended
         if start is not None and known is None and not (placed or self._begun_anew):
             return start

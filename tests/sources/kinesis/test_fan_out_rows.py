@@ -8,9 +8,9 @@ from waiters import until
 from leasehold.adapters.sources.kinesis.clients import reading_client
 from leasehold.adapters.sources.kinesis.fan_out import StreamConsumer
 from leasehold.adapters.sources.protocol import Batch
-from leasehold.adapters.spark.feed import chunk_of
 from leasehold.adapters.spark.kinesis.poller import ArrowFanOut
 from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.adapters.spark.rows import chunk_of
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease
 
 ARN = "arn:aws:kinesis:eu-west-1:000000000000:stream/orders/consumer/app:1"

@@ -13,9 +13,10 @@ from leasehold.adapters.sources.kinesis.hash_keys import hash_of
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.producer.core import Bucket, Entry, ShardQueue
 from leasehold.adapters.sources.repeats import Tag
-from leasehold.adapters.spark.feed import RowBuffer, chunk_of
+from leasehold.adapters.spark.feed import RowBuffer
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.adapters.spark.kinesis.rows import columns
+from leasehold.adapters.spark.rows import chunk_of
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Lease, Position
 
 TAGS = st.builds(

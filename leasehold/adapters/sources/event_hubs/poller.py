@@ -359,7 +359,13 @@ class PartitionReader:
         opening, self._opening = self._opening, None
         unlinked = 0.0 if opening is None else self._clock() - opening
         return Batch(
-            records, self._position, self._behind, wait_seconds=0.0, in_columns=in_columns, unlinked_seconds=unlinked
+            records,
+            self._position,
+            self._behind,
+            wait_seconds=0.0,
+            in_columns=in_columns,
+            unlinked_seconds=unlinked,
+            undecided=self._had.undecided(),
         )
 
     @property

@@ -449,6 +449,7 @@ class Poller:
             size=unpacked.size,
             in_columns=partial(rows_in_columns, _COLUMNS, self._stream, self._shard),
             token=token,
+            undecided=self._had.undecided(),
         )
         self._iterator, self._read = answer.get("NextShardIterator") or None, last or self._read
         return batch

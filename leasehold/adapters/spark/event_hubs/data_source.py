@@ -9,10 +9,10 @@ from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.spark.batch import BoundedSource, Bounds, StreamPlace
 from leasehold.adapters.spark.event_hubs.options import EventHubsOptions, event_hubs_options, secret_of_executor
 from leasehold.adapters.spark.event_hubs.sink import hub_sink
-from leasehold.adapters.spark.feed import Columns, SourceSpec
 from leasehold.adapters.spark.leased_source import LeasedSource
 from leasehold.adapters.spark.options import Given, LeaseOptions
-from leasehold.adapters.spark.sink import WritablePlace
+from leasehold.adapters.spark.rows import Columns, SourceSpec
+from leasehold.adapters.spark.sink import SinkTarget
 from leasehold.balancer.model import Position
 
 ALL_ROWS = 2**53
@@ -46,7 +46,7 @@ class EventHubsLeased(LeasedSource):
         )
         return spec, asked.lease, HubPlace.of(asked), asked.bounds
 
-    def writes_to(self, given: Given) -> WritablePlace:
+    def writes_to(self, given: Given) -> SinkTarget:
         """Write to one hub."""
         return hub_sink(given)
 

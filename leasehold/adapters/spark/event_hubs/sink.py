@@ -41,7 +41,7 @@ EVENT_BYTES, PROPERTY_BYTES, BYTES_OF_CHARACTER = 2048, 16, 4
 
 
 @frozen
-class HubSinkPlace:
+class HubSinkTarget:
     """A hub to write to; whoever opens it looks for the connection string by itself.
 
     file   where that stands, "" for the environment
@@ -80,7 +80,7 @@ class HubSinkPlace:
         return EventHubProducerClient(self.namespace, self.hub, credential=DefaultAzureCredential(), **options)
 
 
-_writers = dict[HubSinkPlace, "HubRowWriter"]()
+_writers = dict[HubSinkTarget, "HubRowWriter"]()
 """Those of this process, which runs one task at a time."""
 
 
@@ -111,8 +111,8 @@ class HubRowWriter:
             raise
         except BaseException as fault:
             # A connection that has failed is not used again: the next attempt opens its own.
-            for place in [place for place, writer in _writers.items() if writer is self]:
-                place.forget()
+            for target in [target for target, writer in _writers.items() if writer is self]:
+                target.forget()
             try:
                 self._client.close()
             except Exception as left:  # noqa: BLE001  what ended the write is told
@@ -167,7 +167,7 @@ def _event(body: bytes, properties: Iterable[tuple[str, str | None]] | None, tag
     return event
 
 
-def hub_sink(given: Given) -> HubSinkPlace:
+def hub_sink(given: Given) -> HubSinkTarget:
     """Raises ValueError, naming the option and never repeating a secret."""
     namespace, hub, secret, file = hub_of(given)
-    return HubSinkPlace(namespace, hub, file, keyed=bool(secret))
+    return HubSinkTarget(namespace, hub, file, keyed=bool(secret))

@@ -8,13 +8,13 @@ from attrs import frozen
 
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.spark.batch import BoundedSource, Bounds, StreamPlace
-from leasehold.adapters.spark.feed import Columns, SourceSpec
 from leasehold.adapters.spark.kinesis import rows as kinesis_rows
 from leasehold.adapters.spark.kinesis.options import kinesis_options
 from leasehold.adapters.spark.kinesis.sink import kinesis_sink
 from leasehold.adapters.spark.leased_source import LeasedSource
 from leasehold.adapters.spark.options import Given, LeaseOptions
-from leasehold.adapters.spark.sink import WritablePlace
+from leasehold.adapters.spark.rows import Columns, SourceSpec
+from leasehold.adapters.spark.sink import SinkTarget
 
 if TYPE_CHECKING:  # an extra
     from leasehold.adapters.sources.kinesis.poller import Poller
@@ -48,7 +48,7 @@ class KinesisLeased(LeasedSource):
             asked.bounds,
         )
 
-    def writes_to(self, given: Given) -> WritablePlace:
+    def writes_to(self, given: Given) -> SinkTarget:
         """Write to one stream."""
         return kinesis_sink(given)
 

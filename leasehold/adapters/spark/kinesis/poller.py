@@ -19,7 +19,7 @@ from leasehold.adapters.sources.kinesis.poller import Poller, columns_of
 from leasehold.adapters.sources.kinesis.records import RowColumns, RowViews, children
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.sources.repeats import Note, Trail
-from leasehold.adapters.spark.feed import ArrowBatch
+from leasehold.adapters.spark.rows import ArrowBatch
 from leasehold.balancer.model import Position
 from leasehold.stores.printable import escaped
 
@@ -105,6 +105,7 @@ class ArrowPoller(Poller):
             rows=rows,
             arrived=ARRIVED,
             token=self._had.token,
+            undecided=self._had.undecided(),
         )
 
     def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position, Trail | None]:

@@ -6,7 +6,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 
 from leasehold.adapters.sources.kinesis.arrow_rows import SCHEMA, rows_of
 from leasehold.adapters.sources.protocol import Record
-from leasehold.adapters.spark.feed import Columns
+from leasehold.adapters.spark.rows import Columns
 from leasehold.balancer.model import Lease, Position
 
 DDL = (

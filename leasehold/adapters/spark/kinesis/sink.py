@@ -28,7 +28,7 @@ REQUESTS = 4
 
 
 @frozen
-class KinesisSinkPlace:
+class KinesisSinkTarget:
     """A stream to write to; whoever opens it has credentials of its own.
 
     share        of each shard's write rate that a task takes at most
@@ -55,26 +55,26 @@ class KinesisSinkPlace:
         return _writers[self]
 
 
-_writers = dict[KinesisSinkPlace, "KinesisRowWriter"]()
+_writers = dict[KinesisSinkTarget, "KinesisRowWriter"]()
 """Those of this process, which runs one task at a time."""
 
 
 class KinesisRowWriter:
     """Writes sections by one producer."""
 
-    def __init__(self, place: KinesisSinkPlace) -> None:
+    def __init__(self, target: KinesisSinkTarget) -> None:
         from leasehold.adapters.sources.kinesis.producer.core import Settings  # noqa: PLC0415  it wants boto3
         from leasehold.adapters.sources.kinesis.producer.producer import Producer, clients_of  # noqa: PLC0415  likewise
         from leasehold.adapters.sources.kinesis.stream_arn import stream_address  # noqa: PLC0415  likewise
         from leasehold.stores.aws import session_of  # noqa: PLC0415  likewise
 
-        wire = "json" if place.wire == "json" else "cbor"
-        session = session_of(dict(place.credentials), "options")
-        address = stream_address(place.stream, place.region or None, "option kinesis.streamName")
-        endpoint = place.endpoint or None
+        wire = "json" if target.wire == "json" else "cbor"
+        session = session_of(dict(target.credentials), "options")
+        address = stream_address(target.stream, target.region or None, "option kinesis.streamName")
+        endpoint = target.endpoint or None
         clients = clients_of(address.region, endpoint, REQUESTS, wire, session=session, arn=address.arn)  # type: ignore[arg-type]
-        settings = Settings(share=place.share, linger_seconds=place.linger_seconds)
-        self._place = place
+        settings = Settings(share=target.share, linger_seconds=target.linger_seconds)
+        self._target = target
         self._producer: Producer = Producer(clients, address.name, settings, requests=REQUESTS)
 
     def write(self, rows: pa.Table, tag: Tag) -> None:
@@ -92,14 +92,14 @@ class KinesisRowWriter:
                 each.result()
         except BaseException as fault:
             # Nobody may send the rest of it beside the next attempt's, which has these rows again.
-            _writers.pop(self._place, None)
+            _writers.pop(self._target, None)
             try:
                 self._producer.close(0)
             except Exception as left:  # noqa: BLE001  what ended it is told by whoever writes
                 log.debug("the producer is left: %s", left)
             if isinstance(fault, ValueError | KeyboardInterrupt | SystemExit):
                 raise
-            raise SourceError(f"stream {self._place.stream}: not all rows were written: {said(fault)}") from fault
+            raise SourceError(f"stream {self._target.stream}: not all rows were written: {said(fault)}") from fault
 
     def _check(self, rows: pa.Table, context: bytes) -> None:
         """Raises ValueError, naming the column, if the stream would refuse any of these rows."""
@@ -125,13 +125,13 @@ def _extremes(rows: pa.Table) -> pa.Table:
     return rows.take(longest)
 
 
-def kinesis_sink(given: Given) -> KinesisSinkPlace:
+def kinesis_sink(given: Given) -> KinesisSinkTarget:
     """Raises ValueError, naming the option."""
     stream = given.need("kinesis.streamName", "name the stream to write to")
     given.elsewhere({"streamName": "kinesis.streamName", "region": "kinesis.region", "endpoint": "kinesis.endpointUrl"})
     percent = given.number("kinesis.sharePercent", 100, most=1000) or 100
     linger = given.number("kinesis.lingerMs", 100, least=0, most=60_000) or 0
-    return KinesisSinkPlace(
+    return KinesisSinkTarget(
         stream,
         given.text("kinesis.region"),
         given.text("kinesis.endpointUrl"),

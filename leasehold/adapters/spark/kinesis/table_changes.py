@@ -14,9 +14,9 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 
 from leasehold.adapters.sources.protocol import Record, Source
 from leasehold.adapters.spark.batch import Bounds, bounds_of
-from leasehold.adapters.spark.feed import Columns, SourceSpec
 from leasehold.adapters.spark.leased_source import LeasedSource
 from leasehold.adapters.spark.options import Given, LeaseOptions, lease_options, start_of
+from leasehold.adapters.spark.rows import Columns, SourceSpec
 from leasehold.balancer.model import Lease, Position
 
 INTERVAL_MS = 250

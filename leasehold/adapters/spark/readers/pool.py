@@ -29,7 +29,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import field, frozen
 
 from leasehold.adapters.sources.protocol import Batch, PassingSource, Source
-from leasehold.adapters.spark.feed import ANY_SIZE, AheadBuffer, ArrowBatch, Chunk, Columns, RowBuffer, SourceSpec
+from leasehold.adapters.spark.feed import ANY_SIZE, AheadBuffer, RowBuffer
 from leasehold.adapters.spark.fetching import (
     REQUEST_SECONDS,
     TOKEN_BYTES,
@@ -63,6 +63,7 @@ from leasehold.adapters.spark.readers.messages import (
 )
 from leasehold.adapters.spark.readers.reader import ReaderSpec
 from leasehold.adapters.spark.replay import Place, replayed
+from leasehold.adapters.spark.rows import ArrowBatch, Chunk, Columns, SourceSpec
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.model import Lease, Position
 from leasehold.errors import SourceError, SourceUnavailable
@@ -570,9 +571,9 @@ class QueryReaders:
     buffer = FarBuffer
 
     def __init__(
-        self, stock: SourceSpec, options: LeaseOptions, address: Address, place: Place, here: Transport
+        self, source_spec: SourceSpec, options: LeaseOptions, address: Address, place: Place, here: Transport
     ) -> None:
-        self._stock, self._options, self._address = stock, options, address
+        self._source_spec, self._options, self._address = source_spec, options, address
         # Readers on other machines connect where tasks do; children of this process need no network.
         listens = address if options.reader_jobs else Address(LOOPBACK, LOOPBACK)
         self.pool = ReaderPool(listens, self._news)
@@ -630,21 +631,21 @@ class QueryReaders:
         return max(1, min(room, READERS_MOST)) if asked is None else asked
 
     def _spec(self, number: int, planner: str, rows: Address) -> ReaderSpec:
-        stock, options = self._stock, self._options
+        source_spec, options = self._source_spec, self._options
         return ReaderSpec(
             planner=(planner, self.pool.port),
             token=self.pool.token,
             address=rows,
-            stock=stock,
+            source_spec=source_spec,
             rows=options.buffer_rows // number,
             bytes=options.buffer_bytes // number,
-            piece_rows=max(1, min(PIECE_ROWS, options.trigger_rows // PIECES, stock.shard_rows // PIECES)),
+            piece_rows=max(1, min(PIECE_ROWS, options.trigger_rows // PIECES, source_spec.shard_rows // PIECES)),
             piece_bytes=max(1, min(PIECE_BYTES, options.trigger_bytes // PIECES)),
             folder=options.spool_folder,
         )
 
 
-def way_of(stock: SourceSpec, options: LeaseOptions, source: Source, place: Place) -> ReadHere | QueryReaders:
+def way_of(source_spec: SourceSpec, options: LeaseOptions, source: Source, place: Place) -> ReadHere | QueryReaders:
     """Choose by the options who reads the shards of a query: the process that plans its batches, or readers.
 
     Either has a `source` that opens shards for the worker, a `buffer` in which what was read of one waits to be
@@ -653,4 +654,4 @@ def way_of(stock: SourceSpec, options: LeaseOptions, source: Source, place: Plac
     here = Transport(options.fetch, options.buffer_bytes // 2, options.spool_folder)
     if options.readers == 0 or options.fetch is None:
         return ReadHere(source, here)
-    return QueryReaders(stock, options, options.fetch, place, here)
+    return QueryReaders(source_spec, options, options.fetch, place, here)

@@ -28,7 +28,7 @@ from leasehold.adapters.reading.cursor import Cursor, ShardPull
 from leasehold.adapters.reading.runner import Schedule
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Batch, Source
-from leasehold.adapters.spark.feed import ANY_SIZE, Chunk, Columns, RowBuffer, SourceSpec, chunk_of
+from leasehold.adapters.spark.feed import ANY_SIZE, RowBuffer
 from leasehold.adapters.spark.fetching import RowServer
 from leasehold.adapters.spark.options import Address
 from leasehold.adapters.spark.readers.messages import (
@@ -48,6 +48,7 @@ from leasehold.adapters.spark.readers.messages import (
     line_of,
     lines,
 )
+from leasehold.adapters.spark.rows import Chunk, Columns, SourceSpec, chunk_of
 from leasehold.adapters.threads import ThreadScheduler, seconds, spawn
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.printable import escaped
@@ -65,7 +66,7 @@ class ReaderSpec:
     planner     where the planner listens for readers
     token       of the query
     address     where tasks fetch this reader's rows; its host is "" for the address by which it reaches the planner
-    stock       what is read
+    source_spec       what is read
     rows, bytes most that is read ahead, all shards of this reader together
     piece_rows, piece_bytes
                 most of a piece
@@ -75,7 +76,7 @@ class ReaderSpec:
     planner: tuple[str, int]
     token: bytes
     address: Address
-    stock: SourceSpec
+    source_spec: SourceSpec
     rows: int
     bytes: int
     piece_rows: int
@@ -162,11 +163,11 @@ class ShardReadAhead:
         self._faults.reset()
         if batch.ended:
             return self._end()
-        return now + max(self._spec.stock.interval_seconds, batch.wait_seconds)
+        return now + max(self._spec.source_spec.interval_seconds, batch.wait_seconds)
 
     def _read(self) -> Batch:
         def keep(batch: Batch) -> None:
-            columns, spec = self._spec.stock.columns, self._spec
+            columns, spec = self._spec.source_spec.columns, self._spec
             chunk = chunk_of(columns, self._asked.lease, batch)
             # A reading without an answer is none: told of, it would look like news of the shard.
             if chunk is None and batch.behind_seconds is None:
@@ -210,7 +211,9 @@ class ShardReader:
         """Serve the planner until it goes away. Raises OSError if it cannot be reached."""
         spec = self._spec
         with (
-            closing(spec.stock.open()) as self._source,  # first: it may take a while, in which nothing would be said
+            closing(
+                spec.source_spec.open()
+            ) as self._source,  # first: it may take a while, in which nothing would be said
             socket.create_connection(spec.planner, CONNECT_SECONDS) as self._connection,
         ):
             # The planner may have nothing to say for hours; that it is gone shows by the end of the connection.

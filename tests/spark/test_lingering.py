@@ -1,0 +1,69 @@
+"""A batch grows while shards are behind, and is not waited for at their tips."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from fake_stream import Mortal, Query, Stream
+from stepped_loop import Stepped, a_reader, stepped
+
+from leasehold.stores.embedded.memory import MemoryStore
+
+Planned = Callable[..., tuple[int, float]]
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> Planned:
+    """Plan a first batch, and return how many rows it has and how many seconds that took."""
+    clock = stepped(monkeypatch)
+
+    def plan(stream: Stream, **options: str) -> tuple[int, float]:
+        store, began = MemoryStore(), clock.now
+        reader = a_reader(stream, Mortal(store), rereadable=True, flush="true", **options)  # type: ignore[arg-type]
+        rows = Query(reader, store, Mortal(store), reader.initialOffset()).batch()
+        reader.stop()
+        return len(rows), Stepped.clock.now - began
+
+    return plan
+
+
+BEHIND, AT_TIP = [str(number) for number in range(4000)], [str(number) for number in range(25)]
+
+
+def test_a_batch_grows_while_a_shard_is_behind(planned: Planned) -> None:
+    """Each batch costs Spark the same, so small ones make rows expensive just when there are many."""
+    small, soon = planned(Stream({"a": list(BEHIND)}), **{"lease.lingerMs": "0"})
+    large, late = planned(Stream({"a": list(BEHIND)}))
+    assert (small, large > 100) == (10, True)
+    assert 0.9 < late - soon < 1.2
+
+
+@pytest.mark.parametrize("name", ["maxRowsPerTrigger", "lease.bufferRows"])
+def test_a_batch_is_planned_once_it_is_full(planned: Planned, name: str) -> None:
+    """Otherwise a query that cannot keep up would wait for rows that it has no room for."""
+    _, soon = planned(Stream({"a": list(BEHIND)}), **{"lease.lingerMs": "0"})
+    rows, full = planned(Stream({"a": list(BEHIND)}), **{name: "30"})
+    assert (rows, full - soon < 0.5) == (30, True)
+
+
+def test_a_batch_is_not_waited_for_at_the_tip(planned: Planned) -> None:
+    """Otherwise each record would come a second late."""
+    _, soon = planned(Stream({"a": list(AT_TIP)}), **{"lease.lingerMs": "0"})
+    _, tip = planned(Stream({"a": list(AT_TIP)}))
+    assert tip - soon < 0.2
+
+
+def test_a_batch_does_not_wait_for_a_shard_that_cannot_be_read(planned: Planned) -> None:
+    """Otherwise one throttled shard would make the rows of all others late."""
+    stream = Stream({"a": list(BEHIND)})
+
+    class LateAfterOne(Counter[str]):
+        """The first reading is answered, and none after it."""
+
+        def __getitem__(self, _shard: str) -> int:
+            return int(stream.readings > 1)
+
+    _, soon = planned(Stream({"a": list(BEHIND)}), **{"lease.lingerMs": "0"})
+    stream.late = LateAfterOne()
+    rows, failing = planned(stream)
+    assert (rows, failing - soon < 0.5) == (10, True)

@@ -1,0 +1,172 @@
+"""A query as PySpark 4.0 and 4.1 drive it: they do not say where a batch starts, nor that a query is to end."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from attrs import Factory, define
+from fake_stream import Mortal, Stream, rows_of
+from stepped_loop import Stepped, a_reader, stepped
+
+from leasehold.adapters.reading.slices import Slice
+from leasehold.adapters.spark.leased_source import LeasedReader, SlicedQuery
+from leasehold.adapters.spark.options import Given, lease_options
+from leasehold.balancer.model import TRIM_HORIZON
+from leasehold.stores.embedded.memory import MemoryStore
+
+Offset = dict[str, object]
+TRIES = 400
+
+
+@define
+class OlderSpark:
+    """What such a Spark calls, and its two logs.
+
+    ends       the offset log
+    committed  how many batches stand in the commit log
+    """
+
+    stream: Stream
+    store: MemoryStore = Factory(MemoryStore)
+    ends: list[Offset] = Factory(list)
+    committed: int = 0
+    sink: dict[int, list[str]] = Factory(dict)
+    life: Mortal = Factory(lambda self: Mortal(self.store), takes_self=True)
+    reader: LeasedReader = Factory(lambda self: self.made(), takes_self=True)
+
+    def made(self, **more: Any) -> LeasedReader:  # noqa: ANN401  as options have it
+        self.life = Mortal(self.store)
+        return a_reader(self.stream, self.life, rereadable=True, flush="true", **more)
+
+    def restart(self, **more: Any) -> None:  # noqa: ANN401  likewise
+        """Begin as after a kill: with the last batch of the offset log, and again with its rows if need be."""
+        self.life.dead = True
+        self.reader = self.made(**more)
+        if self.ends:
+            assert self.reader.partitions(self.ends[-1], self.ends[-1]) == []
+        if self.committed < len(self.ends):
+            self.run()
+
+    def plan(self) -> bool:
+        """Plan the next batch, if there is one, and write it to the log."""
+        start = self.ends[-1] if self.ends else self.reader.initialOffset()
+        for _ in range(TRIES):
+            if json.dumps(end := self.reader.latestOffset()) != json.dumps(start):
+                if self.ends:
+                    self.reader.commit(self.ends[-1])
+                self.ends.append(end)
+                return True
+        return False
+
+    def run(self) -> None:
+        """Have the sink read the last batch, and leave it if it is known."""
+        number = len(self.ends) - 1
+        start = self.ends[-2] if number else self.reader.initialOffset()
+        parts = self.reader.partitions(start, self.ends[-1])
+        rows = sorted(text for part in parts for batch in self.reader.read(part) for _, _, text in rows_of(batch))
+        assert self.sink.setdefault(number, rows) == rows
+
+    def batch(self) -> None:
+        assert self.plan()
+        self.run()
+        self.committed = len(self.ends)
+
+    @property
+    def rows(self) -> list[str]:
+        return sorted(text for rows in self.sink.values() for text in rows)
+
+
+def texts(prefix: str, count: int) -> list[str]:
+    return [f"{prefix}{number:03}" for number in range(count)]
+
+
+@pytest.fixture
+def older(monkeypatch: pytest.MonkeyPatch) -> Callable[..., OlderSpark]:
+    """Such a Spark over these shards."""
+    stepped(monkeypatch)
+    monkeypatch.setattr("leasehold.adapters.spark.stream.TELLS_AVAILABLE_NOW", False)
+    return lambda **records: OlderSpark(Stream(records))
+
+
+def test_batches_follow_one_another_although_spark_names_no_start(older: Callable[..., OlderSpark]) -> None:
+    """Otherwise each batch would start where the query began."""
+    query = older(a=texts("a", 30), b=texts("b", 25))
+    query.reader = query.made(maxRowsPerTrigger="7")
+    while len(query.rows) < 55:
+        query.batch()
+    assert query.rows == texts("a", 30) + texts("b", 25)
+
+
+def test_an_end_that_was_not_planned_is_returned_again(older: Callable[..., OlderSpark]) -> None:
+    """Otherwise rows would be skipped where Spark asks twice."""
+    query = older(a=texts("a", 30))
+    query.reader = query.made(maxRowsPerTrigger="7")
+    first = [query.reader.latestOffset() for _ in range(TRIES)]
+    assert query.plan()
+    query.run()
+    assert first[-1] == query.ends[0]
+    assert query.rows == texts("a", 7)
+
+
+@pytest.mark.parametrize("killed", ["planned", "run", "committed"])
+def test_a_run_starts_where_the_log_ends(older: Callable[..., OlderSpark], killed: str) -> None:
+    """Otherwise the rows of the last batch would come again under another number, or not at all."""
+    query = older(a=texts("a", 30), b=texts("b", 25))
+    query.restart(maxRowsPerTrigger="7")
+    for life in range(4):
+        query.batch()
+        if killed != "committed":
+            assert query.plan()
+        if killed == "run":
+            query.run()
+        query.stream.put("a", f"z{life}")
+        query.restart(maxRowsPerTrigger="7")
+        query.committed = len(query.ends)
+    while len(query.rows) < 59:
+        query.batch()
+    assert query.rows == [*texts("a", 30), *texts("b", 25), *(f"z{life}" for life in range(4))]
+
+
+def test_the_first_batch_of_a_run_has_what_is_there(older: Callable[..., OlderSpark]) -> None:
+    """Spark takes it for all that `trigger(availableNow=True)` is to read, and does not say that it will."""
+    query = older(a=texts("a", 300), b=texts("b", 25), c=texts("c", 1))
+    query.batch()
+    assert query.rows == texts("a", 300) + texts("b", 25) + texts("c", 1)
+
+
+def test_a_first_batch_is_not_waited_for_once_it_is_as_large_as_it_may_be(older: Callable[..., OlderSpark]) -> None:
+    """Otherwise a query whose stream never ceases would begin after two durations of a lease."""
+    query = older(a=texts("a", 300), b=[])
+    query.stream.silent.add("b")
+    query.reader = query.made(maxRowsPerTrigger="20")
+    began = Stepped.clock.now
+    query.batch()
+    assert (query.rows, Stepped.clock.now - began < 2.0) == (texts("a", 20), True)
+
+
+def test_a_slice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its query would never end, since Spark asks for one batch of it."""
+    monkeypatch.setattr("leasehold.adapters.spark.leased_source.TELLS_AVAILABLE_NOW", False)
+    options = lease_options(Given({"lease.cores": "1"}), "sqlite:///unused", {}, 10.0, "maxRowsPerTrigger")
+    spec = a_reader(Stream({}), Mortal(MemoryStore()), rereadable=True, flush="true")._source_spec  # noqa: SLF001  what it reads
+    with pytest.raises(ValueError, match=r"^option endingPosition: this Spark does not tell a query when to end"):
+        SlicedQuery(spec, options, Slice(TRIM_HORIZON, 1)).latestOffset()
+
+
+def test_what_an_older_pyspark_lacks_is_made_up_for() -> None:
+    """Otherwise nothing of the package could be imported there."""
+    code = (
+        "import sys; from pyspark.sql import datasource; sys.modules['pyspark.sql.streaming.datasource'] = None\n"
+        "for name in ('DataSourceStreamArrowWriter', 'EqualTo', 'Filter'): delattr(datasource, name)\n"
+        "from leasehold.adapters.spark import compat, lease_table, leased_source, sink, stream\n"
+        "assert not compat.TELLS_AVAILABLE_NOW\n"
+        "assert issubclass(sink.StreamSinkWriter, (datasource.DataSourceStreamWriter))\n"
+        "assert issubclass(sink.StreamSinkWriter, (datasource.DataSourceArrowWriter))\n"
+        "assert sink.StreamSinkWriter.commit is datasource.DataSourceStreamWriter.commit\n"
+        "assert compat.ReadMaxRows(7).max_rows == 7\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
