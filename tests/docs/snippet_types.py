@@ -53,7 +53,9 @@ def complaints(mode: str, folders: dict[Path, str]) -> list[str]:
         "typeCheckingMode": mode,
         "pythonVersion": "3.11",
         "reportDuplicateImport": False,  # each block of a page says what it imports
-        "executionEnvironments": [{"root": str(place), "extraPaths": [str(ROOT)]} for place in folders],
+        "executionEnvironments": [
+            {"root": str(place), "extraPaths": [str(ROOT), str(ROOT / "lab")]} for place in folders
+        ],
     }
     (OUT / "pyrightconfig.json").write_text(json.dumps(project))
     command = [*_pyright(), "--outputjson", "--pythonpath", sys.executable, "--project", str(OUT)]

@@ -1,7 +1,7 @@
 """A pytest plugin: streams, lease tables and blob containers of a test's own, at stand-ins on this machine.
 
-pytest loads it wherever leasehold is installed. A stand-in starts when a fixture first asks for it, and ends with the
-run; everything that is not pytest's is imported only then.
+pytest loads it wherever leasehold-lab is installed. A stand-in starts when a fixture first asks for it, and ends with
+the run; everything that is not pytest's is imported only then.
 """
 
 from collections.abc import Iterator
