@@ -46,7 +46,11 @@ SERVICES = ("store.", "source.", "reader.")
 LONG = ("late", "hang", "freeze", "untrue")
 """After one of these a worker may let a lease go that it holds: it cannot know, or was told otherwise."""
 
+FOREIGN = tuple(f"{effect}raise {name}" for effect in ("", "do + ") for name in ("value", "key", "memory", "recursion"))
+"""Exceptions that are not ours, as a library that a store or source uses may raise them once."""
+
 PASSING = (
+    *FOREIGN,
     "raise refused",
     "raise unavailable",
     "do + raise unavailable",

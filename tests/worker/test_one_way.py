@@ -6,15 +6,19 @@ No shard is unread for longer than two lease times while another worker is healt
 from typing import Any, Literal
 
 import pytest
+from object_memory import ObjectMemory
 from virtual_fleet import Driven, FaultyStore, Kept, four_shards, member, together
 from waiters import Clock
 
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
-from leasehold.balancer.rules.kcl import Kcl
+from leasehold.balancer.rules.event_hubs import EventHubs
+from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.minimal import Minimal
 from leasehold.errors import OutcomeUnknown
 from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.objects.generic_layout import ObjectLayout
+from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.protocol import Store
 from leasehold.stores.sessions.store import SessionStore
 from leasehold_lab.simulator.world.world import ListSource
@@ -57,22 +61,35 @@ def _sick(layout: str, lost: Lost, clock: Clock) -> tuple[Store, Store, OneWay]:
         table = FaultyStore()
         line = OneWay(table, lost, clock, frozenset({"list", "get"}))
         return table, line, line
+    if layout == "objects":
+        objects = ObjectMemory()
+        line = OneWay(objects, lost, clock, frozenset({"list", "get"}))
+        return EtagStore(objects, ObjectLayout("fleet")), EtagStore(line, ObjectLayout("fleet")), line
     cells = MemoryStore().cells()
     line = OneWay(cells, lost, clock, frozenset({"list", "read"}))
     healthy, sick = (SessionStore(each, gather=0.0) for each in (cells, line))
     return healthy, sick, line
 
 
-@pytest.mark.parametrize("rules", [Kcl(), Minimal()], ids=["kcl", "minimal"])
+CONFIGS = {
+    "kcl": Config(Kcl(), lease_seconds=LEASE_SECONDS),
+    "kcl-rust": Config(KclRust(), lease_seconds=LEASE_SECONDS),
+    "minimal": Config(Minimal(), lease_seconds=LEASE_SECONDS),
+    # In the proportions of the SDKs: a look every quarter of a lease time.
+    "event-hubs": Config(EventHubs(), lease_seconds=LEASE_SECONDS, cycle_seconds=LEASE_SECONDS / 4),
+}
+
+
+@pytest.mark.parametrize("rules", CONFIGS)
 @pytest.mark.parametrize("lost", ["every response", "responses to writes", "every request"])
-@pytest.mark.parametrize("layout", ["rows", "sessions"])
+@pytest.mark.parametrize("layout", ["rows", "sessions", "objects"])
 @pytest.mark.parametrize("from_the_start", [True, False])
 def test_no_shard_waits_longer_than_two_lease_times_for_a_worker_with_a_one_way_line(
-    layout: str, lost: Lost, rules: Kcl | Minimal, from_the_start: bool
+    layout: str, lost: Lost, rules: str, from_the_start: bool
 ) -> None:
     """The sick worker's claims and renewals arrive, so that its leases look alive to others."""
     clock = Clock()
-    config = Config(rules=rules, lease_seconds=LEASE_SECONDS)
+    config = CONFIGS[rules]
     healthy_store, sick_store, line = _sick(layout, lost, clock)
     source = ListSource(four_shards())
     well = member(healthy_store, source, clock, "well", "p-1", config)  # type: ignore[arg-type]  # any store does

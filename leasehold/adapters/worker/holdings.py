@@ -38,7 +38,7 @@ class Holdings:
     gave   called with each lease given to its heir, as stored, and the time
     gone   called for each lease that is lost, given or released
     rest_seconds
-           how long to take nothing after takings that were not answered: longer than a lease and a look
+           how long to take nothing after takings that were not answered: longer than a lease and two looks
     remade called with what became of a row that was deleted under us
     """
 
@@ -140,7 +140,7 @@ class Holdings:
         """Whether to take nothing for now, because takings are not answered.
 
         They may arrive all the same. Repeated soon, each would make the lease look alive, and no worker would read it;
-        after a pause longer than its lease and a look, another worker has it.
+        after a pause longer than its lease and two looks, another worker has it.
         """
         return self._clock() < self._rests_until
 

@@ -140,7 +140,8 @@ class Worker:
             self._identity,
             clock=clock,
             lease_seconds=self.config.lease_seconds,
-            rest_seconds=self.config.rules.expires_above(self.config.lease_seconds) + self.config.cycle_seconds,
+            # Others see the last write up to a look late, and that the lease has expired up to another look late.
+            rest_seconds=self.config.rules.expires_above(self.config.lease_seconds) + 2 * self.config.cycle_seconds,
             began=self._began,
             gave=self._gave,
             gone=self._gone,
