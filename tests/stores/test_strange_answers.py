@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +16,8 @@ from leasehold.adapters.sources.kinesis.producer.producer import client_of as cl
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.sources.urls import open_source
 from leasehold.errors import LetterError, OutcomeUnknown, SourceUnavailable
+from leasehold.stores.dynamodb.cells import items_of
+from leasehold.stores.dynamodb.rows import RowDecoder
 from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.objects.blob import BlobObjects, client_of
 from leasehold.stores.objects.gcs import GcsObjects
@@ -40,10 +43,12 @@ def answering(body: str) -> Iterator[str]:
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("ETag", '"e"')
+            self.send_header("Last-Modified", "Sat, 28 Nov 2026 09:00:00 GMT")
+            self.send_header("x-ms-client-request-id", "another")
             self.end_headers()
             self.wfile.write(body.encode())
 
-        do_GET = do_PUT = do_POST = answer  # noqa: N815  the names http.server asks for
+        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = answer  # noqa: N815  the names http.server asks for
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
@@ -96,6 +101,10 @@ ASKS: dict[str, Callable[[str], object]] = {
     "kinesis letters": lambda url: open_stream(f"kinesis://orders?region=eu-west-1&endpoint={url}").put_back(LETTER),
     "table stream": lambda url: open_source(f"dynamodb-streams://orders?region=eu-west-1&endpoint={url}").shards(),
     "blob list": lambda url: blob(url).list("fleet/"),
+    "blob get": lambda url: blob(url).get("fleet/a"),
+    "blob create": lambda url: blob(url).put_new("fleet/a", {}),
+    "blob put": lambda url: blob(url).put_over("fleet/a", {}, "e"),
+    "blob delete": lambda url: blob(url).delete("fleet/a", "e"),
 }
 LISTING = "<ListBucketResult><Name>leases</Name><Prefix>other/</Prefix></ListBucketResult>"
 BLOBS = '<EnumerationResults ContainerName="leases"><Prefix>other/</Prefix><Blobs/></EnumerationResults>'
@@ -124,3 +133,36 @@ def test_an_answer_of_something_else_is_no_answer(ask: str, body: str) -> None:
         return  # it asks whether there is a bucket, whatever lies in it
     with answering(BODIES[body]) as url, pytest.raises((OutcomeUnknown, SourceUnavailable, LetterError)):
         ASKS[ask](url)
+
+
+def rows_of(table: str, **item: str) -> dict[str, object]:
+    """A response to BatchGetItem with one row of this table."""
+    return {"Responses": {table: [{name: {"S": word} for name, word in item.items()}]}}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        rows_of("other", leaseKey="a"),
+        {"Responses": {"other": []}},
+        {"Responses": {}, "UnprocessedKeys": {"other": {"Keys": [{"leaseKey": {"S": "a"}}]}}},
+        rows_of("leases", leaseKey="b"),
+        rows_of("leases", leaseKey="a", application="theirs"),
+    ],
+    ids=["another table", "no row of another table", "unread of another table", "another key", "another application"],
+)
+def test_rows_of_a_dynamodb_table_are_those_that_were_asked_for(page: dict[str, object]) -> None:
+    """A row is gone only if a response about its own table and its own key leaves it out."""
+    key = {"application": {"S": "ours"}, "leaseKey": {"S": "a"}}
+    with pytest.raises(OutcomeUnknown):
+        items_of(lambda _asked: cast("Any", page), "leases", [cast("Any", key)], consistent=True, attempts=1)
+
+
+def test_a_query_brings_rows_of_its_own_application() -> None:
+    """A page with rows of another application is no page of the listing.
+
+    A page of a Scan names no table, and one without rows nothing at all: those cannot be told from the right ones.
+    """
+    row = {"application": {"S": "theirs"}, "leaseKey": {"S": "a"}}
+    with pytest.raises(LookupError):
+        RowDecoder("ours").read([[cast("Any", row)]])

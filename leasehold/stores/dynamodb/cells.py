@@ -187,11 +187,6 @@ BATCH = 100
 """The most keys that one BatchGetItem takes."""
 
 
-def _name(item: Item) -> str | None:
-    """The name of a row, or of the key of one."""
-    return item.get(KEY, {}).get("S")
-
-
 def items_of(
     get: Callable[[dict[str, Any]], Mapping[str, Any]],
     table: str,
@@ -212,8 +207,9 @@ def items_of(
         def read_some(pending: list[Any] = pending) -> bool:
             page = get({"RequestItems": {table: {"Keys": pending.copy(), "ConsistentRead": consistent}}})
             found = page["Responses"].get(table, ())
-            if not {_name(item) for item in found} <= {_name(key) for key in pending}:
-                raise OutcomeUnknown(f"{table}: an answer has rows that were not asked for")
+            ours = page["Responses"].keys() <= {table} and page.get("UnprocessedKeys", {}).keys() <= {table}
+            if not ours or any({name: item.get(name) for name in pending[0]} not in pending for item in found):
+                raise OutcomeUnknown(f"{table}: an answer is about rows that were not asked for")
             items.extend(found)
             unread = page.get("UnprocessedKeys", {}).get(table)
             pending[:] = unread["Keys"] if unread else ()

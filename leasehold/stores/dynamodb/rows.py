@@ -180,7 +180,9 @@ class RowDecoder:
     visit all of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "") -> None:
+        """Under a prefix, a row of another application makes `read` raise LookupError."""
+        self._application = text(prefix) if prefix else None
         self._leases: dict[str, Lease] = {}
         self._rests: dict[str, RowRest] = {}
         self._texts: dict[bytes, RowText] = {}
@@ -231,7 +233,7 @@ class RowDecoder:
             head, digits, tail, lease = known
             notes = tuple(NOTE + name for name, _ in lease.notes)
             row = _again(item, lease, notes, _rest(page.item(head + digits + tail), notes))
-        row = row or _told(item, read)
+        row = row or self._told(item, read)
         if row is None:
             return
         read.leases.append(row)
@@ -250,7 +252,7 @@ class RowDecoder:
         rest = self._rests.get(key)
         row = None if rest is None else _again(item, self._leases[key], *rest)
         if row is None:
-            row = _told(item, read)
+            row = self._told(item, read)
             if row is None:
                 return
             notes = tuple(sorted(attribute for attribute in item if attribute.startswith(NOTE)))
@@ -258,17 +260,18 @@ class RowDecoder:
         self._leases[row.key] = row
         read.leases.append(row)
 
-
-def _told(item: Item, read: RowsRead) -> Lease | None:
-    """The lease of a row that is decoded anew; another one is put where it belongs."""
-    match to_lease(item):
-        case Lease() as lease:
-            return lease
-        case Malformed() as wrong:
-            read.malformed.append(wrong)
-        case None:
-            read.others.append(item)
-    return None
+    def _told(self, item: Item, read: RowsRead) -> Lease | None:
+        """The lease of a row that is decoded anew; another one is put where it belongs."""
+        if self._application is not None and item.get(APPLICATION) != self._application:
+            raise LookupError("it has rows of another application")
+        match to_lease(item):
+            case Lease() as lease:
+                return lease
+            case Malformed() as wrong:
+                read.malformed.append(wrong)
+            case None:
+                read.others.append(item)
+        return None
 
 
 def _again(item: Item, lease: Lease, attributes: tuple[str, ...], rest: bytes) -> Lease | None:

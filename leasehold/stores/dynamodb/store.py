@@ -395,7 +395,7 @@ class DynamoStore:
         directly  whether calls go past boto3 where they can
         """
         self._table, self._create, self._prefix, self._protect = table, create, prefix, protect
-        self._rows, self._listed = RowDecoder(), 0
+        self._rows, self._listed = RowDecoder(prefix), 0
         self._clients = connect(
             session or Session(), region, endpoint, PATIENCE.within(request_seconds), directly=directly
         )
@@ -443,7 +443,7 @@ class DynamoStore:
         if whole and not self._prefix and (at_a_time := min(SEGMENTS_MOST, self._listed // SEGMENT_ROWS)) > 1:
             questions = [{**asked, "Segment": each, "TotalSegments": at_a_time} for each in range(at_a_time)]
         with translated(self._table):
-            read = (self._rows if whole else RowDecoder()).read(pages_of(look, questions))
+            read = (self._rows if whole else RowDecoder(self._prefix)).read(pages_of(look, questions))
         if whole:
             self._listed = len(read.leases)
         if any(item["entityType"] == text(CELL) for item in read.others):

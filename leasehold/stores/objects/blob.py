@@ -40,7 +40,17 @@ _STARTS: Mapping[str, Position] = {"TRIM_HORIZON": TRIM_HORIZON, "LATEST": LATES
 _REFUSED = frozenset({"BlobAlreadyExists", "BlobNotFound", "ConditionNotMet", "TargetConditionNotMet"})
 _UNSIGNED = frozenset({401, 403})
 _SIGN_IN = f"check the key in {CONNECTION_STRING}, or give the identity the role 'Storage Blob Data Contributor'"
-_ONCE: Mapping[str, Any] = {"retry_total": 0}
+
+
+def _check_echo(response: Any) -> None:  # noqa: ANN401  the pipeline's response has no public type
+    """Raises LookupError if this is the response to another request: the service repeats the id of each request."""
+    name = "x-ms-client-request-id"
+    echoed = response.http_response.headers.get(name)
+    if echoed is not None and echoed != response.http_request.headers.get(name):
+        raise LookupError("it is the response to another request")
+
+
+_ONCE: Mapping[str, Any] = {"retry_total": 0, "raw_response_hook": _check_echo}
 """A write sent twice could be refused by its own first try (rule 3 of `objects`)."""
 
 _CLIENT: Mapping[str, Any] = {"initial_backoff": 0.2, "increment_base": 2, "random_jitter_range": 1}
@@ -230,6 +240,7 @@ class _Dated:
         self.now = 0.0
 
     def heard(self, response: Any) -> None:  # noqa: ANN401  the pipeline's response has no public type
+        _check_echo(response)
         now = date_of(response.http_response.headers.get("Date"))
         if now is not None:
             self.now = now

@@ -43,6 +43,7 @@ from leasehold.adapters.sources.kinesis.records import (
     RowColumns,
     RowViews,
     TokenedColumns,
+    check_shard,
     children,
 )
 from leasehold.adapters.sources.protocol import Batch, rows_in_columns
@@ -425,6 +426,8 @@ class Poller:
     def _batch(self, answer: "GetRecordsOutputTypeDef") -> Batch:
         rows, behind = columns_of(answer["Records"]), answer.get("MillisBehindLatest") or 0
         first, last = (rows.numbers[0], rows.numbers[-1]) if rows.numbers else (None, None)
+        following = children(answer.get("ChildShards", ()))
+        check_shard(self._shard, first, following)
         unpacked = Unpacking(
             self._hash_range,
             self._done,
@@ -445,7 +448,7 @@ class Poller:
             behind_seconds=behind / 1000,
             wait_seconds=self._wait(idle=last is None and not behind, behind=behind > 0),
             ended=not answer.get("NextShardIterator"),
-            children=children(answer.get("ChildShards", ())),
+            children=following,
             size=unpacked.size,
             in_columns=partial(rows_in_columns, _COLUMNS, self._stream, self._shard),
             token=token,

@@ -9,6 +9,7 @@ an answer may have been carried out, and must be sent again. A producer with an 
 start) puts 20 bytes before every record; a reader takes them off and asks `Seen`. Nothing of this is on by default.
 """
 
+import re
 from bisect import bisect, bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -347,3 +348,32 @@ def children(rows: Iterable["ChildShardTypeDef"]) -> tuple[Shard, ...]:
         )
         for row in rows
     )
+
+
+_SHARD_ID = re.compile(r"shardId-(\d{12})")
+_NUMBER_BITS, _NUMBER_VERSION = 186, 2
+
+
+def check_shard(shard: str, first: str | None, following: Iterable[Shard]) -> None:
+    """Check that a response is about this shard, as far as it can be known.
+
+    A sequence number contains the number of its shard, as the Kinesis Client Library reads it, and the shards that
+    follow an ended one name their parents. A response without records that does not end the shard names nothing.
+
+    Args:
+        shard: The id of the shard that was asked for.
+        first: The sequence number of the first record, if there is one.
+        following: The shards that follow, if the shard has ended.
+
+    Raises:
+        LookupError: If the response is about another shard.
+    """
+    if any(shard not in each.parents for each in following):
+        raise LookupError("its children are those of another shard")
+    if first is None or (named := _SHARD_ID.fullmatch(shard)) is None:
+        return
+    number = int(first)
+    if number.bit_length() != _NUMBER_BITS or number >> (_NUMBER_BITS - 2) != _NUMBER_VERSION:
+        return  # a local service counts in its own way
+    if (number >> 4) & 0xFFFFFFFF != int(named[1]):
+        raise LookupError("its records are those of another shard")

@@ -16,7 +16,7 @@ from leasehold.adapters.sources.kinesis.clients import MILLISECONDS
 from leasehold.adapters.sources.kinesis.fan_out import FanOut
 from leasehold.adapters.sources.kinesis.hash_keys import place_of
 from leasehold.adapters.sources.kinesis.poller import Poller, columns_of
-from leasehold.adapters.sources.kinesis.records import RowColumns, RowViews, children
+from leasehold.adapters.sources.kinesis.records import RowColumns, RowViews, check_shard, children
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.sources.repeats import Note, Trail
 from leasehold.adapters.spark.rows import ArrowBatch
@@ -89,6 +89,8 @@ class ArrowPoller(Poller):
         size: int,
     ) -> ArrowBatch:
         """The batch of these rows, made of records with numbers from the first to the last of `ends`."""
+        following = children(answer.get("ChildShards", ()))
+        check_shard(self._shard, None if ends is None else ends[0], following)
         self._iterator = answer.get("NextShardIterator") or None
         behind = answer.get("MillisBehindLatest") or 0
         if ends is not None:
@@ -100,7 +102,7 @@ class ArrowPoller(Poller):
             behind_seconds=behind / 1000,
             wait_seconds=self._wait(idle=ends is None and not behind, behind=behind > 0),
             ended=self._iterator is None,
-            children=children(answer.get("ChildShards", ())),
+            children=following,
             size=size,
             rows=rows,
             arrived=ARRIVED,
