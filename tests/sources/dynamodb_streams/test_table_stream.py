@@ -304,6 +304,7 @@ def test_a_stream_is_read_by_its_arn(table: TableStreams, url: str) -> None:
     table.put("a", {})
     source = opened(url.replace("//orders?region=eu-west-1&", f"//{table.arn}?"))
     assert keys(reader(source, source.shards()[0].id).read()) == ["a"]
+    assert source.arn("") == table.arn
     assert table.asked["DescribeTable"] == 0
 
 

@@ -17,6 +17,7 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import Reason, UserRe
 from leasehold.adapters.sources.kinesis.faults import PollPace, said_plainly
 from leasehold.adapters.sources.kinesis.poller import Dropped, Poller
 from leasehold.adapters.sources.kinesis.source import KinesisSource
+from leasehold.adapters.sources.kinesis.streams import KinesisStreams
 from leasehold.adapters.sources.protocol import Record, Settled
 from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import HASH_KEYS, LATEST, TRIM_HORIZON, HashRange, Lease, Position, Shard, at_timestamp
@@ -483,6 +484,20 @@ def test_aggregates_are_kept_where_the_service_spreads_records(
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(5, aggregate(b"a")))
     assert [each.data for each in reader.read().records] == kept
+
+
+def test_events_carry_the_arn_that_the_service_returns(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function may tell its streams apart by their ARN; until the service was asked, its account is unknown."""
+    told = "arn:aws:kinesis:eu-west-1:111122223333:stream/orders"
+    summary = {"StreamARN": told, "StreamCreationTimestamp": ARRIVED}
+    monkeypatch.setattr(stub.client, "describe_stream_summary", lambda **_: {"StreamDescriptionSummary": summary})
+    orders = source(stub)
+    assert orders.arn("orders") == f"arn:aws:kinesis:{stub.client.meta.region_name}::stream/orders"
+    identity = orders.identity()
+    assert orders.arn("orders") == told
+    streams = KinesisStreams([orders])
+    assert streams.reads(Lease("k", stream=identity))
+    assert streams.arn(identity) == told
 
 
 def test_a_refused_question_about_the_stream_is_not_asked_for_each_of_its_shards(
