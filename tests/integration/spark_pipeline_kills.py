@@ -171,7 +171,7 @@ class Pipeline:
         read, wrote = Stream(self.kinesis, f"{self.name}-in", 3), Stream(self.kinesis, f"{self.name}-out", 2)
         with line(self.kinesis) as faulty, closing(client(self.kinesis)) as to:
             while self._goes_on(count):
-                app = self.begin(faulty)
+                app = self.begin(faulty.url)
                 try:
                     while app.running and self._goes_on(count):
                         more = [(f"{n % KEYS}", f"{n}".encode()) for n in range(len(sent), len(sent) + ROUND)]
@@ -186,7 +186,7 @@ class Pipeline:
                     self.end(app)
             (self.folder / "last").touch()
             self.versions = ()
-            app = self.begin(faulty)
+            app = self.begin(faulty.url)
             try:
                 _until(lambda: not app.running, app, 2 * WAIT_SECONDS)
                 assert app.wait() == 0, app.said
@@ -197,8 +197,8 @@ class Pipeline:
     def _goes_on(self, count: int) -> bool:
         return len(self.kills) < count and time.monotonic() < self.until
 
-    def begin(self, faulty: Line) -> Victim:
-        """Start an application."""
+    def begin(self, writes_to: str) -> Victim:
+        """Start an application, which writes to the service at this URL."""
         self.lives += 1
         region = {"kinesis.region": "eu-west-1"}
         source = region | {
@@ -209,7 +209,7 @@ class Pipeline:
             "lease.durationMs": f"{LEASE_SECONDS * 1000:g}",
             "maxRowsPerTrigger": str(TRIGGER_ROWS),
         }
-        sink = region | {"kinesis.streamName": f"{self.name}-out", "kinesis.endpointUrl": faulty.url}
+        sink = region | {"kinesis.streamName": f"{self.name}-out", "kinesis.endpointUrl": writes_to}
         words = (__file__, "--application", str(self.folder), json.dumps(source), json.dumps(sink), self.master)
         version = self.versions[(self.lives - 1) % len(self.versions)] if self.versions else ""
         paths = [*([str(pyspark_path(version))] if version else []), *filter(None, [os.environ.get("PYTHONPATH")])]
