@@ -241,12 +241,12 @@ class Pipeline:
         port = int(faulty.url.rpartition(":")[2])
         if who == "committer":  # Spark keeps one for the next batch: the one that comes then has a batch to commit
             _struck(self._found(app, who, port))
-        written, lines = faulty.asked["PutRecords"], _lines(app)
+        written, done = faulty.asked["PutRecords"], _batches(app)
         moments: dict[str, Callable[[], object]] = {
             "task": lambda: faulty.asked["PutRecords"] > written,
             "committer": lambda: self._found(app, who, port),
         }
-        came = moments.get(who, lambda: _lines(app) > lines)
+        came = moments.get(who, lambda: _batches(app) > done)
         _until(lambda: not app.running or came(), app)
         time.sleep(chance.random() * {"task": 0.3, "committer": 0.0}.get(who, 1.0))
         found = self._found(app, who, port)
@@ -273,6 +273,11 @@ def _struck(pids: Sequence[int]) -> int:
             os.kill(pid, signal.SIGKILL)
             struck += 1
     return struck
+
+
+def _batches(app: Child) -> int:
+    """Return how many batches the application has said to be done."""
+    return sum(b"null" not in line for line in app.out.read_bytes().splitlines())
 
 
 def _lines(app: Child) -> int:
