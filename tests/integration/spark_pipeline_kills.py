@@ -171,7 +171,7 @@ class Pipeline:
         read, wrote = Stream(self.kinesis, f"{self.name}-in", 3), Stream(self.kinesis, f"{self.name}-out", 2)
         with line(self.kinesis) as faulty, closing(client(self.kinesis)) as to:
             while self._goes_on(count):
-                app = self.begin(faulty)
+                app = self.begin(faulty.url)
                 try:
                     while app.running and self._goes_on(count):
                         more = [(f"{n % KEYS}", f"{n}".encode()) for n in range(len(sent), len(sent) + ROUND)]
@@ -186,7 +186,7 @@ class Pipeline:
                     self.end(app)
             (self.folder / "last").touch()
             self.versions = ()
-            app = self.begin(faulty)
+            app = self.begin(faulty.url)
             try:
                 _until(lambda: not app.running, app, 2 * WAIT_SECONDS)
                 assert app.wait() == 0, app.said
@@ -197,8 +197,8 @@ class Pipeline:
     def _goes_on(self, count: int) -> bool:
         return len(self.kills) < count and time.monotonic() < self.until
 
-    def begin(self, faulty: Line) -> Victim:
-        """Start an application."""
+    def begin(self, writes_to: str) -> Victim:
+        """Start an application, which writes to the service at this URL."""
         self.lives += 1
         region = {"kinesis.region": "eu-west-1"}
         source = region | {
@@ -209,7 +209,7 @@ class Pipeline:
             "lease.durationMs": f"{LEASE_SECONDS * 1000:g}",
             "maxRowsPerTrigger": str(TRIGGER_ROWS),
         }
-        sink = region | {"kinesis.streamName": f"{self.name}-out", "kinesis.endpointUrl": faulty.url}
+        sink = region | {"kinesis.streamName": f"{self.name}-out", "kinesis.endpointUrl": writes_to}
         words = (__file__, "--application", str(self.folder), json.dumps(source), json.dumps(sink), self.master)
         version = self.versions[(self.lives - 1) % len(self.versions)] if self.versions else ""
         paths = [*([str(pyspark_path(version))] if version else []), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -241,12 +241,12 @@ class Pipeline:
         port = int(faulty.url.rpartition(":")[2])
         if who == "committer":  # Spark keeps one for the next batch: the one that comes then has a batch to commit
             _struck(self._found(app, who, port))
-        written, lines = faulty.asked["PutRecords"], _lines(app)
+        written, done = faulty.asked["PutRecords"], _batches(app)
         moments: dict[str, Callable[[], object]] = {
             "task": lambda: faulty.asked["PutRecords"] > written,
             "committer": lambda: self._found(app, who, port),
         }
-        came = moments.get(who, lambda: _lines(app) > lines)
+        came = moments.get(who, lambda: _batches(app) > done)
         _until(lambda: not app.running or came(), app)
         time.sleep(chance.random() * {"task": 0.3, "committer": 0.0}.get(who, 1.0))
         found = self._found(app, who, port)
@@ -273,6 +273,11 @@ def _struck(pids: Sequence[int]) -> int:
             os.kill(pid, signal.SIGKILL)
             struck += 1
     return struck
+
+
+def _batches(app: Child) -> int:
+    """Return how many batches the application has said to be done."""
+    return sum(b"null" not in line for line in app.out.read_bytes().splitlines())
 
 
 def _lines(app: Child) -> int:

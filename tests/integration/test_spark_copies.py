@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from faulty_line import line
 from spark_pipeline_kills import Pipeline, Row, judged, plain
 from waiters import until
 
@@ -38,13 +37,13 @@ def test_two_drivers_on_copies_of_a_checkpoint_lose_no_row(kinesis_url: str, dyn
 
     wrote = Stream(kinesis_url, "copies-out", 2)
     read = Stream(kinesis_url, "copies-in", 3)
-    with closing(read), closing(wrote), line(kinesis_url) as faulty, closing(client(kinesis_url)) as to:
+    with closing(read), closing(wrote), closing(client(kinesis_url)) as to:
         send(200)
-        app = here.begin(faulty)
+        app = here.begin(kinesis_url)
         until(lambda: list((here.folder / "progress/commits").glob("1")), "the first batches", SECONDS)
         here.end(app)
         shutil.copytree(here.folder, there.folder)
-        apps = [each.begin(faulty) for each in (here, there)]
+        apps = [each.begin(kinesis_url) for each in (here, there)]
         try:
             for each, running in zip((here, there), apps, strict=True):
                 more = partial(done_since, each.folder, set(done_since(each.folder, set())))
@@ -54,7 +53,7 @@ def test_two_drivers_on_copies_of_a_checkpoint_lose_no_row(kinesis_url: str, dyn
             for each, running in zip((here, there), apps, strict=True):
                 each.end(running)
         (here.folder / "last").touch()
-        app = here.begin(faulty)
+        app = here.begin(kinesis_url)
         try:
             until(lambda: not app.running, "the last run", SECONDS)
             assert app.wait() == 0, app.said

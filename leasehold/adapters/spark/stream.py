@@ -46,8 +46,8 @@ REPORTED = 50
 """How many shards a report names: those that are furthest behind."""
 UNREACHED_SECONDS_MOST = 10.0
 """Between two tries to learn which stream it is that a run reads."""
-READ_UP_LEASES = 2.0
-"""How long a run waits to have read what is there, in durations of a lease, where Spark does not ask for that."""
+READ_UP_SECONDS = 20.0
+"""How long a run waits to have read what is there, where Spark does not ask for that."""
 LINGER_BYTES = 32 << 20
 """With so much a batch costs little more than its rows."""
 FLUSH_SECONDS = 1.0
@@ -266,10 +266,7 @@ class Run:
 
         Some versions of Spark do not say so, and take the first batch of such a run for all that is there.
         """
-        if (
-            TELLS_AVAILABLE_NOW
-            or time.monotonic() - self._planned > READ_UP_LEASES * self._options.config.lease_seconds
-        ):
+        if TELLS_AVAILABLE_NOW or time.monotonic() - self._planned > READ_UP_SECONDS:
             return False
         return bool(self._loop.reading_up)
 
