@@ -372,7 +372,12 @@ class Fleet(Stage):
                 (self.folder / f"{worker}.orders").write_text(order.removeprefix("handler "))
 
     def _reshard_of(self, worker: str, what: str) -> tuple[str, ...]:
-        """Split or merge an open shard of this worker, and return the shards that are closed by it."""
+        """Split or merge an open shard of this worker, and return the shards that are closed by it.
+
+        While the stream is paused nothing is reshaped, and the worker only sleeps.
+        """
+        if self.ground.kept.paused:
+            return ()
         there = {shard.id for shard in self.stream.shards() if shard.open}
         own = min((lease.shard for lease in self.leases if lease.owner == worker and lease.shard in there), default="")
         return self.merge(own) if what.endswith("merge") else (self.split(own),)
@@ -380,11 +385,11 @@ class Fleet(Stage):
     def slept_through(self, fault: Fault) -> tuple[str, ...]:
         """Return the shards that were closed while this fault's worker slept, once their leases are deleted.
 
-        Within DELETED_SECONDS, or none of them.
+        None are returned if that takes longer than DELETED_SECONDS, or while the stream is paused.
         """
         shards = self._slept.get(fault, ())
         gone = self.until(lambda: not {lease.shard for lease in self.leases} & set(shards), DELETED_SECONDS)
-        return shards if gone else ()
+        return shards if gone and not self.ground.kept.paused else ()
 
     def drop(self, shards: Collection[str]) -> None:
         """Let the stream drop these shards, which it does between two lives of its service."""
