@@ -1,7 +1,7 @@
 """Replays reasons.toml: plants the violation of each reason in a copy of the tree, and expects its tests to fail.
 
     python tests/mutation/reasons.py                  all rooms
-    python tests/mutation/reasons.py --only sessions  one room
+    python tests/mutation/reasons.py --only multilang one room
     python tests/mutation/reasons.py --check          only whether the place and the tests of each reason exist
 
 A reason is a sentence that says what goes wrong without the code beside it. reasons.toml has a list for each room:
