@@ -6,20 +6,21 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from unittest.mock import patch
 
 from attrs import define, evolve, field, frozen
-from grounds import ANEW, WATCHER, Ground
+from grounds import ANEW, SLEEPS, WATCHER, Ground
 from libc import STEP_SECONDS, UnkindLibc
 from processes import NoMore, NoMoreThreads, with_setting
+from raising_log import ORDER
 from schedule import Fault, FaultKind
 from services import KeptService, Table, watched
 from swap_command import COMMAND, SwapOperator
 from unruly import DEEDS
-from unsteady_line import HTTP_FAULTS, Lines
+from unsteady_line import HTTP_FAULTS, ONE_WAY, Lines, one_way
 from wired import LOST_REPLIES, WIRE_FAULTS, Wired
 from written import answer_of
 
@@ -54,6 +55,7 @@ NO_MEMORY = FaultKind("no more memory")
 DENIALS = frozenset({DISK_FULL, READ_ONLY, NO_THREADS, NO_MEMORY})
 STEPS = {"clock forward": STEP_SECONDS, "clock back": -STEP_SECONDS}
 OF_LIBC = tuple(FaultKind(what, seconds=(2 * LEASE_SECONDS, 3 * LEASE_SECONDS)) for what in STEPS)
+LOG_RAISES = FaultKind(ORDER, seconds=(6.0, 10.0))
 UNFELT = frozenset({"kill", "end", "split", "merge", *STEPS})
 """Faults that explain nothing by themselves: others are noted as they befall, or nobody should notice.
 
@@ -69,8 +71,11 @@ OF_CHILDREN = tuple(FaultKind(f"child {deed}") for deed in (*DEEDS, "fork", "slo
 TIMEOUT_SECONDS = 4
 CHILD_SECONDS = TIMEOUT_SECONDS + 2 * END_SECONDS
 """How long after the order a child may be at its deed: until it is killed."""
+SLEEP_NAMES = frozenset(kind.what for kind in SLEEPS)
 UNOPENED = "the store does not answer yet"
 ORPHAN_SECONDS = 10.0
+DELETED_SECONDS = 30.0
+"""How long the others may take to finish a sleeper's shards, and to delete their leases, after it was to wake."""
 
 
 def table_kinds(table: Table, *, libc: bool) -> tuple[FaultKind, ...]:
@@ -79,7 +84,7 @@ def table_kinds(table: Table, *, libc: bool) -> tuple[FaultKind, ...]:
         full = (DISK_FULL,) if table.disk and table.disk.small else ()
         return (*full, *((READ_ONLY,) if libc else ()), HELD, EMPTIED)
     lines = tuple(FaultKind(what, "store") for what in ((*WIRE_FAULTS, LOST_REPLIES) if table.wired else HTTP_FAULTS))
-    return (*lines, PAUSE, *((RESTART,) if table.lasts else ()), EMPTIED)
+    return (*lines, *one_way("store", writes=not table.wired), PAUSE, *((RESTART,) if table.lasts else ()), EMPTIED)
 
 
 @frozen
@@ -126,6 +131,7 @@ class Fleet(Stage):
     _lasting: dict[Fault, Incident] = field(factory=dict)
     _short: dict[str, NoMoreThreads | NoMore] = field(factory=dict)
     _written: list[Tail[WriteAnswer]] = field(factory=list)
+    _slept: dict[Fault, tuple[str, ...]] = field(factory=dict)
     _denied: set[str] = field(factory=set)
     """The processes that were refused threads, memory or their file, and may end of it after the fault is over, too."""
 
@@ -310,7 +316,7 @@ class Fleet(Stage):
         began = time.time()
         subject = self._cause(fault)
         if self._is_felt(fault.kind.what):
-            what: IncidentKind = "nap" if fault.kind.what == "stand still" else "trouble"
+            what: IncidentKind = "nap" if fault.kind.what == "stand still" or fault.kind in SLEEPS else "trouble"
             self._lasting[fault] = Incident(began, what, subject, math.inf, str(fault))
             self.history.incidents.append(self._lasting[fault])
         for each in self.processes:
@@ -332,6 +338,8 @@ class Fleet(Stage):
             return self._cause_on_the_way(fault)
         if worker:
             self._cause_to_worker(what, worker)
+            if fault.kind in SLEEPS:
+                self._slept[fault] = self._reshard_of(worker, what)
         elif fault.kind == READ_ONLY and self.libc is not None:
             self.libc.refuse_writes(refused=True)
         elif self.table.disk is not None:
@@ -347,7 +355,7 @@ class Fleet(Stage):
                 self.kill(process)
             case "end":
                 self.leaving[worker] = (process, self.leave(process))
-            case "stand still":
+            case sleep if sleep == "stand still" or sleep in SLEEP_NAMES:
                 self._children[process].signal(signal.SIGSTOP)
             case "no more threads":
                 self._short[worker] = NoMoreThreads(self._children[process].pid)
@@ -359,7 +367,36 @@ class Fleet(Stage):
             case step if step in STEPS and self.libc is not None:
                 self.libc.step(worker, STEPS[step])
             case order:
+                if order == ORDER and (lines := self.places["store"].lines) is not None:
+                    lines.begin("reset", worker)  # so that there is something to log
                 (self.folder / f"{worker}.orders").write_text(order.removeprefix("handler "))
+
+    def _reshard_of(self, worker: str, what: str) -> tuple[str, ...]:
+        """Split or merge an open shard of this worker, and return the shards that are closed by it.
+
+        While the stream is paused nothing is reshaped, and the worker only sleeps.
+        """
+        if self.ground.kept.paused:
+            return ()
+        there = {shard.id for shard in self.stream.shards() if shard.open}
+        own = min((lease.shard for lease in self.leases if lease.owner == worker and lease.shard in there), default="")
+        return self.merge(own) if what.endswith("merge") else (self.split(own),)
+
+    def slept_through(self, fault: Fault) -> tuple[str, ...]:
+        """Return the shards that were closed while this fault's worker slept, once their leases are deleted.
+
+        None are returned if that takes longer than DELETED_SECONDS, or while the stream is paused.
+        """
+        shards = self._slept.get(fault, ())
+        gone = self.until(lambda: not {lease.shard for lease in self.leases} & set(shards), DELETED_SECONDS)
+        return shards if gone and not self.ground.kept.paused else ()
+
+    def drop(self, shards: Collection[str]) -> None:
+        """Let the stream drop these shards, which it does between two lives of its service."""
+        began = time.time()
+        self.ground.drop(shards)
+        note = f"the stream dropped {', '.join(shards)}"
+        self.history.incidents.append(Incident(began, "trouble", "", time.time() - began, note))
 
     def _cause_on_the_way(self, fault: Fault) -> str:
         what, worker, of_stream = fault.kind.what, fault.worker, fault.kind.line == "stream"
@@ -411,12 +448,19 @@ class Fleet(Stage):
         ]
 
     def mend(self, fault: Fault) -> None:
-        """Mend it; what was caused late, or lasts for a while by itself, is remembered for as long as it lasted."""
+        """Mend it; what was caused late, or lasts for a while by itself, is remembered for as long as it lasted.
+
+        A line to a store that lets one direction through explains only what happens at its beginning and its end: in
+        between, other workers are to have the shards (L-one-way).
+        """
         self._mend(fault)
         if (incident := self._lasting.pop(fault, None)) is not None:
             place = self.history.incidents.index(incident)
             late = CHILD_SECONDS if fault.kind in OF_CHILDREN else 0.0
-            self.history.incidents[place] = evolve(incident, seconds=time.time() + late - incident.t)
+            bounded, now = fault.kind.what in ONE_WAY and fault.kind.line != "stream", time.time()
+            self.history.incidents[place] = evolve(incident, seconds=0.0 if bounded else now + late - incident.t)
+            if bounded:
+                self.history.incidents.append(evolve(incident, t=now, seconds=0.0, note=f"the end of {fault}"))
 
     def _mend(self, fault: Fault) -> None:
         what, worker, line = fault.kind.what, fault.worker, fault.kind.line
@@ -439,11 +483,13 @@ class Fleet(Stage):
         match what:
             case "kill":
                 self.join(worker)
-            case "stand still":
+            case sleep if sleep == "stand still" or sleep in SLEEP_NAMES:
                 self._children[self.processes[worker]].signal(signal.SIGCONT)
             case "no more threads" | "no more descriptors" | "no more memory":
                 self._short.pop(worker).end()
             case step if step in STEPS and self.libc is not None:
                 self.libc.step(worker, 0)
-            case _:
+            case order:
+                if order == ORDER and (lines := self.places["store"].lines) is not None:
+                    lines.end("reset", worker)
                 (self.folder / f"{worker}.orders").write_text("")

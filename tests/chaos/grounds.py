@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from functools import partial
 from hashlib import sha1
@@ -14,7 +14,7 @@ from attrs import Factory, define, evolve
 from hub_stage import HubStream
 from schedule import FaultKind
 from services import KeptService
-from unsteady_line import HTTP_FAULTS, SLOW_DOWN, SLOW_SERVICE, Lines
+from unsteady_line import HTTP_FAULTS, SLOW_DOWN, SLOW_SERVICE, Lines, one_way
 from waiters import AT_ONCE
 from wire import Wire
 from wired import WIRE_FAULTS, Wired
@@ -39,6 +39,11 @@ ANEW = FaultKind("anew", "stream", (0.0, 0.0), common=True)
 """The stream is deleted, and made again under its name; what it has taken by then is owed to nobody any more."""
 PAUSE = FaultKind("pause", "stream", (3.0, 8.0), common=True)
 RESTART = FaultKind("restart", "stream", (0.0, 0.0), common=True)
+SLEEPS = tuple(FaultKind(f"sleep through a {what}", seconds=(12.0, 18.0)) for what in ("split", "merge", "trim"))
+"""A shard is split or merged while its worker is stopped, which wakes once the shard's lease is deleted.
+
+In a trim the shard is split, and by then the stream has dropped it, too.
+"""
 GONE = FaultKind("gone", "stream", (1.0, 4.0), common=True)
 """In the place of a restart of the hubs, which keep events in memory: every connection breaks, and none is taken."""
 
@@ -83,6 +88,10 @@ class Ground(Protocol):
 
     def end(self, what: str, worker: str) -> None: ...
 
+    def drop(self, shards: Collection[str]) -> None:
+        """Drop these closed shards, as the stream does once their records have expired."""
+        ...
+
     @property
     def touched(self) -> int:
         """How many requests faulty lines have touched."""
@@ -122,9 +131,11 @@ class KinesisGround:
     dated: bool = False
     kinds: Sequence[FaultKind] = (
         *(FaultKind(what, "stream") for what in HTTP_FAULTS),
+        *one_way("stream"),
         FaultKind(SLOW_SERVICE, "stream", (15.0, 30.0)),
         *(PAUSE, RESTART, ANEW),
         *(FaultKind(what, "stream", (0.0, 0.0), common=True) for what in ("split", "merge")),
+        *SLEEPS,
     )
 
     def put(self) -> Iterator[Sent]:
@@ -154,9 +165,7 @@ class KinesisGround:
             self._client.create_stream(StreamName=name, ShardCount=SHARDS)
             self._client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)
         elif what == "restart":
-            file, kept = self._kept_in, _whole(self._kept_in)
-            self.kept.restart(lambda: file.write_bytes(kept))
-            self.lines.lead_to(self.kept.service.url)
+            self._restart(_whole(self._kept_in))
         else:
             self.lines.begin(what, worker)
         return worker
@@ -165,6 +174,21 @@ class KinesisGround:
         """On the line of the worker, if it was one's."""
         if worker:
             self.lines.end(what, worker)
+
+    def drop(self, shards: Collection[str]) -> None:
+        kept = json.loads(_whole(self._kept_in))
+        for stream in kept["streams"].values():
+            # Each key is the description of a shard, in JSON.
+            stream["shards"] = {
+                shard: records
+                for shard, records in stream["shards"].items()
+                if json.loads(shard)["ShardId"] not in shards
+            }
+        self._restart(json.dumps(kept).encode())
+
+    def _restart(self, kept: bytes) -> None:
+        self.kept.restart(lambda: self._kept_in.write_bytes(kept))
+        self.lines.lead_to(self.kept.service.url)
 
     @property
     def touched(self) -> int:
@@ -215,6 +239,7 @@ class HubGround:
     dated: bool = True
     kinds: Sequence[FaultKind] = (
         *(FaultKind(what, "stream") for what in WIRE_FAULTS),
+        *one_way("stream"),
         *(PAUSE, GONE, ANEW),
         *(FaultKind(what, "stream", (0.0, 0.0), common=True) for what in ("detach", "drop", "one more partition")),
     )
@@ -273,6 +298,9 @@ class HubGround:
             self.wire.mend()
         else:
             self.wire.let_through(worker)
+
+    def drop(self, shards: Collection[str]) -> None:
+        """Partitions are never closed."""
 
     @property
     def touched(self) -> int:

@@ -1,4 +1,4 @@
-"""`leasehold consume --events` whose handler does as a file says: it raises, takes its time, or hangs.
+"""`leasehold consume --events` whose handler and log do as a file says: they raise, or the handler is slow or hangs.
 
     python tests/chaos/misbehaving.py ORDERS WRITES SOURCE …
 
@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from unittest.mock import patch
 
+from raising_log import RaisingLog
 from written import true_time, writes_noted
 
 from leasehold.adapters.cli import consume
@@ -39,6 +40,7 @@ class MisbehavingLines(EventLines):
 
 if __name__ == "__main__":
     MisbehavingLines.orders, writes = (Path(sys.argv.pop(1)) for _ in range(2))
+    RaisingLog(MisbehavingLines.orders).install()
     # The command has no place for a handler beside --events.
     with (
         patch.object(consume, "EventLines", lambda me, out: MisbehavingLines(me, out, true_time)),

@@ -23,6 +23,7 @@ from attrs import define, evolve, frozen
 from feed import Feed
 from fleet import (
     EMPTIED,
+    LOG_RAISES,
     NO_DESCRIPTORS,
     NO_MEMORY,
     NO_THREADS,
@@ -35,7 +36,18 @@ from fleet import (
     Place,
     table_kinds,
 )
-from grounds import ANEW, KEEP_SECONDS, PAUSE, RESTART, WATCHER, HubGround, KinesisGround, hub_ground, kinesis_ground
+from grounds import (
+    ANEW,
+    KEEP_SECONDS,
+    PAUSE,
+    RESTART,
+    SLEEPS,
+    WATCHER,
+    HubGround,
+    KinesisGround,
+    hub_ground,
+    kinesis_ground,
+)
 from libc import UnkindLibc, libc_can_be_put_before
 from processes import client_at, threads_can_be_refused
 from schedule import Fault, FaultKind, schedule
@@ -68,7 +80,12 @@ HELD_UP = frozenset({PAUSE, RESTART, ANEW})
 
 @frozen
 class Wanted:
-    """A run that is asked for; `to` is the store to which the leases are swapped meanwhile, "" where they stay."""
+    """A run that is asked for.
+
+    Attributes:
+        to: The store to which the leases are swapped meanwhile, or "".
+        only: Only faults whose names contain this are played.
+    """
 
     seed: int
     seconds: float
@@ -79,6 +96,7 @@ class Wanted:
     to_layout: str = ""
     consumer: str = "function"
     workers: int = 5
+    only: str = ""
 
 
 @frozen
@@ -202,7 +220,7 @@ def run(wanted: Wanted, folder: Path, told: Callable[[str], None]) -> Outcome:
     workers = [f"worker-{number}" for number in range(1, wanted.workers + 1)]
     with a_fleet(wanted, workers, folder) as fleet:
         feed = Feed(fleet.ground)
-        kinds = kinds_of(fleet, told)
+        kinds = [kind for kind in kinds_of(fleet, told) if wanted.only in _named(kind)]
         faults = schedule(wanted.seed, wanted.seconds - CALM_SECONDS, kinds, workers)
         try:
             Play(fleet, feed, wanted, told).run(faults, workers)
@@ -237,13 +255,13 @@ def kinds_of(fleet: Fleet, told: Callable[[str], None]) -> list[FaultKind]:
     tables = table_kinds(fleet.table, libc=libc)
     # What a run is about, and what befalls all who take part in it; the rest is for runs of plain workers.
     tables_there = [kind for kind in tables if kind.what != EMPTIED.what]
-    shards = [kind for kind in fleet.ground.kinds if kind.what in {"split", "merge"}]
+    shards = [kind for kind in fleet.ground.kinds if kind.what in {"split", "merge"} or kind in SLEEPS]
     if fleet.multilang:
-        return [*OF_WORKERS, *OF_CHILDREN, *tables_there, *shards, *denied, *no_threads]
+        return [*OF_WORKERS, *OF_CHILDREN, LOG_RAISES, *tables_there, *shards, *denied, *no_threads]
     if goal := fleet.places.get("goal"):
         goals = [evolve(kind, line="goal") for kind in table_kinds(goal.table, libc=False) if kind.what != EMPTIED.what]
-        return [*OF_WORKERS, *OF_HANDLERS, *tables_there, *goals, *shards]
-    whole = [*OF_WORKERS, *OF_HANDLERS, *tables, *fleet.ground.kinds, *denied]
+        return [*OF_WORKERS, *OF_HANDLERS, LOG_RAISES, *tables_there, *goals, *shards]
+    whole = [*OF_WORKERS, *OF_HANDLERS, LOG_RAISES, *tables, *fleet.ground.kinds, *denied]
     return [*whole, *(OF_LIBC if libc else ()), *no_threads]
 
 
@@ -317,6 +335,14 @@ class Play:
                 self.fleet.pause(KEEP_SECONDS)
             self.fleet.begin(fault)
         else:
+            if (
+                fault.kind in SLEEPS
+                and (shards := self.fleet.slept_through(fault))
+                and fault.kind.what.endswith("trim")
+            ):
+                with self.feed.gate:
+                    self.fleet.pause(KEEP_SECONDS)
+                    self.fleet.drop(shards)
             self.fleet.mend(fault)
             if fault.kind in HELD_UP:
                 self.feed.gate.release()
@@ -353,6 +379,7 @@ def main() -> int:
         "--consumer", choices=CONSUMERS, default=CONSUMERS[0], help="multilang: unruly children read (%(default)s)"
     )
     options.add_argument("--workers", type=int, default=5, help="processes (%(default)s)")
+    options.add_argument("--only", default="", help="play only faults whose names contain this (all)")
     options.add_argument("--folder", type=Path, help="where processes write; kept (default: one that is removed)")
     given = vars(options.parse_args())
     if given["consumer"] == "multilang" and (given["source"] != "kinesis" or given["to"]):

@@ -1,5 +1,6 @@
 """The parts of chaos: schedules that repeat, lines and wires that fail."""
 
+import logging
 import socket
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from urllib.parse import urlsplit
 
@@ -17,8 +19,10 @@ from faulty_line import Refused
 from fleet import NO_THREADS, OF_HANDLERS, OF_WORKERS
 from grounds import HubGround, KinesisGround
 from processes import client_at
+from raising_log import ORDER, RAISED, RaisingLog
 from schedule import Fault, FaultKind, schedule
-from unsteady_line import HTTP_FAULTS, SLOW_SERVICE, Lines
+from unsteady_line import HTTP_FAULTS, ONE_WAY, SLOW_SERVICE, Lines
+from waiters import until
 from wire import Wire
 
 from leasehold_lab.standins.node import HOST
@@ -120,11 +124,61 @@ def test_conditions_touch_the_line_of_one_worker_for_as_long_as_they_last() -> N
 def test_each_condition_has_a_fault() -> None:
     """Without it a run would break off when the seed draws a condition that no line knows."""
     with a_service([]) as service:
-        felt = ("silence", "silence", "reset", "reset", "503", "201", "reset", "silence")
-        for what, expected in zip((*HTTP_FAULTS, SLOW_SERVICE), felt, strict=True):
+        felt = ("silence", "silence", "reset", "reset", "503", "201", "reset", "silence", "silence", "silence", "reset")
+        for what, expected in zip((*HTTP_FAULTS, SLOW_SERVICE, *ONE_WAY), felt, strict=True):
             with Lines.laid(service, ("a",), what, refused=(BUSY,)) as lines:
                 lines.begin(what, "a")
                 assert expected in {outcome(lines.url("a"), "/x", 0.1) for _ in range(20)}
+
+
+def test_a_line_lets_one_direction_through() -> None:
+    """The service has each request whose response is withheld, and none of those that are."""
+    asked: list[str] = []
+    with a_service(asked) as service, Lines.laid(service, ("a",), "seed", refused=(BUSY,)) as lines:
+        for what in ONE_WAY:
+            lines.begin(what, "a")
+            assert outcome(lines.url("a"), f"/{what.replace(' ', '-')}", 0.5) in {"silence", "reset"}
+            lines.end(what, "a")
+        assert outcome(lines.url("a"), "/after") == "201"
+        until(lambda: len(asked) == 3)
+    assert set(asked) == {"/requests-only", "/writes-unanswered", "/after"}
+
+
+def test_a_wire_lets_one_direction_through() -> None:
+    """Requests that were held back arrive late, as those of a network that comes back do."""
+    asked: list[str] = []
+    with a_service(asked) as service:
+        wire = Wire(int(service.rpartition(":")[2]), lambda _port: "a")
+        by_wire = f"http://{HOST}:{wire.port}"
+        wire.hold("a", requests=True, responses=False)
+        assert outcome(by_wire, "/held", 0.5) == "silence"
+        assert asked == []
+        wire.let_through("a")
+        until(lambda: asked == ["/held"])
+        wire.hold("a", requests=False, responses=True)
+        assert outcome(by_wire, "/unanswered", 0.5) == "silence"
+        until(lambda: asked == ["/held", "/unanswered"])
+        wire.cut()
+
+
+def test_a_log_raises_while_it_is_ordered(tmp_path: Path) -> None:
+    """Both from a filter and from a handler of the program's own."""
+    orders = tmp_path / "orders"
+    orders.write_text(ORDER)
+    log = logging.getLogger("leasehold.test_faults")
+    raising = RaisingLog(orders)
+    raising.install()
+    try:
+        raised_in = set()
+        for _ in range(2 * len(RAISED)):
+            with pytest.raises(Exception) as raised:  # noqa: PT011  each of RAISED in turn
+                log.error("x")
+            raised_in.add("filter" if "filter" in {each.name for each in raised.traceback} else "handler")
+        orders.write_text("")
+        log.error("x")
+    finally:
+        raising.remove()
+    assert raised_in == {"filter", "handler"}
 
 
 def test_a_wire_holds_parts_and_slows_those_who_are_named() -> None:

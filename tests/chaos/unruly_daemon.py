@@ -5,11 +5,13 @@
 WRITES takes a line for each write of its leases.
 """
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from raising_log import RaisingLog
 from written import writes_noted
 
 from leasehold.adapters import consuming
@@ -24,5 +26,6 @@ if __name__ == "__main__":
         options = options | {"set": {"cycle_seconds": float(cycle_seconds)}, "if_recreated": "TRIM_HORIZON"}
         return consuming.consumption(source, store, handling, options, named)
 
+    RaisingLog(Path(os.environ["CHAOS_ORDERS"])).install()
     with writes_noted(Path(writes)), patch.object(multilang, "consumption", consumption):
         multilang.app()

@@ -7,19 +7,34 @@ from typing import Self
 
 from attrs import Factory, define, field, frozen
 from faulty_line import Fault, Late, Line, Refused, Reset, Silent, laid
+from schedule import FaultKind
 
 SLOW_SERVICE = "slow service"
 """Of a stream alone: a table that answers as late costs its leases, and everybody knows."""
 HTTP_FAULTS = ("late", "silent", "reset", "lost replies", "refused", "slow listings", "parted")
+REQUESTS_ONLY, RESPONSES_ONLY, WRITES_UNANSWERED = ONE_WAY = "requests only", "responses only", "writes unanswered"
+"""Faults of a line that carries one direction. Each lasts for longer than a shard may wait for its worker."""
+ONE_WAY_SECONDS = (30.0, 36.0)
 
 SLOW_DOWN = (
     *(Refused("ProvisionedThroughputExceededException"), Refused("LimitExceededException")),
     *(Refused("InternalFailure", 500), Refused("ServiceUnavailable", 503)),
 )
 BUSY = Refused("ServerBusy", 503), Refused("InternalError", 500), Refused("SlowDown", 503)
+WRITES = frozenset({"PutItem", "UpdateItem", "DeleteItem", "PUT", "POST", "PATCH", "DELETE"})
 LISTINGS = frozenset({"Scan", "List", "ListShards", "BatchGetItem"})
 SHARE = 0.5
 """How many requests a condition touches that does not touch all."""
+
+
+def one_way(line: str, *, writes: bool = False) -> tuple[FaultKind, ...]:
+    """Return the faults of this line that let one direction through.
+
+    Args:
+        line: The line's name.
+        writes: Whether the line can tell writes from reads.
+    """
+    return tuple(FaultKind(what, line, ONE_WAY_SECONDS) for what in ONE_WAY if writes or what != WRITES_UNANSWERED)
 
 
 @define
@@ -30,7 +45,7 @@ class UnsteadyLine(Line):
     refused  what the service refuses requests with
     met      how many requests were touched
     conditions
-             of HTTP_FAULTS and SLOW_SERVICE, those that last
+             of HTTP_FAULTS, ONE_WAY and SLOW_SERVICE, those that last
     """
 
     seed: str = ""
@@ -52,6 +67,10 @@ class UnsteadyLine(Line):
     def _drawn(self, what: str, operation: str) -> Fault | None:
         if what == "parted":
             return Reset()
+        if what == WRITES_UNANSWERED:
+            return Reset(late=True) if operation in WRITES else None
+        if what in ONE_WAY:
+            return Silent(20.0, late=what == REQUESTS_ONLY)
         if what == SLOW_SERVICE:
             return Late(self._draw.uniform(6.0, 25.0))
         if what == "slow listings":

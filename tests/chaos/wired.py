@@ -43,12 +43,16 @@ class Wired:
         self.wire.to = urlsplit(url).port or 0
 
     def begin(self, what: str, worker: str) -> None:
-        """A fault of WIRE_FAULTS, or LOST_REPLIES, begins for this worker."""
+        """A fault of WIRE_FAULTS or ONE_WAY, or LOST_REPLIES, begins for this worker."""
         match what:
             case "late":
                 self.wire.delay(worker, LATE_SECONDS)
             case "silent":
                 self.wire.hold(worker)
+            case "requests only":
+                self.wire.hold(worker, requests=False)
+            case "responses only":
+                self.wire.hold(worker, responses=False)
             case "reset":
                 self.wire.reset(worker)
             case "parted":

@@ -52,9 +52,14 @@ class Late:
 
 @frozen
 class Silent:
-    """Nothing is sent on and nothing answered, until so many seconds are over; then the connection breaks."""
+    """Nothing is answered, and after so many seconds the connection breaks.
+
+    Attributes:
+        late: Whether the service has the request.
+    """
 
     seconds: float
+    late: bool = False
 
 
 Fault = Refused | Reset | Said | Late | Silent
@@ -107,6 +112,9 @@ class _Carrier(BaseHTTPRequestHandler):
         """Carry one request, or fail it."""
         body = self.rfile.read(int(self.headers["Content-Length"] or 0))
         fault = self.line.next(_operation(self.command, self.path, self.headers["X-Amz-Target"] or ""))
+        if isinstance(fault, Silent) and fault.late:
+            with suppress(OSError, HTTPException):  # the service may be down
+                _asked(self.line.to, self.command, self.path, body, dict(self.headers))
         if isinstance(fault, Late | Silent):
             self.line.closed.wait(fault.seconds)
         if isinstance(fault, Refused):

@@ -22,7 +22,7 @@ class Wire:
         self.to, self.port, self._name_of = to, free_port(), name_of
         self._ends: defaultdict[str, list[socket.socket]] = defaultdict(list)
         self._apart: set[str] = set()
-        self._held: set[str] = set()
+        self._held: set[tuple[str, bool]] = set()
         self._unanswered: set[str] = set()
         self._delays: dict[str, float] = {}
         self._changed = Condition()
@@ -48,9 +48,9 @@ class Wire:
         self._apart.add(name)
         self.reset(name)
 
-    def hold(self, name: str) -> None:
-        """Carry nothing for one, and break nothing, until it is let through again."""
-        self._held.add(name)
+    def hold(self, name: str, *, requests: bool = True, responses: bool = True) -> None:
+        """Hold back one's requests, the responses to them, or both, and break nothing, until it is let through."""
+        self._held |= {(name, answers) for answers, held in ((False, requests), (True, responses)) if held}
 
     def lose_replies(self, name: str) -> None:
         """Carry on what one sends, and break the connection when an answer comes, until it is let through again."""
@@ -66,7 +66,7 @@ class Wire:
         self._unanswered.discard(name)
         self._delays.pop(name, None)
         with self._changed:
-            self._held.discard(name)
+            self._held -= {(name, False), (name, True)}
             self._changed.notify_all()
 
     def _accept(self, server: socket.socket) -> None:
@@ -95,7 +95,7 @@ class Wire:
                     _break(end)
                     return
                 with self._changed:
-                    self._changed.wait_for(lambda: name not in self._held)
+                    self._changed.wait_for(lambda: (name, answers) not in self._held)
                 time.sleep(self._delays.get(name, 0.0))
                 end.sendall(data)
             end.shutdown(socket.SHUT_WR)

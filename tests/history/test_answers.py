@@ -8,6 +8,8 @@ from attrs import evolve
 from leasehold_lab.judge.breach import Limits
 from leasehold_lab.judge.events import Incident, ReadingEvent, RunHistory, WriteAnswer, WriteVerb
 from leasehold_lab.judge.explanations import judge
+from leasehold_lab.judge.run import OPERATOR
+from leasehold.balancer.model import SHARD_END
 
 LIMITS = Limits(lease_seconds={"a": 6.0, "b": 6.0}, notice_seconds=2.0)
 
@@ -119,3 +121,21 @@ def test_a_lease_that_was_deleted_is_judged_no_more() -> None:
     """Without it a row that a late request makes anew would look like one whose counter fell."""
     gone = done(2, "a#1", "delete", 5)
     assert said(done(1, "a#1", "claim", 5, 9), gone, done(3, "b#1", "claim", 1)) == []
+
+
+def test_a_finished_shard_is_not_read_again() -> None:
+    """A worker that wakes could otherwise restore the row, and the faults around would explain what comes again."""
+
+    def read(t: float, process: str) -> list[ReadingEvent]:
+        begins = ReadingEvent(t, process, "initialize", "s-0")
+        return [begins, ReadingEvent(t, process, "record", "s-0", (5, 0), "k", "digest")]
+
+    end = evolve(done(5, "b#1", "checkpoint", 3), checkpoint=SHARD_END.order)
+    gone, made = done(6, "b#1", "delete", 3), done(7, "a#1", "create", 4)
+    records = [*read(2, "b#1"), *read(8, "a#1")]
+    answers = done(1, "b#1", "claim", 2), end, gone, made, done(7.5, "a#1", "claim", 5)
+    expected = "handed over again: a#1 handed over 1 records of s-0 after its end was checkpointed"
+    assert said(*answers, records=records) == [expected]
+    assert said(*answers, evolve(gone, t=6.5, process=OPERATOR), records=records) == []
+    assert said(*answers, unknown(6.5, "b#1", "create"), records=records) == []
+    assert said(*answers, records=records[:2]) == []

@@ -70,6 +70,24 @@ def test_faults_are_counted_together_only_until_their_records_have_passed() -> N
         search.passed([record])
 
 
+def test_a_search_that_is_over_blames_no_later_record_for_its_first_fault() -> None:
+    """The faults of a dead-lettered record, or of suspects that have passed, would count against good records."""
+    records = _records(5)
+    for blamed in (True, False):
+        search = RecordSearch(2)
+        part = records[:1] if blamed else records[:4]
+        assert search.failed(part) is None
+        found = search.failed(part)
+        if blamed:
+            assert found == records[0]
+            search.dead_lettered(records[0])
+        else:
+            assert found is None
+            for each in search.parts(records[:4], (0, 0, 0)):
+                search.passed(each)
+        assert search.failed(records[4:]) is None
+
+
 def test_the_attempts_are_enough_for_a_search() -> None:
     """A shard would be left on the bench in the middle of a search, and begin it anew elsewhere."""
     search, deaths, found = RecordSearch(ATTEMPTS), 0, None

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from leasehold.adapters.multilang.protocol import (
     FINAL,
+    MOST_LINE_BYTES,
     NO_CHECKPOINT,
     Answered,
     Broken,
@@ -262,6 +263,65 @@ def test_a_time_is_a_whole_number_of_milliseconds(arrived: float | None) -> None
     talk.process_records([Record(b"", "1", arrived=arrived, partition_key="k")], None)
     (record,) = json.loads(talk.data_to_send())["records"]
     assert record["approximateArrivalTimestamp"] == (0 if arrived is None else 1_700_000_000_000)
+
+
+def _begun() -> Conversation:
+    talk = Conversation("shard-1", TRIM_HORIZON)
+    talk.initialize()
+    return talk
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b'{"action": "checkpoint", "sequenceNumber": true}', b"[" * 100_000],
+    ids=["a truth value", "deeply nested"],
+)
+def test_a_line_of_another_shape_is_not_understood(line: bytes) -> None:
+    """A child's odd line must neither end its daemon nor be taken for a number."""
+    talk = _begun()
+    talk.receive_data(line + b"\n")
+    assert isinstance(talk.next_event(), NotUnderstood)
+
+
+def test_a_number_of_very_many_digits_is_refused() -> None:
+    """Python refuses to read it."""
+    talk = _begun()
+    talk.receive_data(status("initialize"))
+    talk.next_event()
+    talk.data_to_send()
+    talk.receive_data(json.dumps({"action": "checkpoint", "sequenceNumber": "9" * 5000}).encode() + b"\n")
+    assert talk.next_event() is None
+    assert b"IllegalArgumentException" in talk.data_to_send()
+
+
+def test_a_carriage_return_ends_a_line() -> None:
+    """Some languages write it at the end of each line."""
+    talk = _begun()
+    talk.receive_data(status("initialize").strip() + b"\r")
+    assert talk.next_event() == Answered("initialize")
+
+
+def test_a_line_that_is_too_long_is_named_once() -> None:
+    """A child that writes without line ends would fill the log."""
+    talk = _begun()
+    for _ in range(2):
+        talk.receive_data(b"x" * (MOST_LINE_BYTES + 1))
+    assert isinstance(talk.next_event(), NotUnderstood)
+    assert talk.next_event() is None
+
+
+def test_the_end_of_the_pipe_comes_after_the_checkpoint_before_it() -> None:
+    """A child may ask for its last checkpoint and close."""
+    talk = _begun()
+    talk.receive_data(status("initialize"))
+    talk.next_event()
+    talk.process_records([Record(b"", "7", 0, "k")], None)
+    talk.receive_data(b'{"action": "checkpoint", "sequenceNumber": "7"}\n')
+    talk.receive_data(b"")
+    assert talk.next_event() == CheckpointWanted(Position("7"))
+    assert talk.next_event() is None
+    talk.checkpoint_stored()
+    assert isinstance(talk.next_event(), Broken)
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["--rewrite"]:

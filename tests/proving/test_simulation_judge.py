@@ -9,7 +9,7 @@ from attrs import evolve
 
 from leasehold.adapters.sources.call_patience import POLL_SECONDS
 from leasehold.balancer.config import Config
-from leasehold.balancer.model import Lease, Position, Version
+from leasehold.balancer.model import SHARD_END, Lease, Position, Version
 from leasehold_lab.judge.breach import Breach, BreachKind, Limits
 from leasehold_lab.judge.events import ReadingEvent, RunHistory, WriteAnswer, WriteEvent, WriteVerb
 from leasehold_lab.judge.explanations import LAWS, judge
@@ -204,6 +204,15 @@ def checkpoint_of_another() -> RunHistory:
     return evolve(good(), writes=[], answers=answers)
 
 
+def finished_again() -> RunHistory:
+    """The records of a shard come again after its end was checkpointed."""
+    record = next(event for event in good().told("record") if event.shard == "s-0")
+    late = f"{record.worker}#9"
+    again = [ReadingEvent(90.0, late, "initialize", "s-0"), evolve(record, t=91.0, process=late)]
+    end = WriteAnswer(80.0, 79.9, record.process, "checkpoint", "s-0", "done", checkpoint=SHARD_END.order)
+    return evolve(good(), writes=[], answers=[end], events=[*good().events, *again])
+
+
 PLANTED: dict[Callable[[], RunHistory], BreachKind] = {
     two_holders: "two holders",
     counter: "counter",
@@ -224,6 +233,7 @@ PLANTED: dict[Callable[[], RunHistory], BreachKind] = {
     held_unread: "held unread",
     unforeseen: "unforeseen",
     checkpoint_of_another: "checkpoint of another",
+    finished_again: "handed over again",
 }
 
 

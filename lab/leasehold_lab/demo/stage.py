@@ -78,9 +78,9 @@ class Stream:
         """Each shard's parents."""
         return {shard.id: shard.parents for shard in self.shards()}
 
-    def split(self) -> str:
-        """Split the widest open shard in half; its id."""
-        shard = max(self._open(), key=lambda shard: (_width(shard), shard.id))
+    def split(self, chosen: str = "") -> str:
+        """Split this open shard in half, by default the widest, and return its id."""
+        shard = max(self._open(), key=lambda shard: (shard.id == chosen, _width(shard), shard.id))
         first, last = shard.hash_range or (0, 0)
         self._client.split_shard(
             StreamName=self.name, ShardToSplit=shard.id, NewStartingHashKey=str((first + last) // 2 + 1)
@@ -88,10 +88,17 @@ class Stream:
         self._settle()
         return shard.id
 
-    def merge(self) -> tuple[str, str]:
-        """Merge the two narrowest open neighbours; their ids."""
+    def merge(self, chosen: str = "") -> tuple[str, str]:
+        """Merge two open neighbors, this shard or by default the narrowest, and return their ids."""
         ordered = sorted(self._open(), key=lambda shard: shard.hash_range or (0, 0))
-        left, right = min(pairwise(ordered), key=lambda pair: (_width(pair[0]) + _width(pair[1]), pair[0].id))
+        left, right = min(
+            pairwise(ordered),
+            key=lambda pair: (
+                chosen not in {pair[0].id, pair[1].id},
+                _width(pair[0]) + _width(pair[1]),
+                pair[0].id,
+            ),
+        )
         self._client.merge_shards(StreamName=self.name, ShardToMerge=left.id, AdjacentShardToMerge=right.id)
         self._settle()
         return left.id, right.id
@@ -236,18 +243,18 @@ class Stage:
         child.ask_to_end()
         return child
 
-    def split(self) -> str:
-        """Split the widest shard; its id."""
+    def split(self, chosen: str = "") -> str:
+        """Split this shard, by default the widest, and return its id."""
         began = time.time()
-        shard = self.stream.split()
+        shard = self.stream.split(chosen)
         self.history.incidents.append(Incident(began, "split", shard))
         self._reshaped()
         return shard
 
-    def merge(self) -> tuple[str, str]:
-        """Merge the narrowest neighbours; their ids."""
+    def merge(self, chosen: str = "") -> tuple[str, str]:
+        """Merge two neighbors, this shard or by default the narrowest, and return their ids."""
         began = time.time()
-        shards = self.stream.merge()
+        shards = self.stream.merge(chosen)
         self.history.incidents.append(Incident(began, "merge", " ".join(shards)))
         self._reshaped()
         return shards

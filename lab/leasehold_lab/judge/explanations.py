@@ -192,6 +192,7 @@ LAWS: tuple[Callable[[JudgedRun], Iterator[Breach]], ...] = (
     rights.only_holders_hand_over,
     rights.everything_held_is_read,
     rights.answers_agree,
+    rights.finished_stays_finished,
     rights.writers_hand_over,
     rights.at_rest,
     rights.no_needless_move,

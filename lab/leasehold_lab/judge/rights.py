@@ -13,7 +13,8 @@ lease, or checkpoints it, is told of no checkpoint before one that was answered 
 nothing after another has taken the lease from it. Law 10: a process hands over only for as long as the last write it
 sent keeps the lease. Law 11: only what has expired by its owner's own clock is claimed. A lease that was deleted is not
 judged any more, since its next row begins at its first version; nor are the checkpoints of one that was reset, as where
-its stream was made anew.
+its stream was made anew. Law 12: once the end of a shard was checkpointed, no later reading hands over its records
+again, even if the row was deleted since.
 
 At rest (`at_rest`): everything has a living owner, nothing is written but renewals, and all is even. The owners of each
 lease over time come from its writes (`written_spans`) or from its readers (`read_spans`).
@@ -39,8 +40,10 @@ from leasehold_lab.judge.events import (
     WriteVerb,
     worker_of,
 )
-from leasehold_lab.judge.run import TAKES, JudgedRun, Life, PositionOrder, alive_at, lives
+from leasehold_lab.judge.run import OPERATOR, TAKES, JudgedRun, Life, PositionOrder, alive_at, lives
 from leasehold_lab.judge.tenures import Tenure
+from leasehold.balancer.model import SHARD_END
+from leasehold.balancer.rules.shares import least_moves, uneven
 
 VERSIONLESS: frozenset[WriteVerb] = frozenset({"request", "withdraw", "annotate", "checkpoint-late", "delete"})
 """The writes that leave the version alone, at least in some layouts, and so restart nobody's clock."""
@@ -214,6 +217,8 @@ def ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
 MOVES: frozenset[WriteVerb] = frozenset({"checkpoint", "checkpoint-late", "give"})
 """The writes that move a checkpoint."""
 
+END = SHARD_END.order
+
 KEEPS: frozenset[WriteVerb] = TAKES | {"renew", "checkpoint"}
 """The writes after which their writer holds the lease."""
 
@@ -243,6 +248,31 @@ def answers_agree(run: JudgedRun) -> Iterator[Breach]:
         if run.limits.owned_checkpoints:
             yield from checkpoints_of_another(shard, answers)
         yield from claimed_early(run, shard, done)
+
+
+def finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
+    """Law 12, unless an operator deleted or reset the row, or a creation may have arrived late."""
+    written: dict[str, list[WriteAnswer]] = defaultdict(list)
+    for each in run.history.answers:
+        written[each.shard].append(each)
+    for shard, answers in written.items():
+        ends = [each.t for each in answers if each.done and each.verb == "checkpoint" and each.checkpoint == END]
+        void = [
+            each.sent
+            for each in answers
+            if each.verb == "reset"
+            or (each.verb == "delete" and each.process == OPERATOR)
+            or (each.verb == "create" and each.outcome == "unknown")
+        ]
+        end = min((t for t in ends if t > run.history.anew), default=math.inf)
+        readings = run.tenures.get(shard, ())
+        handed = {(record.place, record.digest) for each in readings for record in each.records if record.t <= end}
+        for later in (each for each in readings if end < each.begin < min(void, default=math.inf)):
+            again = [record for record in later.records if (record.place, record.digest) in handed]
+            if again:
+                why = f"{later.process} handed over {len(again)} records of {shard} after its end was checkpointed"
+                yield Breach("handed over again", again[0].t, why)
+                break
 
 
 def _falls(

@@ -21,7 +21,6 @@ same is put into its canonical form once, and the key of a day is made once a da
 import hashlib
 import hmac
 import logging
-import os
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -320,11 +319,7 @@ class DirectCalls:
             if (place := f"{scheme}://{host}:{port}") not in self._lines:
                 trusts: ssl.SSLContext | None = None
                 if scheme == "https":
-                    authorities = where() if verify is True else str(verify)
-                    folder = os.path.isdir(authorities)  # noqa: PTH112  a name as boto3 has it
-                    trusts = ssl.create_default_context(
-                        cafile=None if folder else authorities, capath=authorities if folder else None
-                    )
+                    trusts = ssl.create_default_context(cafile=where() if verify is True else str(verify))
                     # Newer Pythons refuse what boto3 trusts: authorities of a company's own that lack an extension.
                     trusts.verify_flags &= ~ssl.VERIFY_X509_STRICT
                 self._lines[place] = KeptLine(

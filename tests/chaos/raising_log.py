@@ -1,0 +1,55 @@
+"""A log that fails while a file orders it: a filter of each logger raises for some lines, a handler for the others."""
+
+import itertools
+import logging
+from pathlib import Path
+
+ORDER = "log raises"
+RAISED = (
+    KeyError("x"),
+    MemoryError(),
+    RecursionError(),
+    UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no"),
+    OSError(28),
+)
+
+
+class RaisingLog(logging.Handler):
+    """A handler, and a filter, of a user's program.
+
+    Attributes:
+        orders: The file that holds the present order.
+    """
+
+    def __init__(self, orders: Path) -> None:
+        super().__init__()
+        self.orders = orders
+        self._lines, self._errors = itertools.count(), itertools.cycle(RAISED)
+
+    def install(self) -> None:
+        """Filter every logger of the library that exists by now, and handle what they log."""
+        logging.getLogger("leasehold").addHandler(self)
+        for name, logger in list(logging.root.manager.loggerDict.items()):
+            if name.startswith("leasehold") and isinstance(logger, logging.Logger):
+                logger.addFilter(self._pass)
+
+    def remove(self) -> None:
+        """Undo `install`."""
+        logging.getLogger("leasehold").removeHandler(self)
+        for logger in logging.root.manager.loggerDict.values():
+            if isinstance(logger, logging.Logger):
+                logger.removeFilter(self._pass)
+
+    def handle(self, record: logging.LogRecord) -> bool:  # noqa: ARG002  as the base class has it
+        """Raise if it is ordered."""
+        self._raise_if_ordered()
+        return True
+
+    def _pass(self, _record: logging.LogRecord) -> bool:
+        if next(self._lines) % 2:
+            self._raise_if_ordered()
+        return True
+
+    def _raise_if_ordered(self) -> None:
+        if self.orders.read_text() == ORDER:
+            raise next(self._errors)

@@ -1,0 +1,148 @@
+"""Replays reasons.toml: plants the violation of each reason in a copy of the tree, and expects its tests to fail.
+
+    python tests/mutation/reasons.py                  all rooms
+    python tests/mutation/reasons.py --only multilang one room
+    python tests/mutation/reasons.py --check          only whether the place and the tests of each reason exist
+
+A reason is a sentence that says what goes wrong without the code beside it. reasons.toml has a list for each room:
+
+    why        the reason, in short
+    file       the module
+    was, now   code that occurs once in the module, and what replaces it
+    tests      the tests that must fail then; each of them passes without the change
+    untested   in place of `tests`: why no test can tell the difference
+"""
+
+# ruff: noqa: T201  a script says what it found
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from attrs import frozen
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+COPY = ROOT / "build" / "reasons"
+COPIED = ("leasehold", "tests", "specs", "docs", "pyproject.toml", "README.md", "CHANGELOG.md")
+ARGUMENTS = ("-x", "-q", "-p", "no:cacheprovider", "-o", "timeout=60")
+SECONDS = 300.0
+FAILED = 1
+"""pytest's status if a test failed; any other says nothing about the change."""
+
+
+@frozen
+class Reason:
+    """A reason, a change that violates it, and the tests that must fail then."""
+
+    room: str
+    why: str
+    file: str
+    was: str = ""
+    now: str = ""
+    tests: tuple[str, ...] = ()
+    untested: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.why}"
+
+    def faults(self) -> Iterator[str]:
+        """Yield what is wrong with the entry itself."""
+        path = ROOT / self.file
+        if not path.exists():
+            yield f"{self}: the file is gone"
+            return
+        if not self.why or bool(self.tests) == bool(self.untested):
+            yield f"{self}: it needs a reason, and either tests or why there are none"
+        if self.tests and self.was == self.now:
+            yield f"{self}: the change changes nothing"
+        count = path.read_text(encoding="utf-8").count(self.was) if self.was else 0
+        if count != 1:
+            yield f"{self}: {self.was!r} occurs {count} times"
+        for test in self.tests:
+            file, _, name = test.partition("::")
+            name = name.partition("[")[0].rpartition("::")[2]
+            if not (ROOT / file).exists() or f"def {name}(" not in (ROOT / file).read_text(encoding="utf-8"):
+                yield f"{self}: {test} is gone"
+
+
+def reasons(only: str = "") -> tuple[Reason, ...]:
+    """Return the listed reasons, of one room if it is named."""
+    listed = tomllib.loads((HERE / "reasons.toml").read_text(encoding="utf-8"))
+    return tuple(
+        Reason(room, **{**entry, "tests": tuple(entry.get("tests", ()))})
+        for room, entries in listed.items()
+        for entry in entries
+        if only in {"", room}
+    )
+
+
+def copied() -> None:
+    """Copy the tree to COPY, without what git does not know."""
+    shutil.rmtree(COPY, ignore_errors=True)
+    COPY.mkdir(parents=True)
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, COPY / name, ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
+        else:
+            shutil.copy(source, COPY / name)
+    if (ROOT / ".local").exists():  # the local services
+        (COPY / ".local").symlink_to((ROOT / ".local").resolve())
+
+
+def status(tests: Sequence[str]) -> int:
+    """Run these tests in the copy, and return pytest's status; -1 if they take too long."""
+    command = (sys.executable, "-m", "pytest", *ARGUMENTS, *dict.fromkeys(tests))
+    environment = {**os.environ, "PYTHONPATH": str(COPY), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        ended = subprocess.run(command, cwd=COPY, env=environment, capture_output=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return -1
+    return ended.returncode
+
+
+def seen(reason: Reason) -> bool:
+    """Plant the violation of this reason, and return whether one of its tests fails."""
+    path = COPY / reason.file
+    before = path.read_text(encoding="utf-8")
+    path.write_text(before.replace(reason.was, reason.now), encoding="utf-8")
+    try:
+        return status(reason.tests) == FAILED
+    finally:
+        path.write_text(before, encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="one room")
+    parser.add_argument("--check", action="store_true", help="plant nothing")
+    asked = parser.parse_args()
+    chosen = reasons(asked.only)
+    if not chosen:
+        parser.error(f"--only: reasons.toml has no room {asked.only}")
+    faults = [fault for reason in chosen for fault in reason.faults()]
+    print("\n".join(faults), end="\n" if faults else "")
+    if asked.check or faults:
+        return int(bool(faults))
+    copied()
+    tested = [reason for reason in chosen if reason.tests]
+    if status([test for reason in tested for test in reason.tests]):
+        print("a test of the list fails without any change")
+        return 1
+    missed = 0
+    for reason in tested:
+        if not seen(reason):
+            missed += 1
+            print(f"NOT SEEN  {reason}", flush=True)
+    print(f"{len(tested) - missed} of {len(tested)} seen, {len(chosen) - len(tested)} untested")
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""The list of reasons, and the script that replays it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import reasons
+from reasons import ROOT, Reason, seen, status
+
+GOOD = Reason(
+    "room", "a room has a name", "tests/mutation/reasons.py", "SECONDS = 300.0", "SECONDS = 0.0", untested="x"
+)
+
+
+def test_each_listed_reason_has_its_place_and_its_tests() -> None:
+    """Otherwise a reason could lose its test, and the list would not show it."""
+    assert [fault for reason in reasons.reasons() for fault in reason.faults()] == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "fault"),
+    [
+        (Reason("room", "a reason", "tests/gone.py", "a", "b", ("t",)), "the file is gone"),
+        (Reason("room", "a reason", GOOD.file, GOOD.was, GOOD.now), "it needs a reason, and either tests"),
+        (Reason("room", "a reason", GOOD.file, "class Reason", "x", untested="so"), None),
+        (Reason("room", "a reason", GOOD.file, "no such code", "x", untested="so"), "occurs 0 times"),
+        (Reason("room", "a reason", GOOD.file, "reason", "x", untested="so"), "times"),
+        (Reason("room", "a reason", GOOD.file, GOOD.was, GOOD.was, (f"{GOOD.file}::main",)), "changes nothing"),
+        (Reason("room", "a reason", GOOD.file, GOOD.was, "x", (f"{GOOD.file}::test_gone",)), "is gone"),
+    ],
+)
+def test_an_entry_whose_place_or_test_is_gone_is_named(entry: Reason, fault: str | None) -> None:
+    """Each kind of fault of an entry, and a good one."""
+    faults = list(entry.faults())
+    assert (faults == []) if fault is None else any(fault in each for each in faults)
+
+
+def test_a_change_is_seen_only_if_a_test_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that cannot be collected says nothing, and the copy is as it was afterwards."""
+    monkeypatch.setattr(reasons, "COPY", tmp_path)
+    (tmp_path / "code.py").write_text("ONE = 1\n")
+    (tmp_path / "test_code.py").write_text("import code_\n\n\ndef test_one():\n    assert code_.ONE == 1\n")
+    (tmp_path / "code.py").rename(tmp_path / "code_.py")
+    tests = (str(tmp_path / "test_code.py"),)
+    assert status(tests) == 0
+    assert seen(Reason("room", "why", "code_.py", "ONE = 1", "ONE = 2", tests))
+    assert not seen(Reason("room", "why", "code_.py", "ONE = 1", "ONE = 0 + 1", tests))
+    assert not seen(Reason("room", "why", "code_.py", "ONE = 1", "ONE = (", tests))
+    assert (tmp_path / "code_.py").read_text() == "ONE = 1\n"
+
+
+def test_the_script_checks_a_room_without_planting() -> None:
+    """A room that nobody has listed is an error."""
+    script = (sys.executable, "tests/mutation/reasons.py", "--check", "--only")
+    assert subprocess.run((*script, "aws_calls"), cwd=ROOT, check=False, capture_output=True).returncode == 0
+    assert subprocess.run((*script, "nowhere"), cwd=ROOT, check=False, capture_output=True).returncode != 0

@@ -1,0 +1,188 @@
+"""Laws of the calls past boto3, each of which fails if one reason in their code is violated."""
+
+import json
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import boto3
+import pytest
+from botocore.exceptions import ConnectionClosedError, ConnectTimeoutError
+from test_aws_calls import Asking, Told, answer, asking, certificate, service
+
+from leasehold.stores.aws_calls import calls
+from leasehold.stores.aws_calls.line import KeptLine, Unconnected
+
+__all__ = ["certificate"]  # a fixture
+
+ITERATOR = b'{"ShardIterator": "i"}'
+SECONDS = 10.0
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        answer(ITERATOR, "200 OK", "x-amz-crc32: 1"),
+        answer(ITERATOR, form="text/plain"),
+        answer(ITERATOR, "200 OK", "Content-Encoding: identity"),
+    ],
+    ids=["wrong checksum", "other content type", "content encoding"],
+)
+def test_boto3_judges_an_answer_that_is_not_plain(told: bytes) -> None:
+    """boto3 knows what a checksum, a form or an encoding means, and the short way does not."""
+    with service(answer(), told) as there, asking(there.url) as ask:
+        assert ask() == "i"
+        assert (ask.through_boto3, len(there.asked)) == (2, 2)
+
+
+def _unconnected(monkeypatch: pytest.MonkeyPatch, cause: Exception) -> None:
+    def fail(_self: KeptLine) -> socket.socket:
+        raise Unconnected from cause
+
+    monkeypatch.setattr(KeptLine, "_open", fail)
+
+
+def test_a_connection_that_is_not_made_in_time_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller that asks with longer timeouts after one would not know that it should."""
+    with service(answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
+        _unconnected(monkeypatch, TimeoutError())
+        with pytest.raises(ConnectTimeoutError):
+            ask()
+
+
+def test_boto3_makes_the_call_if_the_certificate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a server is to be trusted is for boto3 to decide."""
+    with service(answer(), answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
+        _unconnected(monkeypatch, ssl.SSLError())
+        assert ask() == "i"
+        assert len(there.asked) == 2
+
+
+def test_boto3_makes_every_call_that_needs_a_certificate_of_the_client(tmp_path: Path) -> None:
+    """The short way has no way to present one."""
+    with service(answer(), answer()) as there:
+        ask = Asking(there.url, client_cert=str(tmp_path / "client.pem"))
+        assert [ask(), ask()] == ["i", "i"]
+        assert ask.through_boto3 == 2
+        ask.close()
+
+
+def test_an_outcome_that_boto3_never_took_is_not_the_next_calls() -> None:
+    """A call that fails before it is sent would leave its outcome to another call of the thread."""
+    question: Any = {"StreamName": "orders", "ShardId": "s-0", "ShardIteratorType": "LATEST"}
+
+    def fail() -> Any:  # noqa: ANN401  as boto3
+        raise ValueError("refused before it was sent")
+
+    odd = answer(b'{"ShardIterator": "odd"}', form="text/plain")
+    with service(answer(), odd, answer()) as there, asking(there.url) as ask:
+        with pytest.raises(ValueError, match="before it was sent"):
+            ask.calls.call(
+                "GetShardIterator",
+                json.dumps(question).encode(),
+                "application/x-amz-json-1.1",
+                read=json.loads,
+                by_boto=fail,
+                again=True,
+            )
+        assert ask.client.get_shard_iterator(**question)["ShardIterator"] == "i"
+
+
+def test_authorities_of_a_company_need_no_extension(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.13 refuses some by default that boto3 trusts."""
+    made: list[ssl.SSLContext] = []
+    by_default = ssl.create_default_context
+
+    def strict(**named: Any) -> ssl.SSLContext:  # noqa: ANN401  as ssl's
+        made.append(by_default(**named))
+        made[-1].verify_flags |= ssl.VERIFY_X509_STRICT
+        return made[-1]
+
+    monkeypatch.setattr(ssl, "create_default_context", strict)
+    client = boto3.client("kinesis", region_name="eu-west-1")
+    with closing(client):
+        calls.DirectCalls(client, [])._line("https", "localhost", 443, str(certificate), [])  # noqa: SLF001  no request is sent
+    assert [context.verify_flags & ssl.VERIFY_X509_STRICT for context in made] == [0]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [answer(ITERATOR, "200 OK", "Connection: close"), answer(ITERATOR, "200 OK", "Content-Length: 22")],
+    ids=["closes", "two lengths"],
+)
+def test_a_connection_is_kept_only_after_a_plain_answer(told: bytes) -> None:
+    """A connection that says that it closes would cost the next request; behind two lengths its bytes are in doubt."""
+    with service(answer(), told, answer()) as there, asking(there.url) as ask:
+        assert (ask(), ask()) == ("i", "i")
+        assert there.connections == 3
+
+
+def test_a_request_is_not_repeated_once_its_answer_has_begun() -> None:
+    """The service has carried it out by then."""
+    with service(answer(), answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
+        assert ask() == "i"
+        there.answers[:] = [Told(answer()[:-5], ends=True), last := Told(answer())]
+        with pytest.raises(ConnectionClosedError):
+            ask()
+        assert there.answers == [last]
+
+
+@contextmanager
+def _idle(*seconds: float) -> Iterator[tuple[KeptLine, list[socket.socket]]]:
+    """A line with two kept connections, and the far ends of these; the clock tells these seconds, then stands still."""
+    pairs = [socket.socketpair() for _ in range(2)]
+    told = [*seconds]
+
+    def clock() -> float:
+        return told.pop(0) if len(told) > 1 else told[0]
+
+    with closing(KeptLine("", 0, None, connect_seconds=1, read_seconds=SECONDS, clock=clock)) as line:
+        line._idle.extend(near for near, _ in pairs)  # noqa: SLF001  connections that are open already
+        yield line, [far for _, far in pairs]
+    for ends in pairs:
+        for end in ends:
+            end.close()
+
+
+def _answering(far: socket.socket, before: Any = None) -> Thread:  # noqa: ANN401  any function
+    def serve() -> None:
+        far.recv(1000)
+        if before is not None:
+            before()
+        far.sendall(answer())
+
+    thread = Thread(target=serve)
+    thread.start()
+    return thread
+
+
+def test_the_connection_that_was_used_last_is_used_first() -> None:
+    """Others can then fall idle, and the service closes them."""
+    with _idle(0.0) as (line, far):
+        thread = _answering(far[1])
+        assert line.ask(b"POST / HTTP/1.1\r\n\r\n", b"", again=True).status == 200
+        thread.join()
+
+
+def test_a_connection_whose_answer_comes_after_close_is_closed() -> None:
+    """Otherwise a client that was closed would keep a connection."""
+    with _idle(0.0) as (line, far):
+        near = line._idle[-1]  # noqa: SLF001  the one that is used
+        thread = _answering(far[1], line.close)
+        assert line.ask(b"POST / HTTP/1.1\r\n\r\n", b"", again=True).status == 200
+        thread.join()
+        assert near.fileno() == -1
+
+
+def test_the_last_wait_ends_with_the_time_for_the_whole_answer() -> None:
+    """A wait of the full read timeout that begins just before the end would exceed it."""
+    with _idle(0.0, 2.9 * SECONDS) as (line, far):
+        near = line._idle[-1]  # noqa: SLF001  likewise
+        thread = _answering(far[1])
+        line.ask(b"POST / HTTP/1.1\r\n\r\n", b"", again=True)
+        thread.join()
+        assert near.gettimeout() == pytest.approx(0.1 * SECONDS)
