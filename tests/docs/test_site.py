@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 from attrs import fields_dict
@@ -94,7 +94,8 @@ INSTRUMENTS = re.findall(
     (ROOT / "leasehold" / "adapters" / "reading" / "metrics.py").read_text(encoding="utf-8"),
 )
 RAISED = [each for each in vars(errors).values() if isinstance(each, type)]
-SETTINGS = [name for kind in (Config, *RULES.values()) for name in fields_dict(kind) if name != "rules"]
+KINDS: list[Any] = [Config, *RULES.values()]
+SETTINGS = [name for kind in KINDS for name in fields_dict(kind) if name != "rules"]
 DELIVERY = ("records", "behind_seconds", "shard", "stream", "epoch", "lost", "checkpoint")
 REFERENCE = {
     "functions": ("reference", [f'id="{FRONT}.{name}"' for name in ("run", "arun", "worker", "read", "produce")]),
