@@ -43,11 +43,11 @@ setup(name="hot", packages=[], ext_modules=[*mypycify({arguments!r}, opt_level="
 """
 
 
-RELATIVE_LINK = re.compile(r"\[([^\]]+)\]\((?!https?://|#)([^)\s]+)\)")
+RELATIVE_LINK = re.compile(r"!?\[([^\]]+)\]\((?!https?://|#)([^)\s]+)\)")
 
 
 def index_readme(text: str, repository: str) -> str:
-    """Make relative links absolute, or plain words as long as the repository has no address."""
+    """Make relative links absolute, or plain words while the repository has no address; pictures become links."""
     return RELATIVE_LINK.sub(rf"[\1]({repository}/blob/main/\2)" if repository else r"\1", text)
 
 

@@ -401,8 +401,8 @@ def test_every_locked_package_has_a_digest() -> None:
 @pytest.mark.parametrize(
     "page",
     [
-        "docs/architecture.md",
-        "docs/reliability.md",
+        "specs/architecture.md",
+        "docs/guarantees.md",
         "benchmarks/results/reliability.md",
         "specs/why-nothing-is-skipped.md",
     ],

@@ -48,3 +48,4 @@ def test_index_readme_has_no_relative_link() -> None:
     assert index_readme("[start](docs/start.md), [SQL](https://x.y)", "") == "start, [SQL](https://x.y)"
     absolute = index_readme("[start](docs/start.md)", "https://example.com/leasehold")
     assert absolute == "[start](https://example.com/leasehold/blob/main/docs/start.md)"
+    assert index_readme("![a crash](kill.svg)", "") == "a crash"

@@ -32,7 +32,7 @@ took = plan([Lease("s-1")], None, Me("w-1"), Config())
 print([type(action).__name__ for action in took])
 """
 
-PAGE = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+PAGE = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("testing.md", "test-handler.md"))
 FEW = "from hypothesis import settings; settings.register_profile('few', max_examples=20, deadline=None)"
 
 APPLICATION = {
@@ -172,7 +172,8 @@ def in_project(wheels: Wheels, project: Path, files: Sequence[str], *words: str)
     )
 
 
-SOUND = ["test_evenly.py", "test_regression.py", "test_moves.py", "test_fleet.py", "test_handler.py", "test_store.py"]
+SOUND = ["test_evenly.py", "test_regression.py", "test_moves.py", "test_fleet.py", "test_store.py"]
+SOUND += ["test_handler.py", "test_record.py"]
 PLANTED = ["test_greedy.py", "test_careless.py"]
 
 

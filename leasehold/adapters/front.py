@@ -55,12 +55,20 @@ def run(
 
     In a thread other than the main one nothing listens to signals; `worker` and `arun` can be stopped from outside.
 
-    source   what to read, as `kinesis://orders`; or a `Source`
-    handler  called with each batch: a plain or async function, its `module:function`, or a `Handling`
-    leases   where the leases are, as `dynamodb://orders-app`; or a `Store`
-    options  those of `leasehold consume`; see `leasehold consume --help`
-    Answers how much of the slice was read where `until` is given. Raises ValueError naming an option that is wrong,
-    and WorkerError, StoreError or SourceError if the worker cannot go on.
+    Args:
+        source: What to read, as `kinesis://orders`; or a `Source`.
+        handler: Called with each batch: a plain or async function, its `module:function`, or a `Handling`.
+        leases: Where the leases are kept, as `dynamodb://orders-app`; or a `Store`.
+        options: The options of `leasehold consume` by the same names, with `_` for `-`.
+
+    Returns:
+        How much of the time range was read, if `until` is given; otherwise None.
+
+    Raises:
+        ValueError: An option is wrong; the message names it.
+        WorkerError: The worker must not go on.
+        StoreError: The lease table cannot be used.
+        SourceError: The stream cannot be used.
 
     Examples:
         >>> import leasehold
@@ -88,6 +96,15 @@ async def arun(
     called in a thread. A SIGTERM that the program does not handle by itself drains, too, and this returns. The worker
     also drains if the coroutine is closed or the loop ends. An error that ends the worker is logged at once, since a
     task keeps its exception to itself until it is awaited.
+
+    Args:
+        source: What to read, as `kinesis://orders`; or a `Source`.
+        handler: Called with each batch: a plain or async function, its `module:function`, or a `Handling`.
+        leases: Where the leases are kept, as `dynamodb://orders-app`; or a `Store`.
+        options: The same as those of `run`.
+
+    Returns:
+        How much of the time range was read, if `until` is given; otherwise None.
 
     Examples:
         >>> import asyncio, leasehold
@@ -135,7 +152,19 @@ def worker(
     """Run a worker in the background for the length of a `with` block, whose end drains it: for tests and notebooks.
 
     The block is given the worker: `wait(seconds)` until it has ended by itself, `stop()` to end it sooner.
-    Raises, at the end of the block, what ended the worker, and WorkerError in a forked child.
+
+    Args:
+        source: What to read, as `kinesis://orders`; or a `Source`.
+        handler: Called with each batch: a plain or async function, its `module:function`, or a `Handling`.
+        leases: Where the leases are kept, as `dynamodb://orders-app`; or a `Store`.
+        options: The same as those of `run`.
+
+    Yields:
+        The worker.
+
+    Raises:
+        LeaseholdError: At the end of the block, the error that ended the worker.
+        WorkerError: This is a forked child.
 
     Examples:
         >>> import leasehold, threading
@@ -169,6 +198,17 @@ def read(source: str | Source, *, leases: str | Store, **options: Unpack[Options
     One thread or task iterates. A step from another one raises RuntimeError while the first still has a batch or waits
     for one, because it would acknowledge a batch that is being handled. A step in a forked child raises WorkerError.
 
+    Args:
+        source: What to read, as `kinesis://orders`; or a `Source`.
+        leases: Where the leases are kept, as `dynamodb://orders-app`; or a `Store`.
+        options: The same as those of `run`.
+
+    Returns:
+        An iterator of `Delivery`, which is also a context manager.
+
+    Raises:
+        ValueError: An option is wrong; the message names it.
+
     Examples:
         >>> import leasehold
         >>> for batch in leasehold.read(orders, leases="memory://loop", initial_position="TRIM_HORIZON"):
@@ -186,10 +226,17 @@ def read(source: str | Source, *, leases: str | Store, **options: Unpack[Options
 def produce(source: str, *, session: "Session | None" = None, **options: "Unpack[ProduceOptions]") -> "Producer":
     """Open a producer, which keeps the records of a partition key in order; the end of its `with` block drains it.
 
-    source   where to write, as `kinesis://orders`; `profile=`, `role_arn=` and `external_id=` name credentials
-    session  of boto3's, in place of these; None: the URL's, or the environment's
-    options  those of `leasehold produce` that are not about lines; see `leasehold produce --help`
-    Raises ValueError naming an option that is wrong, SourceUnavailable and SourceError.
+    Args:
+        source: Where to write, as `kinesis://orders`; `profile=`, `role_arn=` and `external_id=` name credentials.
+        session: A boto3 session with the credentials; None: those of the URL, or the environment.
+        options: The options of `leasehold produce` that are not about lines, with `_` for `-`.
+
+    Returns:
+        A producer, whose `put(data, partition_key)` returns a future.
+
+    Raises:
+        ValueError: An option is wrong; the message names it.
+        SourceError: The stream cannot be used; SourceUnavailable if it does not answer.
 
     Examples:
         >>> import leasehold

@@ -6,11 +6,22 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
+from attrs import fields_dict
 from pages import ROOT
 
-from leasehold import adapters, balancer, stores
+from leasehold import adapters, balancer, errors, stores
+from leasehold.adapters.cli.main import COMMANDS
+from leasehold.adapters.consuming import Options
+from leasehold.adapters.json_form import RULES
+from leasehold.adapters.producing import ProduceOptions
+from leasehold.adapters.reading.status import NUMBERS
+from leasehold.adapters.sources import urls as source_urls
+from leasehold.adapters.sources.protocol import Record
+from leasehold.balancer.config import Config
+from leasehold.stores import urls as store_urls
 
 pytestmark = pytest.mark.slow
 
@@ -47,16 +58,16 @@ def test_no_file_of_the_site_comes_from_another_host(site: Path) -> None:
 
 
 def test_search_finds_user_pages_alone(site: Path) -> None:
-    """The search index holds every page for users and nothing else: no changelog, specs, results or architecture."""
+    """The search index holds every page for users and nothing else: no changelog, specs or results."""
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     found = {entry["location"].partition("#")[0].rstrip("/") for entry in index["docs"]}
-    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"architecture"}
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
     assert found == {"" if page == "index" else page for page in pages}
 
 
 def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
     """A user would have to read the source for what is promised."""
-    page = (site / "reference" / "index.html").read_text(encoding="utf-8")
+    page = (site / "planner-reference" / "index.html").read_text(encoding="utf-8")
     named = [(package, name) for package in (balancer, stores, adapters) for name in package.__all__]
     found = set(re.findall(r'id="([\w.]+)"', page))
     # A module of the same name hides `plan` and `execute`.
@@ -67,12 +78,80 @@ def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
     ] == []
 
 
+def shown(site: Path, page: str) -> str:
+    """The text of a page as a reader sees it, and the anchors in it."""
+    return (site / page / "index.html").read_text(encoding="utf-8").partition("<article")[2]
+
+
+FRONT = "leasehold.adapters.front"
+HANDLING = "leasehold.adapters.reading.handling"
+RECORD = "leasehold.adapters.sources.protocol.Record"
+
+
+SCHEMES = {**source_urls._SCHEMES, **store_urls._SCHEMES}  # noqa: SLF001  the tables that URLs are read by
+INSTRUMENTS = re.findall(
+    r"""create_counter\("(\w+)"|WorkerMetrics\.(\w+),""",
+    (ROOT / "leasehold" / "adapters" / "reading" / "metrics.py").read_text(encoding="utf-8"),
+)
+RAISED = [each for each in vars(errors).values() if isinstance(each, type)]
+KINDS: list[Any] = [Config, *RULES.values()]
+SETTINGS = [name for kind in KINDS for name in fields_dict(kind) if name != "rules"]
+DELIVERY = ("records", "behind_seconds", "shard", "stream", "epoch", "lost", "checkpoint")
+REFERENCE = {
+    "functions": ("reference", [f'id="{FRONT}.{name}"' for name in ("run", "arun", "worker", "read", "produce")]),
+    "Delivery": ("reference", [f'id="{HANDLING}.Delivery.{name}"' for name in DELIVERY]),
+    "Record": ("reference", [f'id="{RECORD}.{name}"' for name in Record._fields]),
+    "errors": ("reference", [f'id="leasehold.errors.{each.__name__}"' for each in RAISED]),
+    "options": (
+        "options",
+        [f"<code>{name}</code>" for name in {**get_type_hints(Options), **get_type_hints(ProduceOptions)}],
+    ),
+    "settings": ("options", [f"<code>{name}</code>" for name in SETTINGS]),
+    "commands": ("command-line", [f'id="leasehold-{name}"' for name in COMMANDS]),
+    "options of commands": (
+        "command-line",
+        ["<code>--dead-letter</code>", "<code>--add</code>", "<code>--rate</code>"],
+    ),
+    "schemes": ("urls", [f"<code>{scheme}://…</code>" for scheme in SCHEMES]),
+    "URL options": ("urls", [f"<code>{option}</code>" for each in SCHEMES.values() for option in each.options]),
+    "metrics": ("metrics", [f"<code>{counter or gauge}</code>" for counter, gauge in INSTRUMENTS]),
+    "statuses": ("status", [f"<td>{word}</td>" for word in NUMBERS]),
+    "dead-letter format": (
+        "dead-letters",
+        ["<code>sequence_number</code>", "<code>arrived_ms</code>", "<code>alone</code>"],
+    ),
+    "Spark options": ("spark-options", ["<code>lease.store</code>", "<code>kinesis.streamName</code>"]),
+    "lease rows": ("lease-rows", ["<code>leaseCounter</code>", "<code>ownerid</code>"]),
+}
+"""What the reference must have, and the page that has it."""
+
+
+@pytest.mark.parametrize(("page", "parts"), REFERENCE.values(), ids=REFERENCE)
+def test_the_reference_has_every_part(site: Path, page: str, parts: list[str]) -> None:
+    """The built page has each name that the code reads: parameters, options, commands, URLs, metrics and statuses."""
+    text = shown(site, page)
+    assert [part for part in parts if part not in text] == []
+
+
+def test_parameters_of_the_front_door_are_rendered_one_by_one(site: Path) -> None:
+    """Each parameter of `run` is an entry of a table, and not part of a paragraph."""
+    text = shown(site, "reference").partition(f'id="{FRONT}.run"')[2].partition(f'id="{FRONT}.arun"')[0]
+    assert [name for name in ("source", "handler", "leases", "options") if f"<code>{name}</code>" not in text] == []
+
+
+def test_the_glossary_has_at_most_twenty_words(site: Path) -> None:
+    """A longer list would not be read."""
+    assert 10 <= shown(site, "glossary").count("<tr>") - 1 <= 20
+
+
 def test_no_code_is_cut_and_every_picture_says_what_to_see(site: Path) -> None:
     """A line that ends at the edge of a phone is a command that fails; a graph alone is read as its reader likes."""
     style = (site / "theme" / "leasehold.css").read_text(encoding="utf-8")
     assert "white-space: pre-wrap" in style
     assert re.search(r"\.language-text code \{[^}]*white-space: pre;", style)  # drawings keep their columns
-    assert 'class="language-text highlight"' in (site / "architecture" / "index.html").read_text(encoding="utf-8")
+    assert 'class="language-text highlight"' in (site / "specs" / "architecture" / "index.html").read_text(
+        encoding="utf-8"
+    )
     uncaptioned = []
     for page in site.rglob("*.html"):
         drawings = page.read_text(encoding="utf-8").split('<figure class="drawn">')[1:]

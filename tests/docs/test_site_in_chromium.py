@@ -16,7 +16,7 @@ from pages import ROOT
 
 pytestmark = [pytest.mark.more, pytest.mark.slow]
 
-PAGES = ["", "start/", "how-it-decides/", "choosing-a-store/", "handlers/"]
+PAGES = ["", "start/", "theory/", "choosing-a-store/", "handlers/"]
 
 
 class Silent(SimpleHTTPRequestHandler):

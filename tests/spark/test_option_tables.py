@@ -1,4 +1,4 @@
-"""The tables of options that end docs/spark.md: what stands there is known and does what is said, and no other is."""
+"""The tables of docs/spark-options.md name each option that a source knows, and no other; each does what is said."""
 
 import re
 import socket
@@ -17,7 +17,7 @@ from leasehold.balancer.model import LATEST, TRIM_HORIZON, Position, at_timestam
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.balancer.rules.minimal import Minimal
 
-PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
+PAGE = Path(__file__).parents[2] / "docs" / "spark-options.md"
 ALL, KINESIS, DYNAMO, HUBS = "all sources", "kinesis-leased", "dynamodb-leased", "eventhubs-leased"
 ARN = "arn:aws:iam::123456789012:role/reader"
 Options = Mapping[str, str]

@@ -34,8 +34,9 @@ Recipe = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def block(kind: str, sign: str) -> str:
-    """The one block of this kind on the page that has this in it."""
-    tokens = MarkdownIt().parse((ROOT / "docs" / "spark.md").read_text(encoding="utf-8"))
+    """Return the one block of this kind on the pages that has this in it."""
+    pages = "\n".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("spark.md", "spark-cluster.md"))
+    tokens = MarkdownIt().parse(pages)
     (found,) = [
         token.content for token in tokens if token.type == "fence" and token.info == kind and sign in token.content
     ]
@@ -139,7 +140,7 @@ def test_a_package_that_is_shipped_alone_runs_where_the_rest_is_and_says_elsewhe
     """Without this a query would end in the process of its source, or in the name of a module that nobody asked for."""
     source, recipe = wheel(orders / "dist"), block("sh", "--py-files")
     asked = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(source.parent)}
-    page = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8").replace("\n", " ")
+    page = (ROOT / "docs" / "spark-cluster.md").read_text(encoding="utf-8").replace("\n", " ")
     assert 'ends, and says so: "leasehold is here without what it needs"' in page
     done = cluster(recipe, PYSPARK_PYTHON=without_anything(orders / "none"), **asked)
     assert done.returncode != 0

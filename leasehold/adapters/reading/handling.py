@@ -141,13 +141,14 @@ class HeldLease(Protocol):
 
 @frozen
 class Delivery:
-    """Records handed over, in order; one batch of a shard at a time.
+    """A batch: records of one shard, in order. The next batch of the shard comes when this one is done.
 
-    records         what to process; the whole of it is checkpointed once the handler returns
-    read_to         the position behind all of them
-    behind_seconds  how far behind the tip of the shard, or None if unknown
-    attempts        how often these records have been handed over here, this time included
-    in_parts        of these, how often in a part of their batch, while it is searched for the record that fails
+    Attributes:
+        records: What to process; all of it is checkpointed once the handler returns.
+        read_to: The position after the last of them.
+        behind_seconds: How far the batch is behind the tip of the shard; None if unknown.
+        attempts: How often these records have been tried by this worker, this time included.
+        in_parts: How many of these attempts were in a part of the batch, in search of the record that fails.
 
     Examples:
         >>> from leasehold import Delivery
@@ -215,10 +216,18 @@ class Delivery:
         return self._holding.lost.is_set()
 
     def checkpoint(self, record: Record | None = None) -> bool:
-        """Checkpoint everything up to this record (all, if left out) as done; False if the lease is lost.
+        """Checkpoint everything up to this record as done.
 
-        Raises ValueError for a record behind this batch, or where this is a part of one, beside others; OutcomeUnknown
-        if the store does not answer; WorkerError in a forked child.
+        Args:
+            record: A record of this batch; all of it, if left out.
+
+        Returns:
+            False if the lease is lost.
+
+        Raises:
+            ValueError: The record comes after this batch, or other keys of the batch are at work.
+            OutcomeUnknown: The store does not answer.
+            WorkerError: In a forked child.
         """
         if not self._whole:
             # A checkpoint says that all before it is done, and of the other keys nobody knows that yet.

@@ -24,16 +24,16 @@ if TYPE_CHECKING:  # boto3 is an extra
 class Record(NamedTuple):
     """A user record; a named tuple, since there may be a million a second and no other value is made as quickly.
 
-    data                 the bytes, de-aggregated
-    sequence_number      decimal string
-    sub_sequence_number  place within its aggregated record, from 0
-    partition_key        None where the stream has none
-    explicit_hash_key    decimal string, or None
-    arrived              seconds since 1970 by the service's clock, or None
-    aggregated           whether it came out of an aggregated record
-    token                what its position carries along: the source's own opaque offset (Event Hubs), or what was had
-                         of Spark sinks (Kinesis, `repeats.py`); "" where there is neither
-    event                the source's own object (an `EventData` for Event Hubs), or None
+    Attributes:
+        data: The bytes, de-aggregated.
+        sequence_number: A decimal string.
+        sub_sequence_number: The place within its aggregated record, from 0.
+        partition_key: None if the stream has none.
+        explicit_hash_key: A decimal string, or None.
+        arrived: Seconds since 1970 by the service's clock, or None.
+        aggregated: Whether it came out of an aggregated record.
+        token: What its position carries: the offset of Event Hubs, or what was had of Spark sinks (Kinesis).
+        event: The source's own object (an `EventData` for Event Hubs), or None.
 
     Examples:
         >>> from leasehold import Record

@@ -1,0 +1,135 @@
+"""Writes the generated parts of the reference: options, commands and URLs, from the code that reads them.
+
+A page of docs/ has a comment such as `<!-- made: worker options -->` at the place of a part.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from inspect import getdoc
+from typing import Any, get_args, get_type_hints
+
+import attrs
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import Files
+from mkdocs.structure.pages import Page
+from typer.main import get_command
+
+from leasehold.adapters.cli.main import GROUPS, app
+from leasehold.adapters.consuming import Options
+from leasehold.adapters.json_form import RULES
+from leasehold.adapters.producing import ProduceOptions
+from leasehold.adapters.sources import urls as sources
+from leasehold.balancer.config import Config
+from leasehold.stores import urls as stores
+
+MARK = re.compile(r"<!-- made: ([\w ]+) -->")
+_ENTRY = re.compile(r"^(\w+)  +(\S.*)$")
+_DEFAULT = re.compile(r"^(.*?)\s*\[([^\]]*)\]$", re.DOTALL)
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Put each generated part in its place."""
+    del page, config, files
+    return MARK.sub(lambda found: PARTS[found[1]](), markdown)
+
+
+def described(kind: type) -> dict[str, str]:
+    """Return what the aligned block of a class' docstring says of each field."""
+    found, name = dict[str, str](), ""
+    for line in (getdoc(kind) or "").splitlines():
+        if entry := _ENTRY.match(line):
+            name, found[entry[1]] = entry[1], entry[2]
+        elif name and line.startswith("  "):
+            found[name] += f" {line.strip()}"
+        else:
+            name = ""
+    return found
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table in Markdown."""
+    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    lines = [[*head], ["---"] * len([*head]), *cells]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _type(hint: object) -> str:
+    names = [each.__name__ if isinstance(each, type) else str(each) for each in get_args(hint) or (hint,)]
+    return ", ".join(re.sub(r"\b(?:\w+\.)+(?=\w)", "", name) for name in names if name != "NoneType")
+
+
+def _typed(kind: type) -> str:
+    """Return the options of a TypedDict: its docstring has each with the default in brackets."""
+    hints, rows = get_type_hints(kind), list[tuple[str, ...]]()
+    for name, text in described(kind).items():
+        split = _DEFAULT.match(text)
+        meaning, default = (split[1], split[2]) if split else (text, "")
+        rows.append((f"`{name}`", _type(hints[name]), default, meaning))
+    return table(("option", "type", "default", "meaning"), rows)
+
+
+def _planner() -> str:
+    parts = list[str]()
+    for title, kind in (("All rules", Config), *((f"`rules={name}`", kind) for name, kind in sorted(RULES.items()))):
+        texts, rows = described(kind), list[tuple[str, ...]]()
+        for each in attrs.fields(kind):
+            if each.name != "rules":
+                default = "" if isinstance(each.default, attrs.Factory) else str(each.default)  # type: ignore[arg-type]
+                rows.append((f"`{each.name}`", default, texts.get(each.name, "")))
+        if rows:
+            parts.append(f"### {title}\n\n{table(('setting', 'default', 'meaning'), rows)}")
+    return "\n\n".join(parts)
+
+
+def _schemes(schemes: Mapping[str, stores.Scheme], place: str) -> str:
+    rows = [
+        (f"`{name}://{place}`", ", ".join(f"`{option}`" for option in sorted(scheme.options)) or "none")
+        for name, scheme in schemes.items()
+    ]
+    return table(("URL", "options"), rows)
+
+
+def _commands() -> str:
+    group: Any = get_command(app)
+    parts = list[str]()
+    for title, names in GROUPS.items():
+        parts.append(f"## {title}")
+        for name in names:
+            with group.make_context("leasehold", [name, "--help"]) as context:
+                _, command, _ = group.resolve_command(context, [name, "--help"])
+                parts.append(f"### leasehold {name}\n\n{_first(command.help)}\n\n{_parameters(command)}")
+    return "\n\n".join(parts)
+
+
+def _first(text: str | None) -> str:
+    return (text or "").strip().partition("\n\n")[0].replace("\n", " ")
+
+
+def _parameters(command: Any) -> str:  # noqa: ANN401  click's own, which typer brings
+    rows = list[tuple[str, ...]]()
+    for each in command.params:
+        if getattr(each, "hidden", False):
+            continue
+        names = [*each.opts, *each.secondary_opts]
+        argument = each.param_type_name == "argument"
+        shown = f"`{names[0].upper()}`" if argument else ", ".join(f"`{name}`" for name in names)
+        default = "required" if each.required else _default(each)
+        rows.append((shown, default, (getattr(each, "help", "") or "").replace("<", "&lt;")))
+    return table(("option", "default", "meaning"), rows)
+
+
+def _default(parameter: Any) -> str:  # noqa: ANN401  likewise
+    value = parameter.default
+    if value is None or callable(value) or isinstance(value, bool) or value in ((), [], ""):
+        return ""
+    return str(getattr(value, "value", value))
+
+
+PARTS: Mapping[str, Callable[[], str]] = {
+    "worker options": lambda: _typed(Options),
+    "producer options": lambda: _typed(ProduceOptions),
+    "planner settings": _planner,
+    "commands": _commands,
+    "source urls": lambda: _schemes(sources._SCHEMES, "…"),  # noqa: SLF001  the table that URLs are read by
+    "store urls": lambda: _schemes(stores._SCHEMES, "…"),  # noqa: SLF001  likewise
+}
