@@ -27,11 +27,6 @@ import pytest
 from attrs import define, field, frozen
 from standins.line_with_faults import FaultyLine, faulty_line
 
-from leasehold_lab.standins.hubs.event_hubs import LocalHubs, event_hubs, has_engine
-from leasehold.adapters.toolchain import ServiceError
-from leasehold_lab.standins.postgres import postgres, store_url
-from leasehold_lab.standins.services import dynalite, kinesis_local
-from leasehold_lab.standins.tables import TableStreams, served
 from leasehold.adapters.reading.status import NUMBERS
 from leasehold.adapters.report.watching import TableWatch, WatchedTable
 from leasehold.adapters.toolchain import ServiceError
@@ -41,6 +36,7 @@ from leasehold.stores.urls import open_store
 from leasehold_lab.standins.hubs.event_hubs import LocalHubs, event_hubs, has_engine
 from leasehold_lab.standins.postgres import postgres, store_url
 from leasehold_lab.standins.services import dynalite, kinesis_local
+from leasehold_lab.standins.tables import TableStreams, served
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient

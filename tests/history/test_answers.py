@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import pytest
 from attrs import evolve
 
+from leasehold.balancer.model import SHARD_END
 from leasehold_lab.judge.breach import Limits
 from leasehold_lab.judge.events import Incident, ReadingEvent, RunHistory, WriteAnswer, WriteVerb
 from leasehold_lab.judge.explanations import judge
 from leasehold_lab.judge.run import OPERATOR
-from leasehold.balancer.model import SHARD_END
 
 LIMITS = Limits(lease_seconds={"a": 6.0, "b": 6.0}, notice_seconds=2.0)
 

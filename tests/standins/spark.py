@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leasehold.adapters.toolchain import filled, java_home
-from leasehold_lab.standins.services import Command, free_port, serving
+from leasehold_lab.standins.node import Command, free_port, serving
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

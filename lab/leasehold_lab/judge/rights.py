@@ -29,6 +29,7 @@ from typing import Any
 
 from attrs import define, evolve, frozen
 
+from leasehold.balancer.model import SHARD_END
 from leasehold.balancer.rules.shares import least_moves, uneven
 from leasehold_lab.judge.breach import Breach, BreachKind
 from leasehold_lab.judge.events import (
@@ -42,8 +43,6 @@ from leasehold_lab.judge.events import (
 )
 from leasehold_lab.judge.run import OPERATOR, TAKES, JudgedRun, Life, PositionOrder, alive_at, lives
 from leasehold_lab.judge.tenures import Tenure
-from leasehold.balancer.model import SHARD_END
-from leasehold.balancer.rules.shares import least_moves, uneven
 
 VERSIONLESS: frozenset[WriteVerb] = frozenset({"request", "withdraw", "annotate", "checkpoint-late", "delete"})
 """The writes that leave the version alone, at least in some layouts, and so restart nobody's clock."""
