@@ -24,7 +24,7 @@ HOT = (
 )
 """What is written so that mypyc can compile it."""
 
-IN_C = "leasehold/adapters/sources/kinesis/wire/scan.c"
+IN_C = "leasehold/adapters/sources/kinesis/cbor/scan.c"
 """What is written in C; where it is not compiled, cbor2 does the same. It asks for more of Python than its stable
 interface has, and the others are made for one Python each anyway."""
 

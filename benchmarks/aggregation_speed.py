@@ -2,7 +2,7 @@
 
 Every figure is a median of CPU time over interleaved rounds of one run, so that a busy machine hits all alike; both
 sides' answers are compared first. A machine that does much else slows what moves memory, above all Arrow, more than
-MD5: the load is printed. One thread each. `make bench` runs it; it ends with 1 where a bar is not met.
+MD5: the load is printed. One thread each. `make harness` runs it; it ends with 1 where a bar is not met.
 """
 
 import argparse

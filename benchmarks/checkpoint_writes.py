@@ -10,7 +10,7 @@ import typer
 from attrs import evolve, frozen
 from session_requests import bills, requested
 
-from leasehold.adapters.reading.handling import CHECKPOINT_SECONDS
+from leasehold.adapters.consumer.handling import CHECKPOINT_SECONDS
 from leasehold.balancer.config import Config
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold_lab.processes import processes

@@ -25,8 +25,8 @@ from attrs import define, field, frozen
 from rich.console import Console
 from rich.table import Table
 
-from leasehold.adapters.reading.handling import Delivery, Handling
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.consumer.handling import Delivery, Handling
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.hash_keys import hash_of
 from leasehold.adapters.sources.kinesis.source import open_url

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from standins.ferrokinesis import ferrokinesis
 
-from leasehold.adapters.reading.handling import Delivery
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.consumer.handling import Delivery
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.sources.kinesis.clients import reading_client
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.toolchain import ServiceError

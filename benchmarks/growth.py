@@ -26,9 +26,9 @@ from azure.eventhub._eventprocessor.ownership_manager import OwnershipManager
 from rich.console import Console
 from rich.table import Table
 
-from leasehold.adapters.reading.status import lags_of, statuses_of
+from leasehold.adapters.consumer.status import lags_of, statuses_of
+from leasehold.adapters.ops.explaining import plans
 from leasehold.adapters.report.watching import WatchedTable, picture
-from leasehold.adapters.steering.explaining import plans
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.notes import Identity
 from leasehold.adapters.worker.renewing import Renewing

@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from attrs import define, field, frozen
 from growing_stream import Flow
 
-from leasehold.adapters.reading.handling import Delivery, Handling, Happening
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.consumer.handling import Delivery, Handling, Happening
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config

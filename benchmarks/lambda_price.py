@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from store_price import DYNAMODB, counted, dynamodb
 
-from leasehold.adapters.steering.doctor.examination import MILLION, MONTH
+from leasehold.adapters.ops.doctor.examination import MILLION, MONTH
 
 BUSY = 0.5
 """The part of its time for which a worker calls the function; the rest is left for bursts and a worker that dies."""

@@ -29,7 +29,7 @@ from tempfile import TemporaryDirectory
 
 from attrs import frozen
 
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config

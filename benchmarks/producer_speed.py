@@ -5,7 +5,7 @@ and repeats what was refused; it keeps no order and checks no shard. async-kines
 live with ours, runs in an environment of its own, made once from its lock, and its start counts as its CPU. It
 aggregates as the KPL does, but under keys by which KCL drops most of what it wrote, so its rows are counted
 without that filter. Each figure is a median over interleaved rounds. Before it stands what a record costs against
-a server that answers at once, in CBOR and in JSON (`producer_cost.py`). `make bench` runs it; it ends with 1
+a server that answers at once, in CBOR and in JSON (`producer_cost.py`). `make harness` runs it; it ends with 1
 where a bar is not met.
 """
 

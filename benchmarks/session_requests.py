@@ -5,8 +5,8 @@ from math import ceil
 
 from attrs import evolve, frozen
 
-from leasehold.adapters.steering.doctor.examination import ROW_BYTES, UNIT_BYTES, WRITE_BYTES
-from leasehold.adapters.worker.reach import Reach
+from leasehold.adapters.ops.doctor.examination import ROW_BYTES, UNIT_BYTES, WRITE_BYTES
+from leasehold.adapters.worker.progress import Progress
 from leasehold.balancer.model import Position
 from leasehold.stores.dynamodb.cells import written_bytes
 from leasehold.stores.sessions.rows import Remark, Session, SessionEntry, session_fields, told_fields
@@ -47,7 +47,7 @@ def row_bytes(leases: int) -> Rows:
             draw.randrange(1000),
             {
                 "reach": (
-                    Reach(
+                    Progress(
                         now,
                         worker,
                         worker,

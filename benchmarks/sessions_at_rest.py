@@ -11,7 +11,7 @@ import typer
 from attrs import frozen
 from session_requests import requested
 
-from leasehold.adapters.worker.reach import TELL_SECONDS
+from leasehold.adapters.worker.progress import TELL_SECONDS
 from leasehold.balancer.bulletin import note_of
 from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import bulletin_row, lookout_ranks

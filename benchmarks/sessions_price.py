@@ -13,7 +13,7 @@ from checkpoint_writes import of_kcl
 from session_requests import bills, requested
 from store_price import counted, dynamodb, s3
 
-from leasehold.adapters.steering.doctor.examination import LIST_PRICES, MILLION, MONTH
+from leasehold.adapters.ops.doctor.examination import LIST_PRICES, MILLION, MONTH
 from leasehold_lab.processes import processes
 from leasehold_lab.simulator.question import Kind, SimulationQuestion, answer, fleet_of
 from leasehold_lab.simulator.run import run

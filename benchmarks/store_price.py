@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from attrs import evolve, frozen
 
-from leasehold.adapters.reading.handling import CHECKPOINT_SECONDS
-from leasehold.adapters.steering.doctor.examination import LIST_PRICES, MILLION, MONTH, ROW_BYTES, UNIT_BYTES
+from leasehold.adapters.consumer.handling import CHECKPOINT_SECONDS
+from leasehold.adapters.ops.doctor.examination import LIST_PRICES, MILLION, MONTH, ROW_BYTES, UNIT_BYTES
 from leasehold_lab.simulator.question import SimulationQuestion, fleet_of
 from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Network

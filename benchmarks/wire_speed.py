@@ -30,8 +30,8 @@ from botocore.config import Config as ClientConfig
 from compiled import as_installed
 from wire_server import CBOR, NEXT, Load, served
 
-from leasehold.adapters.reading.handling import Delivery
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.consumer.handling import Delivery
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.sources.kinesis import faults as pace
 from leasehold.adapters.sources.kinesis.aggregation import wire
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate

@@ -17,8 +17,8 @@ except ModuleNotFoundError as missing:
     ) from None
 from leasehold.balancer import *  # noqa: F403  the seam, and the values it speaks of
 from leasehold.errors import (
+    DeadLetterError,
     LeaseholdError,
-    LetterError,
     OutcomeUnknown,
     ProducerError,
     RecordFailed,
@@ -31,26 +31,26 @@ from leasehold.errors import (
 )
 
 if _TYPE_CHECKING:
-    from leasehold.adapters.front import arun, produce, read, run, worker
-    from leasehold.adapters.reading.handling import Delivery
+    from leasehold.adapters.api import arun, produce, read, run, worker
+    from leasehold.adapters.consumer.handling import Delivery
     from leasehold.adapters.sources.protocol import Record
 
     __version__: str
 
 _HOMES = {
-    "Delivery": "adapters.reading.handling",
+    "Delivery": "adapters.consumer.handling",
     "Record": "adapters.sources.protocol",
-    "arun": "adapters.front",
-    "produce": "adapters.front",
-    "read": "adapters.front",
-    "run": "adapters.front",
-    "worker": "adapters.front",
+    "arun": "adapters.api",
+    "produce": "adapters.api",
+    "read": "adapters.api",
+    "run": "adapters.api",
+    "worker": "adapters.api",
 }
 
 __all__ = ["Delivery", "Record", "arun", "produce", "read", "run", "worker"]
 __all__ += [
+    "DeadLetterError",
     "LeaseholdError",
-    "LetterError",
     "OutcomeUnknown",
     "ProducerError",
     "RecordFailed",

@@ -108,11 +108,11 @@ class RecordFailed(ProducerError):
     """
 
 
-class LetterError(LeaseholdError):
+class DeadLetterError(LeaseholdError):
     """Dead letters cannot be written to, or read from, this place; the message says why.
 
     Examples:
         >>> import leasehold
-        >>> issubclass(leasehold.LetterError, leasehold.LeaseholdError)
+        >>> issubclass(leasehold.DeadLetterError, leasehold.LeaseholdError)
         True
     """

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from leasehold.adapters.worker.reach import NOTE, Reach
+from leasehold.adapters.worker.progress import NOTE, Progress
 from leasehold.balancer.model import Lease
 from leasehold.errors import OutcomeUnknown
 from leasehold.stores.embedded.memory import MemoryStore
@@ -70,7 +70,7 @@ class ScriptedTable(MemoryStore):
         behind, silence, moves, kbps = self.incident(self.minute, number)
         now = BEGAN + 60 * self.minute
         before = self.incident(max(0, self.minute - 1), number)[0]
-        reach = Reach(
+        reach = Progress(
             now,
             f"w-{number % 2}",
             "vm",

@@ -105,7 +105,7 @@ def assert_said(read: object) -> None:
         assert len(read.why) < 200
         f"{read.key} {read.field} {read.why}".encode()
     if isinstance(read, Lease):
-        json.dumps([read.key, read.owner, read.heir, read.notes], ensure_ascii=False).encode()
+        json.dumps([read.key, read.owner, read.next_owner, read.notes], ensure_ascii=False).encode()
         assert read.epoch >= 0
         assert read.checkpoint.sub >= 0
         assert read.weight is None or 0 <= read.weight <= WEIGHT_MAX
@@ -118,7 +118,7 @@ def token_of(lease: Lease) -> tuple[Lease, str]:
 
 def unowned(lease: Lease) -> Lease:
     """The lease as a new row says it."""
-    return evolve(lease, owner=None, heir=None, yields=False, leaving=False)
+    return evolve(lease, owner=None, next_owner=None, yields=False, leaving=False)
 
 
 def _endless(error: BaseException) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Thread, Timer
 
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.consumer.runner import Runner
 
 WAIT = 30.0
 

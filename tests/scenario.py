@@ -149,7 +149,7 @@ class Scene:
                 case Claim() | Steal() | RequestHandoff():
                     then[action.lease.key] = evolve(then[action.lease.key], owner=me)
                 case Release():
-                    then[action.lease.key] = evolve(then[action.lease.key], owner=action.heir)
+                    then[action.lease.key] = evolve(then[action.lease.key], owner=action.next_owner)
                 case _:
                     pass
         now, after = _counts(self.leases.values()), _counts(then.values())
@@ -230,9 +230,9 @@ def _said(action: Action) -> str:
         case Claim():
             return f"{verb} {lease.key}, {'free' if lease.owner is None else 'expired'}"
         case Steal() | RequestHandoff():
-            return f"{verb} {lease.key} from {action.victim}"
+            return f"{verb} {lease.key} from {action.from_owner}"
         case Release():
-            return f"{verb} {lease.key} to {action.heir or 'all'}"
+            return f"{verb} {lease.key} to {action.next_owner or 'all'}"
         case Delete():
             return f"{verb} {lease.key}, {'finished' if lease.ended else 'unlisted'}"
         case _:

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli.main import app
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING as HUB
 from leasehold.adapters.sources.event_hubs.access import by_connection_string
 from leasehold.adapters.sources.urls import open_source

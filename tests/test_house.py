@@ -21,8 +21,8 @@ GENERATED = "_pb2.py"
 
 PUBLIC = {
     "leasehold": """
-    arun Delivery LeaseholdError LetterError OutcomeUnknown produce ProducerError read Record RecordFailed RecordLate
-    run SourceError SourceUnavailable StoreError Trimmed worker WorkerError
+    arun DeadLetterError Delivery LeaseholdError OutcomeUnknown produce ProducerError read Record RecordFailed
+    RecordLate run SourceError SourceUnavailable StoreError Trimmed worker WorkerError
     """,
     "leasehold.balancer": """
     Action at_timestamp births Claim Config Create Delete EventHubs HASH_KEYS HashRange
@@ -32,7 +32,7 @@ PUBLIC = {
     """,
     "leasehold.stores": """
     AnnotateLease CheckpointLate CheckpointLease ClaimLease CreateLease DeleteLease Done execute
-    GiveLease Listing Lost open_both open_store Outcome OutcomeUnknown Promises ReleaseLease RenewLease
+    GiveLease Listing Lost open_both open_store Outcome OutcomeUnknown Capabilities ReleaseLease RenewLease
     RequestLease StealLease Store StoreError TakeBackLease WithdrawRequest Write
     """,
     "leasehold.adapters": "Delivery Handling Runner Worker by_key dead_letters open_source run",

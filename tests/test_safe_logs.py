@@ -169,7 +169,7 @@ def _is_bare(value: ast.AST | None) -> bool:
             return False
 
 
-RECOVERING = ("adapters/worker", "adapters/reading", "adapters/sources", "adapters/multilang", "stores")
+RECOVERING = ("adapters/worker", "adapters/consumer", "adapters/sources", "adapters/multilang", "stores")
 """The folders in which leases are held, read and written."""
 
 TELLING = LOGGING_CALLS | {"notify", "unforeseen"}

@@ -12,7 +12,7 @@ from psycopg import Connection, OperationalError, connect
 from psycopg.types.json import Jsonb
 
 from leasehold import Lease
-from leasehold.stores import DeleteLease, Done, Listing, Lost, Outcome, OutcomeUnknown, Promises, Write
+from leasehold.stores import Capabilities, DeleteLease, Done, Listing, Lost, Outcome, OutcomeUnknown, Write
 from leasehold.stores.embedded.sqlite import to_lease, to_row
 from leasehold.stores.writes import applied
 
@@ -23,7 +23,7 @@ PUT = "INSERT INTO leases VALUES (%s, %s) ON CONFLICT (key) DO UPDATE SET lease 
 class PostgresLeases:
     """One table of leases; one connection, used by one thread at a time."""
 
-    promises = Promises()
+    capabilities = Capabilities()
 
     def __init__(self, conninfo: str) -> None:
         self._lock, self._connection = Lock(), connect(conninfo, autocommit=True)

@@ -7,23 +7,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from leasehold.adapters.reading.dead_letters.boxes import dead_letters
-    from leasehold.adapters.reading.handling import Delivery, Handling, by_key
-    from leasehold.adapters.reading.runner import Runner, run
+    from leasehold.adapters.consumer.dead_letters.sinks import dead_letters
+    from leasehold.adapters.consumer.handling import Delivery, Handling, by_key
+    from leasehold.adapters.consumer.runner import Runner, run
     from leasehold.adapters.sources.urls import open_source
     from leasehold.adapters.worker.worker import Worker
 
 __all__ = ["Delivery", "Handling", "Runner", "Worker", "by_key", "dead_letters", "open_source", "run"]
 
 _HOMES = {
-    "Delivery": "reading.handling",
-    "Handling": "reading.handling",
-    "Runner": "reading.runner",
+    "Delivery": "consumer.handling",
+    "Handling": "consumer.handling",
+    "Runner": "consumer.runner",
     "Worker": "worker.worker",
-    "by_key": "reading.handling",
-    "dead_letters": "reading.dead_letters.boxes",
+    "by_key": "consumer.handling",
+    "dead_letters": "consumer.dead_letters.sinks",
     "open_source": "sources.urls",
-    "run": "reading.runner",
+    "run": "consumer.runner",
 }
 
 

@@ -20,6 +20,13 @@ from urllib.parse import urlencode
 
 from attrs import evolve, frozen
 
+from leasehold.adapters.consumer.dead_letters.sinks import dead_letters
+from leasehold.adapters.consumer.executors import HandlerExecutor
+from leasehold.adapters.consumer.exporting import Meter, exporting
+from leasehold.adapters.consumer.handling import DeadLetter, Handler, Handling, by_key
+from leasehold.adapters.consumer.lifecycle import FAULT_WAITS
+from leasehold.adapters.consumer.runner import DRAIN_SECONDS, MEMORY_BYTES, READERS, Runner, stopping_on_signals
+from leasehold.adapters.consumer.slices import Slice, SliceVerdict, run_slice
 from leasehold.adapters.inputs import (
     DURATION_LIMITS,
     MOMENT,
@@ -32,13 +39,6 @@ from leasehold.adapters.inputs import (
     start,
 )
 from leasehold.adapters.lambda_handlers import BATCH_SIZE, PREFIX, LambdaFunction, lambda_function
-from leasehold.adapters.reading.dead_letters.boxes import dead_letters
-from leasehold.adapters.reading.executors import HandlerExecutor
-from leasehold.adapters.reading.exporting import Meter, exporting
-from leasehold.adapters.reading.handling import DeadLetter, Handler, Handling, by_key
-from leasehold.adapters.reading.lifecycle import FAULT_WAITS
-from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, READERS, Runner, stopping_on_signals
-from leasehold.adapters.reading.slices import Slice, SliceVerdict, run_slice
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.sources.urls import open_source, source_address

@@ -180,10 +180,13 @@ class UnreadFields:
 
 _ALWAYS = ("key", "owner", "version", "idle", "checkpoint")
 _UNLESS_DEFAULT = (
-    *("sub", "token", "stream", "shard", "parents", "hash_range", "heir", "heir_idle", "yields", "leaving", "epoch"),
-    *("notes", "weight", "held"),
+    *("sub", "token", "stream", "shard", "parents", "hash_range", "next_owner", "next_owner_idle", "yields"),
+    *("leaving", "epoch", "notes", "weight", "held"),
 )
 _DEFAULTS = cells(Lease(""))
+
+JSON_NAMES = {"next_owner": "heir", "next_owner_idle": "heir_idle"}
+"""Fields of a lease that the JSON form calls by another name."""
 
 
 def lease_json(lease: Lease) -> dict[str, Any]:
@@ -191,7 +194,7 @@ def lease_json(lease: Lease) -> dict[str, Any]:
     told = cells(lease)
     default = _DEFAULTS | {"shard": lease.key}
     return {name: told[name] for name in _ALWAYS} | {
-        name: told[name] for name in _UNLESS_DEFAULT if told[name] != default[name]
+        JSON_NAMES.get(name, name): told[name] for name in _UNLESS_DEFAULT if told[name] != default[name]
     }
 
 
@@ -292,8 +295,9 @@ def _built(kind: Callable[..., T], fields: UnreadFields, *, last: bool = True, *
     forms = FORMS[kind]
     fields.asked.update(forms)
     for name, attribute in fields_dict(kind).items():  # type: ignore[arg-type]  # mypy takes a class for a function
-        if name in forms and (name in fields.unread or attribute.default is NOTHING):
-            made[name] = forms[name](fields.need(name))
+        spelled = JSON_NAMES.get(name, name)
+        if spelled in forms and (spelled in fields.unread or attribute.default is NOTHING):
+            made[name] = forms[spelled](fields.need(spelled))
     if last:
         fields.done()
     try:
@@ -374,7 +378,11 @@ _HASH_RANGE: Mapping[str, Form] = {"hash_range": _or(None, _hash_range)}
 
 FORMS: Mapping[Any, Mapping[str, Form]] = {
     Lease: {
-        **{each.name: _FORMS_OF_KINDS[each.kind] for each in FIELDS if each.name in _OF_A_LEASE},
+        **{
+            JSON_NAMES.get(each.name, each.name): _FORMS_OF_KINDS[each.kind]
+            for each in FIELDS
+            if each.name in _OF_A_LEASE
+        },
         **_HASH_RANGE,
         "shard": JsonValue.name,
         "heir_idle": _seconds,  # nobody is named without end
@@ -438,10 +446,10 @@ def action_json(action: Action) -> dict[str, Any]:
             told |= {"timestamp_ms": start.sub} if start.sequence == "AT_TIMESTAMP" else {}
             told |= _if("stream", lease.stream)
         case Steal() | RequestHandoff():
-            told["from"] = action.victim
-            told |= _if("stale_heir", action.stale_heir if isinstance(action, RequestHandoff) else None)
-        case Release(heir=heir):
-            told |= _if("to", heir)
+            told["from"] = action.from_owner
+            told |= _if("stale_heir", action.stale_next_owner if isinstance(action, RequestHandoff) else None)
+        case Release(next_owner=next_owner):
+            told |= _if("to", next_owner)
         case Renew(notes=notes):
             told |= _if("notes", dict(notes))
         case Claim() | Delete():

@@ -28,7 +28,7 @@ from uuid import uuid4
 
 from attrs import define, field, frozen
 
-from leasehold.adapters.reading.handling import Delivery, Unhandled, takes
+from leasehold.adapters.consumer.handling import Delivery, Unhandled, takes
 from leasehold.adapters.sources.protocol import Addressed, Record, Source
 from leasehold.adapters.threads import seconds
 from leasehold.stores.printable import did_you_mean

@@ -65,12 +65,12 @@ class Steal:
     Examples:
         >>> from leasehold import Config, Kcl, Lease, Me, plan
         >>> theirs = [Lease(f"shard-{n}", owner="worker-b", idle=1.0) for n in range(4)]
-        >>> [(type(do).__name__, do.victim) for do in plan(theirs, None, Me("worker-a"), Config(rules=Kcl()))]
+        >>> [(type(do).__name__, do.from_owner) for do in plan(theirs, None, Me("worker-a"), Config(rules=Kcl()))]
         [('Steal', 'worker-b')]
     """
 
     lease: Lease
-    victim: str
+    from_owner: str
     rule: str
     alternates: tuple["Taking", ...] = ()
 
@@ -84,14 +84,14 @@ class RequestHandoff:
     Examples:
         >>> from leasehold import Lease, RequestHandoff
         >>> theirs = Lease("shard-0", owner="worker-b", yields=True)
-        >>> RequestHandoff(theirs, victim="worker-b", rule="M6").stale_heir is None
+        >>> RequestHandoff(theirs, from_owner="worker-b", rule="M6").stale_next_owner is None
         True
     """
 
     lease: Lease
-    victim: str
+    from_owner: str
     rule: str
-    stale_heir: str | None = None
+    stale_next_owner: str | None = None
     alternates: tuple["Taking", ...] = ()
 
 
@@ -103,13 +103,14 @@ class Release:
 
     Examples:
         >>> from leasehold import Lease, Release
-        >>> Release(Lease("shard-0", owner="worker-a", heir="worker-b"), rule="H2", heir="worker-b").heir
+        >>> asked = Lease("shard-0", owner="worker-a", next_owner="worker-b")
+        >>> Release(asked, rule="H2", next_owner="worker-b").next_owner
         'worker-b'
     """
 
     lease: Lease
     rule: str
-    heir: str | None = None
+    next_owner: str | None = None
 
 
 @frozen

@@ -98,7 +98,7 @@ class Whole:
     @cached_property
     def named(self) -> Mapping[str | None, int]:
         """The number of leases that name each worker, as owner or heir."""
-        return Counter([name for lease in self.leases for name in (lease.owner, lease.heir)])
+        return Counter([name for lease in self.leases for name in (lease.owner, lease.next_owner)])
 
     @cached_property
     def measured(self) -> tuple[int, int]:
@@ -210,7 +210,7 @@ class Known(Sequence[Lease]):
         left = self.whole.named.get(worker, 0)
         for key, lease in self.since.items():
             for row, sign in ((self.whole.by_key.get(key), -1), (lease, 1)):
-                left += 0 if row is None else sign * ((row.owner == worker) + (row.heir == worker))
+                left += 0 if row is None else sign * ((row.owner == worker) + (row.next_owner == worker))
         return left > 0
 
     def counts(self) -> dict[str | None, int]:
@@ -269,7 +269,9 @@ def _holder(lease: Lease | None) -> tuple[str | None, bool] | None:
 def odd(leases: Iterable[Lease], limit: float) -> list[Lease]:
     """The leases that are anything but held and alive: without an owner, ended, moving, or idle for longer."""
     return [
-        lease for lease in leases if lease.idle > limit or lease.owner is None or lease.ended or lease.heir is not None
+        lease
+        for lease in leases
+        if lease.idle > limit or lease.owner is None or lease.ended or lease.next_owner is not None
     ]
 
 

@@ -72,7 +72,7 @@ def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
         free=tuple(lease for lease in odd if lease.owner is None),
         expired=tuple(expired),
         mine=tuple([lease for lease in mine if lease.owner == me.worker and lease.key not in dead]),
-        moving=tuple(lease for lease in odd if lease.heir is not None),
+        moving=tuple(lease for lease in odd if lease.next_owner is not None),
         counts=counts,
         led=led,
     )

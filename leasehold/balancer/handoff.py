@@ -33,7 +33,7 @@ def asked_again(asked: Lease, found: Lease) -> RequestHandoff | None:
     asked  the lease as the request left it
     found  as it is now
     """
-    taken_back = found.owner == asked.owner and found.heir is None and found.yields and not found.ended
+    taken_back = found.owner == asked.owner and found.next_owner is None and found.yields and not found.ended
     return RequestHandoff(found, found.owner or "", "H4") if taken_back else None
 
 
@@ -43,9 +43,9 @@ def handed_counts(census: Census, config: FleetSeconds) -> Mapping[str, int]:
     if not moves:
         return census.counts
     counts = dict(census.counts)
-    for owner, heir in moves.values():
+    for owner, next_owner in moves.values():
         counts[owner] -= 1
-        counts[heir] = counts.get(heir, 0) + 1
+        counts[next_owner] = counts.get(next_owner, 0) + 1
     return counts
 
 
@@ -58,25 +58,25 @@ def live_moves(census: Census, config: FleetSeconds) -> dict[str, tuple[str, str
     # A cycle later than the heir steals (H4): given up any earlier, two heirs replace each other for ever.
     given_up = config.lease_seconds + STUCK_SECONDS + config.cycle_seconds
     return {
-        lease.key: (lease.owner, lease.heir)
+        lease.key: (lease.owner, lease.next_owner)
         for lease in census.moving
         if lease.owner is not None
-        and lease.heir is not None
+        and lease.next_owner is not None
         and lease.key not in dead
-        and (lease.leaving or lease.heir in census.counts or lease.heir_idle < given_up)
+        and (lease.leaving or lease.next_owner in census.counts or lease.next_owner_idle < given_up)
     }
 
 
 def _move(lease: Lease, worker: str, config: FleetSeconds, *, dead: bool) -> Claim | Release | Steal | None:
     """The one step of this move that is now this worker's to make, if any."""
-    if lease.owner is None or lease.owner == lease.heir or lease.ended:
+    if lease.owner is None or lease.owner == lease.next_owner or lease.ended:
         return None
     if lease.owner == worker:
         # H3: the owner drains first, and releases then. A lease of ours that expired is claimed anew before.
-        return None if dead else Release(lease, rule="H3", heir=lease.heir)
-    if lease.heir != worker:
+        return None if dead else Release(lease, rule="H3", next_owner=lease.next_owner)
+    if lease.next_owner != worker:
         return None
     if dead:
         return Claim(lease, rule="H4")
-    stuck = lease.heir_idle >= config.lease_seconds + STUCK_SECONDS
-    return Steal(lease, victim=lease.owner, rule="H4") if stuck else None
+    stuck = lease.next_owner_idle >= config.lease_seconds + STUCK_SECONDS
+    return Steal(lease, from_owner=lease.owner, rule="H4") if stuck else None

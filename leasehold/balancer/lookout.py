@@ -355,12 +355,12 @@ def _wanted(census: Census, me: Me, config: Config) -> tuple[str, ...]:
     if me.history.fleet_still > scaled(REQUESTS_SECONDS, config):
         return ()
     spare = max(0, len(census.mine) - len(census.leases) // len(_present(census)))
-    return tuple(lease.key for lease in nsmallest(spare, census.mine, key=donation_order) if lease.heir is None)
+    return tuple(lease.key for lease in nsmallest(spare, census.mine, key=donation_order) if lease.next_owner is None)
 
 
 def _present(census: Census) -> frozenset[str]:
     """A worker is present if it holds a lease, or has asked for its first."""
-    return frozenset(census.counts) | {lease.heir for lease in census.moving if lease.heir is not None}
+    return frozenset(census.counts) | {lease.next_owner for lease in census.moving if lease.next_owner is not None}
 
 
 def _settle(actions: Sequence[Action], census: Census, me: Me, config: Config) -> float | None:

@@ -162,8 +162,8 @@ class Lease:
     hash_range: HashRange | None = None
     weight: int | None = field(default=None, validator=_whole_bytes)
     held: float = math.inf
-    heir: str | None = None
-    heir_idle: float = 0.0
+    next_owner: str | None = None
+    next_owner_idle: float = 0.0
     yields: bool = False
     leaving: bool = False
     epoch: int = 0
@@ -179,10 +179,10 @@ class Lease:
             raise TypeError(msg)
         return self.checkpoint.ended
 
-    def watched(self, idle: float, held: float, heir_idle: float) -> "Lease":
+    def watched(self, idle: float, held: float, next_owner_idle: float) -> "Lease":
         """The same row with these seconds, which watching has taught."""
         fields = self.__dict__.copy()
-        fields["idle"], fields["held"], fields["heir_idle"] = idle, held, heir_idle
+        fields["idle"], fields["held"], fields["next_owner_idle"] = idle, held, next_owner_idle
         return _copy(fields)
 
     def written(self, epoch: int, notes: Notes) -> "Lease":

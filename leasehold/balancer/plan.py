@@ -102,7 +102,7 @@ def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, confi
     did, history, rules = tuple(actions), me.history, config.rules
     reading = leases if isinstance(leases, Known) else tuple(leases)
     moving = reading.odd(expires_above(config)) if isinstance(reading, Known) else reading
-    asked = {lease.key for lease in moving if lease.heir == me.worker and lease.owner not in {None, me.worker}}
+    asked = {lease.key for lease in moving if lease.next_owner == me.worker and lease.owner not in {None, me.worker}}
     asked |= _keys([action for action in did if isinstance(action, RequestHandoff)])
     if asked:
         # C10: a newcomer waits for its first lease and for other joiners at the same time. Where the worker that was

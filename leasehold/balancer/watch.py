@@ -128,7 +128,7 @@ class Sighting(NamedTuple):
 
     A named tuple: one of each lease is made at every look, and a class of attrs takes three times as long to make.
 
-    lease       as last read, with `idle`, `held` and `heir_idle` filled in
+    lease       as last read, with `idle`, `held` and `next_owner_idle` filled in
     version_at  end of the first reading that showed its version
     owner_at    the same of its owner; minus infinity where it was there before we looked
     heir_at     the same of its heir
@@ -142,7 +142,7 @@ class Sighting(NamedTuple):
     lease: Lease
     version_at: float
     owner_at: float
-    heir_at: float
+    next_owner_at: float
     watched: float = 0.0
     stood: float = 0.0
     gap: float = 0.0
@@ -222,7 +222,7 @@ class Watch:
         asked: Collection[str] | None = None,
         reports: Reports = NO_REPORTS,
     ) -> tuple["Watch", Sequence[Lease]]:
-        """Fold this reading in, and answer every known lease, with its `idle`, `held` and `heir_idle`.
+        """Fold this reading in, and answer every known lease, with its `idle`, `held` and `next_owner_idle`.
 
         A reading of few rows costs what those rows cost, however many leases are known (`Known`).
 
@@ -327,10 +327,10 @@ class Watch:
             seen = lease.watched(
                 idle=math.inf if lease.owner is None else lease.idle,
                 held=math.inf if self.owners_at is None else 0.0,
-                heir_idle=0.0,
+                next_owner_idle=0.0,
             )
-            return Sighting(seen, version_at=ended, owner_at=owner_at, heir_at=ended)
-        old, version_at, owner_at, heir_at, watched, stood, gap, pace = before
+            return Sighting(seen, version_at=ended, owner_at=owner_at, next_owner_at=ended)
+        old, version_at, owner_at, next_owner_at, watched, stood, gap, pace = before
         kept = old.owner == lease.owner
         # A row that was deleted and written again counts from the start, and comes by versions seen before (L13).
         if kept and old.version == lease.version:
@@ -345,14 +345,14 @@ class Watch:
             stood, version_at = now_stood, ended
         if not kept:
             owner_at = ended
-        if old.heir != lease.heir:
-            heir_at = ended
+        if old.next_owner != lease.next_owner:
+            next_owner_at = ended
         watched = began - version_at if began > version_at else 0.0
         # The store's own age of a row counts an outage, too (C17).
         age = min(lease.idle, max(0.0, began - self.back_at)) if lease.idle else 0.0
         idle, held = max(age, watched), began - owner_at if began > owner_at else 0.0
-        seen = lease.watched(idle, held, max(0.0, began - heir_at) if lease.heir is not None else 0.0)
-        return Sighting(seen, version_at, owner_at, heir_at, watched, stood, gap, 0.0 if lease.ended else pace)
+        seen = lease.watched(idle, held, max(0.0, began - next_owner_at) if lease.next_owner is not None else 0.0)
+        return Sighting(seen, version_at, owner_at, next_owner_at, watched, stood, gap, 0.0 if lease.ended else pace)
 
     def _changes(
         self, before: Mapping[str, Sighting], now: Mapping[str, Sighting], ended: float, *, stood: bool
@@ -391,7 +391,7 @@ def _stood(before: Mapping[str, Sighting], now: Mapping[str, Sighting]) -> bool:
         if (earlier := before.get(key)) is None:
             return False
         old, new = earlier.lease, sighting.lease
-        same = old.owner == new.owner and old.heir == new.heir and old.ended is new.ended
+        same = old.owner == new.owner and old.next_owner == new.next_owner and old.ended is new.ended
         if not (same and old.hash_range == new.hash_range and old.stream == new.stream):
             return False
     return True
@@ -399,7 +399,7 @@ def _stood(before: Mapping[str, Sighting], now: Mapping[str, Sighting]) -> bool:
 
 def _parties(sighting: Sighting | None) -> tuple[str | None, ...]:
     """The owner and the heir of a lease; nobody where there is none."""
-    return () if sighting is None else (sighting.lease.owner, sighting.lease.heir)
+    return () if sighting is None else (sighting.lease.owner, sighting.lease.next_owner)
 
 
 def _owners(sightings: Mapping[str, Sighting]) -> dict[str, str | None]:
@@ -410,4 +410,4 @@ def _owners(sightings: Mapping[str, Sighting]) -> dict[str, str | None]:
 def _fleet(sightings: Mapping[str, Sighting]) -> frozenset[str | None]:
     """Everybody named in the table: a worker that asked for its first lease has joined."""
     leases = [sighting.lease for sighting in sightings.values()]
-    return frozenset([lease.owner for lease in leases] + [lease.heir for lease in leases]) - {None}
+    return frozenset([lease.owner for lease in leases] + [lease.next_owner for lease in leases]) - {None}

@@ -2,7 +2,7 @@
 
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.execute import execute
-from leasehold.stores.protocol import Done, Listing, Lost, Outcome, Promises, Store
+from leasehold.stores.protocol import Capabilities, Done, Listing, Lost, Outcome, Store
 from leasehold.stores.swap import open_both
 from leasehold.stores.urls import open_store
 from leasehold.stores.writes import (
@@ -24,6 +24,7 @@ from leasehold.stores.writes import (
 
 __all__ = [
     "AnnotateLease",
+    "Capabilities",
     "CheckpointLate",
     "CheckpointLease",
     "ClaimLease",
@@ -35,7 +36,6 @@ __all__ = [
     "Lost",
     "Outcome",
     "OutcomeUnknown",
-    "Promises",
     "ReleaseLease",
     "RenewLease",
     "RequestLease",

@@ -49,8 +49,8 @@ def write_of(action: Action, me: str, notes: Notes = (), drained: Position | Non
             return writes.StealLease(lease, me, notes)
         case RequestHandoff(lease):
             return writes.RequestLease(lease, me)
-        case Release(lease, heir=heir) if heir is None or heir != lease.heir:
-            return writes.ReleaseLease(lease, me, heir)
+        case Release(lease, next_owner=next_owner) if next_owner is None or next_owner != lease.next_owner:
+            return writes.ReleaseLease(lease, me, next_owner)
         case Release(lease):
             return writes.GiveLease(lease, lease.checkpoint if drained is None else drained)
         case Delete(lease):

@@ -64,8 +64,10 @@ FIELDS = (
     RowField(
         "weight", "KB/s", "throughputKBps", "weight", "weight", "throughputkbps", "throughput; 1 KB is 1,024 bytes"
     ),
-    RowField("heir", "worker", "handoffTo", "heir", "handoffto", "handoffto", "the worker that a planned move names"),
-    RowField("heir_idle", "seconds", "", "", "", "", "how long that worker has been named"),
+    RowField(
+        "next_owner", "worker", "handoffTo", "heir", "handoffto", "handoffto", "the worker that a planned move names"
+    ),
+    RowField("next_owner_idle", "seconds", "", "", "", "", "how long that worker has been named"),
     RowField("yields", "flag", "handoffOwner", "yields", "handoffowner", "handoffowner", "its owner answers requests"),
     RowField("leaving", "flag", "checkpointOwner", "", "", "", "a hand-off of KCL 3.x is under way"),
     RowField("notes", "notes", "lh_<name>", "notes", "notes", "notes", "our own texts, by name"),
@@ -95,8 +97,8 @@ def cells(lease: Lease) -> dict[str, Any]:
         "first_hash": first,
         "last_hash": last,
         "weight": None if lease.weight is None else kilobytes(lease.weight),
-        "heir": lease.heir,
-        "heir_idle": lease.heir_idle,
+        "next_owner": lease.next_owner,
+        "next_owner_idle": lease.next_owner_idle,
         "yields": lease.yields,
         "leaving": lease.leaving,
         "notes": dict(lease.notes),

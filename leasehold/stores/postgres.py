@@ -32,7 +32,7 @@ from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.embedded.sqlite import COLUMNS, cell_of, to_lease, to_row
 from leasehold.stores.fields import insist, listing_of
 from leasehold.stores.printable import escaped, printable
-from leasehold.stores.protocol import ATTEMPTS, Done, Listing, Lost, Outcome, Patience, Promises
+from leasehold.stores.protocol import ATTEMPTS, Capabilities, Done, Listing, Lost, Outcome, Patience
 from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Stored
 from leasehold.stores.writes import CreateLease, DeleteLease, Write, applied
 
@@ -210,9 +210,9 @@ class PostgresStore:
             raise
 
     @property
-    def promises(self) -> Promises:
+    def capabilities(self) -> Capabilities:
         """The table keeps every promise."""
-        return Promises()
+        return Capabilities()
 
     def list(self) -> Listing:
         """Every lease, sorted by key, as of one moment. A dropped table is created again, where rights allow."""

@@ -68,7 +68,7 @@ class Listing:
     """A whole reading of the table. A listing that failed on any page is no listing.
 
     `idle` of each lease is the row's own age where the store keeps one (less 1 s where it
-    rounds to seconds), else 0; `held` and `heir_idle` are left to `Watch`.
+    rounds to seconds), else 0; `held` and `next_owner_idle` are left to `Watch`.
     While `malformed` is not empty nothing may be deleted, and nothing made for the line of such a row:
     its shard has a lease.
     `reports` are those of KCL 3.5, where the table keeps them.
@@ -85,7 +85,7 @@ class Listing:
 
 
 @frozen
-class Promises:
+class Capabilities:
     """The abilities of a layout.
 
     owner_checked_checkpoint  a checkpoint and the ownership check are one atomic write
@@ -97,7 +97,7 @@ class Promises:
 
     Examples:
         >>> from leasehold.stores import open_store
-        >>> open_store("memory://example-promises").promises.owner_checked_checkpoint
+        >>> open_store("memory://example-capabilities").capabilities.owner_checked_checkpoint
         True
     """
 
@@ -123,7 +123,7 @@ class Store(Protocol):
     """
 
     @property
-    def promises(self) -> Promises:
+    def capabilities(self) -> Capabilities:
         """The abilities of this layout."""
 
     def list(self) -> Listing:
@@ -152,9 +152,9 @@ class PassingStore:
         self._store = store
 
     @property
-    def promises(self) -> Promises:
+    def capabilities(self) -> Capabilities:
         """The promises of the store behind."""
-        return self._store.promises
+        return self._store.capabilities
 
     def list(self) -> Listing:
         """Every lease."""

@@ -163,11 +163,11 @@ def owner_fields(before: Lease, after: Lease, spelled: Callable[[str, str], str]
     new version would make watchers take a dead owner for alive, and the store would refuse the owner's own next write.
     """
     owner = spelled("owner", after.owner or "")
-    kept = before.version if before.heir != after.heir and before.epoch == after.epoch else ""
+    kept = before.version if before.next_owner != after.next_owner and before.epoch == after.epoch else ""
     return {
         "ownerid": owner,
         "handoffowner": owner if after.yields else "",
-        "handoffto": spelled("heir", after.heir or ""),
+        "handoffto": spelled("heir", after.next_owner or ""),
         "handoffversion": kept,
     }
 
@@ -183,7 +183,7 @@ def owned(lease: Lease, parts: Parts, said: Callable[[ObjectFields, str], str]) 
         owner=owner,
         version=Version((fields.get("handoffversion") if yields else None) or parts.etag),
         idle=parts.ownership.age if parts.ownership else 0.0,
-        heir=(said(fields, "handoffto") or None) if yields else None,
+        next_owner=(said(fields, "handoffto") or None) if yields else None,
         yields=yields,
     )
 

@@ -28,7 +28,7 @@ from leasehold.balancer.model import SHARD_END, Lease, Notes, Version
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores import writes
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import ATTEMPTS, Done, Listing, Lost, Outcome, PassingStore, Promises, Store
+from leasehold.stores.protocol import ATTEMPTS, Capabilities, Done, Listing, Lost, Outcome, PassingStore, Store
 from leasehold.stores.urls import name_of, open_store, store_address
 
 if TYPE_CHECKING:  # an extra brings it
@@ -96,7 +96,9 @@ def joined(side: int, row: Lease) -> Lease:
     if not marked(row):
         return lease
     # It answers requests, or it would be stolen in the moment that it takes to move.
-    return evolve(lease, owner=(row.owner or "").removeprefix(MARK) or None, heir=None, yields=True, leaving=False)
+    return evolve(
+        lease, owner=(row.owner or "").removeprefix(MARK) or None, next_owner=None, yields=True, leaving=False
+    )
 
 
 def parted(lease: Lease) -> tuple[int, bool, Lease]:
@@ -211,7 +213,7 @@ class SwapStore:
         look_seconds: float = LOOK_SECONDS,
     ) -> None:
         for name, table in zip(("FROM", "TO"), tables, strict=True):
-            if not (table.promises.counts_owners and table.promises.free_notes):
+            if not (table.capabilities.counts_owners and table.capabilities.free_notes):
                 raise StoreError(
                     f"{name}: this layout does not count the owners of a lease, so that nothing would tell which of "
                     "its two rows is the later one; stop the fleet and use `leasehold copy-leases`"
@@ -223,10 +225,10 @@ class SwapStore:
         self._moving: set[str] = set()
 
     @property
-    def promises(self) -> Promises:
+    def capabilities(self) -> Capabilities:
         """The promises that both tables keep; grouped where one of them groups."""
-        one, other = (table.promises for table in self._tables)
-        return Promises(
+        one, other = (table.capabilities for table in self._tables)
+        return Capabilities(
             owner_checked_checkpoint=one.owner_checked_checkpoint and other.owner_checked_checkpoint,
             late_checkpoints=one.late_checkpoints and other.late_checkpoints,
             groups_writes=one.groups_writes or other.groups_writes,
@@ -328,7 +330,7 @@ class SwapStore:
                 # Only where the lease still is: a row that does not speak would keep it to itself.
                 side, was_marked, seen = parted(write.lease)
                 pair = self._pair(seen.key)
-                taken = not self.promises.late_checkpoints and pair.row is not None and pair.row.owner != seen.owner
+                taken = not self.capabilities.late_checkpoints and pair.row is not None and pair.row.owner != seen.owner
                 if pair.row is None or was_marked or marked(pair.row) or pair.side != side or taken:
                     return Lost(seen.key, pair.lease)
                 outcome = self._tables[side].write(evolve(write, lease=seen))
@@ -355,7 +357,7 @@ class SwapStore:
                 return self.write(evolve(write, lease=evolve(write.lease, version=now.version)))
             return Lost(seen.key, now)
         lease = outcome.lease
-        if goes and lease.owner and not lease.heir:
+        if goes and lease.owner and not lease.next_owner:
             return self._moved(side, lease, lease.owner)
         return Done(joined(side, lease))
 
@@ -498,7 +500,7 @@ class SwapStore:
 def _copy(row: Lease) -> Lease:
     """The row for the other table: nobody's, at the same position and epoch, and no truth."""
     notes = tuple(note for note in row.notes if note[0] not in {KNOWS, COPY})
-    return evolve(row, owner=None, heir=None, yields=False, leaving=False, notes=(*notes, (COPY, str(row.epoch))))
+    return evolve(row, owner=None, next_owner=None, yields=False, leaving=False, notes=(*notes, (COPY, str(row.epoch))))
 
 
 def knowing(worker: str, goal_name: str) -> tuple[str, str]:

@@ -193,7 +193,7 @@ class RequestLease:
         >>> store = open_store("memory://example-requestlease")
         >>> row = store.write(CreateLease(Lease("shard-0"))).lease
         >>> mine = store.write(ClaimLease(row, "worker-a")).lease
-        >>> store.write(RequestLease(mine, "worker-b")).lease.heir
+        >>> store.write(RequestLease(mine, "worker-b")).lease.next_owner
         'worker-b'
     """
 
@@ -214,7 +214,7 @@ class WithdrawRequest:
         >>> row = store.write(CreateLease(Lease("shard-0"))).lease
         >>> mine = store.write(ClaimLease(row, "worker-a")).lease
         >>> asked = store.write(RequestLease(mine, "worker-b")).lease
-        >>> store.write(WithdrawRequest(asked, "worker-b")).lease.heir is None
+        >>> store.write(WithdrawRequest(asked, "worker-b")).lease.next_owner is None
         True
     """
 
@@ -268,7 +268,7 @@ class TakeBackLease:
 
 @frozen
 class AnnotateLease:
-    """Set one of our attributes; version untouched where `promises.free_notes`. Condition: the owner as seen.
+    """Set one of our attributes; version untouched where `capabilities.free_notes`. Condition: the owner as seen.
 
     Examples:
         >>> from leasehold import Lease
@@ -365,7 +365,7 @@ def applied(write: Write, stored: Lease | None) -> Lease | None:
 
 def created(lease: Lease) -> Lease:
     """The row of a new lease: owner and heir, and what only a watcher can know, are left out."""
-    row = evolve(_unowned(lease), idle=0.0, held=math.inf, heir_idle=0.0, notes=merged(lease.notes, ()))
+    row = evolve(_unowned(lease), idle=0.0, held=math.inf, next_owner_idle=0.0, notes=merged(lease.notes, ()))
     return counted(row, lease.epoch)
 
 
@@ -376,7 +376,7 @@ def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  
         case ClaimLease(me=me, notes=notes):
             return _owned_by(stored, me, notes) if stored.version == seen.version else None
         case StealLease(me=me, notes=notes):
-            asked = seen.heir != me or stored.heir == me
+            asked = seen.next_owner != me or stored.next_owner == me
             return _owned_by(stored, me, notes) if asked and stored.owner == seen.owner else None
         case RenewLease(notes=notes):
             if not as_seen or (stored.ended and not seen.ended):
@@ -396,16 +396,22 @@ def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  
             return _next(evolve(_unowned(stored), owner=to)) if fits else None
         case RequestLease(me=me):
             willing = stored.owner == seen.owner and stored.yields and not stored.ended and not stored.leaving
-            return evolve(stored, heir=me) if willing and stored.heir in {None, me, seen.heir} else None
+            return (
+                evolve(stored, next_owner=me) if willing and stored.next_owner in {None, me, seen.next_owner} else None
+            )
         case WithdrawRequest(me=me):
-            mine = stored.owner == seen.owner and stored.heir == me and not stored.leaving
-            return evolve(stored, heir=None) if mine else None
+            mine = stored.owner == seen.owner and stored.next_owner == me and not stored.leaving
+            return evolve(stored, next_owner=None) if mine else None
         case GiveLease(position=position):
-            heir_stays = stored.heir is not None and stored.heir == seen.heir and stored.leaving == seen.leaving
-            if not (heir_stays and as_seen and _movable(stored, position)):
+            next_owner_stays = (
+                stored.next_owner is not None
+                and stored.next_owner == seen.next_owner
+                and stored.leaving == seen.leaving
+            )
+            if not (next_owner_stays and as_seen and _movable(stored, position)):
                 return None
             # The heir of a KCL 3.x hand-off may be a worker that answers no requests.
-            row = evolve(_unowned(stored), owner=stored.heir, yields=not stored.leaving)
+            row = evolve(_unowned(stored), owner=stored.next_owner, yields=not stored.leaving)
             return _next(evolve(row, checkpoint=position))
         case TakeBackLease(me=me):
             return _owned_by(stored, me) if as_seen else None
@@ -427,12 +433,12 @@ def _next(stored: Lease) -> Lease:
 
 
 def _owned_by(stored: Lease, me: str, notes: Notes = ()) -> Lease:
-    row = evolve(stored, owner=me, heir=None, yields=True, leaving=False, notes=merged(stored.notes, notes))
+    row = evolve(stored, owner=me, next_owner=None, yields=True, leaving=False, notes=merged(stored.notes, notes))
     return _next(row)
 
 
 def _unowned(lease: Lease) -> Lease:
-    return evolve(lease, owner=None, heir=None, yields=False, leaving=False)
+    return evolve(lease, owner=None, next_owner=None, yields=False, leaving=False)
 
 
 def _weighed(stored: Lease, seen: Lease) -> Lease:

@@ -32,7 +32,7 @@ def main() -> None:
                 owner=random.choice(owners),
                 idle=random.choice((1.0, 4.0, 11.0)),
                 checkpoint=random.choice((TRIM_HORIZON, LATEST, SHARD_END)),
-                heir=random.choice((None, None, "a-1")),
+                next_owner=random.choice((None, None, "a-1")),
                 yields=random.random() < 0.2,
             )
             for name in random.sample(names, 20)

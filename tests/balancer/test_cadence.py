@@ -67,7 +67,7 @@ def test_the_bulletin_stands_where_newcomers_do_not_take() -> None:
     taken = [action for action in plan(new, None, Me("new", history=FULL), CONFIG) if isinstance(action, Steal)]
     board = bulletin_row(new, LOOKOUT)
     assert board is not None
-    assert LOOKOUT in {action.victim for action in taken}
+    assert LOOKOUT in {action.from_owner for action in taken}
     assert board.key not in {action.lease.key for action in taken}
 
 
@@ -213,7 +213,7 @@ def test_who_could_take_more_after_its_claims_looks_again_soon(
     actions = plan(table, None, evolve(me, history=history), config)
     claimed = {action.lease.key for action in actions if isinstance(action, Claim)}
     left = tuple(
-        evolve(lease, owner=me.worker, idle=0.0, held=0.0, heir=None) if lease.key in claimed else lease
+        evolve(lease, owner=me.worker, idle=0.0, held=0.0, next_owner=None) if lease.key in claimed else lease
         for lease in table
     )
     later = evolve(me, history=evolve(history, fleet_still=math.inf))
@@ -226,7 +226,7 @@ def test_who_could_take_more_after_its_claims_looks_again_soon(
 
 def test_who_has_asked_lists_again_only_for_more() -> None:
     """C10: a newcomer that has asked for its share listed the table each second until it was handed over."""
-    asked = [evolve(lease, heir="new", heir_idle=2.0, yields=True) for lease in TABLE[:3]]
+    asked = [evolve(lease, next_owner="new", next_owner_idle=2.0, yields=True) for lease in TABLE[:3]]
     joining = evolve(FULL, owners_still=2.0, fleet_still=2.0, full_still=3.0)
     keys = tuple(lease.key for lease in asked)
     assert look("new", (*asked, *TABLE[3:]), joining) == Look(0.125, keys=keys, stale_ok=True)
@@ -294,7 +294,7 @@ def test_owners_watch_what_newcomers_will_ask_for() -> None:
     lately = evolve(QUIET, fleet_still=14.0)
     first = min((lease for lease in TABLE if lease.owner == READER), key=order_under("minimal"))
     assert look(READER, joined, lately) == Look(0.5, keys=(BOARD.key, first.key), stale_ok=True)
-    named = tuple(evolve(lease, heir="new") if lease == first else lease for lease in TABLE)
+    named = tuple(evolve(lease, next_owner="new") if lease == first else lease for lease in TABLE)
     assert look(READER, named, lately).keys == (BOARD.key,)
     assert look(READER, joined, evolve(lately, fleet_still=16.0)) == Look(2.5, keys=(BOARD.key,), stale_ok=True)
     assert look(LOOKOUT, joined, evolve(lately, full_still=0.0)).seconds == 0.5

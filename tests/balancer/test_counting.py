@@ -21,7 +21,7 @@ def test_a_child_is_not_in_play_while_its_parent_is_read() -> None:
     waiting, orphan = Lease("1", parents=("0",)), Lease("2", parents=("gone",))
     census = take_census([parent, waiting, orphan, held], ME, CONFIG)
     assert (census.leases, census.free) == ((parent, orphan, held), (orphan,))
-    moving = evolve(held, heir="c")
+    moving = evolve(held, next_owner="c")
     assert take_census([parent, moving], ME, CONFIG).leases == (parent, moving)
     ended = evolve(parent, checkpoint=SHARD_END)
     assert take_census([ended, waiting], ME, CONFIG).leases == (waiting,)
@@ -35,7 +35,7 @@ def test_under_kcl_a_child_is_in_play_at_once() -> None:
 
 def test_a_lease_at_its_limit_has_a_living_owner() -> None:
     """Every judge draws the line at one place, or two workers that read alike would plan apart."""
-    moving = Lease("0", owner="a", heir="b", idle=10.5)
+    moving = Lease("0", owner="a", next_owner="b", idle=10.5)
     assert take_census([moving], ME, CONFIG).expired == ()
     dead = evolve(moving, idle=10.6)
     assert take_census([dead], ME, CONFIG).expired == (dead,)

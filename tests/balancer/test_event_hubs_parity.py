@@ -31,10 +31,10 @@ def test_the_python_dialect_takes_what_the_sdk_takes(layout: str, me: str, greed
     leases = [_lease(pid, letter) for pid, letter in zip(ids, layout, strict=True)]
     rules = EventHubs("python", "greedy" if greedy else "balanced")
     ours = plan(leases, None, Me(me), Config(rules=rules, lease_seconds=EXPIRY))
-    letter_of = dict(zip(ids, layout, strict=True))
+    dead_letter_from = dict(zip(ids, layout, strict=True))
     assert len(ours) == len(theirs)
-    assert [action.victim for action in ours if isinstance(action, Steal)] == [
-        letter_of[pid] for pid in theirs if letter_of[pid] not in ".x-"
+    assert [action.from_owner for action in ours if isinstance(action, Steal)] == [
+        dead_letter_from[pid] for pid in theirs if dead_letter_from[pid] not in ".x-"
     ]
     assert all(isinstance(action, Claim | Steal) for action in ours)
 

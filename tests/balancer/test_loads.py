@@ -173,7 +173,7 @@ def test_a_worker_with_its_load_less_a_tenth_takes_no_more_for_its_count(weight:
 
 def test_a_lease_on_its_way_counts_for_its_heir_alone() -> None:
     """H1: counted for nobody, a worker with its load would be given more for its count's sake."""
-    going = Lease("b-1", owner="b", weight=45, heir="a", yields=True)
+    going = Lease("b-1", owner="b", weight=45, next_owner="a", yields=True)
     shares = shares_of(Lease("a-0", owner="a", weight=10), Lease("b-0", owner="b", weight=45), going)
     assert (shares.loaded("a"), shares.loaded("b")) == (True, True)
     shares = shares_of(Lease("a-0", owner="a", weight=10), Lease("b-0", owner="b", weight=40), going)

@@ -106,7 +106,7 @@ def test_a_worker_with_no_more_than_a_share_watches_for_no_request() -> None:
 
 def test_a_worker_that_has_only_asked_for_a_lease_counts_for_the_shares_too() -> None:
     """C7: owners would not watch what a newcomer without a lease asks for next."""
-    asked = tuple(evolve(x, heir="new") if x.key == KEYS[0] else x for x in TABLE)
+    asked = tuple(evolve(x, next_owner="new") if x.key == KEYS[0] else x for x in TABLE)
     found = look(READER, asked, evolve(QUIET, fleet_still=14.0))
     assert found.seconds == 0.5
     assert len(found.keys or ()) == 2
@@ -186,7 +186,7 @@ def test_a_lasting_state_is_called_out_after_a_whole_cycle() -> None:
 @pytest.mark.parametrize(("leases", "acts"), [(1, 0), (2, 1), (3, 1)])
 def test_a_newcomer_to_a_fleet_without_a_lease_for_it_calls_nobody(leases: int, acts: int) -> None:
     """C6: owners that hold one lease each are asked for nothing."""
-    rows = (evolve(row("s-0", "a"), heir="new"), *(row(f"s-{place}", "a") for place in range(1, leases)))
+    rows = (evolve(row("s-0", "a"), next_owner="new"), *(row(f"s-{place}", "a") for place in range(1, leases)))
     history = evolve(LATELY, fleet_still=0.0, hearing=evolve(HEARING, latest=Bulletin(), acts_still=1.0))
     assert look("a", rows, history).notes[:1] == note_of(Bulletin(1, acts, 0))
 

@@ -119,10 +119,10 @@ def test_the_leases_of_expected_workers_that_did_not_come_are_taken() -> None:
 
 def test_a_request_says_whose_place_it_takes() -> None:
     """The store replaces that heir alone: told of none, it would refuse the request for ever."""
-    table = [evolve(lease, yields=True, heir="gone", heir_idle=90.0) for lease in count("a", 2)]
+    table = [evolve(lease, yields=True, next_owner="gone", next_owner_idle=90.0) for lease in count("a", 2)]
     asked = first(plan(table, None, Me("b", history=LATELY), config()))
     assert isinstance(asked, RequestHandoff)
-    assert (asked.victim, asked.stale_heir) == ("a", "gone")
+    assert (asked.from_owner, asked.stale_next_owner) == ("a", "gone")
 
 
 # Patience, by M9 and M11
@@ -243,4 +243,4 @@ def test_a_led_worker_with_too_many_leases_is_its_leaders_affair() -> None:
     assert turn([*count("a", 4), *count("k", 4), *count("j", 1)], history, "a") == []
     (release,) = plan([*count("a", 4), *count("k", 3), *count("j", 2)], None, Me("a", history=history), config())
     assert isinstance(release, Release)
-    assert (release.rule, release.heir) == ("M14", "j")
+    assert (release.rule, release.next_owner) == ("M14", "j")

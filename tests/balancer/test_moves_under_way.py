@@ -13,7 +13,7 @@ CONFIG = Config(lease_seconds=10.0, cycle_seconds=20.0)
 DEAD = 100.0
 
 # ann owns it, and bob has asked for it.
-ASKED = Lease("s-0", owner="ann", heir="bob", yields=True)
+ASKED = Lease("s-0", owner="ann", next_owner="bob", yields=True)
 
 
 def steps(worker: str, *leases: Lease) -> tuple[Claim | Release | Steal, ...]:
@@ -28,7 +28,7 @@ def moves(*leases: Lease, worker: str = "ann") -> dict[str, tuple[str, str]]:
 
 def test_the_owner_releases_and_everybody_else_waits() -> None:
     """A bystander that acted would take a lease that was promised to another."""
-    assert steps("ann", ASKED) == (Release(ASKED, rule="H3", heir="bob"),)
+    assert steps("ann", ASKED) == (Release(ASKED, rule="H3", next_owner="bob"),)
     assert steps("bob", ASKED) == steps("cyd", ASKED) == ()
 
 
@@ -62,9 +62,9 @@ def test_a_finished_lease_is_not_moved() -> None:
 
 def test_the_heir_of_an_owner_that_lives_and_does_not_give_steals_after_its_time_to_drain() -> None:
     """A stuck handler would keep a lease for ever, or a slow one be robbed in the middle of its batch."""
-    due = evolve(ASKED, heir_idle=40.0)
-    assert steps("bob", due) == (Steal(due, victim="ann", rule="H4"),)
-    assert steps("bob", evolve(ASKED, heir_idle=39.9)) == ()
+    due = evolve(ASKED, next_owner_idle=40.0)
+    assert steps("bob", due) == (Steal(due, from_owner="ann", rule="H4"),)
+    assert steps("bob", evolve(ASKED, next_owner_idle=39.9)) == ()
 
 
 def test_steps_come_in_order_of_key_whatever_the_order_of_the_reading() -> None:
@@ -75,18 +75,18 @@ def test_steps_come_in_order_of_key_whatever_the_order_of_the_reading() -> None:
 
 def test_a_lease_given_and_taken_back_is_asked_for_once_more() -> None:
     """An heir that was late by a second would never ask again, and balance would not be reached."""
-    found = evolve(ASKED, heir=None)
+    found = evolve(ASKED, next_owner=None)
     assert asked_again(ASKED, found) == RequestHandoff(found, "ann", "H4")
 
 
 @pytest.mark.parametrize(
     "found",
     [
-        pytest.param(evolve(ASKED, heir=None, owner="cyd"), id="another owner"),
+        pytest.param(evolve(ASKED, next_owner=None, owner="cyd"), id="another owner"),
         pytest.param(ASKED, id="the request stands"),
-        pytest.param(evolve(ASKED, heir="cyd"), id="somebody else asked"),
-        pytest.param(evolve(ASKED, heir=None, yields=False), id="its owner answers no requests"),
-        pytest.param(evolve(ASKED, heir=None, checkpoint=SHARD_END), id="finished"),
+        pytest.param(evolve(ASKED, next_owner="cyd"), id="somebody else asked"),
+        pytest.param(evolve(ASKED, next_owner=None, yields=False), id="its owner answers no requests"),
+        pytest.param(evolve(ASKED, next_owner=None, checkpoint=SHARD_END), id="finished"),
     ],
 )
 def test_a_lease_not_given_and_taken_back_is_not_asked_for_again(found: Lease) -> None:
@@ -97,8 +97,8 @@ def test_a_lease_not_given_and_taken_back_is_not_asked_for_again(found: Lease) -
 def test_counts_after_the_moves_give_the_heir_what_the_owner_loses() -> None:
     """Both would plan with the lease, or neither, and a third worker's share be reckoned wrongly."""
     four = tuple(Lease(f"s-{n}", owner="ann", yields=True) for n in range(4))
-    asked = tuple(evolve(lease, heir="bob") for lease in four[:2])
-    reading = (*asked, *four[2:], Lease("s-4", owner="bob"), Lease("s-5", owner="ann", heir="cyd", yields=True))
+    asked = tuple(evolve(lease, next_owner="bob") for lease in four[:2])
+    reading = (*asked, *four[2:], Lease("s-4", owner="bob"), Lease("s-5", owner="ann", next_owner="cyd", yields=True))
     census = take_census(reading, Me("ann"), CONFIG)
     assert census.counts == {"ann": 5, "bob": 1}
     assert handed_counts(census, CONFIG) == {"ann": 2, "bob": 3, "cyd": 1}
@@ -117,10 +117,10 @@ def test_a_request_counts_while_its_heir_holds_something_or_was_named_lately() -
     It is given up a cycle after the heir may steal: 10 s of lease, 30 s to drain, a cycle of 20 s.
     """
     under_way = {"s-0": ("ann", "bob")}
-    assert moves(evolve(ASKED, heir_idle=59.9)) == under_way
-    assert moves(evolve(ASKED, heir_idle=60.0)) == {}
-    assert moves(evolve(ASKED, heir_idle=1000.0), Lease("s-1", owner="bob")) == under_way
-    assert moves(evolve(ASKED, heir_idle=1000.0, leaving=True)) == under_way
+    assert moves(evolve(ASKED, next_owner_idle=59.9)) == under_way
+    assert moves(evolve(ASKED, next_owner_idle=60.0)) == {}
+    assert moves(evolve(ASKED, next_owner_idle=1000.0), Lease("s-1", owner="bob")) == under_way
+    assert moves(evolve(ASKED, next_owner_idle=1000.0, leaving=True)) == under_way
 
 
 def test_a_dead_owners_lease_is_no_move_that_will_be_made() -> None:

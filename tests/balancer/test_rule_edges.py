@@ -28,7 +28,9 @@ def test_the_last_lease_that_a_worker_may_hold_can_be_a_stolen_one() -> None:
 
 def test_each_of_the_fullest_workers_is_robbed_now_and_then() -> None:
     """R2: all thieves would rob the first by name, until it is the emptiest."""
-    victims = {each.victim for turn in range(20) for each in did(KclRust(), "bbcc", turn) if isinstance(each, Steal)}
+    victims = {
+        each.from_owner for turn in range(20) for each in did(KclRust(), "bbcc", turn) if isinstance(each, Steal)
+    }
     assert victims == {"b", "c"}
 
 

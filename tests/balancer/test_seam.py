@@ -62,7 +62,7 @@ def test_new_leases_are_looked_at_soon() -> None:
 
 def test_leases_asked_for_are_polled_alone() -> None:
     """The shard stands still from when it is given until its heir looks."""
-    asked = Lease("s-1", owner="b", heir="a")
+    asked = Lease("s-1", owner="b", next_owner="a")
     actions = [RequestHandoff(Lease("s-2", owner="b"), "b", "H2")]
     assert look_again(actions, [asked, S0], Me("a"), Config()) == Look(0.125, keys=("s-1", "s-2"), stale_ok=True)
 
@@ -70,11 +70,11 @@ def test_leases_asked_for_are_polled_alone() -> None:
 def test_a_reading_of_a_few_leases_serves_the_moves_under_way_and_nothing_else() -> None:
     """A newcomer would ask for what stood by when it asked for its first lease (M5), its share of a fleet of two."""
     others = tuple(Lease(f"s-{number}", owner="b", yields=True) for number in range(9))
-    given = Lease("s-9", owner="b", yields=True, heir="a")
+    given = Lease("s-9", owner="b", yields=True, next_owner="a")
     later = Me("a", history=History(full_still=0.25))
     assert plan([*others, given], None, later, Config()) == ()
     assert len(plan([*others, given], None, Me("a"), Config())) == 4
-    assert plan([*others, given], None, evolve(later, worker="b"), Config()) == (Release(given, "H3", heir="a"),)
+    assert plan([*others, given], None, evolve(later, worker="b"), Config()) == (Release(given, "H3", next_owner="a"),)
 
 
 def test_the_draw_is_specified_to_the_byte() -> None:
@@ -176,7 +176,7 @@ def test_renewals_are_asked_for_alone_in_order_of_key() -> None:
 )
 def test_an_heir_reads_the_whole_table_from_time_to_time(history: History, whole: bool) -> None:
     """Who waits for a gift would see no other change; and a newcomer among bulletins not those who come with it."""
-    asked, lacked = Lease("s-1", owner="b", heir="a"), [Lease(f"b-{place}", owner="b") for place in range(3)]
+    asked, lacked = Lease("s-1", owner="b", next_owner="a"), [Lease(f"b-{place}", owner="b") for place in range(3)]
     config = Config(rules=Minimal(), lease_seconds=10.0, cycle_seconds=20.0)
     found = look_again([], [asked, *lacked], Me("a", history=history), config)
     assert found == (Look(0.125) if whole else Look(0.125, keys=("s-1",), stale_ok=True))
@@ -210,7 +210,7 @@ def test_a_key_that_another_stream_has_is_not_made_again() -> None:
 def test_a_lease_that_a_lookout_claims_is_not_freed_too() -> None:
     """Two writes of one lease in a turn: the second would set free what the first had just taken."""
     dead = [Lease(f"d-{place}", owner="dead", idle=90.0, yields=True) for place in range(2)]
-    asked = Lease("s-1", owner="dead", heir="a", idle=90.0, yields=True)
+    asked = Lease("s-1", owner="dead", next_owner="a", idle=90.0, yields=True)
     mine = Lease("s-2", owner="a", idle=1.0, held=90.0)
     history = History(owners_still=30.0, fleet_still=30.0, hearing=BulletinState())
     config = Config(rules=Minimal(), lease_seconds=10.0)

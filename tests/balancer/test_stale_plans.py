@@ -84,8 +84,8 @@ def settling(seed: int, *, even: bool, asked: bool, unit: int = 65_536) -> Settl
                 moves.append(Move(key, "H2", now))
                 table[key] = owned(table[key], worker, next(number))
             case RequestHandoff(lease=asked_for):
-                if (there := table[asked_for.key]).owner == asked_for.owner and there.heir is None:
-                    table[there.key] = evolve(there, heir=worker, version=Version(str(next(number))))
+                if (there := table[asked_for.key]).owner == asked_for.owner and there.next_owner is None:
+                    table[there.key] = evolve(there, next_owner=worker, version=Version(str(next(number))))
                     heapq.heappush(due, (now + random.uniform(0.5, 15), next(number), worker, there.key))
             case _:
                 if (there := table[what.lease.key]).owner == what.lease.owner:
@@ -103,7 +103,7 @@ def signed(owner: str) -> tuple[tuple[str, str], ...]:
 
 
 def owned(lease: Lease, worker: str, number: int) -> Lease:
-    return evolve(lease, owner=worker, heir=None, version=Version(str(number)), notes=signed(worker))
+    return evolve(lease, owner=worker, next_owner=None, version=Version(str(number)), notes=signed(worker))
 
 
 @pytest.mark.parametrize("asked", [False, True], ids=["stolen", "asked for"])

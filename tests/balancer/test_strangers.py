@@ -97,4 +97,4 @@ def test_a_led_worker_gets_its_count_where_loads_are_known_too() -> None:
     weighed = tuple(evolve(lease, weight=1000) for lease in held("b-1", 4))
     history = evolve(HEARD, owners_still=90.0, led=(("a-java", 1.0), ("c-java", 1.0)))
     actions = plan(weighed, None, Me("b-1", history=history), CONFIG)
-    assert [action.heir for action in actions if isinstance(action, Release)] == ["a-java", "c-java"]
+    assert [action.next_owner for action in actions if isinstance(action, Release)] == ["a-java", "c-java"]

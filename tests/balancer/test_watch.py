@@ -50,15 +50,15 @@ def test_watching_a_row_changes_nothing_else_of_it() -> None:
         hash_range=HASH_KEYS,
         weight=2,
         held=3.0,
-        heir="b",
-        heir_idle=4.0,
+        next_owner="b",
+        next_owner_idle=4.0,
         yields=True,
         leaving=True,
         epoch=5,
         notes=(("process", "a/1"),),
     )
     assert all(getattr(row, field.name) != getattr(Lease(""), field.name) for field in fields(Lease))
-    assert row.watched(6.0, 7.0, 8.0) == evolve(row, idle=6.0, held=7.0, heir_idle=8.0)
+    assert row.watched(6.0, 7.0, 8.0) == evolve(row, idle=6.0, held=7.0, next_owner_idle=8.0)
     noted = row.written(9, (("process", "b/1"),))
     assert noted == evolve(row, epoch=9, version=Version("9"), notes=(("process", "b/1"),))
     assert row.epoch == 5, "a copy that shares its fields would change the row of an earlier reading"
@@ -149,13 +149,13 @@ def test_held_is_unknown_for_the_owner_found_and_measured_for_later_ones() -> No
 def test_heir_idle_counts_from_when_the_heir_was_named() -> None:
     """A stuck owner is robbed only after its time for draining; a new heir has the whole time again (H4)."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
-    asked = evolve(ROW, heir="b")
+    asked = evolve(ROW, next_owner="b")
     watch, (lease,) = watch.look([asked], began=4, ended=5)
-    assert lease.heir_idle == 0
+    assert lease.next_owner_idle == 0
     watch, (lease,) = watch.look([evolve(asked, version=Version("2"))], began=9, ended=10)
-    assert lease.heir_idle == 4
-    _, (lease,) = watch.look([evolve(asked, heir="c")], began=20, ended=21)
-    assert lease.heir_idle == 0
+    assert lease.next_owner_idle == 4
+    _, (lease,) = watch.look([evolve(asked, next_owner="c")], began=20, ended=21)
+    assert lease.next_owner_idle == 0
 
 
 def test_history_tells_how_long_owners_and_fleet_have_stood_still() -> None:
@@ -251,11 +251,11 @@ def test_gaps_of_one_owner_are_no_habit_of_the_next() -> None:
 def test_a_lease_without_an_heir_keeps_nobody_waiting() -> None:
     """Whoever is named next would count the time before (H4); one named before we looked counts from our first look."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
-    assert watch.look([ROW], began=9, ended=10)[1][0].heir_idle == 0
-    asked = evolve(ROW, heir="b")
+    assert watch.look([ROW], began=9, ended=10)[1][0].next_owner_idle == 0
+    asked = evolve(ROW, next_owner="b")
     watch, (lease,) = Watch().look([asked], began=0, ended=1)
-    assert lease.heir_idle == 0
-    assert watch.look([asked], began=9, ended=10)[1][0].heir_idle == 8
+    assert lease.next_owner_idle == 0
+    assert watch.look([asked], began=9, ended=10)[1][0].next_owner_idle == 8
 
 
 def test_a_lease_that_came_later_is_held_since_then() -> None:
@@ -279,7 +279,7 @@ def test_owners_change_with_a_lease_that_comes_or_goes_and_not_with_an_heir() ->
     assert stood_still(two, two) == (10, 10)
     assert stood_still(two, [ROW]) == stood_still([ROW], two) == (0, 10)
     assert stood_still(two, [evolve(ROW, key="s-0"), ROW]) == stood_still(two, [ROW, evolve(ROW, key="s-3")]) == (0, 10)
-    assert stood_still(two, [evolve(ROW, heir="b"), two[1]]) == (10, 0)
+    assert stood_still(two, [evolve(ROW, next_owner="b"), two[1]]) == (10, 0)
 
 
 def test_readings_of_a_few_rows_say_nothing_of_how_often_all_are_read() -> None:
@@ -338,7 +338,7 @@ def rows(draw: st.DrawFn, key: str) -> Lease | None:
         weight=draw(st.sampled_from([None, None, 50_000])),
         stream=draw(st.sampled_from(["", "", "orders"])),
         hash_range=draw(st.sampled_from([(0, 9), (0, 9), (20, HASH_KEYS[1]), None])),
-        heir=draw(st.sampled_from([None, None, "a", "b"])),
+        next_owner=draw(st.sampled_from([None, None, "a", "b"])),
         yields=draw(st.booleans()),
         epoch=draw(st.integers(0, 3)),
         notes=(("bulletin", bulletin), ("process", f"p/{owner}")) if signed else (),
@@ -370,7 +370,9 @@ def anew(before: Watch, after: Watch, ended: float, *, whole: bool) -> History:
 
     old, new = seen(before), seen(after)
     gone = {lease.key: lease for lease in before.history.gone} | old
-    named = [{name for lease in each.values() for name in (lease.owner, lease.heir)} - {None} for each in (old, new)]
+    named = [
+        {name for lease in each.values() for name in (lease.owner, lease.next_owner)} - {None} for each in (old, new)
+    ]
     owners = [{key: lease.owner for key, lease in each.items()} for each in (old, new)]
     owners_at = before.owners_at if owners[0] == owners[1] and before.owners_at is not None else ended
     fleet_at = before.fleet_at if named[0] == named[1] and before.fleet_at is not None else ended

@@ -14,8 +14,8 @@ from raising_log import RaisingLog
 from written import true_time, writes_noted
 
 from leasehold.adapters.cli import consume
-from leasehold.adapters.reading.events import EventLines
-from leasehold.adapters.reading.handling import Delivery
+from leasehold.adapters.consumer.events import EventLines
+from leasehold.adapters.consumer.handling import Delivery
 
 SLOW_SECONDS, LOOK_SECONDS = 3.0, 0.1
 

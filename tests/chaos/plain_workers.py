@@ -56,9 +56,9 @@ from swap_command import COMMAND, SwapOperator
 from unsteady_line import Lines
 from wired import Wired
 
-from leasehold.adapters.steering.doctor.examination import gap_seconds
+from leasehold.adapters.ops.doctor.examination import gap_seconds
 from leasehold.balancer.config import Config
-from leasehold.stores.protocol import Promises, Store
+from leasehold.stores.protocol import Capabilities, Store
 from leasehold.stores.swap import SwapStore
 from leasehold.stores.urls import name_of
 from leasehold_lab.demo.child import ENVIRONMENT, FOREIGN
@@ -229,7 +229,7 @@ def run(wanted: Wanted, folder: Path, told: Callable[[str], None]) -> Outcome:
         history = evolve(fleet.recorded(feed.due(fleet.distinct)), anew=feed.anew)
         history.faults += feed.failed
         history.incidents += feed.slow
-    tenures, limits = by_shard(reading_of(history).tenures), limits_now(workers, fleet.store.promises)
+    tenures, limits = by_shard(reading_of(history).tenures), limits_now(workers, fleet.store.capabilities)
     return Outcome(
         wanted,
         os.getloadavg()[1],
@@ -271,13 +271,13 @@ def notice_seconds() -> float:
     return min(max(least, least * os.getloadavg()[1] / (os.cpu_count() or 1)), most)
 
 
-def limits_now(workers: Sequence[str], promises: Promises) -> Limits:
+def limits_now(workers: Sequence[str], capabilities: Capabilities) -> Limits:
     """The limits of these workers and this layout, by the machine's load of the last minutes."""
     notice = notice_seconds()
     return Limits(
         lease_seconds=dict.fromkeys(workers, CONFIG.lease_seconds),
         notice_seconds=notice,
-        owned_checkpoints=promises.owner_checked_checkpoint,
+        owned_checkpoints=capabilities.owner_checked_checkpoint,
         wait_seconds=CONFIG.cycle_seconds + notice,
         reach_seconds=gap_seconds(CONFIG) + SILENCE_SECONDS + notice,
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.adapters.reading.events import CLOSED_STATUS
+from leasehold.adapters.consumer.events import CLOSED_STATUS
 
 PROGRAM = "import sys; sys.argv[0] = 'leasehold'; from leasehold.adapters.cli import run; run()"
 

@@ -20,10 +20,10 @@ from leasehold.adapters.cli.common.columns import plain
 from leasehold.adapters.cli.lease_tables import below, cells, page, said_move
 from leasehold.adapters.cli.leases import app, keyed, known, readings
 from leasehold.adapters.cli.main import app as main
+from leasehold.adapters.consumer.status import LeaseLag, Status
 from leasehold.adapters.json_form import lease_json, question
-from leasehold.adapters.reading.status import LeaseLag, Status
 from leasehold.adapters.report.watching import WatchedTable, picture
-from leasehold.adapters.worker.reach import NOTE, Reach
+from leasehold.adapters.worker.progress import NOTE, Progress
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease, Position, Version
 from leasehold.errors import OutcomeUnknown
@@ -54,7 +54,7 @@ WRONG = [
 ]
 LEASES = (
     Lease("s-2", checkpoint=FAR, idle=float("inf")),
-    Lease("s-0", owner="east-1", idle=0.0, weight=1536, heir="east-2", yields=True),
+    Lease("s-0", owner="east-1", idle=0.0, weight=1536, next_owner="east-2", yields=True),
     Lease("s-1", owner="east-2", idle=3.25, weight=2048),
     Lease("s-3", owner="west-1", checkpoint=SHARD_END, idle=9.0),
     Lease("s-4", owner="west", idle=1.0),
@@ -184,8 +184,8 @@ def test_a_table_of_a_swap_says_so() -> None:
             hash_range=(0, 2**128 - 1),
             weight=0,
             held=12.5,
-            heir="bob",
-            heir_idle=0.5,
+            next_owner="bob",
+            next_owner_idle=0.5,
             leaving=True,
             epoch=7,
             notes=(("a", "1"),),
@@ -304,7 +304,7 @@ def told(seconds_ago: float, **more: object) -> tuple[tuple[str, str], ...]:
     """A note that the owner, ann, wrote so long ago, having read then."""
     at = time.time() - seconds_ago
     values: dict[str, Any] = {"behind": 0.0, "end": True, "read": at, "done": at, "tried": at, "lease": 10.0} | more
-    return ((NOTE, Reach(at, "ann", **values).note),)
+    return ((NOTE, Progress(at, "ann", **values).note),)
 
 
 @pytest.mark.parametrize(

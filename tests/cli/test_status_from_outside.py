@@ -27,7 +27,7 @@ import pytest
 from attrs import define, field, frozen
 from standins.line_with_faults import FaultyLine, faulty_line
 
-from leasehold.adapters.reading.status import NUMBERS
+from leasehold.adapters.consumer.status import NUMBERS
 from leasehold.adapters.report.watching import TableWatch, WatchedTable
 from leasehold.adapters.toolchain import ServiceError
 from leasehold.errors import StoreError

@@ -84,7 +84,7 @@ def staged() -> Screen:
     stage = Stage(Path(), stream, MemoryStore("staged"), "")
     stage.leases = (
         Lease("s-0", owner="worker-1"),
-        Lease("s-1", owner="worker-1", heir="worker-3"),
+        Lease("s-1", owner="worker-1", next_owner="worker-3"),
         Lease("s-2", owner="worker-2"),
         Lease("s-3", checkpoint=SHARD_END),
         Lease("s-4", parents=("s-3",), owner="worker-3"),

@@ -14,10 +14,10 @@ from pages import ROOT
 
 from leasehold import adapters, balancer, errors, stores
 from leasehold.adapters.cli.main import COMMANDS
+from leasehold.adapters.consumer.status import NUMBERS
 from leasehold.adapters.consuming import Options
 from leasehold.adapters.json_form import RULES
 from leasehold.adapters.producing import ProduceOptions
-from leasehold.adapters.reading.status import NUMBERS
 from leasehold.adapters.sources import urls as source_urls
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.config import Config
@@ -83,8 +83,8 @@ def shown(site: Path, page: str) -> str:
     return (site / page / "index.html").read_text(encoding="utf-8").partition("<article")[2]
 
 
-FRONT = "leasehold.adapters.front"
-HANDLING = "leasehold.adapters.reading.handling"
+FRONT = "leasehold.adapters.api"
+HANDLING = "leasehold.adapters.consumer.handling"
 RECORD = "leasehold.adapters.sources.protocol.Record"
 
 

@@ -6,9 +6,9 @@ from typing import get_type_hints
 import pytest
 from pages import ROOT
 
+from leasehold.adapters.consumer.handling import Handling
 from leasehold.adapters.consuming import Options
 from leasehold.adapters.producing import ProduceOptions
-from leasehold.adapters.reading.handling import Handling
 
 DOCS = ROOT / "docs"
 LABORATORY = re.compile(r"\bnot met\b|\d: met\b|\bload (?:average )?of \d|\bload \d|(?<!-)\b[Ss]eeds? \d|two cores\b")

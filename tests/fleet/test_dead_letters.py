@@ -11,7 +11,7 @@ import boto3
 import pytest
 from waiters import WAIT, until
 
-from leasehold.adapters.reading.dead_letters.letter import letter_of
+from leasehold.adapters.consumer.dead_letters.dead_letter import dead_letter_from
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -147,7 +147,7 @@ def test_letters_may_go_to_a_stream_and_back_into_one(
     # Each is what a folder would hold; from there it goes back into a stream.
     assert len(rows_of(kinesis_client, other)) == 4  # two were put back
     for row in rows_of(kinesis_client, other)[2:]:
-        (tmp_path / "box" / letter_of(row).name).write_bytes(row)
+        (tmp_path / "box" / dead_letter_from(row).name).write_bytes(row)
     back = made(kinesis_client)
     verdict = replayed(tmp_path, "file://box", "--to", url(kinesis_url, back))
     assert verdict == {"done": 2, "failed": 0, "strange": 0}

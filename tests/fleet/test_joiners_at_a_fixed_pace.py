@@ -54,7 +54,7 @@ class Noted:
 
     def __init__(self, store: Store, ledger: Ledger) -> None:
         self._store, self._ledger = store, ledger
-        self.promises, self.list, self.get, self.close = store.promises, store.list, store.get, store.close
+        self.capabilities, self.list, self.get, self.close = store.capabilities, store.list, store.get, store.close
 
     def write(self, write: Write) -> Outcome:
         """Note what was done; a gift once its heir has accepted it, for which a busy machine may be too slow."""
@@ -101,7 +101,7 @@ def even(table: Store) -> bool:
     """Whether each worker holds its share, and nothing is on its way."""
     leases = table.list().leases
     counts = Counter(lease.owner for lease in leases)
-    return sorted(counts.values()) == [1] * 95 + [2] and not any(lease.heir for lease in leases)
+    return sorted(counts.values()) == [1] * 95 + [2] and not any(lease.next_owner for lease in leases)
 
 
 def test_48_that_join_48_with_97_leases_make_the_least_moves(tmp_path: Path) -> None:

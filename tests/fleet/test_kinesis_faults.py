@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from waiters import AT_ONCE, until
 
 from leasehold.adapters.cli.consume import app
-from leasehold.adapters.reading.handling import Delivery, Handling
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.consumer.handling import Delivery, Handling
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.sources.kinesis.source import KinesisSource, open_url
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config

@@ -18,7 +18,7 @@ import pytest
 from attrs import define, field, frozen
 from waiters import WAIT, until
 
-from leasehold.adapters.reading.dead_letters.letter import letter_of
+from leasehold.adapters.consumer.dead_letters.dead_letter import dead_letter_from
 from leasehold.stores.urls import open_store
 from leasehold_lab.demo.stage import Stream
 from leasehold_lab.standins.tables import TableStreams, served
@@ -170,7 +170,9 @@ class Functions:
 
     def letters(self) -> list[str]:
         """The poison in the data of the dead letters."""
-        datas = (letter_of(path.read_bytes()).record.data.decode() for path in (self.folder / "dead").glob("*.json"))
+        datas = (
+            dead_letter_from(path.read_bytes()).record.data.decode() for path in (self.folder / "dead").glob("*.json")
+        )
         return sorted(text for data in datas for text in re.findall(r"poison \d+", data))
 
     def end(self, living: list[str]) -> None:

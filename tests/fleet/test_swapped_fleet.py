@@ -13,7 +13,7 @@ from attrs import define, field
 from fed_fleet import FedFleet, a_fed_fleet
 from hub_stage import Feed, HubStream, a_container, a_group, flights
 
-from leasehold.adapters.steering.swapping import awaited, observed, sent
+from leasehold.adapters.ops.swapping import awaited, observed, sent
 from leasehold.stores.protocol import Store
 from leasehold.stores.swap import FROM, TO, SwapStore, Way, announced, parted, place_of
 from leasehold.stores.urls import name_of, open_store

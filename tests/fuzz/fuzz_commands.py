@@ -15,11 +15,11 @@ from leasehold.adapters import producing
 from leasehold.adapters.cli import deaggregate, produce
 from leasehold.adapters.cli.common.columns import said
 from leasehold.adapters.cli.reset import read_plan
+from leasehold.adapters.consumer.dead_letters import sinks
+from leasehold.adapters.consumer.dead_letters.dead_letter import BadDeadLetter, dead_letter_from, place_of
 from leasehold.adapters.inputs import configuration, duration, moment, said_moment, settings, shift, start
 from leasehold.adapters.json_form import BadJsonField, answer
 from leasehold.adapters.multilang.protocol import Answered, CheckpointWanted, Conversation
-from leasehold.adapters.reading.dead_letters import boxes
-from leasehold.adapters.reading.dead_letters.letter import BadLetter, letter_of, place_of
 from leasehold.adapters.report.page import TEMPLATES
 from leasehold.adapters.report.report import saved
 from leasehold.adapters.sources.protocol import Record
@@ -111,8 +111,8 @@ def _of_event_hubs(told: object) -> None:
 
 
 def _letter(line: bytes) -> None:
-    letter = letter_of(line)
-    assert letter_of(letter.line) == letter
+    letter = dead_letter_from(line)
+    assert dead_letter_from(letter.line) == letter
     assert place_of(letter.name) is not None
 
 
@@ -133,14 +133,16 @@ def _child_line(line: bytes) -> None:
 
 
 def _letter_place(url: str) -> None:
-    read_url(url, "letters", boxes._SCHEMES)
+    read_url(url, "letters", sinks._SCHEMES)
 
 
 COMMANDS = (
-    FuzzTarget("dead-letters", ("adapters/reading/dead_letters/letter.py",), _letter, (BadLetter,), pack=in_json),
+    FuzzTarget(
+        "dead-letters", ("adapters/consumer/dead_letters/dead_letter.py",), _letter, (BadDeadLetter,), pack=in_json
+    ),
     FuzzTarget("child-lines", ("adapters/multilang/protocol.py",), _child_line, pack=in_json),
     FuzzTarget(
-        "letter-urls", ("adapters/reading/dead_letters/boxes.py",), _letter_place, (ValueError,), "letters URL: "
+        "letter-urls", ("adapters/consumer/dead_letters/sinks.py",), _letter_place, (ValueError,), "letters URL: "
     ),
     FuzzTarget(
         "plan-documents",

@@ -31,12 +31,12 @@ from leasehold.adapters.sources.kinesis import clients
 from leasehold.adapters.sources.kinesis.aggregation.arrow import user_record_batch
 from leasehold.adapters.sources.kinesis.aggregation.decode import MAGIC, MalformedAggregate, Reason, deaggregate
 from leasehold.adapters.sources.kinesis.aggregation.places import PlacedRecords, placed
+from leasehold.adapters.sources.kinesis.cbor import hooks as forms
+from leasehold.adapters.sources.kinesis.cbor.hooks import Subscription
 from leasehold.adapters.sources.kinesis.fan_out import FanOut
 from leasehold.adapters.sources.kinesis.poller import Poller
 from leasehold.adapters.sources.kinesis.records import EPOCHS, marked, unmarked
 from leasehold.adapters.sources.kinesis.source import KinesisSource
-from leasehold.adapters.sources.kinesis.wire import hooks as forms
-from leasehold.adapters.sources.kinesis.wire.hooks import Subscription
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.spark.kinesis import table_changes
@@ -238,7 +238,7 @@ def _url(url: str) -> None:
 
 
 ANSWERS = (
-    "adapters/sources/kinesis/wire/hooks.py",
+    "adapters/sources/kinesis/cbor/hooks.py",
     "adapters/sources/kinesis/poller.py",
     "adapters/sources/kinesis/clients.py",
     "adapters/spark/kinesis/poller.py",
@@ -268,7 +268,7 @@ SOURCES = (
     ),
     FuzzTarget(
         "event-streams",
-        ("adapters/sources/kinesis/wire/hooks.py",),
+        ("adapters/sources/kinesis/cbor/hooks.py",),
         _subscription,
         (ResponseParserError, EventStreamError, ParserError),
         pack=_streamed,

@@ -10,9 +10,9 @@ from odd_values import assert_said, token_of
 from standins.wire_service import Answer, Spoken
 
 from leasehold.adapters.cli.common.columns import said
+from leasehold.adapters.consumer.status import lag_of
 from leasehold.adapters.json_form import answer, lease_json
-from leasehold.adapters.reading.status import lag_of
-from leasehold.adapters.worker.reach import reach_of
+from leasehold.adapters.worker.progress import progress_of
 from leasehold.balancer.bulletin import bulletin_of
 from leasehold.balancer.model import Bulletin, Lease
 from leasehold.balancer.watch import Reports, Watch
@@ -63,7 +63,7 @@ def _read(found: Lease | Malformed | None) -> Lease | None:
 
 def _item(item: object) -> None:
     if isinstance(item, dict) and (read := _read(to_lease(item))):
-        told = evolve(read, heir=None, leaving=False, yields=read.owner is not None)
+        told = evolve(read, next_owner=None, leaving=False, yields=read.owner is not None)
         assert token_of(cast("Lease", to_lease(to_item(read)))) == token_of(told)
 
 
@@ -188,7 +188,7 @@ def _notes(found: object) -> None:
     lease = Lease("s-0", owner="ann", notes=notes)
     assert isinstance(bulletin_of(lease), Bulletin)
     Watch().look((lease,), 1.0, 2.0)
-    reach_of(lease)
+    progress_of(lease)
     json.dumps(lag_of(lease, 1.8e9, 10.0).as_json())
 
 
@@ -225,7 +225,7 @@ STORES = (
     FuzzTarget("s3-objects", ("stores/objects/s3.py",), _content, pack=in_json),
     FuzzTarget("date-headers", ("stores/urls.py",), date_of),
     FuzzTarget(
-        "lease-notes", ("balancer/lookout.py", "adapters/worker/holding.py", "adapters/worker/reach.py"), _notes
+        "lease-notes", ("balancer/lookout.py", "adapters/worker/holding.py", "adapters/worker/progress.py"), _notes
     ),
     FuzzTarget(
         "store-urls",

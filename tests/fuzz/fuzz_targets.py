@@ -17,7 +17,7 @@ TRUSTED = {
     "leasehold_lab/standins/tables.py": _STAND_IN,
     "leasehold_lab/checker/sessions.py": _OWN,
     "leasehold_lab/simulator/question.py": _OWN,
-    "adapters/reading/events.py": "the time is the logging library's",
+    "adapters/consumer/events.py": "the time is the logging library's",
     "adapters/spark/fetching.py": "a request of three fields has any bytes, and Arrow parses the rows",
     "adapters/spark/processes.py": "it unpickles what Spark has brought from the driver, as Spark itself does",
     "adapters/spark/readers/jobs.py": "two numbers from the same user, which tests get wrong; tasks unpickle the rest",

@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.parquet as pq  # type: ignore[import-untyped]  # likewise
 
-from leasehold.adapters.reading.handling import Delivery
-from leasehold.adapters.reading.runner import run
+from leasehold.adapters.consumer.handling import Delivery
+from leasehold.adapters.consumer.runner import run
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.worker.worker import Worker

@@ -26,7 +26,7 @@ from spark_flights import rows
 from spark_ground import SHARDS, Ground, a_ground, options
 from standins.spark import spark_session
 
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.spark.pipeline import begun
 from leasehold.adapters.worker.worker import Worker

@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli.plan import EXAMPLE, app
-from leasehold.adapters.json_form import FORMS, RULES, BadJsonField, action_json, answer, lease_json, question
+from leasehold.adapters.json_form import (
+    FORMS,
+    JSON_NAMES,
+    RULES,
+    BadJsonField,
+    action_json,
+    answer,
+    lease_json,
+    question,
+)
 from leasehold.balancer.actions import (
     Action,
     Claim,
@@ -170,7 +179,7 @@ LEASE_SEEN = Lease("s-0", owner="v", parents=("p",), checkpoint=at_timestamp(5))
             {"do": "steal", "from": "v", "alternates": [{"do": "claim", "key": "s-1", "rule": "M5"}]},
         ),
         (RequestHandoff(LEASE_SEEN, "v", "H2"), {"do": "request-handoff", "from": "v"}),
-        (Release(LEASE_SEEN, "H3", heir="b"), {"do": "release", "to": "b"}),
+        (Release(LEASE_SEEN, "H3", next_owner="b"), {"do": "release", "to": "b"}),
         (Delete(LEASE_SEEN, "L8"), {"do": "delete"}),
     ],
     ids=lambda each: each["do"] if isinstance(each, dict) else "",
@@ -260,7 +269,9 @@ WRITTEN = {
 @pytest.mark.parametrize("kind", [*FORMS])
 def test_every_field_of_the_seam_has_a_form(kind: type) -> None:
     """A field without a form cannot be said from another language, and the answer differs from that of Python."""
-    assert set(FORMS[kind]) | WRITTEN.get(kind, set()) == {each.name for each in fields(kind) if each.init}
+    assert set(FORMS[kind]) | WRITTEN.get(kind, set()) == {
+        JSON_NAMES.get(each.name, each.name) for each in fields(kind) if each.init
+    }
 
 
 def test_every_rule_set_has_a_form() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ground import Ground, processor
 
-from leasehold.adapters.steering.swapping import awaited, followed, observed, sent
+from leasehold.adapters.ops.swapping import awaited, followed, observed, sent
 from leasehold.stores.swap import TO, place_of
 from leasehold.stores.urls import name_of, open_store
 

@@ -12,8 +12,8 @@ from leasehold.adapters.multilang.properties import (
     IGNORED,
     KEYS,
     NEAREST,
-    Fate,
     MultiLangSettings,
+    Support,
     read_properties,
     understood_properties,
 )
@@ -89,7 +89,7 @@ def test_files_of_kcl_load(text: str, tmp_path: Path) -> None:
     )
     assert settings.argv == ("sample_kclpy_app.py",)
     assert (settings.most_records, settings.timeout_seconds) == (10_000, None)
-    assert [each.key for each in settings.fates if each.fate == "unknown"] == []
+    assert [each.key for each in settings.support if each.fate == "unknown"] == []
     described = consumption(settings.source, settings.store, lambda _batch: None, settings.options)
     assert (described.me, described.config.lease_seconds) == ('"workerId"', 10.0)
 
@@ -104,7 +104,7 @@ def test_every_key_has_a_fate() -> None:
         if key in {"leaseTableDeletionProtectionEnabled", "leaseTablePitrEnabled"} or key.startswith("callProcess"):
             value = "false"
         given = LEAST | {key: "arn:aws:kinesis:us-east-1:000000000000:stream/s" if key == "streamArn" else value}
-        assert key in {each.key for each in understood_properties(given).fates if each.fate != "unknown"}
+        assert key in {each.key for each in understood_properties(given).support if each.fate != "unknown"}
 
 
 def test_a_file_without_a_polling_key_reads_by_fan_out() -> None:
@@ -117,7 +117,7 @@ def test_a_file_without_a_polling_key_reads_by_fan_out() -> None:
     assert _of(maxRecords="100", retrievalMode="FanOut", fanoutConfig__consumerName="me").source == (
         "kinesis://clicks?consumer=me"
     )
-    assert _of().fates[-1] == Fate(
+    assert _of().support[-1] == Support(
         "retrievalMode", "taken", "read as consumer 'app': enhanced fan-out is billed for each shard-hour and GB; "
         "POLLING is not"
     )  # fmt: skip
@@ -242,7 +242,7 @@ def test_any_file_is_understood_or_refused_by_name(given: dict[str, str]) -> Non
     """A fault that names no key leaves its user to guess."""
     told: object
     try:
-        told = {each.key for each in understood_properties(LEAST | given).fates}
+        told = {each.key for each in understood_properties(LEAST | given).support}
     except ValueError as error:
         told = {str(error).partition(": ")[0]} | LEAST.keys() | given.keys()
     assert told in (LEAST.keys() | given.keys(), {"retrievalMode"} | LEAST.keys() | given.keys())

@@ -12,10 +12,10 @@ import pytest
 from attrs import evolve
 from waiters import until
 
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.multilang import children as module
 from leasehold.adapters.multilang.children import Children
 from leasehold.adapters.multilang.daemon import ChildHandler
-from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON

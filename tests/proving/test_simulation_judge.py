@@ -195,10 +195,10 @@ def unforeseen() -> RunHistory:
 def checkpoint_of_another() -> RunHistory:
     """A worker is told that its checkpoint was made after another had taken the lease, by what processes saw alone."""
     row = last("s-0", 50.0)
-    thief, owner = f"{other(row)}#9", row.process
+    new_owner, owner = f"{other(row)}#9", row.process
     answers = [
         WriteAnswer(1.0, 0.9, owner, "claim", "s-0", "done", row.worker, "1", 1),
-        WriteAnswer(4.0, 3.9, thief, "steal", "s-0", "done", other(row), "2", 2),
+        WriteAnswer(4.0, 3.9, new_owner, "steal", "s-0", "done", other(row), "2", 2),
         WriteAnswer(5.0, 4.9, owner, "checkpoint", "s-0", "done", row.worker, "3", 3),
     ]
     return evolve(good(), writes=[], answers=answers)

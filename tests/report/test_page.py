@@ -13,7 +13,7 @@ from leasehold.adapters.json_form import lease_json
 from leasehold.adapters.report.page import page
 from leasehold.adapters.report.report import report
 from leasehold.adapters.report.watching import WatchedTable
-from leasehold.adapters.worker.reach import NOTE, Reach
+from leasehold.adapters.worker.progress import NOTE, Progress
 from leasehold.balancer.model import SHARD_END, Lease, Position
 from leasehold.balancer.rules.shares import Groups
 from leasehold.stores.embedded.sqlite import SqliteStore
@@ -122,7 +122,7 @@ def test_lag_that_rows_tell_is_drawn_and_hot_shards_are_named() -> None:
     """A drained stream would look as if it fell behind, and one partition key that takes all would hide in a mean."""
 
     def seen(key: str, weight: int, behind: float) -> Lease:
-        note = Reach(60.0, "a-1", behind=behind, end=not behind).note
+        note = Progress(60.0, "a-1", behind=behind, end=not behind).note
         return Lease(key, owner="a-1", weight=weight, notes=((NOTE, note),))
 
     quiet = tuple(seen(f"s-{number}", 100, 0.0) for number in range(9))

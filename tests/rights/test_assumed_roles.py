@@ -10,11 +10,11 @@ from standins.iam import REGION, Account, allowed
 
 import leasehold
 from leasehold.adapters import dead_letters
-from leasehold.adapters.reading.dead_letters.replaying import LetterHolding
-from leasehold.adapters.reading.handling import Delivery
+from leasehold.adapters.consumer.dead_letters.replaying import DeadLetterHolding
+from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import Lease
-from leasehold.errors import LetterError, SourceError
+from leasehold.errors import DeadLetterError, SourceError
 
 pytestmark = pytest.mark.services
 
@@ -30,7 +30,7 @@ def _put(url: str, **more: Any) -> None:  # noqa: ANN401  a session
 def _dead_letter(url: str, **more: Any) -> None:  # noqa: ANN401  likewise
     letters = dead_letters(url, source="kinesis://orders", **more)
     record = Record(b"a book", "1", 0, "customer-7", arrived=1.0)
-    holding = LetterHolding(Lease("s-0", stream="orders"), "w-1")
+    holding = DeadLetterHolding(Lease("s-0", stream="orders"), "w-1")
     letters(Delivery([record], record.position, None, holding), ValueError("no"))
     letters.close()
 
@@ -59,7 +59,7 @@ def _records(aws: Account, name: str) -> int:
 def test_records_are_written_as_the_role_or_the_session(write: Written, wire: str, aws: Account, stream: str) -> None:
     """Without this a stream of another account could only be written to with that account's keys in the environment."""
     url = f"kinesis://{stream}?region={REGION}&endpoint={aws.service.url}{wire}"
-    with pytest.raises((SourceError, LetterError)):
+    with pytest.raises((SourceError, DeadLetterError)):
         write(url)
     role = aws.role(f"writer-{stream}", allowed("kinesis:*"), external_id="x-17")
     write(f"{url}&role_arn={role}&external_id=x-17")
@@ -73,12 +73,12 @@ def test_a_letter_is_laid_into_a_bucket_as_the_role_or_the_session(aws: Account,
     """Without this a bucket of another account could only take letters by that account's keys in the environment."""
     aws.client("s3").create_bucket(Bucket=stream, CreateBucketConfiguration={"LocationConstraint": REGION})
     url = f"s3://{stream}/letters?region={REGION}&endpoint={aws.service.url}"
-    with pytest.raises(LetterError):
+    with pytest.raises(DeadLetterError):
         _dead_letter(url)
     assert "Contents" not in aws.client("s3").list_objects_v2(Bucket=stream)
     role = aws.role(f"letters-{stream}", allowed("s3:*"), external_id="x-17")
     _dead_letter(f"{url}&role_arn={role}&external_id=x-17")
     assert aws.client("s3").list_objects_v2(Bucket=stream)["KeyCount"] == 1
-    with pytest.raises(LetterError):
+    with pytest.raises(DeadLetterError):
         _dead_letter(url)
     _dead_letter(url, session=boto3.Session(*aws.user(allowed("s3:*"))))  # the same letter: it lies there

@@ -18,10 +18,10 @@ from leasehold.adapters.cli.leases import app as leases
 from leasehold.adapters.cli.produce import app as produce
 from leasehold.adapters.cli.report import app as report
 from leasehold.adapters.cli.steer.explain import app as explain
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.consumer.runner import Runner
+from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher
+from leasehold.adapters.ops.swapping import opened
 from leasehold.adapters.sources.urls import open_source
-from leasehold.adapters.steering.serving.watcher import FleetRecord, TableWatcher
-from leasehold.adapters.steering.swapping import opened
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease

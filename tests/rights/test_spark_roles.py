@@ -9,7 +9,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pytest
 from standins.iam import REGION, Account, allowed
 
-from leasehold.adapters.sources.repeats import Tag
+from leasehold.adapters.sources.deduplication import Tag
 from leasehold.adapters.spark.compat import ReadMaxRows
 from leasehold.adapters.spark.kinesis.data_source import KinesisLeased
 from leasehold.adapters.spark.leased_source import LeasedReader

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from leasehold.adapters.sources.repeats import (
+from leasehold.adapters.sources.deduplication import (
     BATCHES,
     EDITIONS,
     PARTS,

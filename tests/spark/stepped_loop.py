@@ -12,7 +12,7 @@ from attrs import Factory, define
 from fake_stream import Mortal, Stream
 from waiters import Clock
 
-from leasehold.adapters.reading.runner import Step
+from leasehold.adapters.consumer.runner import Step
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.lease_loop import LeaseLoop
 from leasehold.adapters.spark.leased_source import LeasedReader
@@ -57,7 +57,7 @@ class Stepped(LeaseLoop):
     def start(self, *, only_now: bool) -> None:
         self._shared.only_now = only_now
         runner = self._runner
-        readings = runner._readings  # noqa: SLF001  its tasks would wait for the machine's own time
+        readings = runner._lease_readers  # noqa: SLF001  its tasks would wait for the machine's own time
         readings.schedule.close(runner.worker.clock())
         self._steps = Steps()
         readings.schedule = self._steps  # type: ignore[assignment]  # as much of it as is called

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.datasource import InputPartition
 
-from leasehold.adapters.reading.handling import Delivery
-from leasehold.adapters.reading.slices import LATE_SECONDS, NOTE, Slice, run_slice
+from leasehold.adapters.consumer.handling import Delivery
+from leasehold.adapters.consumer.slices import LATE_SECONDS, NOTE, Slice, run_slice
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Reader, Record, Settled
 from leasehold.adapters.spark import batch as planning
 from leasehold.adapters.spark import batch as reader

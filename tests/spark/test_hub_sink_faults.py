@@ -5,7 +5,7 @@ from typing import Any, cast
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pytest
 
-from leasehold.adapters.sources.repeats import Tag
+from leasehold.adapters.sources.deduplication import Tag
 from leasehold.adapters.spark.event_hubs import sink
 from leasehold.adapters.spark.event_hubs.sink import HubRowWriter, HubSinkTarget
 from leasehold.errors import SourceError

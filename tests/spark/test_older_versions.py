@@ -11,7 +11,7 @@ from attrs import Factory, define
 from fake_stream import Mortal, Stream, rows_of
 from stepped_loop import Stepped, a_reader, stepped
 
-from leasehold.adapters.reading.slices import Slice
+from leasehold.adapters.consumer.slices import Slice
 from leasehold.adapters.spark.leased_source import LeasedReader, SlicedQuery
 from leasehold.adapters.spark.options import Given, lease_options
 from leasehold.balancer.model import TRIM_HORIZON

@@ -17,7 +17,7 @@ from leasehold.adapters.spark.replay import UNREAD, Place, Repetition, believed,
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError, Trimmed
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold.stores.protocol import Lost, Outcome, Promises
+from leasehold.stores.protocol import Capabilities, Lost, Outcome
 from leasehold.stores.writes import AnnotateLease, ClaimLease, CreateLease, DeleteLease, ReleaseLease, RenewLease, Write
 
 PAUSE = 0.25
@@ -114,7 +114,7 @@ class Waits(Event):
 class Counted(MemoryStore):
     """Counts what is read, and has some readings fail or writes refused."""
 
-    promises = Promises()
+    capabilities = Capabilities()
 
     def __init__(self) -> None:
         super().__init__()
@@ -404,7 +404,7 @@ def test_a_range_is_believed_while_no_other_may_have_read_it_alone(
 ) -> None:
     """A partition's next owner would begin behind records that no sink has, or a batch be done twice."""
     trial = Trial(Script([]), exclusive=exclusive)
-    trial.store.promises = Promises(counts_owners=counts)
+    trial.store.capabilities = Capabilities(counts_owners=counts)
     for key in ("a", "gone"):
         part = Range(TRIM_HORIZON, Position("3"), epoch if key == "a" else 7)
         offset = Offset(1, ((key, part),))

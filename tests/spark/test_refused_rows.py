@@ -8,8 +8,8 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pytest
 from attrs import Factory, define
 
+from leasehold.adapters.sources.deduplication import Tag
 from leasehold.adapters.sources.kinesis.producer import producer
-from leasehold.adapters.sources.repeats import Tag
 from leasehold.adapters.spark.event_hubs import sink as hub_sink
 from leasehold.adapters.spark.event_hubs.sink import HubRowWriter
 from leasehold.adapters.spark.kinesis import sink as kinesis_sink

@@ -14,10 +14,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from types_boto3_kinesis import KinesisClient
 from waiters import AT_ONCE, WAIT, until
 
+from leasehold.adapters.sources.deduplication import Tag
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.protocol import Record
-from leasehold.adapters.sources.repeats import Tag
 from leasehold.adapters.spark.kinesis.sink import COLUMNS
 from leasehold.adapters.spark.pipeline import begun
 from leasehold.adapters.spark.sink import edition_of, sections

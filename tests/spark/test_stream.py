@@ -12,7 +12,7 @@ from pyspark.sql.datasource import InputPartition
 from stepped_loop import Stepped, a_reader, stepped
 from stolen_leases import stolen
 
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.spark import lease_loop, stream
 from leasehold.adapters.spark.compat import ReadMaxBytes, ReadMaxRows
 from leasehold.adapters.spark.fetching import Transport

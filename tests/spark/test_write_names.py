@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from leasehold.adapters.sources.repeats import Tag
+from leasehold.adapters.sources.deduplication import Tag
 from leasehold.adapters.spark import sink
 from leasehold.adapters.spark.options import Given
 from leasehold.adapters.spark.sink import BATCH_ID, QUERY_ID, RUN_ID, WriteNames

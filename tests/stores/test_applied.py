@@ -18,7 +18,7 @@ from leasehold.stores.writes import (
 )
 
 # ann reads it still, and is to leave it to java-1.
-LEAVING = Lease("s-0", owner="ann", heir="java-1", leaving=True, version=Version("7"), epoch=7)
+LEAVING = Lease("s-0", owner="ann", next_owner="java-1", leaving=True, version=Version("7"), epoch=7)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_lease_that_a_leader_moves_is_neither_asked_for_nor_withdrawn() -> Non
 
 def test_a_new_lease_has_nothing_that_only_its_watcher_knew_and_sorted_notes() -> None:
     """A lease copied from another table would come with an owner of there, and count as long dead or as fresh."""
-    seen = evolve(LEAVING, idle=90.0, held=40.0, heir_idle=30.0, notes=(("b", "2"), ("a", "1")))
+    seen = evolve(LEAVING, idle=90.0, held=40.0, next_owner_idle=30.0, notes=(("b", "2"), ("a", "1")))
     assert applied(CreateLease(seen), None) == Lease(
         "s-0", version=Version("7"), epoch=7, notes=(("a", "1"), ("b", "2"))
     )
@@ -66,6 +66,6 @@ def test_a_new_lease_has_nothing_that_only_its_watcher_knew_and_sorted_notes() -
 def test_a_request_of_mine_that_stands_already_is_no_other_heirs() -> None:
     """A request whose answer was lost would be refused when it is made again, and its heir ask elsewhere too."""
     seen = Lease("s-0", owner="ann", yields=True, version=Version("7"), epoch=7)
-    asked = evolve(seen, heir="bob")
+    asked = evolve(seen, next_owner="bob")
     assert applied(RequestLease(seen, "bob"), asked) == asked
     assert applied(RequestLease(seen, "cat"), asked) is None

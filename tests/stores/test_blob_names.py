@@ -47,7 +47,7 @@ def test_ownership_is_written_as_the_sdks_read_it() -> None:
     """`ownerid` missing from one blob makes the Python SDK's whole listing fail."""
     free = Lease("0")
     owned = evolve(free, owner="ann", yields=True)
-    asked = evolve(owned, heir="bob", notes=(("seal", "é 7"),))
+    asked = evolve(owned, next_owner="bob", notes=(("seal", "é 7"),))
     assert [HUB.ownership({}, free, lease) for lease in (owned, asked, free)] == [
         {"ownerid": "ann", "handoffowner": "ann"},
         {"ownerid": "ann", "handoffowner": "ann", "handoffto": "bob", "notes": '{"seal": "\\u00e9 7"}'},
@@ -80,7 +80,7 @@ def test_metadata_of_others_survives_and_ours_does_not_outlive_its_meaning() -> 
 def test_a_request_and_its_withdrawal_leave_the_version_alone() -> None:
     """A dead owner that is asked would pass for alive, and wait for another `lease_seconds`."""
     owned = Lease("0", owner="ann", yields=True, version=Version("0x8D"))
-    asked, renewed = evolve(owned, heir="bob"), evolve(owned, heir="bob", epoch=1)
+    asked, renewed = evolve(owned, next_owner="bob"), evolve(owned, next_owner="bob", epoch=1)
     request = HUB.ownership({}, owned, asked)
     withdrawal = HUB.ownership(request, asked, owned)
     renewal = HUB.ownership(request, asked, renewed)
@@ -97,7 +97,7 @@ def test_a_version_that_a_stranger_kept_does_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "owner", "heir", "yields"),
+    ("fields", "owner", "next_owner", "yields"),
     [
         ({"ownerid": "ann"}, "ann", None, False),
         ({"ownerid": ""}, None, None, False),
@@ -106,11 +106,13 @@ def test_a_version_that_a_stranger_kept_does_not_count() -> None:
         ({"ownerid": "cat", "handoffowner": "ann", "handoffto": "bob"}, "cat", None, False),
     ],
 )
-def test_ownership_is_read(fields: ObjectFields, owner: str | None, heir: str | None, yields: bool) -> None:
+def test_ownership_is_read(fields: ObjectFields, owner: str | None, next_owner: str | None, yields: bool) -> None:
     """A released partition would look owned, or a stranger's be asked for what it never answers."""
     lease = HUB.lease("0", Parts(ownership=Stored("…/ownership/0", "0x8D", fields, age=7.0)))
     stream = "localhost:15672/hub1/$default"
-    assert lease == Lease("0", stream, owner=owner, heir=heir, yields=yields, version=Version("0x8D"), idle=7.0)
+    assert lease == Lease(
+        "0", stream, owner=owner, next_owner=next_owner, yields=yields, version=Version("0x8D"), idle=7.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,7 +184,7 @@ def test_a_name_that_no_header_can_carry_is_told_from_another(name: str) -> None
     with pytest.raises(StoreError, match=r"^owner: "):
         HUB.ownership({}, Lease("0"), Lease("0", owner=name, yields=True))
     with pytest.raises(StoreError, match=r"^heir: "):
-        HUB.ownership({}, Lease("0"), Lease("0", owner="ann", yields=True, heir=name))
+        HUB.ownership({}, Lease("0"), Lease("0", owner="ann", yields=True, next_owner=name))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +214,7 @@ def test_an_owner_that_answers_requests_and_was_sent_none_has_no_heir() -> None:
     """It would give its lease to nobody."""
     lease = HUB.lease("0", Parts(Stored("…/ownership/0", "0x8D", {"ownerid": "ann", "handoffowner": "ann"})))
     assert lease is not None
-    assert (lease.yields, lease.heir) == (True, None)
+    assert (lease.yields, lease.next_owner) == (True, None)
 
 
 def test_notes_are_written_with_the_ownership_that_they_stand_on() -> None:

@@ -9,14 +9,14 @@ from typing import Literal
 
 import pytest
 
-from leasehold.adapters.reading.dead_letters import stream as letters
-from leasehold.adapters.reading.dead_letters.letter import Letter
+from leasehold.adapters.consumer.dead_letters import stream as letters
+from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
 from leasehold.adapters.sources.kinesis.clients import reading_client
 from leasehold.adapters.sources.kinesis.producer.producer import KinesisPutClient
 from leasehold.adapters.sources.kinesis.producer.producer import client_of as client_of_put
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.protocol import Record
-from leasehold.errors import LetterError, OutcomeUnknown, SourceUnavailable
+from leasehold.errors import DeadLetterError, OutcomeUnknown, SourceUnavailable
 from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.objects.blob import BlobObjects, client_of
 from leasehold.stores.objects.gcs import GcsObjects
@@ -94,7 +94,7 @@ def put_letter(url: str) -> None:
         letters.open_url("orders", {"endpoint": url, "region": "eu-west-1"}, create=False).put_back(LETTER)
 
 
-LETTER = Letter("", "orders", "s-0", "s-0", Record(b"", "1", 0, "k"), "", "", 1, "w", 0)
+LETTER = DeadLetterEntry("", "orders", "s-0", "s-0", Record(b"", "1", 0, "k"), "", "", 1, "w", 0)
 ASKS: dict[str, Callable[[str], object]] = {
     "s3 list": lambda url: s3(url).list("fleet/"),
     "s3 get": lambda url: s3(url).get("fleet/a"),
@@ -125,7 +125,7 @@ def test_a_call_whose_response_drips_ends_with_its_deadline(
     ask: str, drip: Drip, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A call ends as unknown when its deadline passes, however often another byte comes, and the log has it."""
-    with dripping(drip) as url, pytest.raises((OutcomeUnknown, SourceUnavailable, LetterError)):
+    with dripping(drip) as url, pytest.raises((OutcomeUnknown, SourceUnavailable, DeadLetterError)):
         ASKS[ask](url)
     told = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert any("127.0.0.1: the response was not whole after 0.6 s" in each for each in told)

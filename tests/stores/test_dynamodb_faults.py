@@ -367,7 +367,7 @@ def test_a_java_hand_off_is_finished_by_its_owner(
     started = {"leaseOwner": {"S": "java"}, "checkpointOwner": {"S": "ann"}}
     dynalite_client.put_item(TableName=table, Item=raw(dynalite_client, table) | started)
     leaving = done(store.write(RenewLease(seen)))
-    assert (leaving.owner, leaving.heir, leaving.leaving) == ("ann", "java", True)
+    assert (leaving.owner, leaving.next_owner, leaving.leaving) == ("ann", "java", True)
     assert lost(store.write(RequestLease(leaving, "bob"))) == leaving
     assert done(store.write(GiveLease(leaving, Position("41")))).owner == "java"
     assert raw(dynalite_client, table) == {

@@ -14,8 +14,8 @@ Words = dict[str, Word]
 
 MINE = Lease("s-1", owner="ann", version=Version("7"), epoch=7, checkpoint=Position("41", 3), yields=True)
 FREE = evolve(MINE, owner=None, yields=False)
-ASKED = evolve(MINE, heir="bob")
-LEAVING = evolve(MINE, heir="bob", yields=False, leaving=True)
+ASKED = evolve(MINE, next_owner="bob")
+LEAVING = evolve(MINE, next_owner="bob", yields=False, leaving=True)
 ENDED = evolve(MINE, checkpoint=SHARD_END)
 STREAM = "123:orders:1700000000"
 MULTI = Lease(f"{STREAM}:s-1", stream=STREAM, shard="s-1", owner="ann", version=Version("7"))
@@ -190,7 +190,7 @@ WRITES: dict[str, tuple[writes.Write, str, str | None, Words]] = {
         {":one": 1, ":owner": "ann", ":to": "bob"},
     ),
     "request": (
-        writes.RequestLease(evolve(MINE, heir="old"), "bob"),
+        writes.RequestLease(evolve(MINE, next_owner="old"), "bob"),
         WILLING,
         "SET handoffTo = :me",
         {":end": "SHARD_END", ":me": "bob", ":owner": "ann", ":stale": "old"},
@@ -292,7 +292,7 @@ def test_notes_have_names_of_their_own(name: str) -> None:
         writes.RequestLease(FREE, "bob"),
         writes.WithdrawRequest(FREE, "bob"),
         writes.WithdrawRequest(LEAVING, "bob"),
-        writes.GiveLease(evolve(FREE, heir="bob"), NEXT),
+        writes.GiveLease(evolve(FREE, next_owner="bob"), NEXT),
         writes.GiveLease(MINE, NEXT),
         writes.CheckpointLate(MINE, LATEST),
     ],

@@ -138,13 +138,13 @@ def test_a_gift_reads_no_more_than_whether_it_is_still_the_owners(layout: Layout
 def test_an_heir_that_looks_asks_once_until_the_lease_is_given(layout: Layout) -> None:
     """Each look would be three requests, one after the other; and an heir must begin where its giver stopped."""
     objects, store = opened(layout)
-    heir = EtagStore(objects, layout)
-    lease = done(heir.write(RequestLease(owned(objects, store), "bob")))
+    next_owner = EtagStore(objects, layout)
+    lease = done(next_owner.write(RequestLease(owned(objects, store), "bob")))
     objects.log.clear()
-    assert heir.get(["0"], stale_ok=True) == (lease,)
+    assert next_owner.get(["0"], stale_ok=True) == (lease,)
     assert objects.log == ["get ownership/0"]
     given = done(store.write(GiveLease(store.get(["0"])[0], AT_9)))
-    assert heir.get(["0"], stale_ok=True) == (given,)
+    assert next_owner.get(["0"], stale_ok=True) == (given,)
     assert given.checkpoint == AT_9
 
 
@@ -152,10 +152,10 @@ def test_an_heir_that_looks_asks_once_until_the_lease_is_given(layout: Layout) -
 def test_an_heir_reads_no_more_when_the_owner_only_renews(layout: Layout) -> None:
     """Requests of no use, just while the giver is busy giving ten leases."""
     objects, store = opened(layout)
-    heir = EtagStore(objects, layout)
-    lease = done(store.write(RenewLease(done(heir.write(RequestLease(owned(objects, store), "bob"))))))
+    next_owner = EtagStore(objects, layout)
+    lease = done(store.write(RenewLease(done(next_owner.write(RequestLease(owned(objects, store), "bob"))))))
     objects.log.clear()
-    assert heir.get(["0"], stale_ok=True) == (lease,)
+    assert next_owner.get(["0"], stale_ok=True) == (lease,)
     assert objects.log == ["get ownership/0"]
 
 
@@ -177,7 +177,7 @@ def test_a_checkpoint_that_a_request_got_ahead_of_is_stored_all_the_same(layout:
     done(EtagStore(objects, layout).write(RequestLease(lease, "bob")))
     objects.log.clear()
     now = done(store.write(CheckpointLease(lease, AT_9)))
-    assert now == evolve(lease, heir="bob", checkpoint=AT_9, epoch=now.epoch)
+    assert now == evolve(lease, next_owner="bob", checkpoint=AT_9, epoch=now.epoch)
     assert objects.log == ["over ownership/0", "get ownership/0", "over checkpoint/0"]
 
 
@@ -194,10 +194,10 @@ def test_a_taken_lease_comes_with_its_checkpoint_of_now(layout: Layout) -> None:
     """Rule 3: what the victim checkpointed since the listing would be read twice."""
     objects, store = opened(layout)
     victim = owned(objects, store)
-    thief = EtagStore(objects, layout)
-    (seen,) = thief.list().leases
+    new_owner = EtagStore(objects, layout)
+    (seen,) = new_owner.list().leases
     done(store.write(CheckpointLease(victim, AT_9)))
-    assert done(thief.write(StealLease(seen, "bob"))).checkpoint == AT_9
+    assert done(new_owner.write(StealLease(seen, "bob"))).checkpoint == AT_9
 
 
 @LAYOUTS

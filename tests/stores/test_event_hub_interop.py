@@ -111,7 +111,7 @@ def test_leases_that_the_sdk_takes_are_lost(ours: EtagStore, theirs: BlobCheckpo
     assert len(claimed(theirs, "0", "sdk-1", owners(theirs)["0"]["etag"])) == 1
     now = lost(ours.write(RenewLease(lease)))
     assert now is not None
-    assert (now.owner, now.heir, now.yields) == ("sdk-1", None, False)
+    assert (now.owner, now.next_owner, now.yields) == ("sdk-1", None, False)
     assert lost(ours.write(CheckpointLease(lease, AT_9))) == now
     assert checkpoints(theirs) == {"0": ("-1", -1)}
 

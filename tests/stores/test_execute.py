@@ -57,7 +57,7 @@ def test_an_owner_asked_by_another_worker_is_not_waited_for(store: MemoryStore) 
     done(store.write(RequestLease(first, "cat")))
     action = RequestHandoff(first, "ann", "H2", alternates=(RequestHandoff(second, "ann", "H2"),))
     assert done(execute(store, action, "bob")).key == "s-1"
-    assert [lease.heir for lease in store.list().leases] == ["cat", "bob"]
+    assert [lease.next_owner for lease in store.list().leases] == ["cat", "bob"]
 
 
 def test_no_alternate_after_an_unknown_outcome(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,13 +76,13 @@ def test_no_alternate_after_an_unknown_outcome(store: MemoryStore, monkeypatch: 
 def test_request(store: MemoryStore) -> None:
     """A planned move would never begin."""
     seen = owned(store, "ann")
-    assert done(execute(store, RequestHandoff(seen, "ann", "H2"), "bob")).heir == "bob"
+    assert done(execute(store, RequestHandoff(seen, "ann", "H2"), "bob")).next_owner == "bob"
 
 
 def test_release_frees_or_gives(store: MemoryStore) -> None:
     """A drained lease would go to nobody, or begin before the record its giver stopped at."""
     seen = asked(store)
-    given = done(execute(store, Release(seen, "H3", heir="bob"), "ann", drained=Position("41")))
+    given = done(execute(store, Release(seen, "H3", next_owner="bob"), "ann", drained=Position("41")))
     assert (given.owner, given.checkpoint) == ("bob", Position("41"))
     freed = done(execute(store, Release(given, "M12"), "bob"))
     assert (freed.owner, freed.checkpoint) == (None, Position("41"))
@@ -91,7 +91,7 @@ def test_release_frees_or_gives(store: MemoryStore) -> None:
 def test_giving_without_news_keeps_the_checkpoint(store: MemoryStore) -> None:
     """An owner that had read nothing could not hand over."""
     seen = done(store.write(CheckpointLease(asked(store), Position("40"))))
-    given = done(execute(store, Release(seen, "H3", heir="bob"), "ann"))
+    given = done(execute(store, Release(seen, "H3", next_owner="bob"), "ann"))
     assert given == evolve(stored(store), owner="bob", checkpoint=Position("40"))
 
 

@@ -10,7 +10,7 @@ from boto3 import Session
 from object_memory import ObjectMemory
 from object_stores import AgelessGcs, AgelessS3, bucket
 
-from leasehold.adapters.steering.swapping import sent
+from leasehold.adapters.ops.swapping import sent
 from leasehold.balancer.model import SHARD_END, Lease, Position
 from leasehold.stores import postgres
 from leasehold.stores.dynamodb.store import Clients, DynamoStore
@@ -330,10 +330,10 @@ def test_a_foreign_exception_of_any_call_undoes_no_answer_and_blocks_no_one(
         table.fault.place = -1
         left = stored(cat, KEY)
         if isinstance(answer, Done):
-            assert (left.checkpoint, left.owner, left.heir) == (
+            assert (left.checkpoint, left.owner, left.next_owner) == (
                 answer.lease.checkpoint,
                 answer.lease.owner,
-                answer.lease.heir,
+                answer.lease.next_owner,
             )
         assert left.checkpoint in {AT, NEXT, SHARD_END}
         # The store goes on with its other lease, and the next owner with this one.

@@ -18,8 +18,8 @@ from google.auth.transport.requests import AuthorizedSession
 from object_stores import AgelessGcs, try_conditions
 from process_race import assert_one_winner_each
 
-from leasehold.adapters.steering.doctor.attempts import attempted
-from leasehold.adapters.steering.doctor.objects import GCS, gcs_trial
+from leasehold.adapters.ops.doctor.attempts import attempted
+from leasehold.adapters.ops.doctor.objects import GCS, gcs_trial
 from leasehold.balancer.model import Lease
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.objects import gcs

@@ -90,7 +90,7 @@ def test_ownership_counts_every_write() -> None:
     owned = evolve(free, owner="ann", yields=True, notes=(("n", "7"),))
     first = FLEET.ownership({}, free, owned)
     held = evolve(owned, version=Version("e-1"))
-    second = FLEET.ownership({**first, "theirs": "kept"}, held, evolve(held, heir="bob"))
+    second = FLEET.ownership({**first, "theirs": "kept"}, held, evolve(held, next_owner="bob"))
     assert (first, second) == (
         {"ownerid": "ann", "counter": "1", "handoffowner": "ann", "notes": '{"n": ["7", 1]}'},
         {
@@ -104,7 +104,7 @@ def test_ownership_counts_every_write() -> None:
         },
     )
     lease = FLEET.lease("s-0", Parts(stored(second, "e-2"), stored({"sequence": "TRIM_HORIZON"})))
-    seen = evolve(owned, heir="bob", version=Version("e-1"), epoch=2, idle=7.0, checkpoint=TRIM_HORIZON)
+    seen = evolve(owned, next_owner="bob", version=Version("e-1"), epoch=2, idle=7.0, checkpoint=TRIM_HORIZON)
     assert lease == seen
 
 
@@ -181,7 +181,7 @@ def test_a_request_to_somebody_who_lost_the_lease_names_no_heir() -> None:
     fields = {"ownerid": "cat", "handoffowner": "ann", "handoffto": "bob"}
     lease = FLEET.lease("s-0", Parts(stored(fields), stored({"sequence": "41"})))
     assert lease is not None
-    assert (lease.owner, lease.yields, lease.heir) == ("cat", False, None)
+    assert (lease.owner, lease.yields, lease.next_owner) == ("cat", False, None)
 
 
 def test_the_notes_of_a_lease_at_its_creation_stay_as_they_were_written() -> None:

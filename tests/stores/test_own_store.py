@@ -11,7 +11,7 @@ from leasehold.balancer.actions import Action, Claim, Create, Delete, Release, R
 from leasehold.balancer.model import SHARD_END, Lease
 from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.execute import execute, write_of
-from leasehold.stores.protocol import Done, Listing, Lost, Outcome, Promises
+from leasehold.stores.protocol import Capabilities, Done, Listing, Lost, Outcome
 from leasehold.stores.writes import CreateLease, DeleteLease, Write, applied
 from leasehold.testing import leasehold_store_contract
 from leasehold_lab.contract.actors import done, owned
@@ -23,7 +23,7 @@ class DictStore:
 
     rows: dict[str, Lease] = Factory(dict)
     lock: Lock = field(factory=Lock, eq=False)
-    promises: Promises = Factory(Promises)
+    capabilities: Capabilities = Factory(Capabilities)
 
     def list(self) -> Listing:
         return Listing(tuple(self.rows.values()))
@@ -59,7 +59,7 @@ class Counted:
 
     store: MemoryStore = Factory(MemoryStore)
     seen: Counter[type[Write]] = Factory(Counter)
-    promises: Promises = Factory(Promises)
+    capabilities: Capabilities = Factory(Capabilities)
 
     def list(self) -> Listing:
         return self.store.list()
@@ -78,7 +78,7 @@ class Counted:
 
 def test_one_wrapper_sees_every_write_of_a_plan() -> None:
     """Without it a fault, a trace or a count would miss the writes of a method that nobody wrapped."""
-    lease, heir = Lease("s-0", owner="ann", checkpoint=SHARD_END), Lease("s-1", owner="ann", heir="bob")
+    lease, next_owner = Lease("s-0", owner="ann", checkpoint=SHARD_END), Lease("s-1", owner="ann", next_owner="bob")
     actions: tuple[Action, ...] = (
         Create(lease, "L3"),
         Renew(lease, "K1"),
@@ -86,7 +86,7 @@ def test_one_wrapper_sees_every_write_of_a_plan() -> None:
         Steal(lease, "ann", "K7"),
         RequestHandoff(lease, "ann", "H2"),
         Release(lease, "M12"),
-        Release(heir, "H3", heir="bob"),
+        Release(next_owner, "H3", next_owner="bob"),
         Delete(lease, "L9"),
     )
     store = Counted()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from attrs import evolve, fields_dict
 
-from leasehold.adapters.json_form import JsonValue, lease_json, lease_of
+from leasehold.adapters.json_form import JSON_NAMES, JsonValue, lease_json, lease_of
 from leasehold.adapters.spark.lease_table import DDL, row
 from leasehold.balancer.model import Lease, Position, Version
 from leasehold.stores.dynamodb.rows import to_item
@@ -31,8 +31,8 @@ WHOLE = Lease(
     hash_range=(0, 2**128 - 1),
     weight=12_801,
     held=8.0,
-    heir="bob",
-    heir_idle=1.5,
+    next_owner="bob",
+    next_owner_idle=1.5,
     yields=True,
     epoch=7,
     notes=(("a", "1"), ("b", "two é")),
@@ -108,7 +108,7 @@ def test_a_sqlite_row_is_the_lease(lease: Lease, written: Mapping[str, Any]) -> 
     """A worker of another version reads the same file, column by column."""
     assert list(to_row(lease).items()) == list(written.items())
     assert tuple(written) == COLUMNS
-    assert to_lease(written) == evolve(lease, idle=0.0, held=LEAST.held, heir_idle=0.0)
+    assert to_lease(written) == evolve(lease, idle=0.0, held=LEAST.held, next_owner_idle=0.0)
 
 
 @pytest.mark.parametrize(("lease", "written"), [(WHOLE, JSON), (LEAST, LEAST_JSON)])
@@ -149,7 +149,10 @@ def test_every_field_of_a_lease_is_in_the_table() -> None:
 
 def test_objects_and_blobs_have_the_names_of_the_table() -> None:
     """A field under another name than the one that every other version reads is lost on the way between them."""
-    free, numbered = evolve(WHOLE, owner=None, heir=None, yields=False), evolve(WHOLE, checkpoint=Position("9", 0, "8"))
+    free, numbered = (
+        evolve(WHOLE, owner=None, next_owner=None, yields=False),
+        evolve(WHOLE, checkpoint=Position("9", 0, "8")),
+    )
     ours, hub = ObjectLayout(), EventHubLayout("ns", "hub", "group")
     written = [
         {*layout.checkpoint({}, lease), *layout.ownership({}, before, lease)}
@@ -170,7 +173,7 @@ def test_the_reference_shows_the_table() -> None:
     head = ("JSON form, Spark", "holds", "DynamoDB", "SQLite, PostgreSQL", "our objects", "Azure SDKs' blobs", "")
     rows = [head, ("---",) * len(head)]
     for each in FIELDS:
-        name = "hash_range" if each.kind == "hash key" else each.name
+        name = "hash_range" if each.kind == "hash key" else JSON_NAMES.get(each.name, each.name)
         there = (name, each.kind, each.item, each.column, each.object, each.blob, each.meaning)
         rows.append(tuple(f"`{word}`" if word and place not in {1, 6} else word for place, word in enumerate(there)))
     table = "\n".join(f"| {' | '.join(row)} |".replace("|  |", "| |").replace("|  |", "| |") for row in rows)

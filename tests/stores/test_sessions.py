@@ -43,12 +43,12 @@ def two(objects: ObjectMemory) -> tuple[SessionStore, SessionStore]:
     return tuple(SessionStore(ObjectCells(objects, ""), gather=0.0) for _ in range(2))  # type: ignore[return-value]
 
 
-def scene(objects: ObjectMemory, heir: bool = False) -> tuple[SessionStore, SessionStore, Lease]:
+def scene(objects: ObjectMemory, next_owner: bool = False) -> tuple[SessionStore, SessionStore, Lease]:
     """A lease of ann's, in her process, at 41; bob's process has a session, and perhaps asked for it."""
     ann, bob = two(objects)
     lease = done(ann.write(CheckpointLease(owned(ann, key=KEY), AT)))
     owned(bob, "bob", key="s-1")
-    if heir:
+    if next_owner:
         done(bob.write(RequestLease(stored(bob, KEY), "bob")))
         lease = done(ann.write(RenewLease(lease)))
     return ann, bob, lease
@@ -118,9 +118,9 @@ def writes_of(objects: ObjectMemory) -> tuple[str, ...]:
 @pytest.mark.parametrize("step", STEPS)
 def test_rows_are_written_in_the_order_that_loses_nothing(step: str) -> None:
     """A lease's row before its owner's session loses what that owner commits in between."""
-    heir, act, order = STEPS[step]
+    next_owner, act, order = STEPS[step]
     objects = ObjectMemory()
-    ann, bob, lease = scene(objects, heir)
+    ann, bob, lease = scene(objects, next_owner)
     objects.log.clear()
     assert isinstance(act(ann, bob, lease), Done)
     assert writes_of(objects) == order
@@ -132,9 +132,9 @@ def test_rows_are_written_in_the_order_that_loses_nothing(step: str) -> None:
 @pytest.mark.parametrize("how", ["before", "after"])
 def test_whatever_a_crash_leaves_the_next_owner_starts_where_it_was(step: str, place: int, how: str) -> None:
     """A crash between two writes would skip records, undo a checkpoint, or leave a lease that nobody can take."""
-    heir, act, _ = STEPS[step]
+    next_owner, act, _ = STEPS[step]
     objects = ObjectMemory()
-    ann, bob, lease = scene(objects, heir)
+    ann, bob, lease = scene(objects, next_owner)
     objects.log.clear()
 
     def crash(line: str) -> None:
@@ -246,9 +246,9 @@ def test_an_owner_hears_of_a_request_by_its_next_renewal() -> None:
     ann, bob, lease = scene(objects)
     done(bob.write(RequestLease(stored(bob, KEY), "bob")))
     lease = done(ann.write(RenewLease(lease)))
-    assert lease.heir == "bob"
+    assert lease.next_owner == "bob"
     objects.log.clear()
-    assert done(ann.write(RenewLease(lease))).heir == "bob"
+    assert done(ann.write(RenewLease(lease))).next_owner == "bob"
     assert [line.partition("/")[0] for line in objects.log] == ["over session"], "it has heard, and reads no more"
 
 
@@ -303,10 +303,10 @@ def test_a_closed_store_leaves_its_leases_at_once() -> None:
 
 def test_a_lease_whose_owner_ended_is_to_go_to_nobody() -> None:
     """Others would leave it to a worker that waits for its former owner to give it."""
-    ann, bob, _ = scene(ObjectMemory(), heir=True)
-    assert stored(bob, KEY).heir == "bob"
+    ann, bob, _ = scene(ObjectMemory(), next_owner=True)
+    assert stored(bob, KEY).next_owner == "bob"
     ann.close()
-    assert (stored(bob, KEY).owner, stored(bob, KEY).heir) == (None, None)
+    assert (stored(bob, KEY).owner, stored(bob, KEY).next_owner) == (None, None)
 
 
 def test_a_session_that_is_over_is_removed_once_no_lease_names_it() -> None:
@@ -364,7 +364,7 @@ def test_a_reset_under_a_position_of_before_is_read_from_where_it_says() -> None
 def test_a_slow_thread_leaves_what_another_thread_of_its_worker_took() -> None:
     """The entry of a lease just taken would go, and with it every checkpoint since."""
     objects = ObjectMemory()
-    ann, _, lease = scene(objects, heir=True)
+    ann, _, lease = scene(objects, next_owner=True)
     given = done(ann.write(GiveLease(lease, AT)))
     faster: list[Lease] = []
 
@@ -484,9 +484,9 @@ DELETED: dict[str, tuple[bool, Callable[[Lease], Write], Position, str | None]] 
 @pytest.mark.parametrize("case", DELETED)
 def test_a_deleted_session_takes_no_position_of_its_living_owner_along(case: str) -> None:
     """The owner, whatever it writes next, writes the lease's row from what it knows (G14)."""
-    heir, write, position, owner = DELETED[case]
+    next_owner, write, position, owner = DELETED[case]
     objects = ObjectMemory()
-    ann, bob, lease = scene(objects, heir)
+    ann, bob, lease = scene(objects, next_owner)
     (page,) = ann._pages  # noqa: SLF001  whose row is deleted
     del objects.stored[f"session/{page}"]
     seen = {one.key: one for one in bob.list().leases}[KEY]
@@ -576,7 +576,7 @@ def test_an_owner_that_writes_meanwhile_hears_of_a_request_all_the_same() -> Non
 
     objects.before = overtake
     done(bob.write(RequestLease(stored(bob, KEY), "bob")))
-    assert done(ann.write(RenewLease(held[-1]))).heir == "bob"
+    assert done(ann.write(RenewLease(held[-1]))).next_owner == "bob"
 
 
 # What is asked for

@@ -8,14 +8,14 @@ from typing import Any, cast
 
 import pytest
 
-from leasehold.adapters.reading.dead_letters.boxes import open_stream
-from leasehold.adapters.reading.dead_letters.letter import Letter
+from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
+from leasehold.adapters.consumer.dead_letters.sinks import open_stream
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import KinesisPutClient
 from leasehold.adapters.sources.kinesis.producer.producer import client_of as client_of_put
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.sources.urls import open_source
-from leasehold.errors import LetterError, OutcomeUnknown, SourceUnavailable
+from leasehold.errors import DeadLetterError, OutcomeUnknown, SourceUnavailable
 from leasehold.stores.dynamodb.cells import items_of
 from leasehold.stores.dynamodb.rows import RowDecoder
 from leasehold.stores.dynamodb.store import DynamoStore
@@ -85,7 +85,7 @@ def putting(url: str) -> KinesisPutClient:
     return KinesisPutClient(client_of_put("eu-west-1", url, 1), "orders")
 
 
-LETTER = Letter("", "orders", "s-0", "s-0", Record(b"", "1", 0, "k"), "", "", 1, "w", 0)
+LETTER = DeadLetterEntry("", "orders", "s-0", "s-0", Record(b"", "1", 0, "k"), "", "", 1, "w", 0)
 ASKS: dict[str, Callable[[str], object]] = {
     "s3 list": lambda url: s3(url).list("fleet/"),
     "s3 names": lambda url: s3(url).names("fleet/"),
@@ -131,7 +131,7 @@ def test_an_answer_of_something_else_is_no_answer(ask: str, body: str) -> None:
     """A store is empty only if its service says so, in an answer about what was asked."""
     if (ask, body) == ("gcs ensure", "another listing of Google"):
         return  # it asks whether there is a bucket, whatever lies in it
-    with answering(BODIES[body]) as url, pytest.raises((OutcomeUnknown, SourceUnavailable, LetterError)):
+    with answering(BODIES[body]) as url, pytest.raises((OutcomeUnknown, SourceUnavailable, DeadLetterError)):
         ASKS[ask](url)
 
 

@@ -12,7 +12,7 @@ from swap_tables import opened_pair, pairs
 from leasehold.balancer.model import SHARD_END, Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold.stores.protocol import Outcome, PassingStore, Promises, Store
+from leasehold.stores.protocol import Capabilities, Outcome, PassingStore, Store
 from leasehold.stores.swap import (
     CLOSED,
     CONTROL,
@@ -227,9 +227,9 @@ class Uncounted(PassingStore):
     """A table whose numbers may fall."""
 
     @property
-    def promises(self) -> Promises:
+    def capabilities(self) -> Capabilities:
         """As of the blobs of the Azure SDKs."""
-        return Promises(counts_owners=False)
+        return Capabilities(counts_owners=False)
 
 
 def test_both_tables_are_opened_by_their_urls_and_closed_when_one_cannot_be(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_lease_that_was_asked_for_is_handed_over_where_it_is() -> None:
     seen = asked(store)
     send(goal)
     now = done(store.write(RenewLease(seen)))
-    assert (now.version[:5], now.heir) == ("from:", "bob")
+    assert (now.version[:5], now.next_owner) == ("from:", "bob")
 
 
 def test_leases_stay_while_nobody_knows_the_way() -> None:
@@ -148,7 +148,7 @@ def test_two_tables_promise_what_both_do() -> None:
     """A worker would count on late checkpoints that one of them refuses, or renew each lease by itself."""
     one, grouped = (MemoryStore(), SessionStore(MemoryStore().cells()))
     for tables in ((one, grouped), (grouped, one)):
-        promises = SwapStore(tables, NAMES[TO]).promises
-        assert (promises.late_checkpoints, promises.groups_writes) == (False, True)
-    alike = SwapStore((one, MemoryStore()), NAMES[TO]).promises
+        capabilities = SwapStore(tables, NAMES[TO]).capabilities
+        assert (capabilities.late_checkpoints, capabilities.groups_writes) == (False, True)
+    alike = SwapStore((one, MemoryStore()), NAMES[TO]).capabilities
     assert (alike.late_checkpoints, alike.groups_writes) == (True, False)

@@ -9,7 +9,7 @@ from leasehold.stores.embedded.memory import MemoryStore
 from leasehold.stores.execute import execute, write_of
 
 NOTES = (("process", "p-1/ann"),)
-OURS = Lease("s-0", owner="ann", version=Version("7"), heir="bob", checkpoint=Position("5"))
+OURS = Lease("s-0", owner="ann", version=Version("7"), next_owner="bob", checkpoint=Position("5"))
 
 
 @pytest.mark.parametrize(
@@ -20,9 +20,9 @@ OURS = Lease("s-0", owner="ann", version=Version("7"), heir="bob", checkpoint=Po
         (Claim(OURS, "M1"), writes.ClaimLease(OURS, "ann", NOTES)),
         (Steal(OURS, "bob", "M2"), writes.StealLease(OURS, "ann", NOTES)),
         (RequestHandoff(OURS, "bob", "H2"), writes.RequestLease(OURS, "ann")),
-        (Release(OURS, "H3", heir="bob"), writes.GiveLease(OURS, Position("9"))),
+        (Release(OURS, "H3", next_owner="bob"), writes.GiveLease(OURS, Position("9"))),
         (Release(OURS, "C6"), writes.ReleaseLease(OURS, "ann")),
-        (Release(OURS, "M14", heir="java-1"), writes.ReleaseLease(OURS, "ann", "java-1")),
+        (Release(OURS, "M14", next_owner="java-1"), writes.ReleaseLease(OURS, "ann", "java-1")),
         (Delete(OURS, "L8"), writes.DeleteLease(OURS)),
     ],
 )
@@ -33,7 +33,7 @@ def test_an_action_is_one_write(action: Action, write: writes.Write) -> None:
 
 def test_a_lease_is_given_with_its_checkpoint_where_nothing_was_drained() -> None:
     """Its heir would begin where nobody knows."""
-    assert write_of(Release(OURS, "H3", heir="bob"), "ann") == writes.GiveLease(OURS, Position("5"))
+    assert write_of(Release(OURS, "H3", next_owner="bob"), "ann") == writes.GiveLease(OURS, Position("5"))
 
 
 def test_an_alternate_is_taken_with_the_same_notes() -> None:

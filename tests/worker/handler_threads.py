@@ -5,7 +5,7 @@ from threading import Event, Lock
 from attrs import define, field
 from virtual_fleet import FaultyStore
 
-from leasehold.adapters.reading.handling import Delivery
+from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON

@@ -8,10 +8,10 @@ from attrs import define, evolve, field
 from virtual_fleet import FaultyStore, Kept
 from waiters import Clock
 
-from leasehold.adapters.reading.handling import Delivery, Handling, Happening
-from leasehold.adapters.reading.handovers import Handovers
-from leasehold.adapters.reading.memory import MemoryBudget
-from leasehold.adapters.reading.reading import ShardReading
+from leasehold.adapters.consumer.dispatcher import Dispatcher
+from leasehold.adapters.consumer.handling import Delivery, Handling, Happening
+from leasehold.adapters.consumer.lease_reader import LeaseReader
+from leasehold.adapters.consumer.memory import MemoryBudget
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -27,7 +27,7 @@ MINIMAL = Config(lease_seconds=10.0)
 
 
 @define
-class Bench:
+class ReaderHarness:
     """One worker that holds s-0, and a handler that does what the test says."""
 
     shard_log: ShardRecords = field(factory=lambda: ShardRecords(records(5)))
@@ -38,7 +38,7 @@ class Bench:
     config: Config = MINIMAL
     handed: list[list[bytes]] = field(factory=list)
     happened: list[str] = field(factory=list)
-    dues: dict[ShardReading, float] = field(factory=dict)
+    dues: dict[LeaseReader, float] = field(factory=dict)
     does: Callable[[Delivery], object] = lambda _delivery: None
     worker: Worker = field(init=False)
     consumer: Kept = field(factory=Kept)
@@ -69,18 +69,18 @@ class Bench:
     def reading(
         self,
         budget: MemoryBudget | None = None,
-        handovers: Handovers | None = None,
+        dispatcher: Dispatcher | None = None,
         **policy: Any,  # noqa: ANN401  any of its settings
-    ) -> ShardReading:
+    ) -> LeaseReader:
         """A reading of what it holds, which checkpoints every batch unless the policy says otherwise."""
 
         def observe(happening: Happening, _holding: Holding) -> None:
             self.happened.append(happening)
 
         handling = evolve(Handling(self.handle, observer=observe, checkpoint_seconds=0.0), **policy)
-        return ShardReading(self.worker, self.holding, handling, budget, handovers)
+        return LeaseReader(self.worker, self.holding, handling, budget, dispatcher)
 
-    def steps(self, reading: ShardReading, count: int) -> float:
+    def steps(self, reading: LeaseReader, count: int) -> float:
         """That many steps, each when it wishes to be called."""
         for _ in range(count):
             due = self.dues.get(reading, self.clock.now)
@@ -92,7 +92,7 @@ class Bench:
         """Another worker takes the lease."""
         self.store.write(StealLease(self.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
 
-    def until_over(self, reading: ShardReading) -> None:
+    def until_over(self, reading: LeaseReader) -> None:
         """Steps until there is nothing left to do."""
         due = self.clock.now
         for _ in range(100):

@@ -3,9 +3,9 @@
 from attrs import evolve
 from letter_samples import FULL, RECORD
 
-from leasehold.adapters.reading.dead_letters.letter import Letter
+from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
 
 
-def letter(number: int) -> Letter:
+def letter(number: int) -> DeadLetterEntry:
     """A letter of this record."""
     return evolve(FULL, record=RECORD._replace(sequence_number=str(number)))

@@ -7,12 +7,12 @@ from threading import Event
 
 import pytest
 from handler_threads import Seen, joined
-from reading_bench import Bench, data
+from reading_bench import ReaderHarness, data
 from running import WAIT, run_to_its_end, running
 from virtual_fleet import FaultyStore, four_shards, stream_of_five
 
-from leasehold.adapters.reading.handling import Delivery, Handling
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.consumer.handling import Delivery, Handling
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
 
@@ -163,9 +163,9 @@ ANSWERS: dict[str, tuple[Callable[[], object], str]] = {
 def test_an_answer_that_does_not_say_done_fails_the_batch(answer: str, caplog: pytest.LogCaptureFixture) -> None:
     """Without it records would be behind a checkpoint that their handler has not finished with."""
     returns, says = ANSWERS[answer]
-    bench = Bench()
-    bench.until_over(bench.reading(attempts=1, handler=lambda _delivery: returns()))
-    assert (bench.happened, bench.store.row("s-0").checkpoint) == (["initialize", "stopped"], TRIM_HORIZON)
+    harness = ReaderHarness()
+    harness.until_over(harness.reading(attempts=1, handler=lambda _delivery: returns()))
+    assert (harness.happened, harness.store.row("s-0").checkpoint) == (["initialize", "stopped"], TRIM_HORIZON)
     assert f"its handler failed on records 100 to 104, attempt 1 of 1: {says}" in caplog.text
 
 
@@ -177,9 +177,9 @@ def test_a_dead_letter_that_does_not_say_done_has_taken_nothing(answer: str) -> 
     def fails(_delivery: Delivery) -> None:
         raise OSError("for good")
 
-    bench = Bench(does=fails)
-    bench.until_over(bench.reading(attempts=1, dead_letter=lambda _delivery, _error: returns()))
-    assert (bench.happened, bench.store.row("s-0").checkpoint) == (["initialize", "stopped"], TRIM_HORIZON)
+    harness = ReaderHarness(does=fails)
+    harness.until_over(harness.reading(attempts=1, dead_letter=lambda _delivery, _error: returns()))
+    assert (harness.happened, harness.store.row("s-0").checkpoint) == (["initialize", "stopped"], TRIM_HORIZON)
 
 
 def test_an_awaited_handler_must_end_with_none_too() -> None:

@@ -8,11 +8,11 @@ import pytest
 from attrs import define, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading_bench import Bench, data
+from reading_bench import ReaderHarness, data
 
-from leasehold.adapters.reading.attempts import Attempts, Hopeless, ToDeadLetter, TryAgain
-from leasehold.adapters.reading.handling import Delivery, Handling, NotAwaited
-from leasehold.adapters.reading.memory import MemoryBudget
+from leasehold.adapters.consumer.attempts import Attempts, Hopeless, ToDeadLetter, TryAgain
+from leasehold.adapters.consumer.handling import Delivery, Handling, NotAwaited
+from leasehold.adapters.consumer.memory import MemoryBudget
 from leasehold.adapters.sources.kinesis.records import KinesisRecords
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.balancer.model import TRIM_HORIZON, Position
@@ -66,8 +66,8 @@ def poisoned(*numbers: int) -> Poisoned:
 def test_the_halves_of_a_failing_batch_are_handed_over_in_order() -> None:
     """Without it good records of a batch would be lost to the dead letters, or overtake each other."""
     handler = poisoned(5)
-    bench = Bench(ShardRecords(records(8)), does=handler)
-    bench.steps(bench.reading(attempts=2, dead_letter=handler.dead_letter), 12)
+    harness = ReaderHarness(ShardRecords(records(8)), does=handler)
+    harness.steps(harness.reading(attempts=2, dead_letter=handler.dead_letter), 12)
     assert [given_now for given_now, _ in handler.attempts] == [
         data(8),
         data(8),
@@ -80,37 +80,37 @@ def test_the_halves_of_a_failing_batch_are_handed_over_in_order() -> None:
     ]
     assert [attempt for _, attempt in handler.attempts] == [1, 2, 3, 3, 4, 5, 5, 4]
     assert (handler.dead_lettered, handler.dug, handler.handled) == (data(1, 5), [5], data(5) + data(2, 6))
-    assert bench.store.row("s-0").checkpoint == Position("107")
+    assert harness.store.row("s-0").checkpoint == Position("107")
 
 
 def test_of_an_odd_number_the_greater_half_comes_first() -> None:
     """A batch of three would be handed over record by record: the halves are what keeps a search short."""
     handler = poisoned(2)
-    bench = Bench(ShardRecords(records(3)), does=handler)
-    bench.steps(bench.reading(attempts=1, dead_letter=handler.dead_letter), 6)
+    harness = ReaderHarness(ShardRecords(records(3)), does=handler)
+    harness.steps(harness.reading(attempts=1, dead_letter=handler.dead_letter), 6)
     assert [given_now for given_now, _ in handler.attempts] == [data(3), data(2), data(1, 2)]
 
 
 def test_no_wait_delays_the_search_for_a_poisoned_record() -> None:
     """Without it a poisoned record would block its shard for longer than the attempts with their waits."""
     handler = poisoned(*range(8))
-    bench = Bench(ShardRecords(records(8)), does=handler)
-    reading = bench.reading(attempts=1, dead_letter=handler.dead_letter)
+    harness = ReaderHarness(ShardRecords(records(8)), does=handler)
+    reading = harness.reading(attempts=1, dead_letter=handler.dead_letter)
     for _ in range(40):
-        reading.step(bench.clock.now)
+        reading.step(harness.clock.now)
     assert (handler.dead_lettered, handler.handled) == (data(8), [])
 
 
 def test_a_search_ends_between_two_pieces_where_the_lease_must_go() -> None:
     """Without it a release would wait for the search, or lose what was done in it."""
     handler = poisoned(3)
-    bench = Bench(ShardRecords(records(4)), does=handler)
-    reading = bench.reading(attempts=1, dead_letter=handler.dead_letter, checkpoint_seconds=3600)
-    bench.steps(reading, 3)
+    harness = ReaderHarness(ShardRecords(records(4)), does=handler)
+    reading = harness.reading(attempts=1, dead_letter=handler.dead_letter, checkpoint_seconds=3600)
+    harness.steps(reading, 3)
     assert handler.handled == data(2)
-    bench.holding.ask_release()
-    bench.until_over(reading)
-    row = bench.store.row("s-0")
+    harness.holding.ask_release()
+    harness.until_over(reading)
+    row = harness.store.row("s-0")
     assert (row.owner, row.checkpoint, handler.dead_lettered) == (None, Position("101"), [])
 
 
@@ -121,25 +121,25 @@ def test_a_record_that_neither_takes_stops_the_shard_behind_those_that_are_done(
     def fails(_delivery: Delivery, _error: Exception) -> None:
         raise OSError("disk full")
 
-    bench = Bench(ShardRecords(records(4)), does=handler)
-    bench.until_over(bench.reading(attempts=1, dead_letter=fails))
-    row = bench.store.row("s-0")
-    assert (row.owner, row.checkpoint, bench.happened) == (None, Position("101"), ["initialize", "stopped"])
+    harness = ReaderHarness(ShardRecords(records(4)), does=handler)
+    harness.until_over(harness.reading(attempts=1, dead_letter=fails))
+    row = harness.store.row("s-0")
+    assert (row.owner, row.checkpoint, harness.happened) == (None, Position("101"), ["initialize", "stopped"])
 
 
 def test_without_a_dead_letter_nothing_is_halved() -> None:
     """Without it a handler would be called with parts of a batch that nobody can dead-letter."""
     handler = poisoned(3)
-    bench = Bench(ShardRecords(records(4)), does=handler)
-    bench.until_over(bench.reading(attempts=2))
+    harness = ReaderHarness(ShardRecords(records(4)), does=handler)
+    harness.until_over(harness.reading(attempts=2))
     assert [given_now for given_now, _ in handler.attempts] == [data(4), data(4)]
-    assert bench.store.row("s-0").checkpoint == TRIM_HORIZON
+    assert harness.store.row("s-0").checkpoint == TRIM_HORIZON
 
 
 def test_a_half_of_a_batch_of_columns_has_columns() -> None:
     """Without it `batch.to_arrow` would make objects of every record that is handed over again."""
-    bench = Bench()
-    attempts = Attempts(Handling(bench.handle, attempts=1, dead_letter=lambda *_: None), bench.holding, uniform)
+    harness = ReaderHarness()
+    attempts = Attempts(Handling(harness.handle, attempts=1, dead_letter=lambda *_: None), harness.holding, uniform)
     batch = Batch(KinesisRecords.of(records(4)), None, 0.0, 0.0)
     assert attempts.failed(attempts.piece(batch), ValueError()) == TryAgain(0.0)
     half = attempts.piece(batch).records
@@ -164,37 +164,37 @@ def test_all_records_but_the_poisoned_are_handled_in_order_though_faults_are_for
     case: tuple[int, int, frozenset[int], list[tuple[bool, int]], int, bool, float, int | None],
 ) -> None:
     """Without it a record could be passed over where the batch comes again with another end."""
-    count, size, numbers, fates, attempts, one_by_one, seconds, limit = case
+    count, size, numbers, support, attempts, one_by_one, seconds, limit = case
     handler = poisoned(*numbers)
     handler.one_by_one = one_by_one
-    bench = Bench(ShardRecords(records(count), size=size), does=handler)
+    harness = ReaderHarness(ShardRecords(records(count), size=size), does=handler)
     budget = MemoryBudget()
-    reading = bench.reading(
+    reading = harness.reading(
         budget,
         attempts=attempts,
         dead_letter=handler.dead_letter,
         checkpoint_seconds=seconds,
         max_records=limit,
     )
-    due = bench.clock.now
+    due = harness.clock.now
     step = 0
     while len(handler.handled) + len(handler.dead_lettered) < count:
-        forgotten, bench.shard_log.size = fates[step] if step < len(fates) else (False, size)
+        forgotten, harness.shard_log.size = support[step] if step < len(support) else (False, size)
         for share in budget.taken if forgotten else ():
             share.drop()
-        bench.clock.now = max(bench.clock.now, due)
-        bench.worker.renew(bench.clock.now)
-        due = reading.step(bench.clock.now)
+        harness.clock.now = max(harness.clock.now, due)
+        harness.worker.renew(harness.clock.now)
+        due = reading.step(harness.clock.now)
         step += 1
         assert step < 1000
         done = handler.handled + handler.dead_lettered
-        assert set(data(_passed(bench))) <= set(done)
+        assert set(data(_passed(harness))) <= set(done)
     assert handler.dead_lettered == [each for each in data(count) if each in handler.poison]
     assert handler.handled == [each for each in data(count) if each not in handler.poison]
     assert limit is None or max(len(given_now) for given_now, _ in handler.attempts) <= limit
-    bench.holding.ask_release()
-    bench.until_over(reading)
-    assert _passed(bench) == count
+    harness.holding.ask_release()
+    harness.until_over(reading)
+    assert _passed(harness) == count
 
 
 def test_a_batch_of_more_than_max_records_is_dispatched_in_parts_with_attempts_of_their_own() -> None:
@@ -206,25 +206,25 @@ def test_a_batch_of_more_than_max_records_is_dispatched_in_parts_with_attempts_o
         if delivery.attempts == 1:
             raise ValueError("not yet")
 
-    bench = Bench(ShardRecords(records(5)), does=fails_once)
-    reading = bench.reading(attempts=2, max_records=2)
+    harness = ReaderHarness(ShardRecords(records(5)), does=fails_once)
+    reading = harness.reading(attempts=2, max_records=2)
     for _ in range(20):
-        bench.steps(reading, 1)
+        harness.steps(reading, 1)
     parts = (data(2), data(2, 2), data(1, 4))
     assert calls == [(part, attempt) for part in parts for attempt in (1, 2)]
-    assert bench.store.row("s-0").checkpoint == Position("104")
+    assert harness.store.row("s-0").checkpoint == Position("104")
 
 
-def _passed(bench: Bench) -> int:
+def _passed(harness: ReaderHarness) -> int:
     """How many records the checkpoint covers."""
-    checkpoint = bench.store.row("s-0").checkpoint
+    checkpoint = harness.store.row("s-0").checkpoint
     return int(checkpoint.sequence) - 99 if checkpoint.numbered else 0
 
 
 def test_a_record_that_passed_is_left_out_of_a_batch_that_comes_again() -> None:
     """Handled records would be handed over once more, although nothing had gone wrong with them."""
-    bench, batch = Bench(), Batch(tuple(records(4)), None, 0.0, 0.2)
-    attempts = Attempts(Handling(lambda _batch: None), bench.holding, lambda least, _most: least)
+    harness, batch = ReaderHarness(), Batch(tuple(records(4)), None, 0.0, 0.2)
+    attempts = Attempts(Handling(lambda _batch: None), harness.holding, lambda least, _most: least)
     assert attempts.piece(batch).read_to == batch.records[3].position
     attempts.passed(batch.records[1].position)
     piece = attempts.piece(batch)
@@ -241,7 +241,7 @@ def batch_of(*numbers: int) -> Batch:
 def tried(attempts: int) -> Attempts:
     """Attempts with a dead letter, whose waits are as long as they may be."""
     handling = Handling(lambda _batch: None, attempts=attempts, least_wait_seconds=1.0, dead_letter=lambda *_all: None)
-    return Attempts(handling, Bench().holding, lambda _least, most: most)
+    return Attempts(handling, ReaderHarness().holding, lambda _least, most: most)
 
 
 def numbers_of(piece: Delivery) -> tuple[list[int], int]:

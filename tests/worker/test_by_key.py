@@ -9,9 +9,9 @@ import pytest
 from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
-from reading_bench import Bench
+from reading_bench import ReaderHarness
 
-from leasehold.adapters.reading.handling import Delivery, by_key
+from leasehold.adapters.consumer.handling import Delivery, by_key
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.balancer.model import Position
 from leasehold_lab.simulator.world.world import ShardRecords
@@ -24,7 +24,7 @@ def keyed(*keys: str | None) -> list[Record]:
 
 def delivery(records: list[Record]) -> Delivery:
     """The records as a batch."""
-    return Delivery(records, records[-1].position, None, Bench().holding)
+    return Delivery(records, records[-1].position, None, ReaderHarness().holding)
 
 
 @define
@@ -126,7 +126,7 @@ def test_a_batch_that_is_given_up_cancels_its_keys() -> None:
 
 def test_a_part_cannot_be_checkpointed() -> None:
     """Without it the unfinished records of other keys would be behind a checkpoint."""
-    bench = Bench(ShardRecords(keyed("a", "b", "a")))
+    harness = ReaderHarness(ShardRecords(keyed("a", "b", "a")))
     refused: list[str] = []
 
     async def handle(batch: Delivery) -> None:
@@ -135,10 +135,10 @@ def test_a_part_cannot_be_checkpointed() -> None:
                 batch.checkpoint(record)
             refused.append(str(error.value))
 
-    whole = Delivery(bench.shard_log.records, Position("102"), None, bench.holding)
+    whole = Delivery(harness.shard_log.records, Position("102"), None, harness.holding)
     asyncio.run(awaited(by_key(handle, 2), whole))
     assert len(refused) == 4
-    assert not bench.store.row("s-0").checkpoint.numbered
+    assert not harness.store.row("s-0").checkpoint.numbered
 
 
 def test_a_part_of_columns_is_told_as_columns_too() -> None:
@@ -150,7 +150,9 @@ def test_a_part_of_columns_is_told_as_columns_too() -> None:
 
     records = keyed("a", "b", "a")
     batch = Batch(records, None, None, 0.0, in_columns=len)
-    asyncio.run(awaited(by_key(handle, 1), Delivery(records, Position("102"), None, Bench().holding, batch.in_columns)))
+    asyncio.run(
+        awaited(by_key(handle, 1), Delivery(records, Position("102"), None, ReaderHarness().holding, batch.in_columns))
+    )
     assert told == [2, 1]
 
 

@@ -1,9 +1,9 @@
 """How often a lease is checkpointed: once a second, and at once where another worker would start from it."""
 
-from reading_bench import Bench, data
+from reading_bench import ReaderHarness, data
 from virtual_fleet import FaultyStore
 
-from leasehold.adapters.reading.handling import CHECKPOINT_SECONDS, Delivery, Handling
+from leasehold.adapters.consumer.handling import CHECKPOINT_SECONDS, Delivery, Handling
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold.stores.writes import CheckpointLease
 from leasehold_lab.simulator.world.world import ShardRecords, records
@@ -21,10 +21,10 @@ def ignore(_delivery: Delivery) -> None:
 def test_by_default_a_lease_is_checkpointed_once_a_second() -> None:
     """Without it a table would be billed for every batch: five writes a second for each shard."""
     store = FaultyStore()
-    bench = Bench(ShardRecords(records(50), size=1), store=store)
+    harness = ReaderHarness(ShardRecords(records(50), size=1), store=store)
     assert Handling(ignore).checkpoint_seconds == CHECKPOINT_SECONDS
-    bench.steps(bench.reading(checkpoint_seconds=CHECKPOINT_SECONDS), 60)
-    assert bench.handed == [[each] for each in data(50)]
+    harness.steps(harness.reading(checkpoint_seconds=CHECKPOINT_SECONDS), 60)
+    assert harness.handed == [[each] for each in data(50)]
     # A batch every 0.2 s for 10 s: the first, then one a second, and the last record after no more than a second.
     assert (len(kept(store)), kept(store)[-1]) == (11, "149")
 
@@ -32,24 +32,24 @@ def test_by_default_a_lease_is_checkpointed_once_a_second() -> None:
 def test_a_checkpoint_within_a_batch_and_a_release_are_written_at_once() -> None:
     """Without it a handler that asks for a checkpoint would wait for it, and a stop would repeat what was handled."""
     store = FaultyStore()
-    bench = Bench(ShardRecords(records(6), size=2), store=store)
-    bench.does = lambda delivery: delivery.checkpoint(delivery.records[0])
-    reading = bench.reading(checkpoint_seconds=3600)
-    bench.steps(reading, 3)
+    harness = ReaderHarness(ShardRecords(records(6), size=2), store=store)
+    harness.does = lambda delivery: delivery.checkpoint(delivery.records[0])
+    reading = harness.reading(checkpoint_seconds=3600)
+    harness.steps(reading, 3)
     assert kept(store) == ["100", "101", "102"]
-    bench.holding.ask_release()
-    reading.step(bench.clock.now)
+    harness.holding.ask_release()
+    reading.step(harness.clock.now)
     assert (kept(store)[-1], store.row("s-0").owner) == ("103", None)
 
 
 def test_a_checkpoint_that_failed_is_made_up_for_soon() -> None:
     """Without it one stall of the store would keep a busy shard's checkpoint back for another `checkpoint_seconds`."""
-    bench = Bench(ShardRecords(records(4), size=2))
-    reading = bench.reading(checkpoint_seconds=3600)
-    bench.steps(reading, 1)  # opened
-    bench.store.down = True
-    bench.steps(reading, 1)
-    assert (bench.handed, bench.store.row("s-0").checkpoint) == ([data(2)], TRIM_HORIZON)
-    bench.store.down = False
-    bench.steps(reading, 1)
-    assert (bench.handed, bench.store.row("s-0").checkpoint) == ([data(2), data(2, 2)], Position("101"))
+    harness = ReaderHarness(ShardRecords(records(4), size=2))
+    reading = harness.reading(checkpoint_seconds=3600)
+    harness.steps(reading, 1)  # opened
+    harness.store.down = True
+    harness.steps(reading, 1)
+    assert (harness.handed, harness.store.row("s-0").checkpoint) == ([data(2)], TRIM_HORIZON)
+    harness.store.down = False
+    harness.steps(reading, 1)
+    assert (harness.handed, harness.store.row("s-0").checkpoint) == ([data(2), data(2, 2)], Position("101"))

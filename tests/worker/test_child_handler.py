@@ -8,9 +8,9 @@ from threading import Thread
 import pytest
 from waiters import until
 
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.multilang.children import Children
 from leasehold.adapters.multilang.daemon import ChildHandler
-from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Position

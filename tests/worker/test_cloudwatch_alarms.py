@@ -21,9 +21,9 @@ from standins.cloudwatch import Point, collect, in_alarm, template
 from virtual_fleet import Driven, FaultyStore, member, together
 from waiters import Clock
 
-from leasehold.adapters.reading.metrics import WorkerMetrics
+from leasehold.adapters.consumer.metrics import WorkerMetrics
 from leasehold.adapters.sources.protocol import Batch
-from leasehold.adapters.worker.reach import NOTE, Reach
+from leasehold.adapters.worker.progress import NOTE, Progress
 from leasehold.balancer.config import Config
 from leasehold.errors import OutcomeUnknown
 from leasehold_lab.simulator.world.world import ListSource, even_shards
@@ -58,7 +58,7 @@ class Fleet:
                 self.store.down = True
                 break
             owner, wall = self.store.row(key).owner or "", time.time()
-            reach = Reach(wall, owner, moves=switches, behind=behind, read=wall - silence, done=wall - silence)
+            reach = Progress(wall, owner, moves=switches, behind=behind, read=wall - silence, done=wall - silence)
             self.store.rewrite(key, lambda lease, reach=reach: evolve(lease, notes=((NOTE, reach.note),)))  # type: ignore[misc]
             if switches > self.passed.setdefault(number, switches):
                 self._pass_on(key)
@@ -81,8 +81,8 @@ class Fleet:
             behind, silence, _, kbps = self.incident(minute, LEASES.index(holding.key))
             if not silence:
                 batch = Batch((), None, behind, 0.2, size=round(10 * kbps * 1024))
-                holding.reach.read(batch, self.clock.now)
-                holding.reach.done(self.clock.now)
+                holding.progress.read(batch, self.clock.now)
+                holding.progress.done(self.clock.now)
                 metrics.read(holding, batch)
 
     def told(self, at: float) -> Iterator[Point]:

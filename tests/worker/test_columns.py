@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 from attrs import evolve
-from reading_bench import Bench, data
+from reading_bench import ReaderHarness, data
 from virtual_fleet import FaultySource
 
-from leasehold.adapters.reading.handling import Delivery
+from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.sources.protocol import Batch, Record, rows_in_columns
 from leasehold_lab.simulator.world.world import ShardRecords, records
 
@@ -26,12 +26,12 @@ def in_columns(batch: Batch) -> Batch:
 def test_a_handler_is_given_the_columns_of_its_source() -> None:
     """Without it a handler would pay for an object for each record to make columns of them again."""
     had: list[object] = []
-    bench = Bench(
+    harness = ReaderHarness(
         ShardRecords(records(3)),
         source=FaultySource(on_read=in_columns),
         does=lambda batch: had.append(batch.to_arrow()),
     )
-    bench.steps(bench.reading(), 2)
+    harness.steps(harness.reading(), 2)
     assert had == [data(3)[::-1]]
 
 
@@ -45,8 +45,8 @@ def test_columns_leave_out_what_a_failed_handler_has_done() -> None:
             batch.checkpoint(batch.records[0])
             raise ValueError
 
-    bench = Bench(ShardRecords(records(3)), source=FaultySource(on_read=in_columns), does=fail_once)
-    bench.steps(bench.reading(), 4)
+    harness = ReaderHarness(ShardRecords(records(3)), source=FaultySource(on_read=in_columns), does=fail_once)
+    harness.steps(harness.reading(), 4)
     assert had == [data(3)[::-1], data(2, 1)[::-1]]
 
 
@@ -59,8 +59,8 @@ def test_a_source_without_columns_says_so() -> None:
             batch.to_arrow()
         had.append(str(said.value))
 
-    bench = Bench(ShardRecords(records(1)), does=ask)
-    bench.steps(bench.reading(), 2)
+    harness = ReaderHarness(ShardRecords(records(1)), does=ask)
+    harness.steps(harness.reading(), 2)
     assert len(had) == 1
 
 

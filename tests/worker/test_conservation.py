@@ -15,10 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from virtual_fleet import FaultySource, FaultyStore, Kept, ManualExecutor, four_shards
 from waiters import Clock
 
-from leasehold.adapters.reading.handling import Delivery, Handling
-from leasehold.adapters.reading.handovers import Handovers
-from leasehold.adapters.reading.memory import RECORD_BYTES, MemoryBudget
-from leasehold.adapters.reading.reading import ShardReading
+from leasehold.adapters.consumer.dispatcher import Dispatcher
+from leasehold.adapters.consumer.handling import Delivery, Handling
+from leasehold.adapters.consumer.lease_reader import LeaseReader
+from leasehold.adapters.consumer.memory import RECORD_BYTES, MemoryBudget
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -60,7 +60,7 @@ class Conservation(RuleBasedStateMachine):
                 break
         assert len(consumer.begun) == SHARDS
         self.ended: list[BaseException] = []
-        self.handovers = Handovers(self.executor, end=self.ended.append)
+        self.dispatcher = Dispatcher(self.executor, end=self.ended.append)
         # So little that batches push each other out.
         self.budget = MemoryBudget((size + 1) * RECORD_BYTES if narrow else math.inf)
         self.outcomes: list[str] = []
@@ -77,7 +77,7 @@ class Conservation(RuleBasedStateMachine):
         )
         self.holdings = consumer.begun
         self.readings = [
-            ShardReading(self.worker, holding, handling, self.budget, self.handovers) for holding in self.holdings
+            LeaseReader(self.worker, holding, handling, self.budget, self.dispatcher) for holding in self.holdings
         ]
         self.dues = [self.clock.now] * SHARDS
 
@@ -171,7 +171,7 @@ class Conservation(RuleBasedStateMachine):
 
     def _work(self, place: int) -> None:
         work = self.executor.waiting.pop(place)
-        calls = dict(self.handovers._at_work)  # noqa: SLF001  what is given back is the point
+        calls = dict(self.dispatcher._at_work)  # noqa: SLF001  what is given back is the point
         work()
         for each in calls.values():
             self._wait(each)
@@ -225,8 +225,8 @@ class Conservation(RuleBasedStateMachine):
                 self.step_at(place)
             if not going:
                 break
-        self.handovers.close()
-        left = self.handovers._at_work, self.executor.waiting, self.budget.taken, self.budget.waiting, self.budget.idle  # noqa: SLF001
+        self.dispatcher.close()
+        left = self.dispatcher._at_work, self.executor.waiting, self.budget.taken, self.budget.waiting, self.budget.idle  # noqa: SLF001
         assert [list(each) for each in left] == [[]] * 5
         assert (self.budget.used, [each for each in self.source.readers if not each.closed]) == (0, [])
         assert {row.owner for row in self.store.list().leases} == {None} or any(h.lost.is_set() for h in self.holdings)

@@ -12,9 +12,9 @@ from virtual_fleet import FaultyStore, four_shards
 
 from leasehold.adapters import consuming
 from leasehold.adapters.cli.consume import app
+from leasehold.adapters.consumer.events import EventLines
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.consuming import load
-from leasehold.adapters.reading.events import EventLines
-from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.notes import Identity
 from leasehold.adapters.worker.worker import Worker

@@ -7,7 +7,7 @@ from attrs import define
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from leasehold.adapters.reading.cursor import (
+from leasehold.adapters.consumer.cursor import (
     AwaitEvent,
     Cursor,
     DeliverRows,

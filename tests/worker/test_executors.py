@@ -9,7 +9,7 @@ import pytest
 from attrs import define, field
 from waiters import WAIT
 
-from leasehold.adapters.reading.executors import InlineExecutor, ThreadExecutor, Work
+from leasehold.adapters.consumer.executors import InlineExecutor, ThreadExecutor, Work
 
 
 @define
@@ -280,7 +280,7 @@ def test_threads_that_wait_take_what_comes_before_another_is_started(monkeypatch
     def meet() -> None:
         both.wait(WAIT)
 
-    monkeypatch.setattr("leasehold.adapters.reading.executors.Condition", Told)
+    monkeypatch.setattr("leasehold.adapters.consumer.executors.Condition", Told)
     monkeypatch.setattr("leasehold.adapters.threads.Thread", Counted)
     executor = ThreadExecutor(3)
     for _ in range(2):
@@ -306,7 +306,7 @@ def test_a_thread_that_waits_keeps_nothing_of_its_last_batch(monkeypatch: pytest
         def handle(self) -> None:
             """It is handled."""
 
-    monkeypatch.setattr("leasehold.adapters.reading.executors.Condition", Told)
+    monkeypatch.setattr("leasehold.adapters.consumer.executors.Condition", Told)
     executor, batch = ThreadExecutor(1), Batch()
     gone = weakref.ref(batch)
     executor.start(batch.handle)

@@ -18,9 +18,9 @@ from refusing import DESCRIPTOR, THREAD, Refusal, refusing
 from virtual_fleet import four_shards
 from waiters import WAIT
 
-from leasehold.adapters.reading.dead_letters.boxes import dead_letters
-from leasehold.adapters.reading.handling import Delivery, Handler, Handling
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.consumer.dead_letters.sinks import dead_letters
+from leasehold.adapters.consumer.handling import Delivery, Handler, Handling
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
@@ -133,10 +133,10 @@ def goes_on(handled: Handled, kind: str, first: int, count: int) -> int:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Faults are waited for a moment."""
-    monkeypatch.setattr("leasehold.adapters.reading.runner.STEP_FAULT_WAITS", (0.02, 0.02, 0.02))
-    monkeypatch.setattr("leasehold.adapters.reading.runner.FAULT_SECONDS", 0.02)
-    monkeypatch.setattr("leasehold.adapters.reading.runner.EXCLUDED_SECONDS", 0.05)
-    monkeypatch.setattr("leasehold.adapters.reading.runner.start_seconds", lambda *_of_whom: 0.0)
+    monkeypatch.setattr("leasehold.adapters.consumer.runner.STEP_FAULT_WAITS", (0.02, 0.02, 0.02))
+    monkeypatch.setattr("leasehold.adapters.consumer.runner.FAULT_SECONDS", 0.02)
+    monkeypatch.setattr("leasehold.adapters.consumer.runner.EXCLUDED_SECONDS", 0.05)
+    monkeypatch.setattr("leasehold.adapters.consumer.runner.start_seconds", lambda *_of_whom: 0.0)
     before = set(threading.enumerate())
     logging.disable(logging.CRITICAL)  # what is logged is kept, and the half of a loop with it
     yield

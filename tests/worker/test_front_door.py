@@ -23,9 +23,9 @@ import leasehold
 from leasehold import Lease, Position
 from leasehold.adapters.cli.consume import app
 from leasehold.adapters.cli.produce import app as produce_app
+from leasehold.adapters.consumer.handling import Handling
 from leasehold.adapters.consuming import Options, consumption
 from leasehold.adapters.producing import ProduceOptions
-from leasehold.adapters.reading.handling import Handling
 from leasehold.adapters.sources.protocol import Record, Settled
 from leasehold.balancer.model import at_timestamp
 from leasehold.errors import SourceError, WorkerError

@@ -39,9 +39,9 @@ class Taker:
         self.store.write(ClaimLease(self.store.row(key), owner))
         return self.store.row(key)
 
-    def asked(self, key: str = "s-0", heir: str = "bob", owner: str = "ann") -> Lease:
+    def asked(self, key: str = "s-0", next_owner: str = "bob", owner: str = "ann") -> Lease:
         """Such a lease with an heir."""
-        self.store.write(RequestLease(self.owned(key, owner), heir))
+        self.store.write(RequestLease(self.owned(key, owner), next_owner))
         return self.store.row(key)
 
     def given(self, key: str = "s-0") -> Lease:
@@ -176,7 +176,7 @@ def test_a_worker_that_leaves_takes_back_its_requests_and_forgets_them() -> None
     for key in ("s-0", "s-1"):
         one.handoffs.asked(one.asked(key))
     one.handoffs.withdraw()
-    assert [one.store.row(key).heir for key in ("s-0", "s-1")] == [None, None]
+    assert [one.store.row(key).next_owner for key in ("s-0", "s-1")] == [None, None]
     assert one.handoffs.again([Lease("s-0", owner="ann", yields=True)]) == ()
     count = len(one.store.writes)
     one.handoffs.withdraw()
@@ -191,5 +191,5 @@ def test_one_request_that_cannot_be_taken_back_keeps_no_other(caplog: pytest.Log
     one.store.write(StealLease(one.store.row("s-0"), "cyd"))
     one.store.lose_replies = 1
     one.handoffs.withdraw()
-    assert [one.store.row(key).heir for key in ("s-0", "s-1")] == [None, None]
+    assert [one.store.row(key).next_owner for key in ("s-0", "s-1")] == [None, None]
     assert [(each.levelname, "s-0" in each.getMessage()) for each in caplog.records] == [("WARNING", True)]

@@ -5,21 +5,21 @@ from collections.abc import Callable
 
 import pytest
 from attrs import define, field
-from reading_bench import Bench
+from reading_bench import ReaderHarness
 from virtual_fleet import ManualExecutor
 from waiters import Clock
 
-from leasehold.adapters.reading.handling import Handling
-from leasehold.adapters.reading.handovers import (
+from leasehold.adapters.consumer.dispatcher import (
     AtWork,
     CallEnded,
+    Dispatcher,
     Found,
     GivenUp,
     Handover,
-    Handovers,
     LeaseLost,
     NotBegun,
 )
+from leasehold.adapters.consumer.handling import Handling
 from leasehold.adapters.worker.holding import Holding
 
 
@@ -29,12 +29,12 @@ class Watched:
 
     policy: dict[str, float] = field(factory=dict)
     executor: ManualExecutor = field(factory=ManualExecutor)
-    bench: Bench = field(factory=Bench)
+    harness: ReaderHarness = field(factory=ReaderHarness)
     slow: list[tuple[str, float]] = field(factory=list)
     again: list[str] = field(factory=list)
     reasons: list[str] = field(factory=list)
     calls: list[str] = field(factory=list)
-    handovers: Handovers = field(init=False)
+    dispatcher: Dispatcher = field(init=False)
     handling: Handling = field(init=False)
     handover: Handover = field(init=False)
 
@@ -43,14 +43,14 @@ class Watched:
             assert self.executor.replaced, "others wait for its thread, and an observer may take its time"
             self.slow.append((holding.key, seconds))
 
-        self.handovers = Handovers(
+        self.dispatcher = Dispatcher(
             self.executor, again=self.again.append, end=lambda reason: self.reasons.append(repr(reason))
         )
         self.handling = Handling(lambda _batch: None, slow=slow, **self.policy)  # type: ignore[arg-type]
 
     @property
     def clock(self) -> Clock:
-        return self.bench.clock
+        return self.harness.clock
 
     def begin(self, call: Callable[[], object] = lambda: None) -> Found:
         """Hand a batch over, and look after it."""
@@ -59,8 +59,8 @@ class Watched:
             self.calls.append("handled")
             return call()
 
-        self.handover = Handover(self.bench.holding, self.handling, self.clock, handle)
-        return self.handovers.begin(self.handover) or self.look(self.clock.now - 1000.0)
+        self.handover = Handover(self.harness.holding, self.handling, self.clock, handle)
+        return self.dispatcher.begin(self.handover) or self.look(self.clock.now - 1000.0)
 
     def work(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Begin what waits; this happens while it is at work."""
@@ -75,7 +75,7 @@ class Watched:
 
     def look(self, seconds: float) -> Found:
         """Look after it so many seconds after the beginning."""
-        return self.handovers.look(self.handover, 1000.0 + seconds)
+        return self.dispatcher.look(self.handover, 1000.0 + seconds)
 
 
 def test_a_batch_waits_for_a_thread_and_is_looked_after_when_it_could_be_slow() -> None:
@@ -110,7 +110,7 @@ def test_a_batch_that_finds_its_lease_lost_or_expired_is_not_handed_over() -> No
     """It waited for a thread for so long that another worker handles the same records by now."""
     lost = Watched()
     lost.begin()
-    lost.bench.holding.drop("stolen")
+    lost.harness.holding.drop("stolen")
     lost.work()
     assert (lost.look(1.0), lost.calls) == (LeaseLost(), [])
     expired = Watched()
@@ -164,7 +164,7 @@ def test_a_handler_of_a_lost_lease_is_waited_for_until_it_is_slow() -> None:
     """Its end may still tell what is done; but whoever is to begin again under that key cannot wait for ever."""
     watched = Watched({"slow_seconds": 5.0})
     watched.at_work()
-    watched.bench.holding.drop("stolen")
+    watched.harness.holding.drop("stolen")
     assert watched.look(4.9) == AtWork(1005.0)
     assert watched.look(5.0) == LeaseLost()
 

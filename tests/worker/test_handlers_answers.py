@@ -6,10 +6,10 @@ from functools import partial, wraps
 
 import pytest
 from attrs import define, fields
-from reading_bench import Bench
+from reading_bench import ReaderHarness
 
-from leasehold.adapters.reading.attempts import Attempts
-from leasehold.adapters.reading.handling import Ending, Handling, Unhandled, fault_from, fault_of, takes
+from leasehold.adapters.consumer.attempts import Attempts
+from leasehold.adapters.consumer.handling import Ending, Handling, Unhandled, fault_from, fault_of, takes
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.stores.printable import said
 
@@ -126,7 +126,7 @@ def test_a_log_line_says_what_failed_and_where_with_the_traceback_of_what_was_ra
 ) -> None:
     """Nobody would know which records to look for; or the log tell a user's text twice, or the worker's own lines."""
     batch, odd, plain = Batch((Record(b"", "7"), Record(b"", "8")), None, 0.0, 0.0), GeneratorExit(), ValueError("text")
-    attempts = Attempts(Handling(lambda _batch: None), Bench().holding, lambda least, _most: least)
+    attempts = Attempts(Handling(lambda _batch: None), ReaderHarness().holding, lambda least, _most: least)
     for fault in (plain, Unhandled("it is odd"), fault_from(odd)):
         attempts.failed(attempts.piece(batch), fault)
     assert caplog.messages == [

@@ -11,7 +11,7 @@ from leasehold.balancer.actions import Release
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON
 from leasehold.errors import OutcomeUnknown
-from leasehold.stores.protocol import Done, Promises
+from leasehold.stores.protocol import Capabilities, Done
 from leasehold.stores.writes import ClaimLease, RequestLease, TakeBackLease
 from leasehold_lab.simulator.world.world import ListSource
 
@@ -31,9 +31,9 @@ def consumer(driven: Driven) -> Kept:
     return driven.worker.consumer
 
 
-def asked_for(store: FaultyStore, key: str = "s-0", heir: str = "b-1") -> None:
+def asked_for(store: FaultyStore, key: str = "s-0", next_owner: str = "b-1") -> None:
     """A request on a lease, as its heir writes it."""
-    outcome = store.write(RequestLease(store.row(key), heir))
+    outcome = store.write(RequestLease(store.row(key), next_owner))
     assert isinstance(outcome, Done)
 
 
@@ -76,7 +76,7 @@ def test_a_worker_that_waits_for_a_lease_takes_nothing_else_from_its_former_read
     clock, store = Clock(), FaultyStore()
     _one, two = pair(clock, store)
     two.run(1.0)
-    assert sorted(str(lease.heir) for lease in store.list().leases) == ["None", "None", "None", "b-1"]
+    assert sorted(str(lease.next_owner) for lease in store.list().leases) == ["None", "None", "None", "b-1"]
 
 
 def test_a_gift_that_nobody_accepts_is_taken_back_after_two_seconds() -> None:
@@ -110,7 +110,7 @@ def given(store: FaultyStore) -> tuple[Driven, Driven, str]:
     """A giver, an heir that asked for a lease and has not looked since, and that lease, which was given to it."""
     one, two = pair(Clock(), store)
     two.run(1.0)
-    [wanted] = [lease.key for lease in store.list().leases if lease.heir == "b-1"]
+    [wanted] = [lease.key for lease in store.list().leases if lease.next_owner == "b-1"]
     one.run(MINIMAL.renew_seconds + 0.1)
     return one, two, wanted
 
@@ -120,22 +120,22 @@ def taken_back(one: Driven, store: FaultyStore, wanted: str) -> None:
     assert store.row(wanted).owner == "b-1"
     one.turn_due = one.clock.now
     one.run(2.1)
-    assert (store.row(wanted).owner, store.row(wanted).heir) == ("a-1", None)
+    assert (store.row(wanted).owner, store.row(wanted).next_owner) == ("a-1", None)
 
 
 def test_an_heir_that_finds_its_gift_taken_back_asks_for_it_again_at_once() -> None:
     """Without it an heir that was late would wait for its next look at the whole table, a newcomer unseen by others."""
-    store = FaultyStore(Promises(free_notes=False))
+    store = FaultyStore(Capabilities(free_notes=False))
     one, two, wanted = given(store)
     taken_back(one, store, wanted)
     two.step()
-    assert [lease.key for lease in store.list().leases if lease.heir == "b-1"] == [wanted]
+    assert [lease.key for lease in store.list().leases if lease.next_owner == "b-1"] == [wanted]
 
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_an_heir_that_accepts_too_late_asks_again_at_once(monkeypatch: pytest.MonkeyPatch, *, whole: bool) -> None:
     """Without it an heir whose acceptance came a moment late would wait as long, and not look at the lease again."""
-    store = FaultyStore(Promises(free_notes=False))
+    store = FaultyStore(Capabilities(free_notes=False))
     one, two, wanted = given(store)
     seen, listed = store.get([wanted]), store.list()
     taken_back(one, store, wanted)
@@ -145,7 +145,7 @@ def test_an_heir_that_accepts_too_late_asks_again_at_once(monkeypatch: pytest.Mo
         late.setattr(store, "get", lambda _keys, *, stale_ok=False: seen if stale_ok else ())
         late.setattr(store, "list", lambda: listed)
         two.step()
-    assert store.row(wanted).heir == "b-1"
+    assert store.row(wanted).next_owner == "b-1"
     one.run(MINIMAL.renew_seconds + 0.1)
     two.run(0.5)
     assert wanted in two.held
@@ -194,14 +194,14 @@ def test_an_heir_that_leaves_asks_for_nothing_beside_that() -> None:
     together([Driven(one.worker, clock, clock.now + 1000, clock.now + 1000), two], 9)
 
     def turn() -> None:
-        if not any(lease.heir for lease in store.list().leases):
+        if not any(lease.next_owner for lease in store.list().leases):
             store.passes = lambda: None
             two.worker.hurry()
             two.worker.turn(clock.now)
 
     store.passes = turn
     two.worker.close()
-    assert [lease.heir for lease in store.list().leases] == [None] * 4
+    assert [lease.next_owner for lease in store.list().leases] == [None] * 4
 
 
 def test_a_release_waits_for_the_batch_in_hand() -> None:
@@ -209,7 +209,7 @@ def test_a_release_waits_for_the_batch_in_hand() -> None:
     clock, store = Clock(), FaultyStore()
     one, _two = pair(clock, store)
     consumer(one).busy = True
-    one.worker._act(Release(store.row("s-0"), "M11", heir="b-1"))  # noqa: SLF001  as a plan asks for it
+    one.worker._act(Release(store.row("s-0"), "M11", next_owner="b-1"))  # noqa: SLF001  as a plan asks for it
     (held,) = consumer(one).releasing
     assert (held.key, held.releasing, store.row("s-0").owner) == ("s-0", True, "a-1")
     consumer(one).busy = False

@@ -5,8 +5,8 @@ from running import running
 from types_boto3_dynamodb import DynamoDBClient
 from waiters import until
 
-from leasehold.adapters.reading.handling import Delivery, Handling, Happening
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.consumer.handling import Delivery, Handling, Happening
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config

@@ -12,12 +12,12 @@ from threading import Event, Thread, current_thread
 
 import pytest
 from attrs import define, field
-from reading_bench import Bench
+from reading_bench import ReaderHarness
 from waiters import WAIT
 
-from leasehold.adapters.reading.executors import EventLoop, InlineExecutor, ThreadExecutor, Work
-from leasehold.adapters.reading.handling import Handling, NotAwaited, Unhandled
-from leasehold.adapters.reading.handovers import CallEnded, Handover, Handovers
+from leasehold.adapters.consumer.dispatcher import CallEnded, Dispatcher, Handover
+from leasehold.adapters.consumer.executors import EventLoop, InlineExecutor, ThreadExecutor, Work
+from leasehold.adapters.consumer.handling import Handling, NotAwaited, Unhandled
 
 
 class Fatal(BaseException):
@@ -32,19 +32,19 @@ class Told:
     again: list[str] = field(factory=list)
     reasons: list[BaseException] = field(factory=list)
     over: Event = field(factory=Event)
-    bench: Bench = field(factory=Bench)
-    handovers: Handovers = field(init=False)
+    harness: ReaderHarness = field(factory=ReaderHarness)
+    dispatcher: Dispatcher = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.handovers = Handovers(self.executor, again=self._again, end=self.reasons.append, fatal=(Fatal,))
+        self.dispatcher = Dispatcher(self.executor, again=self._again, end=self.reasons.append, fatal=(Fatal,))
 
     def _again(self, key: str) -> None:
         self.again.append(key)
         self.over.set()
 
     def begin(self, call: Callable[[], object]) -> Handover:
-        handover = Handover(self.bench.holding, Handling(lambda _batch: None), lambda: 42.0, call)
-        assert self.handovers.begin(handover) is None
+        handover = Handover(self.harness.holding, Handling(lambda _batch: None), lambda: 42.0, call)
+        assert self.dispatcher.begin(handover) is None
         return handover
 
 
@@ -119,7 +119,7 @@ def test_an_awaitable_is_over_when_it_was_awaited() -> None:
     handover = told.begin(_raises)
     assert told.over.wait(WAIT)
     assert isinstance(fault_in(handover), ValueError)
-    told.handovers.close()
+    told.dispatcher.close()
 
 
 def test_an_awaitable_that_is_given_up_is_cancelled() -> None:
@@ -137,7 +137,7 @@ def test_an_awaitable_that_is_given_up_is_cancelled() -> None:
     handover.cancel()
     assert told.over.wait(WAIT)
     assert isinstance(fault_in(handover), Unhandled)
-    told.handovers.close()
+    told.dispatcher.close()
 
 
 def test_a_handler_that_was_given_up_is_told_of_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
@@ -152,11 +152,11 @@ def test_a_handler_that_was_given_up_is_told_of_when_it_ends(caplog: pytest.LogC
         """Lets the test see the call before it begins."""
 
         def start(self, work: Work) -> None:
-            (handover,) = told.handovers._at_work.values()  # noqa: SLF001  before anybody else can have it
+            (handover,) = told.dispatcher._at_work.values()  # noqa: SLF001  before anybody else can have it
             late.append(handover)
             work()
 
-    told.executor = told.handovers._executor = Waiting()  # noqa: SLF001  the one stand-in
+    told.executor = told.dispatcher._executor = Waiting()  # noqa: SLF001  the one stand-in
     with caplog.at_level(logging.WARNING):
         told.begin(gives_up)
     assert "shard s-0: the handler that was given up has ended: it returned" in caplog.text
@@ -190,9 +190,9 @@ def test_a_fault_of_an_onlooker_is_said_once_by_its_name_and_breaks_nothing(capl
     """Reading would end for a metric, or the log fill with one line for each batch."""
     told = Told()
     for _ in range(2):
-        told.handovers.notify("measure", raising(ValueError("no such metric")))
-        told.handovers.notify("observer", lambda: 3)  # what it answers is nobody's affair
-        told.handovers.notify("slow", _raises)  # nobody would await it
+        told.dispatcher.notify("measure", raising(ValueError("no such metric")))
+        told.dispatcher.notify("observer", lambda: 3)  # what it answers is nobody's affair
+        told.dispatcher.notify("slow", _raises)  # nobody would await it
     said = [record.getMessage() for record in caplog.records]
     assert [line.split(";")[0] for line in said] == ["the measure failed", "the slow failed"]
     assert "no such metric" in said[0]
@@ -204,8 +204,8 @@ def test_an_onlooker_that_ends_the_process_ends_the_worker_and_that_is_said_once
 ) -> None:
     """Ctrl-C in an observer would be lost, or said for each shard that is left."""
     told, first, second = Told(), KeyboardInterrupt("one"), SystemExit("two")
-    told.handovers.notify("observer", raising(first))
-    told.handovers.notify("observer", raising(second))
+    told.dispatcher.notify("observer", raising(first))
+    told.dispatcher.notify("observer", raising(second))
     assert told.reasons == [first, second]
     assert [record.getMessage() for record in caplog.records] == ["the worker ends: KeyboardInterrupt: one"]
 
@@ -213,7 +213,7 @@ def test_an_onlooker_that_ends_the_process_ends_the_worker_and_that_is_said_once
 def test_an_exception_that_ends_a_task_is_no_fault_of_an_onlooker() -> None:
     """A simulated process that is killed in its observer would go on."""
     with pytest.raises(Fatal):
-        Told().handovers.notify("observer", raising(Fatal()))
+        Told().dispatcher.notify("observer", raising(Fatal()))
 
 
 def test_a_task_of_a_handlers_own_that_ends_the_process_ends_the_worker() -> None:
@@ -224,7 +224,7 @@ def test_a_task_of_a_handlers_own_that_ends_the_process_ends_the_worker() -> Non
         told.reasons.append(reason)
         ended.set()
 
-    told.handovers = Handovers(end=end)
+    told.dispatcher = Dispatcher(end=end)
 
     async def leave() -> None:
         raise SystemExit(3)
@@ -237,7 +237,7 @@ def test_a_task_of_a_handlers_own_that_ends_the_process_ends_the_worker() -> Non
 
     told.begin(call)
     assert ended.wait(WAIT)
-    told.handovers.close()
+    told.dispatcher.close()
     assert told.reasons == [tasks[0].exception()]
 
 
@@ -301,11 +301,11 @@ def test_a_call_that_is_given_up_before_it_answers_is_cancelled_when_it_does() -
         handover.given_up = True
         return Endless()
 
-    handover = Handover(told.bench.holding, Handling(lambda _batch: None), lambda: 42.0, call)
-    assert told.handovers.begin(handover) is None
+    handover = Handover(told.harness.holding, Handling(lambda _batch: None), lambda: 42.0, call)
+    assert told.dispatcher.begin(handover) is None
     assert told.over.wait(WAIT)
     assert isinstance(fault_in(handover), Unhandled)
-    told.handovers.close()
+    told.dispatcher.close()
 
 
 def test_what_no_loop_awaits_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +314,7 @@ def test_what_no_loop_awaits_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_told: object) -> Thread:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("leasehold.adapters.reading.executors.spawn", refused)
+    monkeypatch.setattr("leasehold.adapters.consumer.executors.spawn", refused)
     awaited = Awaited()
     unawaited = awaited.wait()
     with pytest.raises(NotAwaited, match=r"^there is no event loop to await it: RuntimeError: can't start new thread$"):
@@ -331,7 +331,7 @@ def test_a_loop_that_could_not_begin_is_begun_by_the_next_call(monkeypatch: pyte
             raise faults.pop()
         return asyncio.new_event_loop()
 
-    monkeypatch.setattr("leasehold.adapters.reading.executors.new_event_loop", loop)
+    monkeypatch.setattr("leasehold.adapters.consumer.executors.new_event_loop", loop)
     awaited = Awaited()
     with pytest.raises(NotAwaited, match=r"^there is no event loop to await it: OSError: too many open files$"):
         awaited.loop.spawn(awaited.wait(), awaited.over.put)
@@ -352,7 +352,7 @@ def test_closed_handovers_leave_no_thread() -> None:
 
     told.begin(call)
     assert told.over.wait(WAIT)
-    told.handovers.close()
+    told.dispatcher.close()
     for name in ("leasehold-handle-0", "leasehold-loop"):
         thread = threads.get(timeout=WAIT)
         thread.join(WAIT)
@@ -361,7 +361,7 @@ def test_closed_handovers_leave_no_thread() -> None:
 
 def test_a_function_that_blocks_the_event_loop_does_not_keep_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker would not end for as long as somebody's `async def` waits for something else."""
-    monkeypatch.setattr("leasehold.adapters.reading.executors.CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr("leasehold.adapters.consumer.executors.CLOSE_SECONDS", 0.01)
     awaited, release, ended = Awaited(), Event(), list[bool]()
 
     async def block() -> None:

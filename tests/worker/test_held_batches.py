@@ -6,13 +6,13 @@ from typing import Never
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading_bench import Bench, data
+from reading_bench import ReaderHarness, data
 from virtual_fleet import FaultySource, ManualExecutor
 
-from leasehold.adapters.reading.handling import Delivery, Handling
-from leasehold.adapters.reading.handovers import Handovers
-from leasehold.adapters.reading.memory import MemoryBudget
-from leasehold.adapters.reading.reading import ShardReading
+from leasehold.adapters.consumer.dispatcher import Dispatcher
+from leasehold.adapters.consumer.handling import Delivery, Handling
+from leasehold.adapters.consumer.lease_reader import LeaseReader
+from leasehold.adapters.consumer.memory import MemoryBudget
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold.stores.protocol import Outcome
@@ -27,14 +27,14 @@ def raises(fault: type[BaseException]) -> Never:
     raise fault("injected")
 
 
-def stubborn(bench: Bench, reading: ShardReading, steps: int) -> None:
+def stubborn(harness: ReaderHarness, reading: LeaseReader, steps: int) -> None:
     """So many steps; one that raises is called again, as by those who keep the schedule."""
     for _ in range(steps):
         try:
-            bench.steps(reading, 1)
+            harness.steps(reading, 1)
         except FAULTS:
-            bench.clock.now += 1
-        bench.worker.renew(bench.clock.now)
+            harness.clock.now += 1
+        harness.worker.renew(harness.clock.now)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -47,11 +47,11 @@ def test_a_reading_that_breaks_off_is_begun_again_behind_what_is_done(fault: typ
         if len(calls) == 2:
             raises(fault)
 
-    bench = Bench(ShardRecords(records(6), size=2), source=FaultySource(on_read=once))
-    stubborn(bench, bench.reading(checkpoint_seconds=3600), 8)
-    assert bench.handed == [data(2), data(2, 2), data(2, 4)]
-    assert bench.source.opened == [("s-0", TRIM_HORIZON), ("s-0", Position("101"))]
-    assert bench.happened == ["initialize"]
+    harness = ReaderHarness(ShardRecords(records(6), size=2), source=FaultySource(on_read=once))
+    stubborn(harness, harness.reading(checkpoint_seconds=3600), 8)
+    assert harness.handed == [data(2), data(2, 2), data(2, 4)]
+    assert harness.source.opened == [("s-0", TRIM_HORIZON), ("s-0", Position("101"))]
+    assert harness.happened == ["initialize"]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -64,21 +64,21 @@ def test_a_batch_is_held_before_it_is_counted(fault: type[BaseException]) -> Non
         if len(calls) == 1:
             raises(fault)
 
-    bench = Bench(ShardRecords(records(4), size=2))
-    stubborn(bench, bench.reading(measure=measure), 6)
-    assert bench.handed == [data(2), data(2, 2)]
+    harness = ReaderHarness(ShardRecords(records(4), size=2))
+    stubborn(harness, harness.reading(measure=measure), 6)
+    assert harness.handed == [data(2), data(2, 2)]
 
 
 def test_numbers_that_fall_stop_the_shard(caplog: pytest.LogCaptureFixture) -> None:
     """Without it records of a partition made anew would be handed over, and not be read again after a crash."""
-    bench = Bench(ShardRecords([*records(2, 50), *records(4)], size=2))
-    reading = bench.reading()
-    bench.steps(reading, 4)
+    harness = ReaderHarness(ShardRecords([*records(2, 50), *records(4)], size=2))
+    reading = harness.reading()
+    harness.steps(reading, 4)
     said = (
         "it cannot be read: its sequence numbers fall, from 151 to 101: was the stream made anew? --if-recreated "
         "TRIM_HORIZON or LATEST has its leases begin anew; `leasehold reset` sets this one back"
     )
-    assert (bench.handed, bench.store.row("s-0").checkpoint) == ([data(2, 50)], Position("151"))
+    assert (harness.handed, harness.store.row("s-0").checkpoint) == ([data(2, 50)], Position("151"))
     assert [text for text in caplog.messages if "fall" in text] == [
         f"shard s-0 stops here: {said}; released, not taken again for 60 s"
     ]
@@ -102,44 +102,44 @@ def test_no_record_is_behind_a_checkpoint_that_its_handler_has_not_finished_with
         perhaps()
         done.update(record.data for record in delivery.records)
 
-    bench = Bench(ShardRecords(records(9), (shard("c-0", 0, 9, "s-0"),), ended=True, size=size), does=handle)
-    bench.source = bench.worker.source = FaultySource(shard_logs=bench.source.shard_logs, on_read=perhaps)
-    reading = bench.reading(measure=perhaps, attempts=1000, most_wait_seconds=1.0, checkpoint_seconds=every)
+    harness = ReaderHarness(ShardRecords(records(9), (shard("c-0", 0, 9, "s-0"),), ended=True, size=size), does=handle)
+    harness.source = harness.worker.source = FaultySource(shard_logs=harness.source.shard_logs, on_read=perhaps)
+    reading = harness.reading(measure=perhaps, attempts=1000, most_wait_seconds=1.0, checkpoint_seconds=every)
     for step in range(60):
         calm += [True] * (step == 30)
-        stubborn(bench, reading, 1)
-        order = bench.store.row("s-0").checkpoint.order
+        stubborn(harness, reading, 1)
+        order = harness.store.row("s-0").checkpoint.order
         assert {record.data for record in records(9) if record.position.order <= order} <= done
-    assert (done, bench.store.row("s-0").ended) == (set(data(9)), True)
+    assert (done, harness.store.row("s-0").ended) == (set(data(9)), True)
 
 
-def asleep(bench: Bench) -> None:
+def asleep(harness: ReaderHarness) -> None:
     """Longer than a lease lasts."""
-    bench.clock.now += 11.0
+    harness.clock.now += 11.0
 
 
 def test_no_record_is_read_under_an_expired_lease() -> None:
     """Without it a worker that wakes up would read, and hand over, what another has been reading for long."""
-    bench = Bench(ShardRecords(records(4), size=2))
-    reading = bench.reading()
-    bench.steps(reading, 2)
-    asleep(bench)
-    bench.steps(reading, 3)
-    assert bench.handed == [data(2)]
-    bench.worker.renew(bench.clock.now)
-    bench.steps(reading, 1)
-    assert bench.handed == [data(2), data(2, 2)], "nobody took it"
+    harness = ReaderHarness(ShardRecords(records(4), size=2))
+    reading = harness.reading()
+    harness.steps(reading, 2)
+    asleep(harness)
+    harness.steps(reading, 3)
+    assert harness.handed == [data(2)]
+    harness.worker.renew(harness.clock.now)
+    harness.steps(reading, 1)
+    assert harness.handed == [data(2), data(2, 2)], "nobody took it"
 
 
 def test_a_batch_that_came_as_the_lease_expired_is_not_handed_over() -> None:
     """Without it a stop in the middle of a request would end in records handed over twice."""
-    bench = Bench(ShardRecords(records(2)), source=FaultySource(on_read=lambda _batch: asleep(bench)))
-    reading = bench.reading()
-    bench.steps(reading, 2)
-    bench.store.write(ClaimLease(bench.store.row("s-0"), "b-1"))
-    bench.worker.renew(bench.clock.now)
-    bench.until_over(reading)
-    assert (bench.handed, bench.happened) == ([], ["initialize", "lease-lost"])
+    harness = ReaderHarness(ShardRecords(records(2)), source=FaultySource(on_read=lambda _batch: asleep(harness)))
+    reading = harness.reading()
+    harness.steps(reading, 2)
+    harness.store.write(ClaimLease(harness.store.row("s-0"), "b-1"))
+    harness.worker.renew(harness.clock.now)
+    harness.until_over(reading)
+    assert (harness.handed, harness.happened) == ([], ["initialize", "lease-lost"])
 
 
 def test_an_attempt_that_is_due_after_the_lease_expired_is_not_made() -> None:
@@ -148,59 +148,59 @@ def test_an_attempt_that_is_due_after_the_lease_expired_is_not_made() -> None:
     def fails(_delivery: Delivery) -> None:
         raise OSError("passing")
 
-    bench = Bench(does=fails)
-    reading = bench.reading()
-    bench.steps(reading, 2)
-    asleep(bench)
-    bench.steps(reading, 3)
-    assert len(bench.handed) == 1
+    harness = ReaderHarness(does=fails)
+    reading = harness.reading()
+    harness.steps(reading, 2)
+    asleep(harness)
+    harness.steps(reading, 3)
+    assert len(harness.handed) == 1
 
 
 @pytest.mark.parametrize("taken", [True, False])
 def test_an_expired_lease_is_renewed_before_its_checkpoint_moves(taken: bool) -> None:
     """Without it a store that checks no owner would take the word of a worker that slept through its lease."""
-    bench = Bench()
+    harness = ReaderHarness()
     renewals: list[str] = []
-    stored = bench.store.write
+    stored = harness.store.write
 
     def counted(write: Write) -> Outcome:
         renewals.extend([write.lease.key] if isinstance(write, RenewLease) else [])
         return stored(write)
 
-    bench.store.write = counted  # type: ignore[method-assign]  # to count
-    asleep(bench)
+    harness.store.write = counted  # type: ignore[method-assign]  # to count
+    asleep(harness)
     if taken:
-        bench.store.write(ClaimLease(bench.store.row("s-0"), "b-1"))
-    assert bench.holding.checkpoint(Position("102")) is not taken
+        harness.store.write(ClaimLease(harness.store.row("s-0"), "b-1"))
+    assert harness.holding.checkpoint(Position("102")) is not taken
     assert renewals == ["s-0"]
-    assert bench.store.row("s-0").checkpoint == (TRIM_HORIZON if taken else Position("102"))
+    assert harness.store.row("s-0").checkpoint == (TRIM_HORIZON if taken else Position("102"))
 
 
 def test_a_reading_that_waits_for_room_is_woken_by_its_name_and_measures_from_then_on() -> None:
     """Nobody would call it again; and its shard would look idle for as long as others took its budget."""
     woken: list[str] = []
     budget = MemoryBudget(1, woken.append)
-    bench, other = Bench(ShardRecords(records(5))), budget.share("other")
+    harness, other = ReaderHarness(ShardRecords(records(5))), budget.share("other")
     assert other.ask()
-    reading = bench.reading(budget)
-    bench.steps(reading, 3)
-    assert (bench.handed, woken) == ([], [])
+    reading = harness.reading(budget)
+    harness.steps(reading, 3)
+    assert (harness.handed, woken) == ([], [])
     other.clear()
     assert woken == ["s-0"]
-    bench.steps(reading, 2)
-    assert bench.handed == [data(5)]
-    assert bench.holding.throughput.average(bench.clock.now + 1000.0) is not None
+    harness.steps(reading, 2)
+    assert harness.handed == [data(5)]
+    assert harness.holding.throughput.average(harness.clock.now + 1000.0) is not None
 
 
 def test_a_batch_that_is_done_between_two_steps_is_checkpointed_by_the_next() -> None:
     """It would be handed over again, or its shard stand still."""
-    bench, executor = Bench(ShardRecords(records(5))), ManualExecutor()
-    handling = Handling(bench.handle, checkpoint_seconds=60.0)
-    reading = ShardReading(bench.worker, bench.holding, handling, handovers=Handovers(executor))
-    bench.steps(reading, 2)
-    assert (len(executor.waiting), bench.handed) == (1, [])
-    reading.step(bench.clock.now)
+    harness, executor = ReaderHarness(ShardRecords(records(5))), ManualExecutor()
+    handling = Handling(harness.handle, checkpoint_seconds=60.0)
+    reading = LeaseReader(harness.worker, harness.holding, handling, dispatcher=Dispatcher(executor))
+    harness.steps(reading, 2)
+    assert (len(executor.waiting), harness.handed) == (1, [])
+    reading.step(harness.clock.now)
     executor.waiting.pop()()
-    reading.step(bench.clock.now)
-    assert bench.handed == [data(5)]
-    assert bench.store.row("s-0").checkpoint == records(5)[-1].position
+    reading.step(harness.clock.now)
+    assert harness.handed == [data(5)]
+    assert harness.store.row("s-0").checkpoint == records(5)[-1].position

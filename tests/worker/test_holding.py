@@ -7,11 +7,11 @@ from attrs import evolve
 from held_leases import Held
 from virtual_fleet import FaultyStore
 
-from leasehold.adapters.reading.handling import Delivery
+from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.worker.notes import latest_notes, noted_latest
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Version, at_timestamp
 from leasehold.errors import OutcomeUnknown
-from leasehold.stores.protocol import Lost, Promises
+from leasehold.stores.protocol import Capabilities, Lost
 from leasehold.stores.writes import ReleaseLease, RequestLease, StealLease
 
 
@@ -72,7 +72,7 @@ def test_a_note_is_no_sign_of_life() -> None:
 
 def test_a_handler_is_given_a_number_that_fences_or_none() -> None:
     """Without it a handler would fence by a number that stays 0, and let every former owner in."""
-    stores = FaultyStore(), FaultyStore(Promises(counts_owners=False))
+    stores = FaultyStore(), FaultyStore(Capabilities(counts_owners=False))
     tokens = [Delivery((), Position("1"), None, Held(store=store).holding).epoch for store in stores]
     assert tokens == [1, None]
 

@@ -10,16 +10,16 @@ from handler_threads import Seen, joined
 from metric_points import told
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from reading_bench import Bench, data
+from reading_bench import ReaderHarness, data
 from running import run_to_its_end, running
 from virtual_fleet import FaultyStore, four_shards
 from waiters import WAIT
 
-from leasehold.adapters.reading.executors import ThreadExecutor
-from leasehold.adapters.reading.handling import Delivery, Handling
-from leasehold.adapters.reading.handovers import Handovers
-from leasehold.adapters.reading.reading import ShardReading
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.consumer.dispatcher import Dispatcher
+from leasehold.adapters.consumer.executors import ThreadExecutor
+from leasehold.adapters.consumer.handling import Delivery, Handling
+from leasehold.adapters.consumer.lease_reader import LeaseReader
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold.errors import WorkerError
 from leasehold.stores.writes import ClaimLease, StealLease
@@ -32,29 +32,29 @@ class Hung:
 
     policy: dict[str, object] = field(factory=dict)
     threads: ThreadExecutor = field(factory=lambda: ThreadExecutor(1))
-    bench: Bench = field(factory=Bench)
+    harness: ReaderHarness = field(factory=ReaderHarness)
     began: Event = field(factory=Event)
     finish: Event = field(factory=Event)
     ended: Event = field(factory=Event)
     deliveries: list[Delivery] = field(factory=list)
     slow: list[float] = field(factory=list)
-    handovers: Handovers = field(init=False)
-    reading: ShardReading = field(init=False)
+    dispatcher: Dispatcher = field(init=False)
+    reading: LeaseReader = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.bench.does = self.hang
-        self.handovers = Handovers(self.threads, again=lambda _key: self.ended.set())
+        self.harness.does = self.hang
+        self.dispatcher = Dispatcher(self.threads, again=lambda _key: self.ended.set())
         self.reading = self.read()
 
-    def read(self) -> ShardReading:
+    def read(self) -> LeaseReader:
         """A reading of the lease held now."""
         handling = Handling(
-            self.bench.handle,
+            self.harness.handle,
             slow=lambda _holding, seconds: self.slow.append(seconds),
-            observer=lambda happening, _holding: self.bench.happened.append(happening),
+            observer=lambda happening, _holding: self.harness.happened.append(happening),
             **self.policy,  # type: ignore[arg-type]
         )
-        return ShardReading(self.bench.worker, self.bench.consumer.begun[-1], handling, handovers=self.handovers)
+        return LeaseReader(self.harness.worker, self.harness.consumer.begun[-1], handling, dispatcher=self.dispatcher)
 
     def hang(self, delivery: Delivery) -> None:
         """Return when the test says so."""
@@ -64,13 +64,13 @@ class Hung:
 
     def hand_over(self) -> None:
         """Open, read, and see the handler begin."""
-        self.bench.steps(self.reading, 2)
+        self.harness.steps(self.reading, 2)
         assert self.began.wait(WAIT)
 
     def later(self, seconds: float) -> float:
         """How long the next look may wait, so much later."""
-        self.bench.clock.now += seconds
-        return self.reading.step(self.bench.clock.now) - self.bench.clock.now
+        self.harness.clock.now += seconds
+        return self.reading.step(self.harness.clock.now) - self.harness.clock.now
 
     def let_go(self) -> None:
         """Have the handler return, and be told of it."""
@@ -122,7 +122,7 @@ def test_a_slow_handler_is_said_once_for_each_doubling(hung: Hung, caplog: pytes
     assert said == [f"shard s-0: its handler has been at work on one batch for {n}.0 s" for n in (10, 20, 40)]
     hung.let_go()
     hung.later(0)
-    assert hung.bench.store.row("s-0").checkpoint == Position("104")
+    assert hung.harness.store.row("s-0").checkpoint == Position("104")
 
 
 def test_slow_handlers_are_counted() -> None:
@@ -151,11 +151,11 @@ def test_beyond_the_limit_the_lease_is_released_and_left_to_others(
     assert limited.later(29.5) == 0.5
     limited.later(0.5)
     assert limited.later(0) == float("inf")
-    assert (limited.bench.store.row("s-0").owner, limited.bench.happened) == (None, ["initialize", "stopped"])
+    assert (limited.harness.store.row("s-0").owner, limited.harness.happened) == (None, ["initialize", "stopped"])
     why = "its handler has been at work for 30.0 s, and 30 s is the limit"
     assert f"shard s-0 stops here: {why}; released, not taken again for 60 s" in caplog.text
-    limited.bench.worker.turn(limited.bench.clock.now)
-    assert limited.bench.worker.holdings == ()
+    limited.harness.worker.turn(limited.harness.clock.now)
+    assert limited.harness.worker.holdings == ()
 
 
 def test_a_handler_that_returns_late_finds_its_lease_lost(limited: Hung) -> None:
@@ -163,13 +163,13 @@ def test_a_handler_that_returns_late_finds_its_lease_lost(limited: Hung) -> None
     limited.hand_over()
     limited.later(30)
     limited.later(0)
-    store = limited.bench.store
+    store = limited.harness.store
     store.write(ClaimLease(store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
-    heirs = store.row("s-0")
+    next_owners = store.row("s-0")
     (delivery,) = limited.deliveries
     assert (delivery.lost, delivery.checkpoint(), delivery.checkpoint(delivery.records[0])) == (True, False, False)
     limited.let_go()
-    assert store.row("s-0") == heirs
+    assert store.row("s-0") == next_owners
 
 
 def test_a_shard_has_never_two_handlers_at_work_here(limited: Hung, caplog: pytest.LogCaptureFixture) -> None:
@@ -177,32 +177,32 @@ def test_a_shard_has_never_two_handlers_at_work_here(limited: Hung, caplog: pyte
     limited.hand_over()
     limited.later(30)
     limited.later(0)
-    bench = limited.bench
-    bench.clock.now += 61
-    bench.worker.turn(bench.clock.now)
+    harness = limited.harness
+    harness.clock.now += 61
+    harness.worker.turn(harness.clock.now)
     limited.reading = limited.read()
-    bench.steps(limited.reading, 3)
+    harness.steps(limited.reading, 3)
     assert "shard s-0 stops here: a handler that was given up is still at work on it; released" in caplog.text
-    assert (bench.handed, bench.store.row("s-0").owner) == ([data(5)], None)
+    assert (harness.handed, harness.store.row("s-0").owner) == ([data(5)], None)
     limited.let_go()
     assert "shard s-0: the handler that was given up has ended: it returned" in caplog.text
-    bench.clock.now += 61
-    bench.worker.turn(bench.clock.now)
+    harness.clock.now += 61
+    harness.worker.turn(harness.clock.now)
     limited.ended.clear()
     limited.reading = limited.read()
-    bench.steps(limited.reading, 2)
+    harness.steps(limited.reading, 2)
     assert limited.ended.wait(WAIT)
     limited.later(0)
-    assert (bench.handed, bench.store.row("s-0").checkpoint) == ([data(5)] * 2, Position("104"))
+    assert (harness.handed, harness.store.row("s-0").checkpoint) == ([data(5)] * 2, Position("104"))
 
 
 def test_the_end_of_a_handler_after_a_theft_is_still_said() -> None:
     """Without it the option would hold only for handlers that notice the theft themselves."""
     hung = Hung({"late_checkpoints": True})
     hung.hand_over()
-    store = hung.bench.store
+    store = hung.harness.store
     store.write(StealLease(store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
-    hung.bench.holding.drop("stolen")
+    hung.harness.holding.drop("stolen")
     hung.let_go()
     assert hung.later(0) == float("inf")
     row = store.row("s-0")
@@ -215,14 +215,14 @@ def test_a_batch_that_waits_goes_back_once_its_lease_is_wanted(wanted: str) -> N
     first = Hung()
     first.hand_over()
     second = Hung(threads=first.threads)
-    second.bench.steps(second.reading, 2)
+    second.harness.steps(second.reading, 2)
     if wanted == "lost":
-        second.bench.holding.drop("stolen")
+        second.harness.holding.drop("stolen")
     else:
-        second.bench.holding.ask_release()
+        second.harness.holding.ask_release()
     assert [second.later(0) for _ in range(3)][-1] == float("inf")
-    row = second.bench.store.row("s-0")
-    assert (second.bench.handed, row.checkpoint) == ([], TRIM_HORIZON)
+    row = second.harness.store.row("s-0")
+    assert (second.harness.handed, row.checkpoint) == ([], TRIM_HORIZON)
     assert (row.owner is None) == (wanted == "released")
     first.let_go()
 
@@ -253,7 +253,7 @@ def test_a_thread_that_cannot_start_ends_the_worker(monkeypatch: pytest.MonkeyPa
     def no_thread(*_of_what: object) -> NoReturn:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("leasehold.adapters.reading.executors.spawn", no_thread)
+    monkeypatch.setattr("leasehold.adapters.consumer.executors.spawn", no_thread)
     with pytest.raises(WorkerError, match="can't start new thread"):
         run_to_its_end(runner)
     assert [lease.owner for lease in store.list().leases] == [None] * 4
@@ -262,9 +262,9 @@ def test_a_thread_that_cannot_start_ends_the_worker(monkeypatch: pytest.MonkeyPa
 def test_a_reader_is_called_no_sooner_than_it_asked_for_and_no_later_for_a_slow_handler() -> None:
     """Without it the time a handler takes would be added to the wait between two readings."""
     hung = Hung()
-    hung.bench.shard_log.wait_seconds = 5.0
-    began = hung.bench.clock.now
+    hung.harness.shard_log.wait_seconds = 5.0
+    began = hung.harness.clock.now
     hung.hand_over()
-    hung.bench.clock.now += 2
+    hung.harness.clock.now += 2
     hung.let_go()
-    assert hung.reading.step(hung.bench.clock.now) == began + 5.0
+    assert hung.reading.step(hung.harness.clock.now) == began + 5.0

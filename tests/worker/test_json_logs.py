@@ -7,7 +7,7 @@ import pytest
 from virtual_fleet import FaultyStore, four_shards, member
 from waiters import Clock
 
-from leasehold.adapters.reading.events import JsonLines
+from leasehold.adapters.consumer.events import JsonLines
 from leasehold_lab.simulator.world.world import ListSource
 
 

@@ -68,7 +68,7 @@ def test_a_newcomer_takes_from_several_victims_in_one_turn() -> None:
         *(lease for owner in "abcd" for lease in held(owner, *(f"{owner}-{n}" for n in range(5)))),
         *held("me", "one"),
     ]
-    asked = [action.victim for action in planned(leases, "me") if isinstance(action, RequestHandoff)]
+    asked = [action.from_owner for action in planned(leases, "me") if isinstance(action, RequestHandoff)]
     assert len(set(asked)) == len(asked) == 3
 
 
@@ -77,7 +77,9 @@ def test_a_newcomer_counts_before_it_owns_anything() -> None:
     full = held("full", *(f"f-{n}" for n in range(6)))
     alone = [*full, *held("me", "mine")]
     announced = [*held("full", *(f"f-{n}" for n in range(5))), *held("me", "mine")]
-    announced.append(Lease("f-5", owner="full", checkpoint=Position("7"), yields=True, heir="newcomer", heir_idle=1.0))
+    announced.append(
+        Lease("f-5", owner="full", checkpoint=Position("7"), yields=True, next_owner="newcomer", next_owner_idle=1.0)
+    )
     assert [len(planned(leases, "me")) for leases in (alone, announced)] == [2, 1]
 
 
@@ -87,7 +89,7 @@ def test_finished_shards_are_no_load() -> None:
     leases = [*held("full", "f-0", "f-1", "f-2"), *held("me", "mine"), *done]
     by_kcl = [action for action in planned(leases, "me", Kcl()) if isinstance(action, RequestHandoff | Claim)]
     ours = planned(leases, "me")
-    assert (by_kcl, [action.victim for action in ours if isinstance(action, RequestHandoff)]) == ([], ["full"])
+    assert (by_kcl, [action.from_owner for action in ours if isinstance(action, RequestHandoff)]) == ([], ["full"])
 
 
 def test_children_spread_at_once_after_a_reshard() -> None:

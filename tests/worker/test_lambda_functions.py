@@ -15,7 +15,7 @@ import pytest
 from attrs import define, evolve, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading_bench import Bench, data
+from reading_bench import ReaderHarness, data
 from virtual_fleet import four_shards
 from waiters import until
 
@@ -176,31 +176,31 @@ def reported(*numbers: int) -> dict[str, list[dict[str, str]]]:
     return {"batchItemFailures": [{"itemIdentifier": records(1, each)[0].sequence_number} for each in numbers]}
 
 
-def handled_by(function: Function, given_now: FunctionSettings = REPORTING, count: int = 6) -> Bench:
+def handled_by(function: Function, given_now: FunctionSettings = REPORTING, count: int = 6) -> ReaderHarness:
     """A shard of some records in one batch, and this function for it."""
-    return Bench(ShardRecords(records(count)), does=LambdaFunction(function, given_now, 30.0))
+    return ReaderHarness(ShardRecords(records(count)), does=LambdaFunction(function, given_now, 30.0))
 
 
 def test_a_partial_failure_is_repeated_exactly_from_the_failed_record() -> None:
     """The checkpoint moves to just before the lowest failed record, and the rest comes again from it."""
     answers = iter([reported(4, 2), reported(4), None])
     function = Function(lambda _records: next(answers))
-    bench = handled_by(function)
-    reading = bench.reading()
-    bench.steps(reading, 2)
-    assert bench.store.row("s-0").checkpoint == Position("101")
-    bench.steps(reading, 4)
+    harness = handled_by(function)
+    reading = harness.reading()
+    harness.steps(reading, 2)
+    assert harness.store.row("s-0").checkpoint == Position("101")
+    harness.steps(reading, 4)
     assert function.calls == [data(6), data(4, 2), data(2, 4)]
-    assert bench.store.row("s-0").checkpoint == Position("105")
+    assert harness.store.row("s-0").checkpoint == Position("105")
 
 
 def test_without_reports_any_response_is_a_success() -> None:
     """A function that was not asked for failures returns what it likes, and its batch is done."""
     function = Function(lambda _records: reported(2))
-    bench = handled_by(function, PLAIN)
-    bench.steps(bench.reading(), 3)
+    harness = handled_by(function, PLAIN)
+    harness.steps(harness.reading(), 3)
     assert function.calls == [data(6)]
-    assert bench.store.row("s-0").checkpoint == Position("105")
+    assert harness.store.row("s-0").checkpoint == Position("105")
 
 
 def test_a_poisoned_record_alone_goes_to_the_dead_letter() -> None:
@@ -208,15 +208,15 @@ def test_a_poisoned_record_alone_goes_to_the_dead_letter() -> None:
     letters: list[bytes] = []
     poison = b"3"
     function = Function(lambda given_now: reported(3) if poison in given_now else None)
-    bench = handled_by(function)
+    harness = handled_by(function)
 
     def letter(delivery: Delivery, _error: Exception) -> None:
         letters.extend(record.data for record in delivery.records)
 
-    bench.steps(bench.reading(attempts=2, dead_letter=letter), 14)
+    harness.steps(harness.reading(attempts=2, dead_letter=letter), 14)
     assert letters == [poison]
     assert function.calls == [data(6), data(3, 3), data(2, 3), data(1, 3), data(1, 4), data(1, 5)]
-    assert bench.store.row("s-0").checkpoint == Position("105")
+    assert harness.store.row("s-0").checkpoint == Position("105")
 
 
 @given(
@@ -242,16 +242,16 @@ def test_whatever_a_function_reports_no_record_is_passed_over(count: int, report
                     done = min(numbers)
                 return reported(*numbers)
 
-    bench = handled_by(Function(answer), count=count)
-    reading = bench.reading(attempts=1000)
+    harness = handled_by(Function(answer), count=count)
+    reading = harness.reading(attempts=1000)
     for _ in range(100):
-        assert bench.holding.renew()
-        bench.steps(reading, 1)
+        assert harness.holding.renew()
+        harness.steps(reading, 1)
         if done == count:
             break
     assert done == count
-    bench.steps(reading, 1)
-    assert bench.store.row("s-0").checkpoint == Position(str(99 + count))
+    harness.steps(reading, 1)
+    assert harness.store.row("s-0").checkpoint == Position(str(99 + count))
 
 
 @pytest.mark.parametrize("raised", [ValueError("fault"), SystemExit(1), asyncio.CancelledError()])
@@ -264,10 +264,10 @@ def test_an_exception_fails_the_batch_and_not_the_worker(raised: BaseException) 
             raise faults.pop()
 
     function = Function(answer)
-    bench = handled_by(function)
-    bench.steps(bench.reading(), 4)
+    harness = handled_by(function)
+    harness.steps(harness.reading(), 4)
     assert function.calls == [data(6), data(6)]
-    assert bench.store.row("s-0").checkpoint == Position("105")
+    assert harness.store.row("s-0").checkpoint == Position("105")
 
 
 def test_a_coroutine_is_no_response() -> None:
@@ -278,8 +278,8 @@ def test_a_coroutine_is_no_response() -> None:
 
     answers = iter([later(), None])
     function = Function(lambda _records: next(answers))
-    bench = handled_by(function, PLAIN)
-    bench.steps(bench.reading(), 4)
+    harness = handled_by(function, PLAIN)
+    harness.steps(harness.reading(), 4)
     assert function.calls == [data(6), data(6)]
 
 
@@ -291,8 +291,8 @@ def test_the_context_has_what_lambda_gives_and_counts_down() -> None:
     now = [100.0]
     function = LambdaFunction(Function(lambda _records: None), evolve(PLAIN, name="orders"), 30.0, lambda: now[0])
     function.reads(Arned())
-    bench = Bench(ShardRecords(records(2)), does=function)
-    bench.steps(bench.reading(), 2)
+    harness = ReaderHarness(ShardRecords(records(2)), does=function)
+    harness.steps(harness.reading(), 2)
     context = function.function.contexts[0]  # type: ignore[attr-defined]  # it is ours
     now[0] = 101.5
     assert context.get_remaining_time_in_millis() == 28500
@@ -323,8 +323,8 @@ def test_a_function_finds_one_event_loop_in_every_call() -> None:
 
     function = LambdaFunction(Function(answer), PLAIN, 30.0)
     for _ in range(2):
-        bench = Bench(ShardRecords(records(2)), does=function)
-        thread = Thread(target=bench.steps, args=(bench.reading(), 2))  # handlers are not called in the main thread
+        harness = ReaderHarness(ShardRecords(records(2)), does=function)
+        thread = Thread(target=harness.steps, args=(harness.reading(), 2))  # handlers are not called in the main thread
         thread.start()
         thread.join()
     assert len(loops) == 2

@@ -12,8 +12,8 @@ from handler_threads import joined
 from virtual_fleet import FaultyStore, stream_of_five
 from waiters import WAIT
 
-from leasehold.adapters.reading.handling import Delivery, Handling
-from leasehold.adapters.reading.runner import Readings, Runner, Schedule, ScheduledStep, ScheduleMessage
+from leasehold.adapters.consumer.handling import Delivery, Handling
+from leasehold.adapters.consumer.runner import LeaseReaders, Runner, Schedule, ScheduledStep, ScheduleMessage
 from leasehold.adapters.worker.holding import Holding
 from leasehold.errors import OutcomeUnknown, StoreError, WorkerError
 
@@ -115,7 +115,7 @@ def test_a_dispatcher_that_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -
     """No shard would be read again, while all of them are held."""
     store, handled, broken = FaultyStore(), Event(), Event()
     runner = Runner(joined(store, stream_of_five()), lambda _delivery: handled.set())
-    schedule = runner._readings.schedule  # noqa: SLF001  nothing outside makes it fail
+    schedule = runner._lease_readers.schedule  # noqa: SLF001  nothing outside makes it fail
     take = schedule._take  # noqa: SLF001  likewise
 
     def fail_once(message: ScheduleMessage) -> None:
@@ -124,7 +124,7 @@ def test_a_dispatcher_that_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -
             broken.set()
             raise MemoryError
 
-    monkeypatch.setattr("leasehold.adapters.reading.runner.FAULT_SECONDS", 0.0)
+    monkeypatch.setattr("leasehold.adapters.consumer.runner.FAULT_SECONDS", 0.0)
     monkeypatch.setattr(schedule, "_take", fail_once)
     ran = Ran(runner)
     assert ran.ended()
@@ -236,7 +236,7 @@ class Guarded:
 
     def __attrs_post_init__(self) -> None:
         worker: Any = self.held
-        readings = Readings(
+        readings = LeaseReaders(
             worker,
             Handling(done_with),
             readers=1,

@@ -11,29 +11,29 @@ from botocore.exceptions import ClientError, NoRegionError
 from letter_buckets import Bucket
 from letter_samples import FULL, RECORD, batch
 
-from leasehold.adapters.reading.dead_letters.boxes import (
-    DeadLetters,
-    FolderBox,
+from leasehold.adapters.consumer.dead_letters.dead_letter import dead_letter_from
+from leasehold.adapters.consumer.dead_letters.objects import ObjectSink
+from leasehold.adapters.consumer.dead_letters.sinks import (
+    DeadLetterHandler,
+    FolderSink,
     dead_letters,
-    open_letters,
+    open_dead_letters,
     open_stream,
 )
-from leasehold.adapters.reading.dead_letters.letter import letter_of
-from leasehold.adapters.reading.dead_letters.objects import ObjectBox
-from leasehold.adapters.reading.dead_letters.stream import StreamBox
-from leasehold.errors import LetterError
+from leasehold.adapters.consumer.dead_letters.stream import StreamSink
+from leasehold.errors import DeadLetterError
 
-LETTERS = "leasehold.adapters.reading.dead_letters"
+LETTERS = "leasehold.adapters.consumer.dead_letters"
 
 
 def test_a_dead_letter_is_put_with_its_time_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """A letter would say that it was dead-lettered by another group, or long ago."""
-    monkeypatch.setattr(f"{LETTERS}.boxes.time", SimpleNamespace(time=lambda: 0.008))
+    monkeypatch.setattr(f"{LETTERS}.sinks.time", SimpleNamespace(time=lambda: 0.008))
     put, closed = list[object](), list[bool]()
-    box: Any = SimpleNamespace(put=put.append, close=lambda: closed.append(True))
-    letters = DeadLetters(box, stream="orders", table="t", source="kinesis://orders")
+    sink: Any = SimpleNamespace(put=put.append, close=lambda: closed.append(True))
+    letters = DeadLetterHandler(sink, stream="orders", table="t", source="kinesis://orders")
     letters(batch(""), ValueError("poison"))
-    DeadLetters(box)(batch(""), ValueError("poison"))
+    DeadLetterHandler(sink)(batch(""), ValueError("poison"))
     letters.close()
     once = evolve(FULL, attempts=3, source="kinesis://orders")
     assert (put, closed) == ([once, evolve(once, stream="", table="", source="")], [True])
@@ -48,38 +48,38 @@ def test_a_letter_in_a_folder_is_whole_and_on_disk(tmp_path: Path, monkeypatch: 
         synced.append((os.fstat(number).st_ino, None if file.is_dir() else file.read_bytes()))
 
     monkeypatch.setattr("os.fsync", sync)
-    box = FolderBox(tmp_path)
-    box.put(FULL)
+    sink = FolderSink(tmp_path)
+    sink.put(FULL)
     (file,) = tmp_path.iterdir()
     folder = (tmp_path.stat().st_ino, None)
     assert (file.name, file.read_bytes()) == (FULL.name, FULL.line)
     assert synced == [(file.stat().st_ino, FULL.line), folder]
-    box.remove(FULL.name)
+    sink.remove(FULL.name)
     assert synced[2:] == [folder]
-    box.remove(FULL.name)
-    box.close()
+    sink.remove(FULL.name)
+    sink.close()
 
 
 def test_a_letter_that_cannot_take_its_name_leaves_nothing_behind(tmp_path: Path) -> None:
     """Each attempt would leave half a letter."""
     (tmp_path / FULL.name).mkdir()
-    with pytest.raises(LetterError, match=r"^no letter could be written: "):
-        FolderBox(tmp_path).put(FULL)
+    with pytest.raises(DeadLetterError, match=r"^no letter could be written: "):
+        FolderSink(tmp_path).put(FULL)
     assert [each.name for each in tmp_path.iterdir()] == [FULL.name]
-    with pytest.raises(LetterError, match=r"^a letter could not be read: "):
-        FolderBox(tmp_path).get(FULL.name)
-    with pytest.raises(LetterError, match=r"^a letter could not be removed: "):
-        FolderBox(tmp_path).remove(FULL.name)
+    with pytest.raises(DeadLetterError, match=r"^a letter could not be read: "):
+        FolderSink(tmp_path).get(FULL.name)
+    with pytest.raises(DeadLetterError, match=r"^a letter could not be removed: "):
+        FolderSink(tmp_path).remove(FULL.name)
 
 
 def test_a_folder_that_is_gone_is_a_fault_of_letters(tmp_path: Path) -> None:
     """A replay would end with a traceback, or say that there are no letters."""
-    gone = FolderBox(tmp_path / "gone")
-    with pytest.raises(LetterError, match=r"^no letter could be written: "):
+    gone = FolderSink(tmp_path / "gone")
+    with pytest.raises(DeadLetterError, match=r"^no letter could be written: "):
         gone.put(FULL)
-    with pytest.raises(LetterError, match=r"^no letters could be listed: "):
+    with pytest.raises(DeadLetterError, match=r"^no letters could be listed: "):
         gone.names()
-    with pytest.raises(LetterError, match=r"^a letter could not be removed: "):
+    with pytest.raises(DeadLetterError, match=r"^a letter could not be removed: "):
         gone.remove("x")
     assert gone.get("x") is None
 
@@ -88,22 +88,22 @@ def test_unfinished_letters_are_not_listed(tmp_path: Path) -> None:
     """A replay would hand over half a letter."""
     (tmp_path / ".half.unfinished").touch()
     (tmp_path / "a.json").touch()
-    assert FolderBox(tmp_path).names() == ("a.json",)
+    assert FolderSink(tmp_path).names() == ("a.json",)
 
 
 def test_a_folder_is_made_for_letters_to_be_put_and_not_for_those_to_be_taken(tmp_path: Path) -> None:
     """A typing error in a replay would find nothing to do, in a new folder."""
     place = tmp_path / "a" / "b"
-    with pytest.raises(LetterError, match=r"^there is no folder "):
-        open_letters(f"file://{place}")
+    with pytest.raises(DeadLetterError, match=r"^there is no folder "):
+        open_dead_letters(f"file://{place}")
     for _ in range(2):
         dead_letters(f"file://{place}", stream="orders", table="t")(batch(""), ValueError("poison"))
-    letters = open_letters(f"file://{place}")
+    letters = open_dead_letters(f"file://{place}")
     (name,) = letters.names()
     assert name == FULL.name
-    assert evolve(letter_of(letters.get(name) or b""), time_ms=8) == evolve(FULL, attempts=3)
+    assert evolve(dead_letter_from(letters.get(name) or b""), time_ms=8) == evolve(FULL, attempts=3)
     (tmp_path / "file").touch()
-    with pytest.raises(LetterError, match=r"^letters cannot be kept there: "):
+    with pytest.raises(DeadLetterError, match=r"^letters cannot be kept there: "):
         dead_letters(f"file://{tmp_path}/file")
 
 
@@ -132,26 +132,26 @@ def test_letters_lie_right_under_the_prefix(bucket: Bucket, place: str, prefix: 
     """Two groups would read each other's letters, or a replay none."""
     bucket.there = {f"{prefix}deep/x": b"", prefix: b"", f"x{prefix}y/z": b""}
     strange = dict(bucket.there)
-    box = open_letters(f"s3://{place}?region=eu-west-1&endpoint=http://h:1")
-    box.put(FULL)
+    sink = open_dead_letters(f"s3://{place}?region=eu-west-1&endpoint=http://h:1")
+    sink.put(FULL)
     assert bucket.there == {**strange, f"{prefix}{FULL.name}": FULL.line}
-    assert (box.names(), box.get(FULL.name), box.get("x")) == ((FULL.name,), FULL.line, None)
-    box.remove(FULL.name)
+    assert (sink.names(), sink.get(FULL.name), sink.get("x")) == ((FULL.name,), FULL.line, None)
+    sink.remove(FULL.name)
     assert bucket.there == strange
     dead_letters(f"s3://{place}")(batch(""), ValueError("poison"))
-    (told,) = (letter_of(each) for name, each in bucket.there.items() if name not in strange)
+    (told,) = (dead_letter_from(each) for name, each in bucket.there.items() if name not in strange)
     assert (told.stream, told.table) == ("", "")
-    box.close()
-    with pytest.raises(LetterError, match=r"^the bucket is closed$"):
-        box.names()
+    sink.close()
+    with pytest.raises(DeadLetterError, match=r"^the bucket is closed$"):
+        sink.names()
     assert bucket.made == [("b", "eu-west-1", "http://h:1"), ("b", None, None)]
-    assert isinstance(box, ObjectBox)
+    assert isinstance(sink, ObjectSink)
 
 
 def test_a_bucket_that_is_not_there_is_said_at_the_start(bucket: Bucket) -> None:
     """The first record that fails would find it out."""
     bucket.absent = True
-    with pytest.raises(LetterError, match=r"^there is no bucket 'b'$"):
+    with pytest.raises(DeadLetterError, match=r"^there is no bucket 'b'$"):
         dead_letters("s3://b/p")
     assert bucket.made == [("b", None, None)]
     with pytest.raises(ValueError, match=r"^letters URL: s3:// wants bucket/prefix$"):
@@ -201,11 +201,11 @@ def kinesis(monkeypatch: pytest.MonkeyPatch) -> Kinesis:
 
 def test_letters_and_their_records_are_put_into_a_stream_under_their_keys(kinesis: Kinesis) -> None:
     """A record would come back to another shard than the one it came from."""
-    box = open_stream("kinesis://orders?region=eu-west-1&endpoint=http://h:1")
+    sink = open_stream("kinesis://orders?region=eu-west-1&endpoint=http://h:1")
     plain = evolve(FULL, record=RECORD._replace(partition_key=None, explicit_hash_key=None))
     for each in (FULL, plain):
-        box.put(each)
-        box.put_back(each)
+        sink.put(each)
+        sink.put_back(each)
     name = {"StreamName": "orders"}
     assert kinesis.puts == [
         {**name, "Data": FULL.line, "PartitionKey": "k"},
@@ -213,32 +213,32 @@ def test_letters_and_their_records_are_put_into_a_stream_under_their_keys(kinesi
         {**name, "Data": plain.line, "PartitionKey": "l-0"},
         {**name, "Data": b"d", "PartitionKey": "l-0"},
     ]
-    box.close()
+    sink.close()
     ((names, options),) = kinesis.made
     config = options.pop("config")
     assert (names, options) == (("kinesis",), {"region_name": "eu-west-1", "endpoint_url": "http://h:1"})
     assert (config.connect_timeout, config.read_timeout) == (5, 30)
     assert config.retries == {"mode": "standard", "total_max_attempts": 5}
-    assert (kinesis.closed, kinesis.asked, isinstance(box, StreamBox)) == (True, ["orders"], True)
+    assert (kinesis.closed, kinesis.asked, isinstance(sink, StreamSink)) == (True, ["orders"], True)
 
 
 def test_a_stream_that_takes_nothing_is_a_fault_of_letters(kinesis: Kinesis) -> None:
     """The handler's shard would go on behind a record that lies nowhere."""
     letters = dead_letters("kinesis://orders")
     kinesis.code = "ProvisionedThroughputExceededException"
-    with pytest.raises(LetterError, match=r"^Kinesis asks to slow down on stream 'orders': Prov"):
+    with pytest.raises(DeadLetterError, match=r"^Kinesis asks to slow down on stream 'orders': Prov"):
         letters(batch(), ValueError())
 
 
 def test_a_stream_that_is_not_there_is_said_and_one_that_may_not_be_asked_about_is_taken(kinesis: Kinesis) -> None:
     """The first record that fails would find it out; or rights to write would not be enough."""
     kinesis.code = "ResourceNotFoundException"
-    with pytest.raises(LetterError, match=r"^there is no stream 'orders'$"):
+    with pytest.raises(DeadLetterError, match=r"^there is no stream 'orders'$"):
         dead_letters("kinesis://orders")
     kinesis.code = "AccessDeniedException"
     assert open_stream("kinesis://orders").missing() is False
     kinesis.code = "NoRegion"
-    with pytest.raises(LetterError, match=r"^no region for stream 'orders': "):
+    with pytest.raises(DeadLetterError, match=r"^no region for stream 'orders': "):
         open_stream("kinesis://orders")
 
 
@@ -253,16 +253,16 @@ def test_a_stream_of_letters_has_one_name(kinesis: Kinesis, name: str) -> None:
 def test_a_box_that_cannot_be_opened_is_said_with_the_word_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The user would not know which of the URLs is wrong."""
     with pytest.raises(ValueError, match=r"^letters URL: letters in a stream want --store"):
-        open_letters("kinesis://orders?endpoint=http://h:1")
+        open_dead_letters("kinesis://orders?endpoint=http://h:1")
     with pytest.raises(ValueError, match=r"^stream URL: records can be put back into kinesis://STREAM$"):
         open_stream("file://x")
     with pytest.raises(ValueError, match=r"^letters URL: it names no folder"):
-        open_letters("file://")
+        open_dead_letters("file://")
     bad = "endpoint=nothing"
     with pytest.raises(ValueError, match=r"^dead letter URL: option 'endpoint' wants"):
         dead_letters(f"s3://b?{bad}")
     with pytest.raises(ValueError, match=r"^letters URL: option 'endpoint' wants"):
-        open_letters(f"s3://b?{bad}")
+        open_dead_letters(f"s3://b?{bad}")
     with pytest.raises(ValueError, match=r"^stream URL: option 'endpoint' wants"):
         open_stream(f"kinesis://b?{bad}")
     with pytest.raises(ValueError, match=r"^dead letter URL: unknown scheme 'x'"):
@@ -272,5 +272,5 @@ def test_a_box_that_cannot_be_opened_is_said_with_the_word_for_it(monkeypatch: p
         raise ModuleNotFoundError("no boto3", name="boto3")
 
     monkeypatch.setattr("leasehold.stores.urls.import_module", absent)
-    with pytest.raises(LetterError, match=r"^this dead letter needs boto3; install leasehold\[aws\]$"):
+    with pytest.raises(DeadLetterError, match=r"^this dead letter needs boto3; install leasehold\[aws\]$"):
         dead_letters("s3://b")

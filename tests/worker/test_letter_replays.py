@@ -10,9 +10,9 @@ from attrs import define, field
 from letter_samples import FULL, RECORD
 from replayed_letters import letter
 
-from leasehold.adapters.reading.dead_letters.letter import Letter, letter_of
-from leasehold.adapters.reading.dead_letters.replaying import HandlerCalls, LetterHolding, ReplayVerdict, replay
-from leasehold.adapters.reading.handling import Delivery, Unhandled
+from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry, dead_letter_from
+from leasehold.adapters.consumer.dead_letters.replaying import DeadLetterHolding, HandlerCalls, ReplayVerdict, replay
+from leasehold.adapters.consumer.handling import Delivery, Unhandled
 from leasehold.balancer.model import Position
 
 
@@ -33,13 +33,13 @@ class Folder:
     def remove(self, name: str) -> None:
         self.did.append(f"remove {name}")
 
-    def put(self, one: Letter) -> None:
+    def put(self, one: DeadLetterEntry) -> None:
         raise AssertionError(one)
 
     def close(self) -> None:
         """Nothing to close."""
 
-    def deliver(self, one: Letter) -> Exception | None:
+    def deliver(self, one: DeadLetterEntry) -> Exception | None:
         """Note it, and fail where the test says so."""
         self.did.append(f"deliver {one.name}")
         return self.failing.get(one.name)
@@ -135,6 +135,6 @@ def test_all_letters_are_awaited_on_one_event_loop_until_the_replay_ends() -> No
 
 def test_the_lease_of_a_letter_is_named_and_nobodys() -> None:
     """A handler that asks whether it may go on would be told that its lease is lost."""
-    holding = LetterHolding.of(letter_of(FULL.line))
+    holding = DeadLetterHolding.of(dead_letter_from(FULL.line))
     assert (holding.key, holding.lease.shard, holding.lease.stream, holding.worker) == ("l-0", "s-0", "orders", "w-1")
     assert holding.checkpoint(Position("7")) is True

@@ -13,17 +13,17 @@ from attrs import evolve
 from hypothesis import example, given
 from hypothesis import strategies as st
 from letter_buckets import Bucket
-from reading_bench import Bench
+from reading_bench import ReaderHarness
 from typer.testing import CliRunner
 from written_letters import letter
 
 from leasehold.adapters.cli.main import app
+from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry, dead_letter_from, place_of
+from leasehold.adapters.consumer.dead_letters.objects import ObjectSink
+from leasehold.adapters.consumer.dead_letters.replaying import DeadLetterHolding, HandlerCalls, ReplayVerdict, replay
+from leasehold.adapters.consumer.dead_letters.sinks import FolderSink, dead_letters, open_dead_letters
+from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.consuming import dead_letter_of
-from leasehold.adapters.reading.dead_letters.boxes import FolderBox, dead_letters, open_letters
-from leasehold.adapters.reading.dead_letters.letter import Letter, letter_of, place_of
-from leasehold.adapters.reading.dead_letters.objects import ObjectBox
-from leasehold.adapters.reading.dead_letters.replaying import HandlerCalls, LetterHolding, ReplayVerdict, replay
-from leasehold.adapters.reading.handling import Delivery
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold_lab.simulator.world.world import ShardRecords, records
@@ -43,7 +43,7 @@ RECORDS = st.builds(
     event=st.none(),
 )
 LETTERS = st.builds(
-    Letter,
+    DeadLetterEntry,
     table=TEXTS,
     stream=TEXTS,
     shard=TEXTS,
@@ -59,12 +59,12 @@ LETTERS = st.builds(
 
 
 # A replayed offset is sent back to the service, whose text may end with white space.
-@example(Letter("", "", "s-0", "s-0", Record(b"", "7", token="8 "), "E", "", 1, "w", 0))  # noqa: S106  an offset
+@example(DeadLetterEntry("", "", "s-0", "s-0", Record(b"", "7", token="8 "), "E", "", 1, "w", 0))  # noqa: S106  an offset
 @given(LETTERS)
-def test_a_letter_is_one_line_that_says_all_of_itself(letter: Letter) -> None:
+def test_a_letter_is_one_line_that_says_all_of_itself(letter: DeadLetterEntry) -> None:
     """Without it what is replayed would not be what had failed."""
     assert letter.line.count(b"\n") == 1
-    assert letter_of(letter.line) == letter
+    assert dead_letter_from(letter.line) == letter
     assert len(letter.name) < 255
     assert "/" not in letter.name
 
@@ -74,7 +74,7 @@ def url(folder: Path) -> str:
     return f"file://{folder}"
 
 
-def poison(*numbers: int) -> tuple[Bench, list[bytes]]:
+def poison(*numbers: int) -> tuple[ReaderHarness, list[bytes]]:
     """A worker whose handler cannot handle these records, and what it handles."""
     handled: list[bytes] = []
 
@@ -83,14 +83,14 @@ def poison(*numbers: int) -> tuple[Bench, list[bytes]]:
             raise ValueError(f"{bad[0]!r} is poison")
         handled.extend(record.data for record in delivery.records)
 
-    return Bench(ShardRecords(records(6)), does=handle), handled
+    return ReaderHarness(ShardRecords(records(6)), does=handle), handled
 
 
 def test_a_record_that_fails_becomes_a_letter_that_says_where_it_came_from_and_why(tmp_path: Path) -> None:
     """Without it nobody could find the record, mend its cause, or hand it over again."""
-    bench, handled = poison(4)
+    harness, handled = poison(4)
     dead_letter = dead_letters(url(tmp_path / "letters"), stream="orders", table="memory://orders-app")
-    bench.steps(bench.reading(attempts=2, dead_letter=dead_letter), 12)
+    harness.steps(harness.reading(attempts=2, dead_letter=dead_letter), 12)
     (file,) = (tmp_path / "letters").iterdir()
     told = json.loads(file.read_text())
     assert isinstance(told.pop("time_ms"), int)
@@ -114,30 +114,30 @@ def test_a_record_that_fails_becomes_a_letter_that_says_where_it_came_from_and_w
         "data": "NA==",
     }
     assert handled == [b"0", b"1", b"2", b"3", b"5"]
-    assert bench.store.row("s-0").checkpoint == Position("105")
+    assert harness.store.row("s-0").checkpoint == Position("105")
 
 
 def test_a_letter_that_cannot_be_written_stops_the_shard(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Without it a full disk would lose the record."""
-    bench, _ = poison(0)
+    harness, _ = poison(0)
     dead_letter = dead_letters(url(tmp_path / "letters"))
     (tmp_path / "letters").rmdir()
-    bench.until_over(bench.reading(attempts=1, dead_letter=dead_letter))
-    row = bench.store.row("s-0")
-    assert (row.owner, row.checkpoint, bench.happened) == (None, TRIM_HORIZON, ["initialize", "stopped"])
+    harness.until_over(harness.reading(attempts=1, dead_letter=dead_letter))
+    row = harness.store.row("s-0")
+    assert (row.owner, row.checkpoint, harness.happened) == (None, TRIM_HORIZON, ["initialize", "stopped"])
     assert "neither its handler nor the dead letter took record 100.0" in caplog.text
 
 
 def test_a_record_that_is_buried_twice_has_one_letter_and_each_group_its_own(tmp_path: Path) -> None:
     """Without it a crash before the checkpoint would double letters, or one group's would stand for another's."""
     for table in ("one", "one", "two"):
-        bench, _ = poison(4)
+        harness, _ = poison(4)
         dead_letter = dead_letters(url(tmp_path), table=table)
-        bench.steps(bench.reading(attempts=1, dead_letter=dead_letter), 12)
+        harness.steps(harness.reading(attempts=1, dead_letter=dead_letter), 12)
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def filled(folder: Path, *letters: Letter) -> Path:
+def filled(folder: Path, *letters: DeadLetterEntry) -> Path:
     """A folder with these letters."""
     folder.mkdir()
     for each in letters:
@@ -158,7 +158,7 @@ def test_a_replay_that_is_killed_half_way_does_the_rest_the_next_time(tmp_path: 
     for _ in range(2):
         with HandlerCalls(killed) as calls:
             try:
-                replay(open_letters(url(folder)), calls.deliver, lambda *_: None)
+                replay(open_dead_letters(url(folder)), calls.deliver, lambda *_: None)
             except KeyboardInterrupt:
                 assert len(list(folder.iterdir())) == 2
     assert (got, list(folder.iterdir())) == ([b"1", b"2", b"2", b"3"], [])
@@ -220,7 +220,7 @@ def test_bad_usage_of_replay_is_one_sentence(arguments: list[str], status: int, 
 
 
 ALIKE = st.builds(
-    Letter,
+    DeadLetterEntry,
     table=st.sampled_from(["dynamodb://app", "dynamodb://app?region=eu-west-1"]),
     stream=st.sampled_from(["orders", "ns/orders/$Default"]),
     shard=st.sampled_from(["shardId-000000000000", "shardId-000000000001"]),
@@ -247,42 +247,42 @@ ALIKE = st.builds(
 """Letters of several groups, streams and shards whose ids and numbers are mostly the same."""
 
 
-def of_record(letter: Letter) -> Letter:
+def of_record(letter: DeadLetterEntry) -> DeadLetterEntry:
     """All that two burials of one record say alike."""
     return evolve(letter, error="", text="", attempts=0, worker="", time_ms=0)
 
 
-def lying_in_a_folder(letters: list[Letter]) -> list[Letter]:
+def lying_in_a_folder(letters: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
     """Those that a folder has once all of them were dead-lettered there."""
     with TemporaryDirectory() as folder:
-        return lying(FolderBox(Path(folder)), letters)
+        return lying(FolderSink(Path(folder)), letters)
 
 
-def lying_in_a_folder_without_links(letters: list[Letter]) -> list[Letter]:
+def lying_in_a_folder_without_links(letters: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
     """The same, where the file system has no hard links."""
     refused = OSError(errno.EPERM, "no links")
     with TemporaryDirectory() as folder, patch.object(Path, "hardlink_to", side_effect=refused):
-        return lying(FolderBox(Path(folder)), letters)
+        return lying(FolderSink(Path(folder)), letters)
 
 
-def lying_in_a_bucket(letters: list[Letter]) -> list[Letter]:
+def lying_in_a_bucket(letters: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
     """Those that a bucket has."""
     bucket: Any = Bucket()
-    return lying(ObjectBox(bucket, "dead/"), letters)
+    return lying(ObjectSink(bucket, "dead/"), letters)
 
 
-def lying(box: FolderBox | ObjectBox, letters: list[Letter]) -> list[Letter]:
+def lying(sink: FolderSink | ObjectSink, letters: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
     """Bury all, each a second time by another worker, and read what is there."""
     for each in (*letters, *(evolve(each, worker="w-3", attempts=11, text="again") for each in letters)):
-        box.put(each)
-    assert all(place_of(name) for name in box.names())
-    return [letter_of(box.get(name) or b"") for name in box.names()]
+        sink.put(each)
+    assert all(place_of(name) for name in sink.names())
+    return [dead_letter_from(sink.get(name) or b"") for name in sink.names()]
 
 
 @pytest.mark.parametrize("found", [lying_in_a_folder, lying_in_a_folder_without_links, lying_in_a_bucket])
 @given(letters=st.lists(ALIKE, max_size=12))
 def test_every_distinct_letter_is_there_once_however_many_workers_lay_it_into_the_box(
-    found: Callable[[list[Letter]], list[Letter]], letters: list[Letter]
+    found: Callable[[list[DeadLetterEntry]], list[DeadLetterEntry]], letters: list[DeadLetterEntry]
 ) -> None:
     """A group's letter would replace another's: the record would be nowhere, behind its checkpoint."""
     there = [of_record(each) for each in found(letters)]
@@ -306,7 +306,7 @@ def test_groups_that_differ_by_an_option_of_their_urls_have_letters_of_their_own
     """The letters of one group would count as those of the other, and be removed with them."""
     for source, store in (one, one, other):
         dead_letter_of(url(tmp_path), source, store)(delivery(), ValueError("poison"))
-    found = [letter_of(file.read_bytes()) for file in tmp_path.iterdir()]
+    found = [dead_letter_from(file.read_bytes()) for file in tmp_path.iterdir()]
     assert sorted((each.source, each.table) for each in found) == sorted([one, other])
 
 
@@ -319,7 +319,7 @@ def test_options_that_say_no_place_make_no_other_letter(tmp_path: Path, monkeypa
     ):
         dead_letter_of("file://dead", source, store)(delivery(), ValueError("poison"))
     (file,) = (tmp_path / "dead").iterdir()
-    told = letter_of(file.read_bytes())
+    told = dead_letter_from(file.read_bytes())
     assert told.source == "kinesis://o?region=eu-west-1&endpoint=http://a:1"
     assert told.table == f"sqlite://{tmp_path}/leases.db"
 
@@ -327,7 +327,7 @@ def test_options_that_say_no_place_make_no_other_letter(tmp_path: Path, monkeypa
 def delivery() -> Delivery:
     """A batch of one record."""
     record = letter("7").record
-    return Delivery((record,), record.position, None, LetterHolding.of(letter("7")), None, 3)
+    return Delivery((record,), record.position, None, DeadLetterHolding.of(letter("7")), None, 3)
 
 
 def test_a_letter_of_an_earlier_version_is_handed_over(tmp_path: Path) -> None:
@@ -336,16 +336,16 @@ def test_a_letter_of_an_earlier_version_is_handed_over(tmp_path: Path) -> None:
     del told["source"]
     name = "7-0-s-0-0123456789ab.json"
     (tmp_path / name).write_text(json.dumps(told) + "\n")
-    got = list[Letter]()
-    assert replay(FolderBox(tmp_path), got.append, lambda *_: None) == ReplayVerdict(done=1)
+    got = list[DeadLetterEntry]()
+    assert replay(FolderSink(tmp_path), got.append, lambda *_: None) == ReplayVerdict(done=1)
     assert (got, list(tmp_path.iterdir())) == ([letter("7")], [])
 
 
 def test_a_replay_goes_on_behind_letters_that_cannot_be_read(tmp_path: Path) -> None:
     """One damaged file would keep all letters behind it from ever being handed over."""
-    box = FolderBox(tmp_path)
+    sink = FolderSink(tmp_path)
     for number in ("1", "3", "5"):
-        box.put(letter(number))
+        sink.put(letter(number))
     unreadable = tmp_path / "2-0-s-0-0123456789ab.json", tmp_path / "4-0-s-0-0123456789ab.json"
     unreadable[0].mkdir()
     unreadable[1].write_bytes(b"\xff")

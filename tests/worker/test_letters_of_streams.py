@@ -9,22 +9,22 @@ from attrs import define, evolve, field
 from letter_samples import FULL
 from replayed_letters import letter
 
-from leasehold.adapters.reading.dead_letters.letter import Letter
-from leasehold.adapters.reading.dead_letters.replaying import (
+from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
+from leasehold.adapters.consumer.dead_letters.replaying import (
     OVER_SECONDS,
     UNKNOWN_SECONDS,
-    LetterReader,
-    LetterSource,
+    DeadLetterReader,
+    DeadLetterSource,
     ReplayVerdict,
     replay_stream,
 )
-from leasehold.adapters.reading.handling import Delivery, Handling
+from leasehold.adapters.consumer.handling import Delivery, Handling
 from leasehold.adapters.sources.protocol import Batch, Record
-from leasehold.adapters.worker.reach import NOTE, Reach
+from leasehold.adapters.worker.progress import NOTE, Progress
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease, Position
-from leasehold.errors import LetterError
+from leasehold.errors import DeadLetterError
 
-STREAM_REPLAY = "leasehold.adapters.reading.dead_letters.replaying"
+STREAM_REPLAY = "leasehold.adapters.consumer.dead_letters.replaying"
 
 
 @define
@@ -32,9 +32,9 @@ class Stream:
     """In place of a worker's run over a stream of letters: its batches are handed over by the test."""
 
     runs: Callable[["Stream"], bool] = lambda _stream: True
-    put: list[Letter] = field(factory=list)
+    put: list[DeadLetterEntry] = field(factory=list)
     told: list[str] = field(factory=list)
-    delivered: list[Letter] = field(factory=list)
+    delivered: list[DeadLetterEntry] = field(factory=list)
     faults: list[Exception | None] = field(factory=list)
     closed: bool = False
     handling: Handling | None = None
@@ -45,20 +45,20 @@ class Stream:
     held: bool = True
     behind: list[Position] = field(factory=list)
 
-    def deliver(self, one: Letter) -> Exception | None:
+    def deliver(self, one: DeadLetterEntry) -> Exception | None:
         """Take it, with the next fault; raise it where it says that none can be handed over."""
         self.delivered.append(one)
         fault = self.faults.pop(0) if self.faults else None
-        if isinstance(fault, LetterError):
+        if isinstance(fault, DeadLetterError):
             raise fault
         return fault
 
-    def box(self) -> Any:  # noqa: ANN401  a box
+    def sink(self) -> Any:  # noqa: ANN401  a box
         """Takes letters, unless it is closed."""
 
-        def put(one: Letter) -> None:
+        def put(one: DeadLetterEntry) -> None:
             if self.closed:
-                raise LetterError("no such stream")
+                raise DeadLetterError("no such stream")
             self.put.append(one)
 
         return SimpleNamespace(put=put)
@@ -97,7 +97,7 @@ class Stream:
         monkeypatch.setattr(f"{STREAM_REPLAY}.is_read", is_read)
         monkeypatch.setattr(f"{STREAM_REPLAY}.time", SimpleNamespace(time=lambda: now))
         tell = lambda name, why: self.told.append(f"{name}: {why}")  # noqa: E731  it is one line of a log
-        return replay_stream(self.worker, self.box(), self.deliver, tell, look_seconds=0.5)
+        return replay_stream(self.worker, self.sink(), self.deliver, tell, look_seconds=0.5)
 
 
 def test_letters_of_a_stream_are_counted_by_what_became_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,10 +147,10 @@ def test_a_letter_that_cannot_be_kept_ends_the_replay_in_good_order(monkeypatch:
         assert stream.behind == []
         raise end.value
 
-    with pytest.raises(LetterError, match=r"^no such stream$"):
+    with pytest.raises(DeadLetterError, match=r"^no such stream$"):
         Stream(runs, faults=[ValueError()], closed=True).replay(monkeypatch)
-    unreachable = LetterError("nobody to hand it to")
-    with pytest.raises(LetterError) as broken:
+    unreachable = DeadLetterError("nobody to hand it to")
+    with pytest.raises(DeadLetterError) as broken:
         Stream(runs, faults=[unreachable]).replay(monkeypatch)
     assert broken.value is unreachable
 
@@ -164,13 +164,13 @@ def test_an_end_that_a_handler_or_a_signal_asks_for_is_no_end_of_the_letters(mon
     with pytest.raises(SystemExit) as end:
         Stream(ends).replay(monkeypatch)
     assert end.value.code == 3
-    with pytest.raises(LetterError, match=r"^it was told to end before all letters were handed over"):
+    with pytest.raises(DeadLetterError, match=r"^it was told to end before all letters were handed over"):
         Stream(lambda _stream: False).replay(monkeypatch)
 
 
 def told(**more: Any) -> Lease:  # noqa: ANN401  the fields of a reach
     """A row whose owner told this at 9 s."""
-    reach = Reach(**{"at": 9.0, "owner": "r-2", "end": True, "read": 9.0, **more})
+    reach = Progress(**{"at": 9.0, "owner": "r-2", "end": True, "read": 9.0, **more})
     return Lease("p", owner="r-2", notes=((NOTE, reach.note),))
 
 
@@ -232,11 +232,11 @@ def rows(*workers: str) -> tuple[Record, ...]:
     return tuple(Record(line, str(1 + at)) for at, line in enumerate(lines))
 
 
-def reader(*answers: Batch) -> tuple[LetterReader, Script]:
+def reader(*answers: Batch) -> tuple[DeadLetterReader, Script]:
     """A reader of r-1's replay."""
     script = Script(list(answers))
     source: Any = script
-    return LetterSource(source, "r-1").open(Lease("p"), TRIM_HORIZON), script
+    return DeadLetterSource(source, "r-1").open(Lease("p"), TRIM_HORIZON), script
 
 
 def test_reading_ends_in_front_of_the_first_letter_that_this_replay_put_back() -> None:

@@ -15,7 +15,7 @@ from leasehold.balancer.bulletin import CALL, bulletin_of, note_of
 from leasehold.balancer.config import Config
 from leasehold.balancer.lookout import bulletin_row, lookout_ranks
 from leasehold.balancer.model import TRIM_HORIZON, Bulletin, Lease, Position
-from leasehold.stores.protocol import Promises
+from leasehold.stores.protocol import Capabilities
 from leasehold.stores.writes import ClaimLease, CreateLease, RenewLease, RequestLease, StealLease
 from leasehold_lab.simulator.world.world import ListSource, even_shards
 
@@ -194,7 +194,7 @@ def test_a_gift_taken_back_is_looked_at_again() -> None:
 
 def test_where_notes_are_no_small_matter_everybody_lists() -> None:
     """C14: a bulletin would look like a renewal; nobody may believe in one, nor write one."""
-    clock, store = Clock(), FaultyStore(Promises(free_notes=False))
+    clock, store = Clock(), FaultyStore(Capabilities(free_notes=False))
     worker = member(store, ListSource(four_shards()), clock, config=CONFIG)
     worker.run(60.0)
     assert worker.worker.watch.bulletins is None

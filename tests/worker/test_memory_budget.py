@@ -6,13 +6,13 @@ from random import Random
 from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
-from reading_bench import Bench, data
+from reading_bench import ReaderHarness, data
 from virtual_fleet import FaultyStore, Kept
 from waiters import Clock
 
-from leasehold.adapters.reading.handling import Delivery, Handling
-from leasehold.adapters.reading.memory import LEAST_BYTES, MemoryBudget, MemoryShare
-from leasehold.adapters.reading.reading import ShardReading
+from leasehold.adapters.consumer.handling import Delivery, Handling
+from leasehold.adapters.consumer.lease_reader import LeaseReader
+from leasehold.adapters.consumer.memory import LEAST_BYTES, MemoryBudget, MemoryShare
 from leasehold.adapters.sources.protocol import Batch, Reader, Record
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -35,7 +35,7 @@ def batch(size: int) -> Batch:
 
 
 @define
-class Readings:
+class LeaseReaders:
     """Some that ask, bring what they asked for or less, wait for another attempt, and finish."""
 
     draw: Random
@@ -106,7 +106,7 @@ class Readings:
 @given(draw=st.randoms(use_true_random=False))
 def test_no_reader_is_let_in_beyond_the_bound_and_none_waits_for_ever(draw: Random) -> None:
     """Without it a worker of many shards would have no bound, or stand still before one."""
-    some = Readings(draw)
+    some = LeaseReaders(draw)
     does = [some.ask, some.ask, some.ask_again, some.wait, some.attempt, some.finish]
     for number in range(60):
         draw.choice(does)(number)
@@ -204,7 +204,7 @@ class Crowd:
             self.clock.now = due
             due = worker.turn(due)
         handling = Handling(self.handle, attempts=1000, **policy)  # type: ignore[arg-type]  # seconds, all of them
-        readings = [ShardReading(worker, holding, handling, self.budget) for holding in kept.begun]
+        readings = [LeaseReader(worker, holding, handling, self.budget) for holding in kept.begun]
         steps = [(self.clock.now, number) for number in range(len(readings))]
         end = self.clock.now + seconds
         while steps[0][0] <= end:
@@ -245,35 +245,35 @@ def test_a_batch_that_was_forgotten_and_read_again_has_the_attempts_that_were_le
     def fails(_delivery: Delivery) -> None:
         raise OSError("for good")
 
-    bench = Bench(source=Hesitant(), does=fails)
-    budget, policy = MemoryBudget(1), Handling(bench.handle, attempts=3)
-    reading, other = ShardReading(bench.worker, bench.holding, policy, budget), budget.share("other")
-    while not bench.holding.lost.is_set():
-        bench.steps(reading, 1)
+    harness = ReaderHarness(source=Hesitant(), does=fails)
+    budget, policy = MemoryBudget(1), Handling(harness.handle, attempts=3)
+    reading, other = LeaseReader(harness.worker, harness.holding, policy, budget), budget.share("other")
+    while not harness.holding.lost.is_set():
+        harness.steps(reading, 1)
         assert other.ask(), "nothing is held but what may be forgotten"
         other.clear()
-        bench.worker.renew(bench.clock.now)
-    assert bench.handed == [data(5)] * 3
-    assert len(bench.source.opened) == 3
+        harness.worker.renew(harness.clock.now)
+    assert harness.handed == [data(5)] * 3
+    assert len(harness.source.opened) == 3
 
 
 def test_a_batch_that_was_forgotten_before_the_first_checkpoint_is_read_again_from_where_latest_was() -> None:
     """The word on the row means the tip of now, and all that was read of the shard would be skipped."""
 
     def fails_once(_delivery: Delivery) -> None:
-        if len(bench.handed) == 1:
+        if len(harness.handed) == 1:
             raise OSError("not now")
 
-    bench = Bench(ShardRecords(records(2)), lease=Lease("s-0", checkpoint=LATEST), does=fails_once)
+    harness = ReaderHarness(ShardRecords(records(2)), lease=Lease("s-0", checkpoint=LATEST), does=fails_once)
     budget = MemoryBudget(1)
-    reading, other = bench.reading(budget), budget.share("other")
-    bench.steps(reading, 1)
-    bench.shard_log.records += records(3, 2)
-    bench.steps(reading, 1)
+    reading, other = harness.reading(budget), budget.share("other")
+    harness.steps(reading, 1)
+    harness.shard_log.records += records(3, 2)
+    harness.steps(reading, 1)
     assert other.ask(), "the batch that failed is forgotten"
     other.clear()
-    bench.steps(reading, 4)
-    assert bench.handed == [data(3, 2), data(3, 2)]
+    harness.steps(reading, 4)
+    assert harness.handed == [data(3, 2), data(3, 2)]
 
 
 def test_many_failing_shards_hold_no_more_than_the_bound_and_starve_nobody() -> None:

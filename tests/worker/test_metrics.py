@@ -14,14 +14,14 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from virtual_fleet import KCL, Driven, FaultyStore, four_shards, member, together
 from waiters import Clock
 
-from leasehold.adapters.reading import metrics
-from leasehold.adapters.reading.exporting import exporting
-from leasehold.adapters.reading.handling import Handling
-from leasehold.adapters.reading.metrics import WorkerMetrics
-from leasehold.adapters.reading.reading import ShardReading
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.consumer import metrics
+from leasehold.adapters.consumer.exporting import exporting
+from leasehold.adapters.consumer.handling import Handling
+from leasehold.adapters.consumer.lease_reader import LeaseReader
+from leasehold.adapters.consumer.metrics import WorkerMetrics
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.sources.protocol import Batch
-from leasehold.adapters.worker.reach import NOTE, Reach
+from leasehold.adapters.worker.progress import NOTE, Progress
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease
@@ -52,7 +52,7 @@ def test_the_table_the_stream_and_each_lease_are_told() -> None:
     metrics = WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
     assert told(reader) == {("worker_leases", "a-1"): 0, ("rows_remade", "a-1"): 0, ("contradictions", "a-1"): 0}
     ours.run(60)
-    reading = ShardReading(ours.worker, ours.worker.holdings[0], Handling(lambda _batch: None, measure=metrics.read))
+    reading = LeaseReader(ours.worker, ours.worker.holdings[0], Handling(lambda _batch: None, measure=metrics.read))
     for _ in range(3):
         clock.now = reading.step(clock.now)
     assert told(reader) == {
@@ -77,8 +77,8 @@ def test_the_table_the_stream_and_each_lease_are_told() -> None:
 def test_the_application_is_as_far_behind_as_its_rows_say() -> None:
     """Nobody could scale by lag, or be woken by it: each worker knows its own leases alone."""
     store, ours, reader, metrics = measured()
-    ours.worker.holdings[0].reach.read(Batch((), None, 40.0, 0.2), ours.clock.now)
-    note = Reach(time.time(), "b-1", behind=25.0, read=time.time()).note
+    ours.worker.holdings[0].progress.read(Batch((), None, 40.0, 0.2), ours.clock.now)
+    note = Progress(time.time(), "b-1", behind=25.0, read=time.time()).note
     for key in ("s-1", "s-2"):
         store.rewrite(key, lambda lease: evolve(lease, owner="b-1", notes=((NOTE, note),)))
     for holding in ours.worker.holdings[1:3]:
@@ -94,14 +94,14 @@ def test_a_hung_handler_of_the_worker_that_tells_is_told_too() -> None:
     """Without it a fleet of one worker, or a hung lookout, would never say that nobody reads a lease."""
     _, ours, reader, metrics = measured()
     for holding in ours.worker.holdings:
-        holding.reach.read(Batch((), None, 40.0, 0.2), ours.clock.now)
-        holding.reach.done(ours.clock.now)
-    ours.worker.holdings[0].reach.working(ours.clock.now)
+        holding.progress.read(Batch((), None, 40.0, 0.2), ours.clock.now)
+        holding.progress.done(ours.clock.now)
+    ours.worker.holdings[0].progress.working(ours.clock.now)
     assert told(reader)["group_status", "a-1"] == 0
     ours.run(60)
     for holding in ours.worker.holdings[1:]:
-        holding.reach.read(Batch((), None, 0.0, 0.2), ours.clock.now)
-        holding.reach.done(ours.clock.now)
+        holding.progress.read(Batch((), None, 0.0, 0.2), ours.clock.now)
+        holding.progress.done(ours.clock.now)
     ours.run(ours.turn_due - ours.clock.now)
     found = told(reader)
     assert (found["group_status", "a-1"], 100 <= found["lag_max", "a-1"] < 120) == (6, True)
@@ -114,7 +114,7 @@ def test_a_lease_that_came_from_another_worker_is_counted_once() -> None:
     clock, store = Clock(), FaultyStore()
     ours = member(store, ListSource(four_shards()), clock, config=SHARED)
     ours.run(1)
-    note = Reach(time.time(), "b-1").note
+    note = Progress(time.time(), "b-1").note
     ours.worker.holdings[0].drop("it is another's now")
     store.rewrite("s-0", lambda lease: evolve(lease, owner=None, notes=((NOTE, note),)))
     ours.run(60)
@@ -140,8 +140,10 @@ def test_a_lease_no_longer_held_is_told_by_its_new_owner() -> None:
     """Without it a lease that moved would look as far behind as on the day it left."""
     _, ours, reader, metrics = measured(KCL)
     for holding in ours.worker.holdings[:2]:
-        holding.reach.read(Batch((), None, 1.5, 0.2, size=10), ours.clock.now)
-        holding.reach.read(Batch((), None, None, 0.2, fault="throttled"), ours.clock.now)  # it says nothing of the tip
+        holding.progress.read(Batch((), None, 1.5, 0.2, size=10), ours.clock.now)
+        holding.progress.read(
+            Batch((), None, None, 0.2, fault="throttled"), ours.clock.now
+        )  # it says nothing of the tip
     ours.worker.holdings[0].drop("stolen")
     behind = {key: value for key, value in told(reader).items() if key[0] == "millis_behind_latest"}
     assert behind == {("millis_behind_latest", "s-1"): 1500}
@@ -153,7 +155,7 @@ def test_a_lease_no_longer_held_is_told_by_its_new_owner() -> None:
 
 def test_without_opentelemetry_a_worker_runs_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it an extra that nobody asked for would be needed by everybody."""
-    monkeypatch.setitem(sys.modules, "leasehold.adapters.reading.metrics", None)
+    monkeypatch.setitem(sys.modules, "leasehold.adapters.consumer.metrics", None)
     handling = Handling(lambda _batch: None)
     runner = Runner(Worker(store=FaultyStore(), source=ListSource(four_shards()), me="a-1"), handling)
     assert runner.handling.handler is handling.handler

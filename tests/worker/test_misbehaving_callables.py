@@ -12,16 +12,16 @@ import pytest
 from children import child
 from handler_threads import Seen, joined
 from odd_values import SHOWN_BY, unsayable
-from reading_bench import Bench, data
+from reading_bench import ReaderHarness, data
 from running import run_to_its_end, running
 from virtual_fleet import FaultyStore, stream_of_five
 from waiters import WAIT
 
+from leasehold.adapters.consumer.dead_letters.sinks import dead_letters
+from leasehold.adapters.consumer.events import EventLines
+from leasehold.adapters.consumer.handling import Delivery, Handling, Happening, Unhandled
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.consuming import load
-from leasehold.adapters.reading.dead_letters.boxes import dead_letters
-from leasehold.adapters.reading.events import EventLines
-from leasehold.adapters.reading.handling import Delivery, Handling, Happening, Unhandled
-from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import TRIM_HORIZON, Position
@@ -45,10 +45,10 @@ def raising(error: BaseException) -> Callable[..., None]:
 @pytest.mark.parametrize("error", [CancelledError(), GeneratorExit(), Odd("odd")], ids=repr)
 def test_every_exception_of_a_handler_fails_its_batch(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
     """Without it the shard is frozen for ever, unsaid, and hangs the drain."""
-    bench = Bench(does=raising(error))
-    bench.until_over(bench.reading(attempts=2))
-    row = bench.store.row("s-0")
-    assert (bench.handed, bench.happened) == ([data(5)] * 2, ["initialize", "stopped"])
+    harness = ReaderHarness(does=raising(error))
+    harness.until_over(harness.reading(attempts=2))
+    row = harness.store.row("s-0")
+    assert (harness.handed, harness.happened) == ([data(5)] * 2, ["initialize", "stopped"])
     assert (row.owner, row.checkpoint) == (None, TRIM_HORIZON)
     assert f"its handler failed on records 100 to 104, attempt 2 of 2: it raised {said(error)}" in caplog.text
 
@@ -60,9 +60,9 @@ def test_an_exception_that_cannot_be_shown_is_tried_again_and_buried(
 ) -> None:
     """Without it the thread that tells of such a fault ends, and its shard is held and never read again."""
     letters = dead_letters(f"file://{tmp_path}")
-    bench = Bench(does=raising(unsayable(by, base)))
-    bench.steps(bench.reading(attempts=2, dead_letter=letters), 40)
-    assert bench.store.row("s-0").checkpoint == Position("104")
+    harness = ReaderHarness(does=raising(unsayable(by, base)))
+    harness.steps(harness.reading(attempts=2, dead_letter=letters), 40)
+    assert harness.store.row("s-0").checkpoint == Position("104")
     assert len(list(tmp_path.glob("*.json"))) == 5
 
 
@@ -71,28 +71,28 @@ def test_an_exception_that_cannot_be_shown_is_tried_again_and_buried(
 def test_an_observer_may_raise_an_exception_that_cannot_be_shown(by: str, whose: str) -> None:
     """Without it likewise; a dead letter that fails stops its shard."""
     stops = whose == "dead_letter"
-    bench = Bench(does=raising(ValueError("poison")) if stops else lambda _delivery: None)
+    harness = ReaderHarness(does=raising(ValueError("poison")) if stops else lambda _delivery: None)
     policy: dict[str, Any] = {whose: raising(unsayable(by))}
-    bench.steps(bench.reading(attempts=1, **policy), 20 if stops else 4)
-    row = bench.store.row("s-0")
+    harness.steps(harness.reading(attempts=1, **policy), 20 if stops else 4)
+    row = harness.store.row("s-0")
     assert (row.owner, row.checkpoint) == ((None, TRIM_HORIZON) if stops else ("a-1", Position("104")))
 
 
 def test_a_dead_letter_is_given_an_exception_whatever_was_raised() -> None:
     """Without it a dead letter that is written for exceptions could meet something else."""
     letters: list[Exception] = []
-    bench = Bench(ShardRecords(records(1)), does=raising(CancelledError()))
-    bench.steps(bench.reading(attempts=1, dead_letter=lambda _delivery, error: letters.append(error)), 3)
+    harness = ReaderHarness(ShardRecords(records(1)), does=raising(CancelledError()))
+    harness.steps(harness.reading(attempts=1, dead_letter=lambda _delivery, error: letters.append(error)), 3)
     assert [(type(error), type(error.__cause__)) for error in letters] == [(Unhandled, CancelledError)]
-    assert bench.store.row("s-0").checkpoint == Position("100")
+    assert harness.store.row("s-0").checkpoint == Position("100")
 
 
 @pytest.mark.parametrize("error", [CancelledError(), Odd(), OSError("disk full")], ids=repr)
 def test_every_exception_of_a_dead_letter_stops_the_shard(error: BaseException) -> None:
     """Without it the shard is frozen for ever, unsaid, and hangs the drain."""
-    bench = Bench(does=raising(OSError()))
-    bench.until_over(bench.reading(attempts=1, dead_letter=raising(error)))
-    assert (bench.happened, bench.store.row("s-0").checkpoint) == (["initialize", "stopped"], TRIM_HORIZON)
+    harness = ReaderHarness(does=raising(OSError()))
+    harness.until_over(harness.reading(attempts=1, dead_letter=raising(error)))
+    assert (harness.happened, harness.store.row("s-0").checkpoint) == (["initialize", "stopped"], TRIM_HORIZON)
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
@@ -142,9 +142,9 @@ def test_a_measure_that_raises_skips_nothing(caplog: pytest.LogCaptureFixture) -
     def measure(_holding: Holding, _batch: Batch) -> None:
         raise MemoryError("no room to count")
 
-    bench = Bench(ShardRecords(records(4), size=2))
-    bench.steps(bench.reading(measure=measure), 4)
-    assert (bench.handed, bench.store.row("s-0").checkpoint) == ([data(2), data(2, 2)], Position("103"))
+    harness = ReaderHarness(ShardRecords(records(4), size=2))
+    harness.steps(harness.reading(measure=measure), 4)
+    assert (harness.handed, harness.store.row("s-0").checkpoint) == ([data(2), data(2, 2)], Position("103"))
     assert caplog.text.count("the measure failed; this is said once") == 1
 
 
@@ -154,9 +154,9 @@ def test_an_observer_that_would_have_to_be_awaited_is_said(caplog: pytest.LogCap
     async def observe(_happening: Happening, _holding: Holding) -> None:
         """Never runs."""
 
-    bench = Bench()
-    bench.steps(bench.reading(observer=observe), 2)
-    assert bench.handed == [data(5)]
+    harness = ReaderHarness()
+    harness.steps(harness.reading(observer=observe), 2)
+    assert harness.handed == [data(5)]
     assert "the observer failed; this is said once, and reading goes on: it returned a value (coroutine)" in caplog.text
 
 

@@ -114,14 +114,14 @@ def test_a_request_seen_in_a_listing_counts_unless_we_wrote_since() -> None:
     one = Held()
     old = one.row
     assert one.holding.renew()
-    one.holding.asked(evolve(old, heir="bob"))
+    one.holding.asked(evolve(old, next_owner="bob"))
     assert not one.holding.releasing
-    one.holding.asked(evolve(one.row, heir="bob", leaving=True))
-    assert (one.holding.lease.heir, one.holding.lease.leaving, one.holding.releasing) == ("bob", True, True)
+    one.holding.asked(evolve(one.row, next_owner="bob", leaving=True))
+    assert (one.holding.lease.next_owner, one.holding.lease.leaving, one.holding.releasing) == ("bob", True, True)
 
 
 @pytest.mark.parametrize(
-    ("heir", "yields", "leaving", "releasing"),
+    ("next_owner", "yields", "leaving", "releasing"),
     [
         pytest.param("bob", True, False, True, id="asked"),
         pytest.param("bob", False, True, True, id="led away by KCL 3.x"),
@@ -131,11 +131,11 @@ def test_a_request_seen_in_a_listing_counts_unless_we_wrote_since() -> None:
     ],
 )
 def test_an_owner_parts_from_what_another_asked_for(
-    heir: str | None, *, yields: bool, leaving: bool, releasing: bool
+    next_owner: str | None, *, yields: bool, leaving: bool, releasing: bool
 ) -> None:
     """A lease would be given to nobody, or a request wait until its heir steals."""
     one = Held()
-    one.store.rewrite("s-0", lambda row: evolve(row, heir=heir, yields=yields, leaving=leaving))
+    one.store.rewrite("s-0", lambda row: evolve(row, next_owner=next_owner, yields=yields, leaving=leaving))
     assert one.holding.annotate("a", "1")
     assert one.holding.releasing is releasing
 
@@ -165,7 +165,7 @@ def test_a_gift_never_moves_the_checkpoint_back() -> None:
 def test_a_lease_that_a_kcl_3_leader_moves_is_not_taken_back() -> None:
     """Its heir polls seldom, and would find its lease taken back each time."""
     one = Held()
-    one.store.rewrite("s-0", lambda row: evolve(row, heir="bob", yields=False, leaving=True))
+    one.store.rewrite("s-0", lambda row: evolve(row, next_owner="bob", yields=False, leaving=True))
     assert one.holding.annotate("a", "1")
     assert one.holding.release(Position("7"))
     assert (one.holding.given, one.end, one.row.owner) == (None, (True, "given to bob"), "bob")
@@ -178,7 +178,7 @@ def test_a_lease_that_nobody_asked_for_is_checkpointed_and_released() -> None:
     assert one.holding.releasing
     assert one.holding.release(Position("7")) is True
     assert [type(write) for write in one.store.asked] == [CheckpointLease, ReleaseLease]
-    assert (one.row.owner, one.row.checkpoint, one.row.heir) == (None, Position("7"), None)
+    assert (one.row.owner, one.row.checkpoint, one.row.next_owner) == (None, Position("7"), None)
     assert (one.end, one.holding.given) == ((True, "released"), None)
 
 

@@ -7,17 +7,17 @@ import pytest
 from attrs import evolve
 from letter_samples import FULL, batch
 
-from leasehold.adapters.reading.dead_letters.letter import (
+from leasehold.adapters.consumer.dead_letters.dead_letter import (
     TEXT_MOST,
     WHOLE_MOST,
-    BadLetter,
-    Letter,
+    BadDeadLetter,
+    DeadLetterEntry,
+    dead_letter_for,
+    dead_letter_from,
     failed_again,
-    letter_for,
-    letter_of,
     place_of,
 )
-from leasehold.adapters.reading.handling import Unhandled, fault_from
+from leasehold.adapters.consumer.handling import Unhandled, fault_from
 from leasehold.adapters.sources.protocol import Record
 
 
@@ -29,7 +29,7 @@ def said(**fields: object) -> bytes:
 
 def test_a_letter_needs_little() -> None:
     """A letter that another program wrote could not be handed over."""
-    assert letter_of(said()) == Letter("", "", "s", "l", Record(b"d", "7"), "", "", 0, "", 0)
+    assert dead_letter_from(said()) == DeadLetterEntry("", "", "s", "l", Record(b"d", "7"), "", "", 0, "", 0)
 
 
 @pytest.mark.parametrize("field", ["shard", "lease", "sequence_number", "data"])
@@ -37,22 +37,22 @@ def test_a_missing_field_of_a_letter_is_named(field: str) -> None:
     """A record would be handed over as one of another shard, or as an empty one."""
     told = json.loads(said())
     del told[field]
-    with pytest.raises(BadLetter, match=rf"^{field}: it is missing$"):
-        letter_of(json.dumps(told).encode())
+    with pytest.raises(BadDeadLetter, match=rf"^{field}: it is missing$"):
+        dead_letter_from(json.dumps(told).encode())
 
 
 @pytest.mark.parametrize("line", [b"{", b"", b"\xff", b"[" * 100_000])
 def test_a_text_that_is_not_json_is_no_letter(line: bytes) -> None:
     """One damaged letter would end a replay."""
-    with pytest.raises(BadLetter, match=r"^it is not JSON$"):
-        letter_of(line)
+    with pytest.raises(BadDeadLetter, match=r"^it is not JSON$"):
+        dead_letter_from(line)
 
 
 @pytest.mark.parametrize("line", [b"[]", b"7", b"null"])
 def test_json_that_is_no_object_is_no_letter(line: bytes) -> None:
     """One damaged letter would end a replay."""
-    with pytest.raises(BadLetter, match=r"^it is no object$"):
-        letter_of(line)
+    with pytest.raises(BadDeadLetter, match=r"^it is no object$"):
+        dead_letter_from(line)
 
 
 TEXT, WHOLE = "it wants a text", "it wants a whole number"
@@ -79,15 +79,15 @@ DECIMAL = "it wants a decimal number, as a text"
 )
 def test_a_field_of_another_kind_is_named(field: str, value: object, says: str) -> None:
     """A damaged letter would be handed over as a record that never was."""
-    with pytest.raises(BadLetter) as refused:
-        letter_of(said(**{field: value}))
+    with pytest.raises(BadDeadLetter) as refused:
+        dead_letter_from(said(**{field: value}))
     assert str(refused.value) == f"{field}: {says}"
 
 
 @pytest.mark.parametrize("number", [0, WHOLE_MOST - 1])
 def test_whole_numbers_are_taken_up_to_the_bound(number: int) -> None:
     """A letter of ours could not be read."""
-    assert letter_of(said(attempts=number)).attempts == number
+    assert dead_letter_from(said(attempts=number)).attempts == number
 
 
 def test_letters_are_sorted_by_the_place_of_their_records() -> None:
@@ -99,9 +99,9 @@ def test_letters_are_sorted_by_the_place_of_their_records() -> None:
 
 def test_a_letter_says_where_its_record_came_from_and_of_what_it_failed() -> None:
     """Nobody could find the record, or mend its cause."""
-    made = letter_for(batch(), ValueError("poison"), stream="other", table="t", now=9.0084)
+    made = dead_letter_for(batch(), ValueError("poison"), stream="other", table="t", now=9.0084)
     assert made == evolve(FULL, attempts=3, time_ms=9008)
-    assert letter_for(batch(""), ValueError("poison"), stream="other", table="t", now=0.0084).stream == "other"
+    assert dead_letter_for(batch(""), ValueError("poison"), stream="other", table="t", now=0.0084).stream == "other"
 
 
 def test_a_letter_tells_what_was_raised_and_no_cause_of_the_users_own() -> None:
@@ -110,7 +110,7 @@ def test_a_letter_tells_what_was_raised_and_no_cause_of_the_users_own() -> None:
     error.__cause__ = OSError("disk")
 
     def told(fault: Exception) -> tuple[str, str]:
-        made = letter_for(batch(), fault, stream="", table="", now=0.0)
+        made = dead_letter_for(batch(), fault, stream="", table="", now=0.0)
         return made.error, made.text
 
     assert told(error) == ("ValueError", "mine")

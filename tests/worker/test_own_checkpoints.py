@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 from attrs import evolve
-from reading_bench import Bench, data
+from reading_bench import ReaderHarness, data
 from virtual_fleet import ManualExecutor
 
-from leasehold.adapters.reading.handling import Delivery, FinalCheckpoint, Handling
-from leasehold.adapters.reading.handovers import Handovers
-from leasehold.adapters.reading.memory import MemoryBudget
+from leasehold.adapters.consumer.dispatcher import Dispatcher
+from leasehold.adapters.consumer.handling import Delivery, FinalCheckpoint, Handling
+from leasehold.adapters.consumer.memory import MemoryBudget
 from leasehold.adapters.worker.notes import latest_notes
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
 from leasehold_lab.simulator.world.world import FIRST_MS, ShardRecords, records, shard
@@ -27,80 +27,80 @@ def _heard(
 
 def test_a_return_moves_no_checkpoint_and_a_late_word_does() -> None:
     """A batch that a child still holds in memory would be skipped after its end."""
-    bench = Bench(ShardRecords(records(6), size=2))
-    reading = bench.reading(final_checkpoint=_heard([]))
-    bench.steps(reading, 3)
-    assert bench.handed == [data(2), data(2, 2)]
-    assert bench.store.row("s-0").checkpoint == TRIM_HORIZON
-    assert bench.holding.checkpoint(Position("101"))
-    bench.steps(reading, 2)
-    assert bench.handed == [data(2), data(2, 2), data(2, 4)]
-    assert bench.store.row("s-0").checkpoint == Position("101")
+    harness = ReaderHarness(ShardRecords(records(6), size=2))
+    reading = harness.reading(final_checkpoint=_heard([]))
+    harness.steps(reading, 3)
+    assert harness.handed == [data(2), data(2, 2)]
+    assert harness.store.row("s-0").checkpoint == TRIM_HORIZON
+    assert harness.holding.checkpoint(Position("101"))
+    harness.steps(reading, 2)
+    assert harness.handed == [data(2), data(2, 2), data(2, 4)]
+    assert harness.store.row("s-0").checkpoint == Position("101")
 
 
 def test_a_handler_s_last_word_is_heard_before_its_lease_goes() -> None:
     """A stop would have all since its last checkpoint come again."""
     words: list[str] = []
-    bench = Bench(ShardRecords(records(6), size=2))
-    reading = bench.reading(
+    harness = ReaderHarness(ShardRecords(records(6), size=2))
+    reading = harness.reading(
         final_checkpoint=_heard(words, lambda final_checkpoint: final_checkpoint.checkpoint(Position("102")))
     )
-    bench.steps(reading, 3)
-    bench.holding.ask_release()
-    bench.until_over(reading)
-    assert (words, bench.happened[-1]) == (["leaving"], "stopped")
-    row = bench.store.row("s-0")
+    harness.steps(reading, 3)
+    harness.holding.ask_release()
+    harness.until_over(reading)
+    assert (words, harness.happened[-1]) == (["leaving"], "stopped")
+    row = harness.store.row("s-0")
     assert (row.owner, row.checkpoint) == (None, Position("102"))
 
 
 def test_without_a_word_a_release_carries_nothing() -> None:
     """A release that said how far the handler had returned would skip what it has not finished with."""
     words: list[str] = []
-    bench = Bench(ShardRecords(records(6), size=2))
-    reading = bench.reading(final_checkpoint=_heard(words))
-    bench.steps(reading, 3)
-    bench.holding.ask_release()
-    asked = bench.clock.now
-    bench.until_over(reading)
-    row = bench.store.row("s-0")
+    harness = ReaderHarness(ShardRecords(records(6), size=2))
+    reading = harness.reading(final_checkpoint=_heard(words))
+    harness.steps(reading, 3)
+    harness.holding.ask_release()
+    asked = harness.clock.now
+    harness.until_over(reading)
+    row = harness.store.row("s-0")
     assert (words, row.owner, row.checkpoint) == (["leaving"], None, TRIM_HORIZON)
-    assert bench.clock.now == asked, "the lease does not wait"
+    assert harness.clock.now == asked, "the lease does not wait"
 
 
 def test_after_a_fault_it_begins_again_at_its_checkpoint() -> None:
     """A new child has none of the batches that the one before it was given and had not finished with."""
 
     def does(delivery: Delivery) -> None:
-        if len(bench.handed) == 2:
+        if len(harness.handed) == 2:
             delivery.checkpoint(delivery.records[0])
-        if len(bench.handed) == 3:
+        if len(harness.handed) == 3:
             raise OSError("the child has ended")
 
-    bench, budget = Bench(ShardRecords(records(6), size=2), does=does), MemoryBudget()
-    reading = bench.reading(budget, final_checkpoint=_heard([]))
-    while len(bench.handed) < 3:
-        bench.steps(reading, 1)
+    harness, budget = ReaderHarness(ShardRecords(records(6), size=2), does=does), MemoryBudget()
+    reading = harness.reading(budget, final_checkpoint=_heard([]))
+    while len(harness.handed) < 3:
+        harness.steps(reading, 1)
     assert budget.used == 0, "nobody has the batch that failed"
-    bench.steps(reading, 4)
-    assert bench.handed[:5] == [data(2), data(2, 2), data(2, 4), data(2, 3), data(1, 5)]
-    assert bench.store.row("s-0").checkpoint == Position("102")
+    harness.steps(reading, 4)
+    assert harness.handed[:5] == [data(2), data(2, 2), data(2, 4), data(2, 3), data(1, 5)]
+    assert harness.store.row("s-0").checkpoint == Position("102")
 
 
 def test_a_batch_for_which_a_thread_was_free_only_after_its_lease_had_expired_is_handed_over_later() -> None:
     """It would count as handed over, and the next batch be read in its place."""
-    bench, executor = Bench(ShardRecords(records(4), size=2)), ManualExecutor()
-    reading = bench.reading(handovers=Handovers(executor), final_checkpoint=_heard([]))
-    bench.steps(reading, 2)
-    bench.clock.now += 11.0
+    harness, executor = ReaderHarness(ShardRecords(records(4), size=2)), ManualExecutor()
+    reading = harness.reading(dispatcher=Dispatcher(executor), final_checkpoint=_heard([]))
+    harness.steps(reading, 2)
+    harness.clock.now += 11.0
     executor.waiting.pop()()
-    bench.steps(reading, 1)
-    assert bench.holding.renew()
+    harness.steps(reading, 1)
+    assert harness.holding.renew()
     for _ in range(6):
-        bench.dues[reading] = min(bench.dues[reading], bench.clock.now + 1.0)  # a call's end wakes its reading
-        bench.steps(reading, 1)
+        harness.dues[reading] = min(harness.dues[reading], harness.clock.now + 1.0)  # a call's end wakes its reading
+        harness.steps(reading, 1)
         while executor.waiting:
             executor.waiting.pop()()
-    assert bench.handed == [data(2), data(2, 2)]
+    assert harness.handed == [data(2), data(2, 2)]
 
 
 @pytest.mark.parametrize("numbered", [False, True])
@@ -108,17 +108,17 @@ def test_after_a_fault_before_its_first_checkpoint_it_begins_again_where_latest_
     """The word on the row means the tip of now: what the child before was given would be skipped, and then lost."""
 
     def does(_delivery: Delivery) -> None:
-        if len(bench.handed) == 2:
+        if len(harness.handed) == 2:
             raise OSError("the child has ended")
 
     notes = latest_notes(Position("101", 0, "101") if numbered else at_timestamp(FIRST_MS + 2))
     lease = Lease("s-0", checkpoint=LATEST, notes=notes)
-    bench = Bench(ShardRecords(records(2), size=2), lease=lease, does=does)
-    reading = bench.reading(final_checkpoint=_heard([]))
-    bench.steps(reading, 1)
-    bench.shard_log.records += records(4, 2)
-    bench.steps(reading, 6)
-    assert bench.handed == [data(2, 2), data(2, 4), data(2, 2), data(2, 4)]
+    harness = ReaderHarness(ShardRecords(records(2), size=2), lease=lease, does=does)
+    reading = harness.reading(final_checkpoint=_heard([]))
+    harness.steps(reading, 1)
+    harness.shard_log.records += records(4, 2)
+    harness.steps(reading, 6)
+    assert harness.handed == [data(2, 2), data(2, 4), data(2, 2), data(2, 4)]
 
 
 def test_a_batch_that_always_fails_stops_its_shard() -> None:
@@ -129,11 +129,11 @@ def test_a_batch_that_always_fails_stops_its_shard() -> None:
             raise OSError("again")
 
     words: list[str] = []
-    bench = Bench(ShardRecords(records(6), size=2), does=does)
-    bench.until_over(bench.reading(final_checkpoint=_heard(words), attempts=3))
-    assert (words, bench.happened[-1]) == (["leaving"], "stopped")
-    assert bench.handed == [data(2), data(2, 2), data(2, 4)] * 3
-    row = bench.store.row("s-0")
+    harness = ReaderHarness(ShardRecords(records(6), size=2), does=does)
+    harness.until_over(harness.reading(final_checkpoint=_heard(words), attempts=3))
+    assert (words, harness.happened[-1]) == (["leaving"], "stopped")
+    assert harness.handed == [data(2), data(2, 2), data(2, 4)] * 3
+    row = harness.store.row("s-0")
     assert (row.owner, row.checkpoint) == (None, TRIM_HORIZON)
 
 
@@ -144,13 +144,13 @@ def test_after_a_fault_in_its_last_word_a_lease_that_stays_is_read_from_its_chec
         raise OSError("the child has ended")
 
     words: list[str] = []
-    bench = Bench(ShardRecords(records(6), size=2))
-    reading = bench.reading(final_checkpoint=_heard(words, fail))
-    bench.steps(reading, 3)
-    bench.holding.asked(evolve(bench.holding.lease, heir="b-1"))
-    bench.steps(reading, 6)  # the row names nobody, as the gift finds
-    assert (words, bench.happened, bench.store.row("s-0").owner) == (["leaving"], ["initialize"], "a-1")
-    assert bench.handed == [data(2), data(2, 2), data(2), data(2, 2), data(2, 4)]
+    harness = ReaderHarness(ShardRecords(records(6), size=2))
+    reading = harness.reading(final_checkpoint=_heard(words, fail))
+    harness.steps(reading, 3)
+    harness.holding.asked(evolve(harness.holding.lease, next_owner="b-1"))
+    harness.steps(reading, 6)  # the row names nobody, as the gift finds
+    assert (words, harness.happened, harness.store.row("s-0").owner) == (["leaving"], ["initialize"], "a-1")
+    assert harness.handed == [data(2), data(2, 2), data(2), data(2, 2), data(2, 4)]
 
 
 def test_what_its_last_word_has_checkpointed_before_it_failed_is_not_handed_over_again() -> None:
@@ -163,10 +163,10 @@ def test_what_its_last_word_has_checkpointed_before_it_failed_is_not_handed_over
         assert final_checkpoint.end()
 
     words: list[str] = []
-    bench = Bench(ShardRecords(records(4), size=2, ended=True))
-    bench.until_over(bench.reading(final_checkpoint=_heard(words, fail)))
-    assert (words, bench.happened[-1]) == (["ended"] * 2, "shard-ended")
-    assert bench.handed == [data(2), data(2, 2), data(1, 3)]
+    harness = ReaderHarness(ShardRecords(records(4), size=2, ended=True))
+    harness.until_over(harness.reading(final_checkpoint=_heard(words, fail)))
+    assert (words, harness.happened[-1]) == (["ended"] * 2, "shard-ended")
+    assert harness.handed == [data(2), data(2, 2), data(1, 3)]
 
 
 @pytest.mark.parametrize("begun", [True, False])
@@ -174,29 +174,29 @@ def test_a_lease_goes_without_a_last_word_where_no_thread_can_hear_it(
     caplog: pytest.LogCaptureFixture, begun: bool
 ) -> None:
     """Asked in vain again and again, without a pause, it would be held by a worker that cannot read it."""
-    bench, executor, words = Bench(ShardRecords(records(2))), ManualExecutor(refuses=not begun), list[str]()
-    reading = bench.reading(handovers=Handovers(executor), final_checkpoint=_heard(words))
-    bench.steps(reading, 2)
+    harness, executor, words = ReaderHarness(ShardRecords(records(2))), ManualExecutor(refuses=not begun), list[str]()
+    reading = harness.reading(dispatcher=Dispatcher(executor), final_checkpoint=_heard(words))
+    harness.steps(reading, 2)
     executor.stuck = True
-    bench.until_over(reading)
-    assert (words, bench.happened[-1], bench.store.row("s-0").owner) == ([], "stopped", None)
+    harness.until_over(reading)
+    assert (words, harness.happened[-1], harness.store.row("s-0").owner) == ([], "stopped", None)
     assert caplog.text.count("stops here") == 1
 
 
 def test_a_lease_goes_without_a_last_word_of_a_handler_that_was_given_up_and_hangs() -> None:
     """Likewise; and its thread, which nobody can stop, may be at work for ever."""
-    bench, executor, words = Bench(ShardRecords(records(2))), ManualExecutor(), list[str]()
+    harness, executor, words = ReaderHarness(ShardRecords(records(2))), ManualExecutor(), list[str]()
 
     def hang(_delivery: Delivery) -> None:
-        bench.clock.now += 5.0
-        bench.until_over(reading)
+        harness.clock.now += 5.0
+        harness.until_over(reading)
         words.append("returned")
 
-    bench.does = hang
-    reading = bench.reading(handovers=Handovers(executor), final_checkpoint=_heard(words), handler_seconds=5.0)
-    bench.steps(reading, 2)
+    harness.does = hang
+    reading = harness.reading(dispatcher=Dispatcher(executor), final_checkpoint=_heard(words), handler_seconds=5.0)
+    harness.steps(reading, 2)
     executor.waiting.pop()()
-    assert (words, bench.happened[-1], bench.store.row("s-0").owner) == (["returned"], "stopped", None)
+    assert (words, harness.happened[-1], harness.store.row("s-0").owner) == (["returned"], "stopped", None)
 
 
 @pytest.mark.parametrize("silent", [0, 2])
@@ -208,13 +208,13 @@ def test_a_shard_ends_by_its_word(silent: int) -> None:
         if len(words) > silent:
             assert final_checkpoint.end()
 
-    bench = Bench(ShardRecords(records(4), size=2, ended=True, children=(shard("s-1", 0, 9, "s-0"),)))
-    bench.until_over(bench.reading(final_checkpoint=_heard(words, end)))
+    harness = ReaderHarness(ShardRecords(records(4), size=2, ended=True, children=(shard("s-1", 0, 9, "s-0"),)))
+    harness.until_over(harness.reading(final_checkpoint=_heard(words, end)))
     assert words == ["ended"] * (silent + 1)
-    assert bench.happened[-1] == "shard-ended"
-    assert bench.handed == [data(2), data(2, 2)] * (silent + 1)
-    assert bench.store.row("s-0").checkpoint == SHARD_END
-    assert bench.store.row("s-1").checkpoint == TRIM_HORIZON
+    assert harness.happened[-1] == "shard-ended"
+    assert harness.handed == [data(2), data(2, 2)] * (silent + 1)
+    assert harness.store.row("s-0").checkpoint == SHARD_END
+    assert harness.store.row("s-1").checkpoint == TRIM_HORIZON
 
 
 def test_a_handler_that_checkpoints_by_itself_goes_without_a_dead_letter() -> None:

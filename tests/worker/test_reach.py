@@ -5,11 +5,11 @@ from attrs import evolve
 from virtual_fleet import FaultySource, FaultyStore, four_shards, member
 from waiters import Clock
 
-from leasehold.adapters.reading.handling import Handling
-from leasehold.adapters.reading.reading import ShardReading
-from leasehold.adapters.reading.status import LeaseLag, asked, fleet_lag, lag_of, lags_of
+from leasehold.adapters.consumer.handling import Handling
+from leasehold.adapters.consumer.lease_reader import LeaseReader
+from leasehold.adapters.consumer.status import LeaseLag, asked, fleet_lag, lag_of, lags_of
 from leasehold.adapters.sources.protocol import Batch, Record
-from leasehold.adapters.worker.reach import (
+from leasehold.adapters.worker.progress import (
     DRIPS,
     FIRST_SECONDS,
     NOTE,
@@ -17,9 +17,9 @@ from leasehold.adapters.worker.reach import (
     STEP_SECONDS,
     STEPS,
     TELL_SECONDS,
-    Reach,
-    ReachMeter,
-    reach_of,
+    Progress,
+    ProgressMeter,
+    progress_of,
 )
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, at_timestamp
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records
@@ -29,10 +29,10 @@ BATCH = Batch((Record(b"x", "7", arrived=NOW - 5),), Position("7"), 4.0, 0.2)
 EMPTY = Batch((), None, 0.0, 0.2)
 
 
-def meter(lease: Lease | None = None) -> ReachMeter:
+def meter(lease: Lease | None = None) -> ProgressMeter:
     """A meter of worker a that writes notes, by a wall clock that starts at NOW with the other clock at 0."""
     moment[0] = 0.0
-    found = ReachMeter(lease or Lease("s-0"), "a")
+    found = ProgressMeter(lease or Lease("s-0"), "a")
     found.tell("vm-7", lambda: NOW + moment[0], 0.0)
     return found
 
@@ -40,10 +40,10 @@ def meter(lease: Lease | None = None) -> ReachMeter:
 moment = [0.0]
 
 
-def noted(found: ReachMeter, now: float) -> Reach:
+def noted(found: ProgressMeter, now: float) -> Progress:
     """What a row would say now."""
     moment[0] = now
-    reach = reach_of(Lease("s-0", notes=found.notes(now)))
+    reach = progress_of(Lease("s-0", notes=found.notes(now)))
     assert reach is not None
     return reach
 
@@ -83,7 +83,7 @@ def test_a_batch_at_work_counts_as_unread_until_it_is_done() -> None:
 def test_a_handler_falls_behind_although_one_read_brings_all_that_waits(wait: float, grows: bool) -> None:
     """What counts is how long the first record in hand has waited; the service calls such a read the tip."""
     wall = [NOW]
-    found = ReachMeter(Lease("s-0"), "a", 0.0)
+    found = ProgressMeter(Lease("s-0"), "a", 0.0)
     found.tell("vm", lambda: wall[0], 0.0)
     found.read(Batch((Record(b"x", "7", arrived=NOW - wait),), Position("7"), 0.0, 0.2), 0.0)
     for step in range(1, STEPS + 1):
@@ -91,7 +91,7 @@ def test_a_handler_falls_behind_although_one_read_brings_all_that_waits(wait: fl
         wall[0] = NOW + now
         # Of 20 s only 2 s of records are handled; without a wait, all of them.
         found.progressed(now, wall[0] - wait - (0.9 * now if grows else 0.0))
-    assert found.reach(now, wall[0]).grows == grows
+    assert found.progress(now, wall[0]).grows == grows
 
 
 def test_the_age_of_the_first_record_lasts_until_a_handler_is_done_with_it() -> None:
@@ -104,26 +104,26 @@ def test_the_age_of_the_first_record_lasts_until_a_handler_is_done_with_it() -> 
     first.read(evolve(EMPTY, behind_seconds=None, fault="throttled"), 32.0)
     left = noted(first, 40.0)
     assert (left.behind, left.oldest, left.fault) == (45.0, NOW - 5, "throttled")
-    second = ReachMeter(Lease("s-0", notes=((NOTE, left.note),)), "b", 0.0)
+    second = ProgressMeter(Lease("s-0", notes=((NOTE, left.note),)), "b", 0.0)
     second.tell("vm", lambda: NOW + 100.0, 0.0)
-    assert second.reach(0.0, NOW + 100.0).behind == 105.0
+    assert second.progress(0.0, NOW + 100.0).behind == 105.0
     second.read(evolve(EMPTY, behind_seconds=3.0), 1.0)
     second.done(1.0)
-    told = second.reach(2.0, NOW + 102.0)
+    told = second.progress(2.0, NOW + 102.0)
     assert (told.behind, told.fault, told.done) == (107.0, "throttled", left.done)
     second.read(BATCH, 3.0)
     second.progressed(4.0, NOW + 104.0)
-    assert second.reach(5.0, NOW + 105.0).oldest is not None
+    assert second.progress(5.0, NOW + 105.0).oldest is not None
     second.done(5.0)
-    told = second.reach(5.0, NOW + 105.0)
+    told = second.progress(5.0, NOW + 105.0)
     assert (told.behind, told.oldest, told.fault) == (4.0, None, "")
 
 
 def test_an_answer_at_the_tip_ends_the_age_of_what_an_earlier_owner_left() -> None:
     """Nothing waits where the stream says that nothing is there."""
-    left = Reach(NOW - 50, "a", behind=10.0, oldest=NOW - 60, fault="x", done=NOW - 70)
+    left = Progress(NOW - 50, "a", behind=10.0, oldest=NOW - 60, fault="x", done=NOW - 70)
     found = meter(Lease("s-0", notes=((NOTE, left.note),)))
-    assert found.reach(0.0, NOW).behind == 60.0
+    assert found.progress(0.0, NOW).behind == 60.0
     found.read(EMPTY, 1.0)
     found.done(1.0)
     told = noted(found, 1.0)
@@ -164,8 +164,8 @@ def test_a_reader_that_reads_nothing_falls_behind() -> None:
 
 def test_no_time_is_told_unasked_and_every_time_afterwards() -> None:
     """A simulated fleet would write real times; and what nobody ever could read would say nothing of it."""
-    assert ReachMeter(Lease("s-0"), "a").notes(1.0) == ()
-    assert not ReachMeter(Lease("s-0"), "a").untold(1_000.0)
+    assert ProgressMeter(Lease("s-0"), "a").notes(1.0) == ()
+    assert not ProgressMeter(Lease("s-0"), "a").untold(1_000.0)
     found = meter()
     assert (found.untold(FIRST_SECONDS - 1), found.untold(FIRST_SECONDS)) == (False, True)
     noted(found, FIRST_SECONDS)
@@ -175,7 +175,7 @@ def test_no_time_is_told_unasked_and_every_time_afterwards() -> None:
 
 def test_a_handler_that_has_ended_is_at_work_no_more() -> None:
     """A shard that waits for its next attempt would look as if its handler hung."""
-    for ended in (ReachMeter.rested, lambda each: each.done(2.0)):
+    for ended in (ProgressMeter.rested, lambda each: each.done(2.0)):
         found = meter()
         found.working(1.0)
         assert noted(found, 2.0).work == NOW + 1.0
@@ -185,10 +185,10 @@ def test_a_handler_that_has_ended_is_at_work_no_more() -> None:
 
 def test_moves_are_counted_from_owner_to_owner() -> None:
     """A lease that flaps between two workers would look as quiet as any other."""
-    first = Reach(NOW, "b", moves=2)
+    first = Progress(NOW, "b", moves=2)
     row = Lease("s-0", owner="b", idle=1.0, notes=((NOTE, first.note),))
     for worker, moves in (("b", 2), ("a", 3)):
-        found = ReachMeter(row, worker)
+        found = ProgressMeter(row, worker)
         found.tell("vm", lambda: NOW, 0.0)
         found.read(EMPTY, 0.0)
         assert noted(found, 0.0).moves == moves
@@ -215,15 +215,15 @@ def test_moves_are_counted_from_owner_to_owner() -> None:
 )
 def test_a_note_that_cannot_be_read_says_nothing(note: str) -> None:
     """Anybody who may write to the table could end every command that looks at it."""
-    assert reach_of(Lease("s-0", notes=((NOTE, note),))) is None
+    assert progress_of(Lease("s-0", notes=((NOTE, note),))) is None
 
 
-def row(owner: str | None, reach: Reach, idle: float = 1.0) -> Lease:
+def row(owner: str | None, reach: Progress, idle: float = 1.0) -> Lease:
     """A lease with this note."""
     return Lease("s-0", owner=owner, idle=idle, notes=((NOTE, reach.note),))
 
 
-TOLD = Reach(NOW - 10, "a", "vm-7", 1, behind=2.0, end=False, arrived=NOW - 12, read=NOW - 10, done=NOW - 10)
+TOLD = Progress(NOW - 10, "a", "vm-7", 1, behind=2.0, end=False, arrived=NOW - 12, read=NOW - 10, done=NOW - 10)
 
 
 @pytest.mark.parametrize(
@@ -284,14 +284,14 @@ def test_a_renewal_carries_the_note_and_only_where_notes_are_free() -> None:
     ours = member(store, source, clock)
     ours.run(60)
     holding = ours.worker.holdings[0]
-    holding.reach.tell("vm-7", lambda: NOW, clock.now)
-    reading = ShardReading(ours.worker, holding, Handling(lambda _batch: None))
+    holding.progress.tell("vm-7", lambda: NOW, clock.now)
+    reading = LeaseReader(ours.worker, holding, Handling(lambda _batch: None))
     for _ in range(3):
         reading.step(clock.now)
-    assert reach_of(store.get(["s-0"])[0]) is None
+    assert progress_of(store.get(["s-0"])[0]) is None
     clock.now += TELL_SECONDS
     ours.worker.renew(clock.now)
-    told = reach_of(store.get(["s-0"])[0])
+    told = progress_of(store.get(["s-0"])[0])
     assert told is not None
     assert (told.owner, told.host, told.read) == (holding.lease.owner, "vm-7", NOW - TELL_SECONDS)
 

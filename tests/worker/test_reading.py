@@ -8,13 +8,13 @@ import pytest
 from attrs import define, evolve
 from hypothesis import given
 from hypothesis import strategies as st
-from reading_bench import MINIMAL, Bench, data
+from reading_bench import MINIMAL, ReaderHarness, data
 from virtual_fleet import KCL, FaultySource
 
-from leasehold.adapters.reading.handling import Delivery
-from leasehold.adapters.reading.lifecycle import ReadingStart
+from leasehold.adapters.consumer.handling import Delivery
+from leasehold.adapters.consumer.lifecycle import ReadingStart
+from leasehold.adapters.sources.deduplication import Had, Tag, inherited
 from leasehold.adapters.sources.protocol import Batch, Reader, Record
-from leasehold.adapters.sources.repeats import Had, Tag, inherited
 from leasehold.adapters.worker.notes import latest_notes
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
 from leasehold.errors import SourceError, SourceUnavailable
@@ -32,46 +32,46 @@ from leasehold_lab.simulator.world.world import (
 
 def test_records_are_handed_over_in_order_and_checkpointed() -> None:
     """Without it a restart would hand them all over again."""
-    bench = Bench(ShardRecords(records(5), size=2))
-    bench.steps(bench.reading(), 4)
-    assert bench.handed == [data(2), data(2, 2), data(1, 4)]
-    assert bench.store.row("s-0").checkpoint == Position("104")
-    assert bench.source.opened == [("s-0", TRIM_HORIZON)]
+    harness = ReaderHarness(ShardRecords(records(5), size=2))
+    harness.steps(harness.reading(), 4)
+    assert harness.handed == [data(2), data(2, 2), data(1, 4)]
+    assert harness.store.row("s-0").checkpoint == Position("104")
+    assert harness.source.opened == [("s-0", TRIM_HORIZON)]
 
 
 def test_a_shard_is_read_under_the_number_that_its_handler_is_given() -> None:
     """Without it what repeats a batch under the ownership's number would be shut out by that ownership's own reader."""
     source, tokens = FaultySource(), []
-    bench = Bench(source=source, does=lambda delivery: tokens.append(delivery.epoch))
-    assert bench.holding.renew()
-    assert bench.holding.renew()
-    bench.steps(bench.reading(), 2)
-    assert source.epochs == tokens == [bench.holding.epoch]
-    assert bench.store.row("s-0").epoch > bench.holding.epoch
+    harness = ReaderHarness(source=source, does=lambda delivery: tokens.append(delivery.epoch))
+    assert harness.holding.renew()
+    assert harness.holding.renew()
+    harness.steps(harness.reading(), 2)
+    assert source.epochs == tokens == [harness.holding.epoch]
+    assert harness.store.row("s-0").epoch > harness.holding.epoch
 
 
 def test_checkpoints_may_be_spared() -> None:
     """Without it a busy shard would cost a write for each batch."""
-    bench = Bench(ShardRecords(records(5), size=1))
-    reading = bench.reading(checkpoint_seconds=60)
-    bench.steps(reading, 6)
-    assert bench.store.row("s-0").checkpoint == Position("100")
-    bench.clock.now += 60
-    bench.worker.renew(bench.clock.now)
-    bench.steps(reading, 1)
-    assert bench.store.row("s-0").checkpoint == Position("104")
+    harness = ReaderHarness(ShardRecords(records(5), size=1))
+    reading = harness.reading(checkpoint_seconds=60)
+    harness.steps(reading, 6)
+    assert harness.store.row("s-0").checkpoint == Position("100")
+    harness.clock.now += 60
+    harness.worker.renew(harness.clock.now)
+    harness.steps(reading, 1)
+    assert harness.store.row("s-0").checkpoint == Position("104")
 
 
 def test_a_child_waits_for_its_parents() -> None:
     """Without it records of one key would be handed over in the wrong order (L12)."""
-    bench = Bench(lease=Lease("s-0", parents=("p",)))
-    placed(bench.store, Lease("p", owner="z-1", checkpoint=Position("3")))
-    reading = bench.reading()
-    bench.steps(reading, 3)
-    assert (bench.handed, bench.source.opened) == ([], [])
-    bench.store.rewrite("p", lambda lease: evolve(lease, checkpoint=SHARD_END))
-    bench.steps(reading, 3)
-    assert bench.handed == [data(5)]
+    harness = ReaderHarness(lease=Lease("s-0", parents=("p",)))
+    placed(harness.store, Lease("p", owner="z-1", checkpoint=Position("3")))
+    reading = harness.reading()
+    harness.steps(reading, 3)
+    assert (harness.handed, harness.source.opened) == ([], [])
+    harness.store.rewrite("p", lambda lease: evolve(lease, checkpoint=SHARD_END))
+    harness.steps(reading, 3)
+    assert harness.handed == [data(5)]
 
 
 def test_a_child_begins_with_what_was_had_of_its_parents() -> None:
@@ -79,23 +79,23 @@ def test_a_child_begins_with_what_was_had_of_its_parents() -> None:
     had = Had()
     had.note(Tag("q", 1, 0, "0", "e", 9), Position("5"))
     parent = Lease("p", checkpoint=evolve(SHARD_END, token=had.token), hash_range=(0, 9))
-    bench = Bench(lease=Lease("s-0", parents=("p",)))
-    start = ReadingStart(bench.holding, bench.source, MINIMAL).find({"p": parent})
+    harness = ReaderHarness(lease=Lease("s-0", parents=("p",)))
+    start = ReadingStart(harness.holding, harness.source, MINIMAL).find({"p": parent})
     assert start == TRIM_HORIZON
     assert start.token == inherited([parent]) != ""  # equality of positions leaves tokens out
 
 
 def test_latest_is_pinned_before_the_first_read_and_stays() -> None:
     """Without it what arrives before the first checkpoint would be lost with a crash."""
-    bench = Bench(ShardRecords(records(2)), lease=Lease("s-0", checkpoint=LATEST))
-    bench.steps(bench.reading(), 1)
+    harness = ReaderHarness(ShardRecords(records(2)), lease=Lease("s-0", checkpoint=LATEST))
+    harness.steps(harness.reading(), 1)
     pinned = at_timestamp(FIRST_MS + 2)
-    assert bench.store.row("s-0").note("latest_ms") == str(pinned.sub)
-    assert bench.store.row("s-0").checkpoint == LATEST
-    bench.shard_log.records += records(3, 2)
-    bench.steps(bench.reading(), 2)
-    assert bench.source.opened == [("s-0", pinned), ("s-0", pinned)]
-    assert bench.handed == [data(3, 2)]
+    assert harness.store.row("s-0").note("latest_ms") == str(pinned.sub)
+    assert harness.store.row("s-0").checkpoint == LATEST
+    harness.shard_log.records += records(3, 2)
+    harness.steps(harness.reading(), 2)
+    assert harness.source.opened == [("s-0", pinned), ("s-0", pinned)]
+    assert harness.handed == [data(3, 2)]
 
 
 @pytest.mark.parametrize("noted", [False, True])
@@ -104,51 +104,51 @@ def test_reading_begins_behind_the_number_that_latest_is_pinned_to(noted: bool) 
     source, latest = FaultySource(), Position("101", 0, "101")
     source.present = latest
     notes = latest_notes(latest) if noted else ()
-    bench = Bench(ShardRecords(records(5)), lease=Lease("s-0", checkpoint=LATEST, notes=notes), source=source)
-    bench.steps(bench.reading(), 2)
-    assert bench.source.opened == [("s-0", latest)]
-    assert bench.handed == [data(3, 2)]
+    harness = ReaderHarness(ShardRecords(records(5)), lease=Lease("s-0", checkpoint=LATEST, notes=notes), source=source)
+    harness.steps(harness.reading(), 2)
+    assert harness.source.opened == [("s-0", latest)]
+    assert harness.handed == [data(3, 2)]
 
 
 def test_latest_is_pinned_once_whether_or_not_the_store_answers() -> None:
     """Without it the second try would pin a later present, and skip what arrived in between."""
-    bench = Bench(ShardRecords(records(2)), lease=Lease("s-0", checkpoint=LATEST))
-    bench.store.lose_replies = 1
-    reading = bench.reading()
-    due = bench.steps(reading, 1)
-    bench.shard_log.records += records(3, 2)
-    bench.clock.now = due
-    bench.steps(reading, 2)
-    assert bench.store.row("s-0").note("latest_ms") == str(FIRST_MS + 2)
-    assert bench.handed == [data(3, 2)]
+    harness = ReaderHarness(ShardRecords(records(2)), lease=Lease("s-0", checkpoint=LATEST))
+    harness.store.lose_replies = 1
+    reading = harness.reading()
+    due = harness.steps(reading, 1)
+    harness.shard_log.records += records(3, 2)
+    harness.clock.now = due
+    harness.steps(reading, 2)
+    assert harness.store.row("s-0").note("latest_ms") == str(FIRST_MS + 2)
+    assert harness.handed == [data(3, 2)]
 
 
 def test_a_record_that_a_reader_passed_and_did_not_deliver_is_read_again() -> None:
     """Without it a source of a user's own that raises in the midst of a reading would lose what it had fetched."""
 
     def break_off_once(_batch: Batch) -> None:
-        if len(bench.source.opened) == 1:
+        if len(harness.source.opened) == 1:
             raise SourceUnavailable("the connection broke off")
 
-    bench = Bench(ShardRecords(records(4), size=2), source=FaultySource(on_read=break_off_once))
-    bench.steps(bench.reading(), 5)
-    assert bench.handed == [data(2), data(2, 2)]
+    harness = ReaderHarness(ShardRecords(records(4), size=2), source=FaultySource(on_read=break_off_once))
+    harness.steps(harness.reading(), 5)
+    assert harness.handed == [data(2), data(2, 2)]
 
 
 def test_no_record_is_read_while_latest_cannot_be_pinned() -> None:
     """Without it the first read could come before the note that makes it safe."""
-    bench = Bench(ShardRecords(), lease=Lease("s-0", checkpoint=LATEST))
-    bench.store.down = True
-    bench.steps(bench.reading(), 2)
-    assert bench.source.opened == []
+    harness = ReaderHarness(ShardRecords(), lease=Lease("s-0", checkpoint=LATEST))
+    harness.store.down = True
+    harness.steps(harness.reading(), 2)
+    assert harness.source.opened == []
 
 
 def test_a_lease_that_is_lost_while_latest_is_pinned_is_left_unread() -> None:
     """It would be read from wherever the thief begins, without a word to the observer that it is lost."""
-    bench = Bench(lease=Lease("s-0", checkpoint=LATEST))
-    bench.rob()
-    bench.until_over(bench.reading())
-    assert (bench.source.opened, bench.happened) == ([], ["lease-lost"])
+    harness = ReaderHarness(lease=Lease("s-0", checkpoint=LATEST))
+    harness.rob()
+    harness.until_over(harness.reading())
+    assert (harness.source.opened, harness.happened) == ([], ["lease-lost"])
 
 
 def test_a_shard_that_opens_only_at_the_second_try_is_told_then() -> None:
@@ -159,24 +159,24 @@ def test_a_shard_that_opens_only_at_the_second_try_is_told_then() -> None:
         """Opens nothing the first time."""
 
         def open(self, lease: Lease, start: Position) -> Reader:
-            if not bench.source.opened:
-                bench.source.opened.append(("s-0", start))
+            if not harness.source.opened:
+                harness.source.opened.append(("s-0", start))
                 raise SourceUnavailable("not now")
             return super().open(lease, start)
 
-    bench = Bench(source=Shut())
-    bench.steps(bench.reading(), 4)
-    assert (bench.happened, bench.handed) == (["initialize"], [data(5)])
+    harness = ReaderHarness(source=Shut())
+    harness.steps(harness.reading(), 4)
+    assert (harness.happened, harness.handed) == (["initialize"], [data(5)])
 
 
 def test_a_link_is_closed_before_anybody_hears_that_its_lease_is_left() -> None:
     """Whoever hears of it would find the former owner's link still in the way of the next."""
     source, closed = FaultySource(), list[bool]()
-    bench = Bench(source=source)
-    reading = bench.reading(observer=lambda _happening, _holding: closed.append(source.readers[0].closed))
-    bench.steps(reading, 2)
-    bench.holding.ask_release()
-    bench.until_over(reading)
+    harness = ReaderHarness(source=source)
+    reading = harness.reading(observer=lambda _happening, _holding: closed.append(source.readers[0].closed))
+    harness.steps(reading, 2)
+    harness.holding.ask_release()
+    harness.until_over(reading)
     assert closed == [False, True]
 
 
@@ -193,69 +193,69 @@ def test_a_batch_that_could_not_be_held_is_read_again() -> None:
     """It would count as read, and none of its records be handed over."""
 
     def broken_once(batch: Batch) -> Batch:
-        made = Uncountable if len(bench.source.opened) == 1 else Batch
+        made = Uncountable if len(harness.source.opened) == 1 else Batch
         return made(batch.records, batch.read_to, batch.behind_seconds, batch.wait_seconds)
 
-    bench = Bench(ShardRecords(records(2)), source=FaultySource(on_read=broken_once))
-    bench.steps(bench.reading(), 4)
-    assert (bench.handed, len(bench.source.opened)) == ([data(2)], 2)
+    harness = ReaderHarness(ShardRecords(records(2)), source=FaultySource(on_read=broken_once))
+    harness.steps(harness.reading(), 4)
+    assert (harness.handed, len(harness.source.opened)) == ([data(2)], 2)
 
 
 def test_a_lease_that_was_lost_in_a_handler_is_left_at_once_where_no_checkpoint_is_due() -> None:
     """The next owner's word would come only with the next reading of what is not ours any more."""
 
     def robbed(_delivery: Delivery) -> None:
-        if len(bench.handed) == 2:
-            bench.rob()
-            bench.holding.renew()
+        if len(harness.handed) == 2:
+            harness.rob()
+            harness.holding.renew()
 
-    bench = Bench(ShardRecords(records(6), size=2), does=robbed)
-    assert bench.steps(bench.reading(checkpoint_seconds=3600.0), 3) == math.inf
-    assert bench.happened == ["initialize", "lease-lost"]
+    harness = ReaderHarness(ShardRecords(records(6), size=2), does=robbed)
+    assert harness.steps(harness.reading(checkpoint_seconds=3600.0), 3) == math.inf
+    assert harness.happened == ["initialize", "lease-lost"]
 
 
 def test_a_time_that_only_the_settings_know_is_taken_from_them() -> None:
     """Without it a row written by KCL would start somewhere else."""
     start = at_timestamp(1_600_000_000_000)
-    bench = Bench(
+    harness = ReaderHarness(
         lease=Lease("s-0", checkpoint=Position("AT_TIMESTAMP")), config=evolve(MINIMAL, initial_position=start)
     )
-    bench.steps(bench.reading(), 1)
-    assert bench.source.opened == [("s-0", start)]
+    harness.steps(harness.reading(), 1)
+    assert harness.source.opened == [("s-0", start)]
 
 
 def test_a_handler_that_raises_gets_the_rest_of_its_batch_again() -> None:
     """Without it one passing fault would lose records, or repeat those already checkpointed."""
 
     def fails_once(delivery: Delivery) -> None:
-        if len(bench.handed) == 1:
+        if len(harness.handed) == 1:
             assert delivery.checkpoint(delivery.records[1])
             raise OSError("passing")
 
-    bench = Bench(does=fails_once)
-    bench.steps(bench.reading(), 3)
-    assert bench.handed == [data(5), data(3, 2)]
-    assert bench.store.row("s-0").checkpoint == Position("104")
+    harness = ReaderHarness(does=fails_once)
+    harness.steps(harness.reading(), 3)
+    assert harness.handed == [data(5), data(3, 2)]
+    assert harness.store.row("s-0").checkpoint == Position("104")
 
 
 def test_a_reading_that_is_hurried_waits_for_its_time_all_the_same() -> None:
     """Without it a handler that fails at once burns all its attempts at once, and a shard is asked too often."""
 
     def fails_once(_delivery: Delivery) -> None:
-        if len(bench.handed) == 1:
+        if len(harness.handed) == 1:
             raise ValueError("a passing fault")
 
-    bench = Bench(ShardRecords(records(2), wait_seconds=3.0), does=fails_once)
-    reading, now = bench.reading(), bench.clock.now
-    again = bench.steps(reading, 2)
+    harness = ReaderHarness(ShardRecords(records(2), wait_seconds=3.0), does=fails_once)
+    reading, now = harness.reading(), harness.clock.now
+    again = harness.steps(reading, 2)
     assert again > now
-    assert (reading.step(now), len(bench.handed)) == (again, 1)
-    bench.clock.now = again
-    bench.shard_log.records += records(1, 2)
+    assert (reading.step(now), len(harness.handed)) == (again, 1)
+    harness.clock.now = again
+    harness.shard_log.records += records(1, 2)
     assert reading.step(again) == now + 3.0
-    assert (reading.step(again), len(bench.handed)) == (now + 3.0, 2)
+    assert (reading.step(again), len(harness.handed)) == (now + 3.0, 2)
     reading.step(now + 3.0)
-    assert bench.handed == [data(2), data(2), data(1, 2)]
+    assert harness.handed == [data(2), data(2), data(1, 2)]
 
 
 def test_a_handler_that_keeps_raising_stops_its_shard_and_skips_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -264,14 +264,14 @@ def test_a_handler_that_keeps_raising_stops_its_shard_and_skips_nothing(caplog: 
     def fails(_delivery: Delivery) -> None:
         raise OSError("for good")
 
-    bench = Bench(does=fails)
-    bench.until_over(bench.reading(attempts=3))
-    row = bench.store.row("s-0")
-    assert (bench.handed, bench.happened) == ([data(5)] * 3, ["initialize", "stopped"])
+    harness = ReaderHarness(does=fails)
+    harness.until_over(harness.reading(attempts=3))
+    row = harness.store.row("s-0")
+    assert (harness.handed, harness.happened) == ([data(5)] * 3, ["initialize", "stopped"])
     assert (row.owner, row.checkpoint) == (None, TRIM_HORIZON)
     assert "shard s-0 stops here: its handler raised OSError on records 100 to 104, attempt 3 of 3" in caplog.text
-    bench.worker.turn(bench.clock.now)
-    assert bench.worker.holdings == ()
+    harness.worker.turn(harness.clock.now)
+    assert harness.worker.holdings == ()
 
 
 def test_a_handler_whose_lease_was_stolen_is_told_so() -> None:
@@ -279,25 +279,25 @@ def test_a_handler_whose_lease_was_stolen_is_told_so() -> None:
     told: list[bool] = []
 
     def robbed(delivery: Delivery) -> None:
-        bench.rob()
+        harness.rob()
         told.append(delivery.checkpoint())
         told.append(delivery.lost)
 
-    bench = Bench(does=robbed)
-    bench.until_over(bench.reading())
-    assert (told, bench.happened) == ([False, True], ["initialize", "lease-lost"])
-    assert bench.store.row("s-0").checkpoint == TRIM_HORIZON
+    harness = ReaderHarness(does=robbed)
+    harness.until_over(harness.reading())
+    assert (told, harness.happened) == ([False, True], ["initialize", "lease-lost"])
+    assert harness.store.row("s-0").checkpoint == TRIM_HORIZON
 
 
 def test_after_a_theft_work_done_may_be_said_late() -> None:
     """Without the option the thief would do again what was done already."""
 
     def robbed(_delivery: Delivery) -> None:
-        bench.rob()
+        harness.rob()
 
-    bench = Bench(does=robbed)
-    bench.until_over(bench.reading(late_checkpoints=True))
-    row = bench.store.row("s-0")
+    harness = ReaderHarness(does=robbed)
+    harness.until_over(harness.reading(late_checkpoints=True))
+    row = harness.store.row("s-0")
     assert (row.owner, row.checkpoint) == ("b-1", Position("104"))
 
 
@@ -310,26 +310,26 @@ def test_a_checkpoint_beyond_the_batch_is_refused() -> None:
             delivery.checkpoint(Record(b"", "105"))
         refused.append(str(caught.value))
 
-    bench = Bench(does=overreaches)
-    bench.steps(bench.reading(), 2)
+    harness = ReaderHarness(does=overreaches)
+    harness.steps(harness.reading(), 2)
     assert len(refused) == 1
 
 
 def test_a_shard_ends_after_its_last_record_and_its_childrens_leases() -> None:
     """Without this order a crash in between would strand the children, or skip the tail (L3)."""
     children = (shard("c-0", 0, 4, "s-0"), shard("c-1", 5, 9, "s-0"))
-    bench = Bench(ShardRecords(records(3), children, ended=True))
-    bench.until_over(bench.reading())
-    row = bench.store.row("s-0")
-    assert bench.store.writes[-3:] == ["c-0", "c-1", "s-0"]
-    assert (bench.handed, bench.happened) == ([data(3)], ["initialize", "shard-ended"])
+    harness = ReaderHarness(ShardRecords(records(3), children, ended=True))
+    harness.until_over(harness.reading())
+    row = harness.store.row("s-0")
+    assert harness.store.writes[-3:] == ["c-0", "c-1", "s-0"]
+    assert (harness.handed, harness.happened) == ([data(3)], ["initialize", "shard-ended"])
     assert (row.checkpoint, row.owner) == (SHARD_END, None)
-    made = [(lease.key, lease.parents, lease.checkpoint) for lease in bench.store.get(["c-0", "c-1"])]
+    made = [(lease.key, lease.parents, lease.checkpoint) for lease in harness.store.get(["c-0", "c-1"])]
     assert made == [("c-0", ("s-0",), TRIM_HORIZON), ("c-1", ("s-0",), TRIM_HORIZON)]
-    bench.clock.now = bench.worker.turn(bench.clock.now)
-    assert bench.worker.holdings != (), "a lifecycle turn at once"
-    bench.worker.turn(bench.clock.now)
-    assert {holding.key for holding in bench.worker.holdings} == {"c-0", "c-1"}
+    harness.clock.now = harness.worker.turn(harness.clock.now)
+    assert harness.worker.holdings != (), "a lifecycle turn at once"
+    harness.worker.turn(harness.clock.now)
+    assert {holding.key for holding in harness.worker.holdings} == {"c-0", "c-1"}
 
 
 def test_a_handler_that_fails_on_the_last_batch_keeps_the_shard_open() -> None:
@@ -338,36 +338,36 @@ def test_a_handler_that_fails_on_the_last_batch_keeps_the_shard_open() -> None:
     def fails(_delivery: Delivery) -> None:
         raise OSError("for good")
 
-    bench = Bench(ShardRecords(records(3), (shard("c-0", 0, 9, "s-0"),), ended=True), does=fails)
-    bench.until_over(bench.reading(attempts=2))
-    assert bench.store.row("s-0").checkpoint == TRIM_HORIZON
-    assert bench.store.get(["c-0"]) == ()
+    harness = ReaderHarness(ShardRecords(records(3), (shard("c-0", 0, 9, "s-0"),), ended=True), does=fails)
+    harness.until_over(harness.reading(attempts=2))
+    assert harness.store.row("s-0").checkpoint == TRIM_HORIZON
+    assert harness.store.get(["c-0"]) == ()
 
 
 def test_a_merged_child_waits_for_the_lease_of_its_other_parent() -> None:
     """Without it the child could be read before a parent that nobody has met yet."""
     child = shard("c-0", 0, 9, "s-0", "s-1")
-    bench = Bench(ShardRecords(records(1), (child,), ended=True))
-    bench.source.listed = [shard("s-0", 0, 4, open=False), shard("s-1", 5, 9, open=False), child]
-    bench.until_over(bench.reading())
-    assert bench.store.get(["c-0"]) == ()
-    assert bench.store.row("s-0").ended
+    harness = ReaderHarness(ShardRecords(records(1), (child,), ended=True))
+    harness.source.listed = [shard("s-0", 0, 4, open=False), shard("s-1", 5, 9, open=False), child]
+    harness.until_over(harness.reading())
+    assert harness.store.get(["c-0"]) == ()
+    assert harness.store.row("s-0").ended
 
 
 def test_an_end_without_named_children_looks_them_up() -> None:
     """Without it services that do not name children would leave the rest of the stream unread."""
-    bench = Bench(ShardRecords(records(1), ended=True))
-    bench.source.listed = [shard("s-0", 0, 9, open=False), shard("c-0", 0, 9, "s-0")]
-    bench.until_over(bench.reading())
-    assert [lease.key for lease in bench.store.get(["c-0"])] == ["c-0"]
+    harness = ReaderHarness(ShardRecords(records(1), ended=True))
+    harness.source.listed = [shard("s-0", 0, 9, open=False), shard("c-0", 0, 9, "s-0")]
+    harness.until_over(harness.reading())
+    assert [lease.key for lease in harness.store.get(["c-0"])] == ["c-0"]
 
 
 def test_kcl_keeps_the_owner_of_a_finished_lease() -> None:
     """Without it a fleet under KCL's rules would count its load differently from KCL."""
-    bench = Bench(ShardRecords(records(1), ended=True), config=KCL)
-    bench.until_over(bench.reading())
-    assert (bench.store.row("s-0").owner, bench.store.row("s-0").ended) == ("a-1", True)
-    assert [holding.key for holding in bench.worker.holdings] == ["s-0"]
+    harness = ReaderHarness(ShardRecords(records(1), ended=True), config=KCL)
+    harness.until_over(harness.reading())
+    assert (harness.store.row("s-0").owner, harness.store.row("s-0").ended) == ("a-1", True)
+    assert [holding.key for holding in harness.worker.holdings] == ["s-0"]
 
 
 def test_a_shard_that_cannot_be_read_stops_and_is_released() -> None:
@@ -377,20 +377,20 @@ def test_a_shard_that_cannot_be_read_stops_and_is_released() -> None:
         def open(self, lease: Lease, start: Position) -> Never:
             raise SourceError(f"{lease.key} at {start.sequence}: no such shard")
 
-    bench = Bench(source=Broken())
-    bench.until_over(bench.reading())
-    assert (bench.happened, bench.store.row("s-0").owner) == (["stopped"], None)
+    harness = ReaderHarness(source=Broken())
+    harness.until_over(harness.reading())
+    assert (harness.happened, harness.store.row("s-0").owner) == (["stopped"], None)
 
 
 def test_a_checkpoint_of_unknown_outcome_is_settled_before_the_next() -> None:
     """Without it a lost reply would either stop the reader or move a checkpoint back."""
-    bench = Bench(ShardRecords(records(4), size=2))
-    reading = bench.reading()
-    bench.steps(reading, 1)
-    bench.store.lose_replies = 1
-    bench.steps(reading, 4)
-    assert bench.handed == [data(2), data(2, 2)]
-    assert (bench.store.row("s-0").checkpoint, bench.holding.lost.is_set()) == (Position("103"), False)
+    harness = ReaderHarness(ShardRecords(records(4), size=2))
+    reading = harness.reading()
+    harness.steps(reading, 1)
+    harness.store.lose_replies = 1
+    harness.steps(reading, 4)
+    assert harness.handed == [data(2), data(2, 2)]
+    assert (harness.store.row("s-0").checkpoint, harness.holding.lost.is_set()) == (Position("103"), False)
 
 
 def test_parting_comes_before_another_attempt_and_keeps_what_is_done() -> None:
@@ -400,20 +400,20 @@ def test_parting_comes_before_another_attempt_and_keeps_what_is_done() -> None:
         if delivery.records[0].data == b"2":
             raise OSError("passing")
 
-    bench = Bench(ShardRecords(records(4), size=2), does=fails_on_the_second)
-    reading = bench.reading(checkpoint_seconds=3600)
-    bench.steps(reading, 3)
-    bench.holding.ask_release()
-    assert reading.step(bench.clock.now) == float("inf")
-    row = bench.store.row("s-0")
-    assert (row.owner, row.checkpoint, bench.happened) == (None, Position("101"), ["initialize", "stopped"])
+    harness = ReaderHarness(ShardRecords(records(4), size=2), does=fails_on_the_second)
+    reading = harness.reading(checkpoint_seconds=3600)
+    harness.steps(reading, 3)
+    harness.holding.ask_release()
+    assert reading.step(harness.clock.now) == float("inf")
+    row = harness.store.row("s-0")
+    assert (row.owner, row.checkpoint, harness.happened) == (None, Position("101"), ["initialize", "stopped"])
 
 
 def test_a_lease_that_starts_at_a_time_that_nobody_says_is_named(caplog: pytest.LogCaptureFixture) -> None:
     """Whoever finds that old records are handled would not know of which lease."""
-    bench = Bench(lease=Lease("s-0", checkpoint=Position("AT_TIMESTAMP")))
-    bench.steps(bench.reading(), 2)
-    assert bench.source.opened == [("s-0", TRIM_HORIZON)]
+    harness = ReaderHarness(lease=Lease("s-0", checkpoint=Position("AT_TIMESTAMP")))
+    harness.steps(harness.reading(), 2)
+    assert harness.source.opened == [("s-0", TRIM_HORIZON)]
     assert "lease s-0 starts AT_TIMESTAMP, and no initial position says when" in caplog.text
 
 
@@ -430,26 +430,26 @@ def test_a_link_that_opened_late_hands_nothing_over_once_the_lease_is_anothers(
 ) -> None:
     """Without it a link that opens after a theft drives the thief's out, and hands over what that one handed over."""
     source = FaultySource(on_read=unlinked_for(renewals * MINIMAL.renew_seconds))
-    bench = Bench(source=source)
-    reading = bench.reading()
-    bench.steps(reading, 1)
-    bench.rob()
-    bench.until_over(reading)
-    assert (bench.handed, bench.happened) == (handed, ["initialize", "lease-lost"])
+    harness = ReaderHarness(source=source)
+    reading = harness.reading()
+    harness.steps(reading, 1)
+    harness.rob()
+    harness.until_over(reading)
+    assert (harness.handed, harness.happened) == (handed, ["initialize", "lease-lost"])
 
 
 def test_a_link_that_opened_late_waits_until_a_renewal_has_shown_whose_the_lease_is() -> None:
     """Without it a store that is away for a moment would let a former owner hand over all the same."""
     source = FaultySource(on_read=unlinked_for(MINIMAL.lease_seconds))
-    bench = Bench(source=source)
-    reading = bench.reading()
-    bench.steps(reading, 1)
-    bench.store.down = True
-    bench.steps(reading, 2)
-    assert bench.handed == []
-    bench.store.down = False
-    bench.steps(reading, 1)
-    assert bench.handed == [data(5)]
+    harness = ReaderHarness(source=source)
+    reading = harness.reading()
+    harness.steps(reading, 1)
+    harness.store.down = True
+    harness.steps(reading, 2)
+    assert harness.handed == []
+    harness.store.down = False
+    harness.steps(reading, 1)
+    assert harness.handed == [data(5)]
 
 
 @given(
@@ -459,7 +459,7 @@ def test_a_link_that_opened_late_waits_until_a_renewal_has_shown_whose_the_lease
     st.integers(0, 4),
 )
 def test_a_late_checkpoint_is_never_back_and_never_beyond_what_was_handled(
-    sizes: list[int], stolen: int, thief: int, fails: int
+    sizes: list[int], stolen: int, new_owner: int, fails: int
 ) -> None:
     """Without it a theft would set the new owner back, or put records behind a checkpoint that nobody handled."""
     calls = iter(range(100))
@@ -468,20 +468,20 @@ def test_a_late_checkpoint_is_never_back_and_never_beyond_what_was_handled(
     def robbed(delivery: Delivery) -> None:
         call = next(calls)
         if call == stolen:
-            now = bench.store.row("s-0")
-            bench.store.write(StealLease(now, "b-1", (("process", "p-2/b-1"),)))
-            if thief:
-                bench.store.write(CheckpointLease(bench.store.row("s-0"), Position(str(99 + thief))))
-            before.append(bench.store.row("s-0").checkpoint)
+            now = harness.store.row("s-0")
+            harness.store.write(StealLease(now, "b-1", (("process", "p-2/b-1"),)))
+            if new_owner:
+                harness.store.write(CheckpointLease(harness.store.row("s-0"), Position(str(99 + new_owner))))
+            before.append(harness.store.row("s-0").checkpoint)
         if call == fails:
             raise ValueError(delivery)
         done.extend(record.position for record in delivery.records)
 
     done: list[Position] = []
-    bench = Bench(ShardRecords(records(12), size=sizes[0] if sizes else 3), does=robbed)
-    reading = bench.reading(late_checkpoints=True, checkpoint_seconds=1000.0)
-    bench.steps(reading, 20)
-    row = bench.store.row("s-0").checkpoint
+    harness = ReaderHarness(ShardRecords(records(12), size=sizes[0] if sizes else 3), does=robbed)
+    reading = harness.reading(late_checkpoints=True, checkpoint_seconds=1000.0)
+    harness.steps(reading, 20)
+    row = harness.store.row("s-0").checkpoint
     if before:
         expected = max([*before, *done], key=lambda position: position.order)
         assert before[0].order <= row.order <= expected.order
@@ -490,46 +490,46 @@ def test_a_late_checkpoint_is_never_back_and_never_beyond_what_was_handled(
 def test_a_doubt_outlives_the_batch_that_raised_it() -> None:
     """Without it a batch that was forgotten for want of budget would be read again, and handed over unconfirmed."""
     source = FaultySource(on_read=unlinked_for(MINIMAL.lease_seconds))
-    bench = Bench(source=source)
-    reading = bench.reading()
-    bench.steps(reading, 1)
-    bench.store.down = True
-    bench.steps(reading, 1)
+    harness = ReaderHarness(source=source)
+    reading = harness.reading()
+    harness.steps(reading, 1)
+    harness.store.down = True
+    harness.steps(reading, 1)
     source.on_read = unlinked_for(0.0)
     reading._memory.drop()  # noqa: SLF001  as another reading does that wants its budget
-    bench.store.down = False
-    bench.rob()
-    bench.until_over(reading)
-    assert (bench.handed, bench.happened) == ([], ["initialize", "lease-lost"])
+    harness.store.down = False
+    harness.rob()
+    harness.until_over(reading)
+    assert (harness.handed, harness.happened) == ([], ["initialize", "lease-lost"])
 
 
 def test_a_doubt_ends_with_one_renewal_and_its_batch_is_handed_over_once() -> None:
     """Without it a link that opened late once would cost a renewal with each batch from then on."""
     source = FaultySource(on_read=unlinked_for(MINIMAL.lease_seconds))
-    bench = Bench(ShardRecords(records(4), size=2), source=source)
-    reading = bench.reading()
-    bench.steps(reading, 1)
-    bench.store.down = True
-    bench.steps(reading, 2)
-    bench.store.down, source.on_read = False, unlinked_for(0.0)
+    harness = ReaderHarness(ShardRecords(records(4), size=2), source=source)
+    reading = harness.reading()
+    harness.steps(reading, 1)
+    harness.store.down = True
+    harness.steps(reading, 2)
+    harness.store.down, source.on_read = False, unlinked_for(0.0)
     renewals: list[Write] = []
-    stored = bench.store.write
+    stored = harness.store.write
 
     def counted(write: Write) -> Outcome:
         renewals.extend([write] if isinstance(write, RenewLease) else [])
         return stored(write)
 
-    bench.store.write = counted  # type: ignore[method-assign]  # to count
-    bench.steps(reading, 4)
-    assert (bench.handed, len(renewals)) == ([data(2), data(2, 2)], 1)
+    harness.store.write = counted  # type: ignore[method-assign]  # to count
+    harness.steps(reading, 4)
+    assert (harness.handed, len(renewals)) == ([data(2), data(2, 2)], 1)
 
 
 def test_after_a_theft_with_nothing_done_nothing_is_written() -> None:
     """Without it every theft of an idle shard would end in a fault in place of an end."""
-    bench = Bench()
-    reading = bench.reading(late_checkpoints=True)
-    bench.steps(reading, 1)
-    bench.rob()
-    assert not bench.holding.renew()
-    bench.until_over(reading)
-    assert (bench.happened, bench.store.row("s-0").checkpoint) == (["initialize", "lease-lost"], TRIM_HORIZON)
+    harness = ReaderHarness()
+    reading = harness.reading(late_checkpoints=True)
+    harness.steps(reading, 1)
+    harness.rob()
+    assert not harness.holding.renew()
+    harness.until_over(reading)
+    assert (harness.happened, harness.store.row("s-0").checkpoint) == (["initialize", "lease-lost"], TRIM_HORIZON)

@@ -7,15 +7,15 @@ from typing import cast
 
 import pytest
 from attrs import evolve
-from reading_bench import Bench, data
+from reading_bench import ReaderHarness, data
 from virtual_fleet import FaultySource, FaultyStore, ManualExecutor
 from waiters import Clock
 
-from leasehold.adapters.reading.handling import Delivery
-from leasehold.adapters.reading.handovers import Handovers
-from leasehold.adapters.reading.lifecycle import end
-from leasehold.adapters.reading.memory import MemoryBudget
-from leasehold.adapters.reading.reading import EXPIRED_SECONDS, MEMORY_SECONDS, ShardReading
+from leasehold.adapters.consumer.dispatcher import Dispatcher
+from leasehold.adapters.consumer.handling import Delivery
+from leasehold.adapters.consumer.lease_reader import EXPIRED_SECONDS, MEMORY_SECONDS, LeaseReader
+from leasehold.adapters.consumer.lifecycle import end
+from leasehold.adapters.consumer.memory import MemoryBudget
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import MEASURE_SECONDS
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard
@@ -28,49 +28,49 @@ def of_kind(store: FaultyStore, kind: type[Write]) -> list[Write]:
     return [write for write in store.asked if isinstance(write, kind)]
 
 
-def found_robbed(bench: Bench) -> None:
+def found_robbed(harness: ReaderHarness) -> None:
     """It is taken, and a renewal tells so."""
-    bench.rob()
-    assert not bench.holding.renew()
+    harness.rob()
+    assert not harness.holding.renew()
 
 
 def test_a_batch_read_while_the_lease_was_lost_is_not_handed_over() -> None:
     """Two workers would handle it; and the observer must hear why reading ended."""
     source = FaultySource()
-    bench = Bench(source=source)
-    source.on_read = lambda _batch: found_robbed(bench)
-    assert bench.steps(bench.reading(), 2) == math.inf
-    assert (bench.handed, bench.happened) == ([], ["initialize", "lease-lost"])
+    harness = ReaderHarness(source=source)
+    source.on_read = lambda _batch: found_robbed(harness)
+    assert harness.steps(harness.reading(), 2) == math.inf
+    assert (harness.handed, harness.happened) == ([], ["initialize", "lease-lost"])
 
 
 def test_a_worker_that_slept_before_the_end_of_its_shard_creates_no_children() -> None:
     """The children may have been finished and deleted by others meanwhile."""
     for slept_in in (None, CreateLease):
-        bench = Bench()
+        harness = ReaderHarness()
         children = (Shard("s-1", parents=("s-0",)), Shard("s-2", parents=("s-0",)))
 
-        def rob(bench: Bench = bench, slept_in: type[Write] | None = slept_in) -> None:
-            if slept_in is None or isinstance(bench.store.asked[-1], slept_in):
-                bench.store.passes = lambda: None
-                bench.clock.now += 60
-                bench.rob()
+        def rob(harness: ReaderHarness = harness, slept_in: type[Write] | None = slept_in) -> None:
+            if slept_in is None or isinstance(harness.store.asked[-1], slept_in):
+                harness.store.passes = lambda: None
+                harness.clock.now += 60
+                harness.rob()
 
         if slept_in is None:
             rob()
         else:
-            bench.store.passes = rob
-        assert not end(bench.holding, children, bench.worker, "")
-        assert [lease.key for lease in bench.store.list().leases] == ["s-0"]
+            harness.store.passes = rob
+        assert not end(harness.holding, children, harness.worker, "")
+        assert [lease.key for lease in harness.store.list().leases] == ["s-0"]
 
 
 def test_a_theft_during_the_handler_ends_the_reading_in_the_same_step() -> None:
     """Its observer would hear of it only when the next batch is due, and hold its state until then."""
-    for lost in (Bench.rob, found_robbed):
-        bench = Bench(ShardRecords(records(2), wait_seconds=60.0))
-        bench.does = lambda _delivery, bench=bench, lost=lost: lost(bench)  # type: ignore[misc]
-        assert bench.steps(bench.reading(), 2) == math.inf
-        assert bench.happened == ["initialize", "lease-lost"]
-        assert bench.store.row("s-0").checkpoint == TRIM_HORIZON
+    for lost in (ReaderHarness.rob, found_robbed):
+        harness = ReaderHarness(ShardRecords(records(2), wait_seconds=60.0))
+        harness.does = lambda _delivery, harness=harness, lost=lost: lost(harness)  # type: ignore[misc]
+        assert harness.steps(harness.reading(), 2) == math.inf
+        assert harness.happened == ["initialize", "lease-lost"]
+        assert harness.store.row("s-0").checkpoint == TRIM_HORIZON
 
 
 def test_a_theft_between_two_halves_of_a_failing_batch_ends_the_reading() -> None:
@@ -79,59 +79,59 @@ def test_a_theft_between_two_halves_of_a_failing_batch_ends_the_reading() -> Non
     def fails_whole(delivery: Delivery) -> None:
         if len(delivery.records) > 1:
             raise ValueError("poison")
-        bench.rob()
+        harness.rob()
 
-    bench = Bench(ShardRecords(records(2)), does=fails_whole)
-    reading = bench.reading(attempts=1, dead_letter=lambda _delivery, _error: None)
-    assert bench.steps(reading, 3) == math.inf
-    assert (bench.handed, bench.happened) == ([data(2), data(1)], ["initialize", "lease-lost"])
+    harness = ReaderHarness(ShardRecords(records(2)), does=fails_whole)
+    reading = harness.reading(attempts=1, dead_letter=lambda _delivery, _error: None)
+    assert harness.steps(reading, 3) == math.inf
+    assert (harness.handed, harness.happened) == ([data(2), data(1)], ["initialize", "lease-lost"])
 
 
 def test_a_batch_that_its_handler_checkpointed_whole_before_it_raised_is_done() -> None:
     """An empty batch would be handed over, or the shard stand still."""
 
     def checkpoints_then_fails(delivery: Delivery) -> None:
-        if len(bench.handed) == 1:
+        if len(harness.handed) == 1:
             assert delivery.checkpoint()
             raise OSError("after all was done")
 
-    bench = Bench(ShardRecords(records(4), size=2), does=checkpoints_then_fails)
-    bench.steps(bench.reading(), 4)
-    assert bench.handed == [data(2), data(2, 2)]
-    bench = Bench(ShardRecords(records(2), ended=True), does=checkpoints_then_fails)
-    bench.steps(bench.reading(), 5)
-    assert (bench.handed, bench.store.row("s-0").ended) == ([data(2)], True), "behind its last record is its end"
+    harness = ReaderHarness(ShardRecords(records(4), size=2), does=checkpoints_then_fails)
+    harness.steps(harness.reading(), 4)
+    assert harness.handed == [data(2), data(2, 2)]
+    harness = ReaderHarness(ShardRecords(records(2), ended=True), does=checkpoints_then_fails)
+    harness.steps(harness.reading(), 5)
+    assert (harness.handed, harness.store.row("s-0").ended) == ([data(2)], True), "behind its last record is its end"
 
 
 def test_at_the_end_of_a_shard_no_time_is_lost() -> None:
     """Its children would wait for the time of a next reading that never comes."""
-    bench = Bench(ShardRecords(records(2), ended=True, wait_seconds=60.0))
-    reading = bench.reading()
-    bench.steps(reading, 1)
-    assert bench.steps(reading, 1) == bench.clock.now
+    harness = ReaderHarness(ShardRecords(records(2), ended=True, wait_seconds=60.0))
+    reading = harness.reading()
+    harness.steps(reading, 1)
+    assert harness.steps(reading, 1) == harness.clock.now
 
 
 def test_an_heir_waits_for_the_running_batch_and_for_nothing_else() -> None:
     """The shard stands still for each write and each second between the last record here and the first one there."""
     store = FaultyStore()
-    bench = Bench(ShardRecords(records(2), wait_seconds=60.0), lease=Lease("s-0"), store=store)
+    harness = ReaderHarness(ShardRecords(records(2), wait_seconds=60.0), lease=Lease("s-0"), store=store)
 
     def is_asked_for(_delivery: Delivery) -> None:
         store.write(RequestLease(store.row("s-0"), "b-1"))
-        bench.holding.asked(store.row("s-0"))
-        assert bench.holding.renew()
-        assert bench.holding.releasing
+        harness.holding.asked(store.row("s-0"))
+        assert harness.holding.renew()
+        assert harness.holding.releasing
 
-    bench.does = is_asked_for
-    reading = bench.reading()
-    bench.steps(reading, 1)
-    assert bench.steps(reading, 1) == bench.clock.now
-    assert bench.steps(reading, 1) == math.inf
+    harness.does = is_asked_for
+    reading = harness.reading()
+    harness.steps(reading, 1)
+    assert harness.steps(reading, 1) == harness.clock.now
+    assert harness.steps(reading, 1) == math.inf
     assert of_kind(store, CheckpointLease) == []
     (given,) = of_kind(store, GiveLease)
     assert isinstance(given, GiveLease)
     assert (given.position, store.row("s-0").owner) == (Position("101"), "b-1")
-    assert bench.happened == ["initialize", "stopped"]
+    assert harness.happened == ["initialize", "stopped"]
 
 
 @pytest.mark.parametrize("who", ["handler", "dead letter"])
@@ -146,16 +146,16 @@ def test_an_exception_that_ends_the_process_releases_the_lease_at_once(
     def fails(_delivery: Delivery) -> None:
         raise ValueError("poison")
 
-    bench = Bench(ShardRecords(records(1)), does=interrupted if who == "handler" else fails)
-    reading = bench.reading(attempts=2 if who == "handler" else 1, dead_letter=interrupted)
+    harness = ReaderHarness(ShardRecords(records(1)), does=interrupted if who == "handler" else fails)
+    reading = harness.reading(attempts=2 if who == "handler" else 1, dead_letter=interrupted)
     for _ in range(10):
-        due = reading.step(bench.clock.now)
-        if bench.holding.releasing:
+        due = reading.step(harness.clock.now)
+        if harness.holding.releasing:
             break
-    assert due == bench.clock.now
+    assert due == harness.clock.now
     assert "stops here" not in caplog.text, "no fault of the shard"
-    assert reading.step(bench.clock.now) == math.inf
-    assert (bench.store.row("s-0").owner, bench.store.row("s-0").checkpoint) == (None, TRIM_HORIZON)
+    assert reading.step(harness.clock.now) == math.inf
+    assert (harness.store.row("s-0").owner, harness.store.row("s-0").checkpoint) == (None, TRIM_HORIZON)
 
 
 def test_the_log_names_the_record_that_is_skipped_and_why(caplog: pytest.LogCaptureFixture) -> None:
@@ -164,9 +164,9 @@ def test_the_log_names_the_record_that_is_skipped_and_why(caplog: pytest.LogCapt
     def fails(_delivery: Delivery) -> None:
         raise ValueError("poison")
 
-    bench = Bench(ShardRecords(records(1)), does=fails)
+    harness = ReaderHarness(ShardRecords(records(1)), does=fails)
     with caplog.at_level(logging.WARNING):
-        bench.steps(bench.reading(attempts=1, dead_letter=lambda _delivery, _error: None), 4)
+        harness.steps(harness.reading(attempts=1, dead_letter=lambda _delivery, _error: None), 4)
     assert "shard s-0: record 100.0 went to the dead letter: ValueError" in caplog.text
 
 
@@ -176,43 +176,43 @@ def test_the_log_names_the_record_that_nothing_took(caplog: pytest.LogCaptureFix
     def fails(*_given: object) -> None:
         raise OSError("disk full")
 
-    bench = Bench(ShardRecords(records(1)), does=fails)
-    bench.until_over(bench.reading(attempts=1, dead_letter=fails))
+    harness = ReaderHarness(ShardRecords(records(1)), does=fails)
+    harness.until_over(harness.reading(attempts=1, dead_letter=fails))
     assert "neither its handler nor the dead letter took record 100.0: OSError: disk full" in caplog.text
 
 
 def test_a_lease_stolen_before_its_shards_end_is_lost_and_not_ended() -> None:
     """The observer would close the books of a shard whose last records somebody else handles again."""
-    bench = Bench(ShardRecords(records(1), ended=True))
-    reading = bench.reading()
-    bench.steps(reading, 2)
-    bench.rob()
-    assert bench.steps(reading, 1) == math.inf
-    assert bench.happened == ["initialize", "lease-lost"]
+    harness = ReaderHarness(ShardRecords(records(1), ended=True))
+    reading = harness.reading()
+    harness.steps(reading, 2)
+    harness.rob()
+    assert harness.steps(reading, 1) == math.inf
+    assert harness.happened == ["initialize", "lease-lost"]
 
 
 def test_an_heir_that_takes_its_request_back_leaves_the_shard_where_it_is() -> None:
     """The shard would be given to nobody, and its reading end while the lease stays here."""
-    bench = Bench(ShardRecords(records(2)))
-    reading = bench.reading()
-    bench.steps(reading, 1)
-    bench.holding.asked(evolve(bench.holding.lease, heir="b-1"))
-    assert bench.holding.releasing
-    bench.clock.now += 11.0  # the row names nobody any more, as the renewal finds
-    assert reading.step(bench.clock.now) == bench.clock.now
-    assert (bench.happened, bench.store.row("s-0").owner) == (["initialize"], "a-1")
-    bench.steps(reading, 1)
-    assert bench.handed == [data(2)]
+    harness = ReaderHarness(ShardRecords(records(2)))
+    reading = harness.reading()
+    harness.steps(reading, 1)
+    harness.holding.asked(evolve(harness.holding.lease, next_owner="b-1"))
+    assert harness.holding.releasing
+    harness.clock.now += 11.0  # the row names nobody any more, as the renewal finds
+    assert reading.step(harness.clock.now) == harness.clock.now
+    assert (harness.happened, harness.store.row("s-0").owner) == (["initialize"], "a-1")
+    harness.steps(reading, 1)
+    assert harness.handed == [data(2)]
 
 
 # What a look at a handler answers
 
 
-def handed_over(bench: Bench) -> tuple[ShardReading, ManualExecutor]:
+def handed_over(harness: ReaderHarness) -> tuple[LeaseReader, ManualExecutor]:
     """A reading whose batch waits for a thread, of which the test has the say."""
     executor = ManualExecutor()
-    reading = bench.reading(handovers=Handovers(executor), slow_seconds=42.0, bench_seconds=30.0)
-    bench.steps(reading, 2)
+    reading = harness.reading(dispatcher=Dispatcher(executor), slow_seconds=42.0, bench_seconds=30.0)
+    harness.steps(reading, 2)
     assert len(executor.waiting) == 1
     return reading, executor
 
@@ -220,36 +220,36 @@ def handed_over(bench: Bench) -> tuple[ShardReading, ManualExecutor]:
 def test_a_handler_that_takes_its_time_is_looked_after_when_it_could_be_slow_and_nothing_is_read() -> None:
     """A hung handler would never be said to hang; or a second batch be read beside the one at work."""
     read: list[Batch] = []
-    bench = Bench(ShardRecords(records(2), size=1), source=FaultySource(on_read=read.append))
-    reading, executor = handed_over(bench)
-    assert bench.dues[reading] == bench.clock.now + 42.0
-    assert reading.step(bench.clock.now + 7.0) == bench.clock.now + 49.0
+    harness = ReaderHarness(ShardRecords(records(2), size=1), source=FaultySource(on_read=read.append))
+    reading, executor = handed_over(harness)
+    assert harness.dues[reading] == harness.clock.now + 42.0
+    assert reading.step(harness.clock.now + 7.0) == harness.clock.now + 49.0
     assert (len(read), len(executor.waiting)) == (1, 1)
 
 
 def test_a_handler_whose_lease_is_lost_is_left_at_once() -> None:
     """The successor under the same key could not begin."""
-    bench = Bench(ShardRecords(records(2)))
-    reading, _ = handed_over(bench)
-    bench.holding.drop("stolen")
-    assert (reading.step(bench.clock.now), bench.happened) == (math.inf, ["initialize", "lease-lost"])
+    harness = ReaderHarness(ShardRecords(records(2)))
+    reading, _ = handed_over(harness)
+    harness.holding.drop("stolen")
+    assert (reading.step(harness.clock.now), harness.happened) == (math.inf, ["initialize", "lease-lost"])
 
 
 def test_a_handler_that_is_given_up_costs_its_lease_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
     """The shard would be held by a worker that cannot read it, or move without a word."""
-    bench = Bench(ShardRecords(records(2)))
-    reading, executor = handed_over(bench)
+    harness = ReaderHarness(ShardRecords(records(2)))
+    reading, executor = handed_over(harness)
     executor.stuck = True
-    assert (reading.step(bench.clock.now), bench.holding.releasing) == (bench.clock.now, True)
+    assert (reading.step(harness.clock.now), harness.holding.releasing) == (harness.clock.now, True)
     assert "as many as there may be hang in handlers; released, not taken again for 30 s" in caplog.text
 
 
 def test_an_expired_lease_waits_for_its_renewal_and_reads_nothing() -> None:
     """Another worker may have it by now; in a loop it would wait at the cost of a processor."""
-    bench = Bench()
-    bench.clock.now += 11.0
-    assert bench.reading().step(bench.clock.now) == bench.clock.now + EXPIRED_SECONDS
-    assert bench.source.opened == []
+    harness = ReaderHarness()
+    harness.clock.now += 11.0
+    assert harness.reading().step(harness.clock.now) == harness.clock.now + EXPIRED_SECONDS
+    assert harness.source.opened == []
 
 
 def test_an_observer_that_fails_is_named_as_such(caplog: pytest.LogCaptureFixture) -> None:
@@ -258,39 +258,39 @@ def test_an_observer_that_fails_is_named_as_such(caplog: pytest.LogCaptureFixtur
     def fails(*_told: object) -> None:
         raise OSError("no such file")
 
-    bench = Bench()
-    bench.steps(bench.reading(observer=fails), 2)
+    harness = ReaderHarness()
+    harness.steps(harness.reading(observer=fails), 2)
     assert "the observer failed; this is said once, and reading goes on" in caplog.text
-    assert bench.handed == [data(5)]
+    assert harness.handed == [data(5)]
 
 
 def test_the_first_batch_is_checkpointed_at_once_on_a_machine_that_has_just_started() -> None:
     """Where the clock counts from the start of the machine, what was handled first would be handled twice."""
-    bench = Bench(clock=Clock(0.25))
-    bench.steps(bench.reading(checkpoint_seconds=60), 2)
-    assert bench.store.row("s-0").checkpoint == Position("104")
+    harness = ReaderHarness(clock=Clock(0.25))
+    harness.steps(harness.reading(checkpoint_seconds=60), 2)
+    assert harness.store.row("s-0").checkpoint == Position("104")
 
 
 def test_reading_goes_on_at_the_stored_number() -> None:
     """Every take-over would begin the shard anew."""
-    bench = Bench(lease=Lease("s-0", checkpoint=Position("101")))
-    bench.steps(bench.reading(), 2)
-    assert bench.source.opened == [("s-0", Position("101"))]
-    assert bench.handed == [data(3, 2)]
+    harness = ReaderHarness(lease=Lease("s-0", checkpoint=Position("101")))
+    harness.steps(harness.reading(), 2)
+    assert harness.source.opened == [("s-0", Position("101"))]
+    assert harness.handed == [data(3, 2)]
 
 
 def test_a_reading_without_room_asks_again_after_a_second_and_measures_from_then_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A wake-up that was missed would stop the shard for good; and it would look idle for as long as it waited."""
-    bench = Bench(ShardRecords(records(2)))
-    reading = bench.reading()
-    bench.steps(reading, 1)
+    harness = ReaderHarness(ShardRecords(records(2)))
+    reading = harness.reading()
+    harness.steps(reading, 1)
     monkeypatch.setattr(reading._memory, "ask", lambda: False)  # noqa: SLF001  the one stand-in
-    now = bench.clock.now
-    bench.holding.throughput.add(600, now - MEASURE_SECONDS)
+    now = harness.clock.now
+    harness.holding.throughput.add(600, now - MEASURE_SECONDS)
     assert reading.step(now) == now + MEMORY_SECONDS == now + 1.0
-    assert bench.holding.throughput.average(now) is None
+    assert harness.holding.throughput.average(now) is None
 
 
 @pytest.mark.parametrize("how", ["done", "broken", "interrupted", "stolen"])
@@ -303,18 +303,18 @@ def test_room_is_free_once_a_batch_is_not_needed(how: str) -> None:
         if how == "interrupted":
             raise KeyboardInterrupt
 
-    bench, budget = Bench(ShardRecords(records(2)), source=FaultySource(), does=handle), MemoryBudget()
-    reading = bench.reading(budget)
-    bench.steps(reading, 1)
-    (reader,) = cast("FaultySource", bench.source).readers
+    harness, budget = ReaderHarness(ShardRecords(records(2)), source=FaultySource(), does=handle), MemoryBudget()
+    reading = harness.reading(budget)
+    harness.steps(reading, 1)
+    (reader,) = cast("FaultySource", harness.source).readers
     if how == "broken":
         cast("ListReader", reader.reader).shard_log = cast("ShardRecords", None)
     with pytest.raises(AttributeError) if how == "broken" else nullcontext():
-        bench.steps(reading, 1)
+        harness.steps(reading, 1)
     assert (budget.used > 0) is (how == "stolen")
     if how == "stolen":
-        bench.store.write(StealLease(bench.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
-        assert not bench.holding.renew()
-        bench.until_over(reading)
+        harness.store.write(StealLease(harness.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
+        assert not harness.holding.renew()
+        harness.until_over(reading)
     assert budget.used == 0
     assert reader.closed is (how in {"broken", "stolen"})

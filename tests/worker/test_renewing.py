@@ -11,7 +11,7 @@ from running import running
 from virtual_fleet import Driven, FaultyStore, four_shards, member
 from waiters import WAIT, Clock
 
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.notes import Identity
 from leasehold.adapters.worker.renewing import Renewing

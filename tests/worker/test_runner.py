@@ -18,8 +18,8 @@ from running import WAIT, run_to_its_end, running
 from virtual_fleet import FaultySource, FaultyStore, Kept, stream_of_five
 from waiters import until
 
-from leasehold.adapters.reading.handling import Delivery, Handling
-from leasehold.adapters.reading.runner import Runner, Schedule, Signal, run, stopping_on_signals
+from leasehold.adapters.consumer.handling import Delivery, Handling
+from leasehold.adapters.consumer.runner import Runner, Schedule, Signal, run, stopping_on_signals
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.handoffs import ParallelMap
@@ -95,7 +95,7 @@ def test_a_worker_that_waits_for_its_first_look_can_be_stopped(monkeypatch: pyte
     """C15: whoever starts by mistake need not wait until it has begun."""
     store = FaultyStore()
     runner = Runner(joined(store, stream_of_five()), lambda _delivery: None)
-    monkeypatch.setattr("leasehold.adapters.reading.runner.start_seconds", lambda *_: 1e6)
+    monkeypatch.setattr("leasehold.adapters.consumer.runner.start_seconds", lambda *_: 1e6)
     with running(runner):
         runner.stop()
     assert store.list().leases == ()
@@ -241,8 +241,8 @@ class Counted(Worker):
 
 def counted(monkeypatch: pytest.MonkeyPatch, lease_seconds: float = 3.0) -> Counted:
     """A worker that begins at once, and waits no longer than it must."""
-    monkeypatch.setattr("leasehold.adapters.reading.runner.start_seconds", lambda *_: 0.0)
-    monkeypatch.setattr("leasehold.adapters.reading.runner.RETRY_SECONDS", 0.25)
+    monkeypatch.setattr("leasehold.adapters.consumer.runner.start_seconds", lambda *_: 0.0)
+    monkeypatch.setattr("leasehold.adapters.consumer.runner.RETRY_SECONDS", 0.25)
     config = Config(lease_seconds=lease_seconds, initial_position=Position("TRIM_HORIZON"))
     worker = Counted(store=FaultyStore(), source=stream_of_five(), me="a-1", config=config)
     worker.done, worker.failing = [], Counter()
@@ -290,7 +290,7 @@ def test_a_reading_is_called_once_there_is_room_for_it(monkeypatch: pytest.Monke
     called = list[str]()
     monkeypatch.setattr(Schedule, "wake", lambda _self, key: called.append(key))
     runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None, memory_bytes=1)
-    budget = runner._readings.memory  # noqa: SLF001  no reading is needed
+    budget = runner._lease_readers.memory  # noqa: SLF001  no reading is needed
     first, second = budget.share("first"), budget.share("second")
     assert [first.ask(), second.ask()] == [True, False]
     first.clear()
@@ -300,7 +300,7 @@ def test_a_reading_is_called_once_there_is_room_for_it(monkeypatch: pytest.Monke
 def test_whoever_is_woken_as_a_run_ends_finds_that_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it a turn, the renewals or the dispatcher could look too soon, and wait on until they are given up."""
     runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None)
-    readings, found = runner._readings, dict[str, bool]()  # noqa: SLF001
+    readings, found = runner._lease_readers, dict[str, bool]()  # noqa: SLF001
 
     def note(name: str, whom: object, method: str, over: Callable[[], bool]) -> None:
         wake = getattr(whom, method)
@@ -335,7 +335,7 @@ def test_a_lease_is_told_to_go_before_its_reading_is_woken(
     holding_all: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reading that looks in between would wait for its next step, seconds of the drain later."""
-    readings, woken = holding_all._readings, list[bool]()  # noqa: SLF001
+    readings, woken = holding_all._lease_readers, list[bool]()  # noqa: SLF001
     held, wake = {holding.key: holding for holding in holding_all.worker.holdings}, readings.schedule.wake
 
     def note(key: str) -> None:
@@ -417,7 +417,7 @@ def test_a_step_that_raises_as_its_lease_is_lost_leaves_it_without_ado(
     """The worker would say that it released what is another's, and take it for a lease that it cannot read."""
     holding = holding_all.worker.holdings[0]
     holding.drop("stolen")
-    left = holding_all._readings._instead(holding, 1)  # noqa: SLF001  what is called in place of a step that raised
+    left = holding_all._lease_readers._instead(holding, 1)  # noqa: SLF001  what is called in place of a step that raised
     assert left is not None
     assert left(0.0) == math.inf
     assert "cannot be read here" not in caplog.text

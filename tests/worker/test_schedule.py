@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from attrs import define, field
 
-from leasehold.adapters.reading.runner import FAULT_SECONDS, STEP_FAULT_WAITS, Pool, Schedule
+from leasehold.adapters.consumer.runner import FAULT_SECONDS, STEP_FAULT_WAITS, Pool, Schedule
 from leasehold_lab.simulator.world.tasks import Tasks, VirtualTime
 
 

@@ -5,7 +5,7 @@ from attrs import define
 from timed_shards import CUT, UNTIL, Timed, read_to_the_end, record
 from virtual_fleet import FaultyStore
 
-from leasehold.adapters.reading.slices import LATE_SECONDS, NOTE, Slice, SliceReader
+from leasehold.adapters.consumer.slices import LATE_SECONDS, NOTE, Slice, SliceReader
 from leasehold.adapters.sources.protocol import Batch, Reader, Record, Settled
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
 from leasehold.errors import SourceUnavailable, StoreError

@@ -10,8 +10,8 @@ from attrs import define, evolve, field
 from virtual_fleet import FaultyStore
 from waiters import WAIT, Clock
 
-from leasehold.adapters.reading.handling import Handling
-from leasehold.adapters.reading.slices import SliceVerdict, is_read, run_slice, run_until
+from leasehold.adapters.consumer.handling import Handling
+from leasehold.adapters.consumer.slices import SliceVerdict, is_read, run_slice, run_until
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease
@@ -19,7 +19,7 @@ from leasehold.stores.protocol import Listing, Malformed
 from leasehold_lab.contract.actors import placed
 from leasehold_lab.simulator.world.world import ListSource, shard
 
-RUNNING = "leasehold.adapters.reading.slices"
+RUNNING = "leasehold.adapters.consumer.slices"
 SOON = 0.001
 
 

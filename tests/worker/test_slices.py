@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timed_shards import CUT, SINCE, UNTIL, Timed, read_to_the_end, record
 
-from leasehold.adapters.reading.handling import Delivery, Handling
-from leasehold.adapters.reading.runner import Runner
-from leasehold.adapters.reading.slices import (
+from leasehold.adapters.consumer.handling import Delivery, Handling
+from leasehold.adapters.consumer.runner import Runner
+from leasehold.adapters.consumer.slices import (
     LATE_SECONDS,
     LOOK_SECONDS,
     NOTE,

@@ -12,8 +12,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from running import WAIT, running
 
-from leasehold.adapters.reading.handling import Delivery, Handler, Handling
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.consumer.handling import Delivery, Handler, Handling
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.sources.protocol import Selective
 from leasehold.adapters.worker.worker import Worker, spans_of
 from leasehold.balancer.config import Config

@@ -3,7 +3,7 @@
 import pytest
 from attrs import evolve
 
-from leasehold.adapters.reading.status import (
+from leasehold.adapters.consumer.status import (
     MEANINGS,
     NUMBERS,
     GroupWatch,
@@ -15,18 +15,27 @@ from leasehold.adapters.reading.status import (
     statuses_of,
 )
 from leasehold.adapters.sources.protocol import Batch, Record
-from leasehold.adapters.worker.reach import NOTE, STEP_SECONDS, STEPS, Reach, ReachMeter, growing, patience, reach_of
+from leasehold.adapters.worker.progress import (
+    NOTE,
+    STEP_SECONDS,
+    STEPS,
+    Progress,
+    ProgressMeter,
+    growing,
+    patience,
+    progress_of,
+)
 from leasehold.balancer.contradictions import CONTRADICTION
 from leasehold.balancer.model import SHARD_END, Lease, Position
 
 NOW = 1_700_000_000.0
-TIP = Reach(NOW - 5, "a", behind=0.0, end=True, read=NOW - 5, done=NOW - 5, tried=NOW - 5, lease=10.0)
+TIP = Progress(NOW - 5, "a", behind=0.0, end=True, read=NOW - 5, done=NOW - 5, tried=NOW - 5, lease=10.0)
 """A lease at its tip, as its owner told five seconds ago."""
 
 LATE = evolve(TIP, behind=70.0, end=False, read=NOW - 70, done=NOW - 70)
 
 
-def row(reach: Reach | None, owner: str | None = "a", idle: float = 0.0) -> Lease:
+def row(reach: Progress | None, owner: str | None = "a", idle: float = 0.0) -> Lease:
     """A lease with this note."""
     return Lease("s-0", owner=owner, idle=idle, notes=() if reach is None else ((NOTE, reach.note),))
 
@@ -185,7 +194,7 @@ def test_a_checkpoint_that_moved_once_is_not_known_to_move_for_ever() -> None:
 
 def test_the_note_of_a_former_time_is_not_the_owners_of_today() -> None:
     """A worker that takes again what it could not handle would be well by what it said before, for as long as that."""
-    reach = Reach(NOW, "a", behind=2.0, read=NOW - 1, done=NOW - 2, tried=NOW, fault="its handler raised ValueError")
+    reach = Progress(NOW, "a", behind=2.0, read=NOW - 1, done=NOW - 2, tried=NOW, fault="its handler raised ValueError")
     watch, found = GroupWatch(), []
     for seconds, owner in ((0.0, "a"), (10.0, None), (75.0, "a")):
         lease = row(reach, owner)
@@ -221,10 +230,10 @@ def test_lag_grows_only_if_it_does_so_all_the_time(lags: list[float], *, grows: 
     assert not growing(
         [(number * STEP_SECONDS + more, lag * (1 - more)) for number, lag in enumerate(lags) for more in (0, 1)]
     )
-    meter = ReachMeter(Lease("s-0"), "a")
+    meter = ProgressMeter(Lease("s-0"), "a")
     for number in range(len(lags) * 20):
         meter.read(Batch((), None, lags[number // 20], 1.0), float(number))
-    assert meter.reach(float(len(lags) * 20), NOW).grows == grows
+    assert meter.progress(float(len(lags) * 20), NOW).grows == grows
 
 
 def test_patience_follows_the_lease_and_never_falls_below_what_a_note_takes() -> None:
@@ -234,12 +243,12 @@ def test_patience_follows_the_lease_and_never_falls_below_what_a_note_takes() ->
 
 def test_a_standstill_is_told_on_from_owner_to_owner() -> None:
     """A batch that nobody can handle would look young with each worker that tries it."""
-    first = ReachMeter(Lease("s-0"), "a", 0.0, 10.0)
+    first = ProgressMeter(Lease("s-0"), "a", 0.0, 10.0)
     first.read(Batch((Record(b"x", "7"),), Position("7"), 4.0, 0.2), 1.0)
     first.working(1.0)
     first.failed("its handler raised KeyError", 2.0)
     first.rested()
-    told = first.reach(31.0, NOW + 31)
+    told = first.progress(31.0, NOW + 31)
     assert (told.done, told.read, told.tried, told.work, told.fault) == (
         NOW,
         NOW + 1,
@@ -247,39 +256,39 @@ def test_a_standstill_is_told_on_from_owner_to_owner() -> None:
         None,
         "its handler raised KeyError",
     )
-    second = ReachMeter(Lease("s-0", notes=((NOTE, told.note),)), "b", 40.0, 10.0)
-    assert second.reach(45.0, NOW + 45).done == NOW
+    second = ProgressMeter(Lease("s-0", notes=((NOTE, told.note),)), "b", 40.0, 10.0)
+    assert second.progress(45.0, NOW + 45).done == NOW
     second.read(Batch((Record(b"x", "7"),), Position("7"), 50.0, 0.2), 46.0)
     second.working(46.0)
     second.progressed(47.0)
-    part = second.reach(48.0, NOW + 48)
+    part = second.progress(48.0, NOW + 48)
     assert (part.done, part.work, part.fault) == (NOW + 47, NOW + 47, "its handler raised KeyError")
     second.rested()
     second.done(50.0)
-    assert (second.reach(50.0, NOW + 50).done, second.reach(50.0, NOW + 50).fault) == (NOW + 50, "")
+    assert (second.progress(50.0, NOW + 50).done, second.progress(50.0, NOW + 50).fault) == (NOW + 50, "")
 
 
 def test_a_reading_that_failed_is_no_reading() -> None:
     """Lag would be 0, and the tip reached, for as long as the stream cannot be read."""
-    meter = ReachMeter(Lease("s-0"), "a", 0.0)
+    meter = ProgressMeter(Lease("s-0"), "a", 0.0)
     meter.read(Batch((), None, 0.0, 1.0), 1.0)
     meter.done(1.0)
     for second in range(2, 100):
         meter.read(Batch((), None, None, 1.0, fault="asked to slow down"), float(second))
         meter.done(float(second))
-    told = meter.reach(100.0, NOW + 100)
+    told = meter.progress(100.0, NOW + 100)
     assert (told.read, told.done, told.tried) == (NOW + 1, NOW + 1, NOW + 99)
     assert (told.behind, told.end, told.fault) == (99.0, False, "asked to slow down")
     meter.excused("its parents are not done", 101.0)
-    assert (meter.reach(101.0, NOW).fault, meter.reach(101.0, NOW).done) == ("", NOW)
-    assert reach_of(Lease("s-0", notes=((NOTE, meter.reach(101.0, NOW).note),))) == meter.reach(101.0, NOW)
+    assert (meter.progress(101.0, NOW).fault, meter.progress(101.0, NOW).done) == ("", NOW)
+    assert progress_of(Lease("s-0", notes=((NOTE, meter.progress(101.0, NOW).note),))) == meter.progress(101.0, NOW)
 
 
 def test_a_long_fault_is_cut() -> None:
     """A row could grow beyond what its store takes, and would be renewed no more."""
-    meter = ReachMeter(Lease("s-0"), "a")
+    meter = ProgressMeter(Lease("s-0"), "a")
     meter.failed("x" * 9_999, 1.0)
-    assert meter.reach(1.0, NOW).fault == "x" * 200
+    assert meter.progress(1.0, NOW).fault == "x" * 200
 
 
 def test_a_group_is_as_well_as_its_worst_lease() -> None:

@@ -9,14 +9,14 @@ from attrs import define, evolve, field
 from virtual_fleet import FaultyStore
 from waiters import Clock
 
-from leasehold.adapters.reading.executors import Work
-from leasehold.adapters.reading.handling import Delivery, Handling
-from leasehold.adapters.reading.handovers import Handovers
-from leasehold.adapters.reading.reading import ShardReading
-from leasehold.adapters.reading.runner import Step
-from leasehold.adapters.reading.status import Status, group_status, lags_of, statuses_of
+from leasehold.adapters.consumer.dispatcher import Dispatcher
+from leasehold.adapters.consumer.executors import Work
+from leasehold.adapters.consumer.handling import Delivery, Handling
+from leasehold.adapters.consumer.lease_reader import LeaseReader
+from leasehold.adapters.consumer.runner import Step
+from leasehold.adapters.consumer.status import Status, group_status, lags_of, statuses_of
+from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher
 from leasehold.adapters.sources.protocol import Batch, Reader
-from leasehold.adapters.steering.serving.watcher import FleetRecord, TableWatcher
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -135,9 +135,9 @@ class Member:
 
     def begin(self, holding: Holding) -> None:
         """Read it, and tell of it."""
-        holding.reach.tell("vm", self.world.wall, self.world.clock.now)
+        holding.progress.tell("vm", self.world.wall, self.world.clock.now)
         handling = Handling(self.world.handle, most_wait_seconds=2.0)
-        reading = ShardReading(self.worker, holding, handling, handovers=Handovers(self.executor))
+        reading = LeaseReader(self.worker, holding, handling, dispatcher=Dispatcher(self.executor))
         self.dues[reading.step] = self.world.clock.now
 
     def release(self, holding: Holding) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from virtual_fleet import FaultyStore
 
-from leasehold.adapters.reading.handling import Delivery
+from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.sources.protocol import PassingSource
 from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.worker.holding import Holding

@@ -7,9 +7,9 @@ import pytest
 from attrs import define, field
 from written_letters import letter
 
-from leasehold.adapters.reading.dead_letters.letter import Letter
-from leasehold.adapters.reading.dead_letters.replaying import LetterSource, ReplayVerdict, replay_stream
-from leasehold.adapters.reading.slices import NOTE, own_table
+from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
+from leasehold.adapters.consumer.dead_letters.replaying import DeadLetterSource, ReplayVerdict, replay_stream
+from leasehold.adapters.consumer.slices import NOTE, own_table
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -30,7 +30,7 @@ class Post:
         self.source.listed = [shard("p", 0, 9), shard("q", 10, 19)]
         self.source.shard_logs = {"p": ShardRecords([], size=2), "q": ShardRecords([], size=2)}
 
-    def put(self, one: Letter) -> None:
+    def put(self, one: DeadLetterEntry) -> None:
         """Put a letter at the end of its shard."""
         rows = self.source.shard_logs[one.shard].records
         rows.append(Record(one.line, str(1000 + len(rows)), partition_key="k"))
@@ -38,14 +38,14 @@ class Post:
     def close(self) -> None:
         """Nothing to close."""
 
-    def deliver(self, one: Letter) -> None:
+    def deliver(self, one: DeadLetterEntry) -> None:
         self.taken.append(one.record.sequence_number)
 
-    def replay(self, name: str, deliver: Callable[[Letter], None] | None = None) -> ReplayVerdict:
+    def replay(self, name: str, deliver: Callable[[DeadLetterEntry], None] | None = None) -> ReplayVerdict:
         """Hand over all that is there."""
         table = own_table(self.store, "replay", "letters")
         config = Config(initial_position=TRIM_HORIZON, lease_seconds=1.0)
-        worker = Worker(store=table, source=LetterSource(self.source, name), me=name, config=config)
+        worker = Worker(store=table, source=DeadLetterSource(self.source, name), me=name, config=config)
         return replay_stream(worker, self, deliver or self.deliver, lambda *_: None, look_seconds=0.05)
 
 
@@ -74,7 +74,7 @@ def test_a_replay_that_is_killed_half_way_does_the_rest_the_next_time() -> None:
     """Without it those that are done would come again, or the letter at work be lost."""
     post = filled("1", "2", "3")
 
-    def killed(one: Letter) -> None:
+    def killed(one: DeadLetterEntry) -> None:
         post.deliver(one)
         if one.record.sequence_number == "2":
             raise KeyboardInterrupt

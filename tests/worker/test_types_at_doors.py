@@ -8,8 +8,8 @@ import pytest
 
 import leasehold
 from leasehold import Lease, Position
+from leasehold.adapters.consumer.handling import Delivery, FinalCheckpoint
 from leasehold.adapters.consuming import OPTIONS, consumption
-from leasehold.adapters.reading.handling import Delivery, FinalCheckpoint
 from leasehold.stores import AnnotateLease, CheckpointLease, ClaimLease, CreateLease, ReleaseLease, open_store
 
 STRANGE: list[Any] = [None, b"x", 7, 1.5, float("nan"), 10**400, True, "\ud800", ["x"], {}, object()]

@@ -22,8 +22,8 @@ from running import WAIT
 from virtual_fleet import FaultyStore, four_shards
 
 import leasehold
+from leasehold.adapters.consumer.handling import DeadLetter, Handler
 from leasehold.adapters.consuming import Options
-from leasehold.adapters.reading.handling import DeadLetter, Handler
 from leasehold.errors import StoreError
 from leasehold.stores.urls import open_store
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords, records

@@ -15,7 +15,7 @@ from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leasehold.adapters.reading.events import EventLines, WholeLines
+from leasehold.adapters.consumer.events import EventLines, WholeLines
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.model import Lease
 
@@ -82,7 +82,7 @@ def test_a_batch_that_comes_again_doubles_whole_lines_alone(batches: list[list[b
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_refusal_of_a_full_disk_is_told_and_not_raised(unbuffered: str) -> None:
     """In a container, where Python's output is unbuffered as a rule, a full disk would end all processes."""
-    code = "import sys; from leasehold.adapters.reading.events import WholeLines as L; L(sys.stdout).write(b'x').left"
+    code = "import sys; from leasehold.adapters.consumer.events import WholeLines as L; L(sys.stdout).write(b'x').left"
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             (sys.executable, "-c", code),

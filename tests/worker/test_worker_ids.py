@@ -4,7 +4,7 @@ import pytest
 
 from leasehold.adapters.worker.worker import check_worker_id
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
-from leasehold.stores.protocol import Promises
+from leasehold.stores.protocol import Capabilities
 
 ODD = ("caf\u00e9-1", "worker 1", " worker", "a\nb", "\u4e2d" * 300)
 
@@ -13,15 +13,15 @@ ODD = ("caf\u00e9-1", "worker 1", " worker", "a\nb", "\u4e2d" * 300)
 def test_an_id_that_no_store_holds_is_refused(me: object) -> None:
     """Lone surrogates have no UTF-8, and PostgreSQL's text has no NUL."""
     with pytest.raises(ValueError, match=r"^worker: "):
-        check_worker_id(me, Promises())
+        check_worker_id(me, Capabilities())
 
 
 @pytest.mark.parametrize("me", ODD)
 def test_an_id_of_any_characters_is_accepted_by_rows_and_refused_by_http_headers_unless_ascii(me: str) -> None:
     """The Azure SDKs' layout keeps the owner in a blob's metadata."""
-    check_worker_id(me, Promises())
+    check_worker_id(me, Capabilities())
     if me == "worker 1":
-        check_worker_id(me, EventHubLayout.promises)
+        check_worker_id(me, EventHubLayout.capabilities)
         return
     with pytest.raises(ValueError, match=r"worker: .* printable ASCII"):
-        check_worker_id(me, EventHubLayout.promises)
+        check_worker_id(me, EventHubLayout.capabilities)

@@ -7,9 +7,9 @@ from attrs import evolve
 from virtual_fleet import KCL, Driven, FaultyStore, four_shards, member, together
 from waiters import Clock
 
-from leasehold.adapters.worker.holdings import Bench
+from leasehold.adapters.worker.holdings import Cooldown
 from leasehold.adapters.worker.notes import LATEST_MS, LATEST_POSITION
-from leasehold.adapters.worker.reach import NOTE, Reach
+from leasehold.adapters.worker.progress import NOTE, Progress
 from leasehold.adapters.worker.renewing import RETRY_SECONDS
 from leasehold.adapters.worker.worker import SOON_SECONDS, Worker
 from leasehold.balancer.actions import Claim, Release, RequestHandoff
@@ -316,7 +316,7 @@ def test_a_version_that_moved_under_our_own_note_is_adopted() -> None:
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     holding = one.worker.holdings[0]
-    store.rewrite("s-0", lambda lease: evolve(lease, version=Version("etag-after-request"), heir="b-1"))
+    store.rewrite("s-0", lambda lease: evolve(lease, version=Version("etag-after-request"), next_owner="b-1"))
     one.run(KCL.renew_seconds + 0.1)
     assert (holding.why, owners(store)["s-0"]) == ("given to b-1", "b-1")
 
@@ -413,7 +413,7 @@ def test_an_outage_that_outlived_a_shard_and_its_children_skips_nothing_and_is_l
 ) -> None:
     """Under LATEST, what is left of the line is read from its beginning, and one worker names the gap (L5)."""
     clock, store, keys = Clock(), FaultyStore(), (0, 9) if ranged else None
-    reach = Reach(1.7e9, "dead", arrived=1.7e9, read=1.7e9 + 5).note
+    reach = Progress(1.7e9, "dead", arrived=1.7e9, read=1.7e9 + 5).note
     gone = Lease("s-1", checkpoint=Position("77"), hash_range=keys, owner="dead", notes=((NOTE, reach),))
     store.write(CreateLease(gone))
     source = ListSource([Shard("s-4", parents=("s-2", "s-3"), hash_range=keys)], missing={"s-1"})
@@ -501,7 +501,7 @@ def test_a_lease_left_to_others_is_neither_claimed_nor_looked_for_at_once() -> N
 def test_a_lease_left_to_others_is_not_asked_for_either() -> None:
     """Without it whoever can read it would have to give it back to a worker that cannot."""
     lease = Lease("s-0", owner="b-1", yields=True)
-    bench, asked = Bench(), (RequestHandoff(lease, "b-1", "H2"), Release(lease, "M14"))
+    bench, asked = Cooldown(), (RequestHandoff(lease, "b-1", "H2"), Release(lease, "M14"))
     bench.put("s-0", 60.0)
     assert bench.without(asked, 59.0) == asked[1:]
     assert bench.without(asked, 60.0) == asked
@@ -524,7 +524,7 @@ def test_a_lease_of_a_stream_made_anew_is_taken_although_the_former_one_could_no
     assert one.held == ALL[1:]
     store.rewrite("s-0", lambda lease: evolve(lease, notes=((INCARNATION, "listed:2"),)))
     claims = tuple(Claim(lease, "M5") for lease in store.list().leases)
-    assert one.worker._bench.without(claims, clock.now) == claims  # noqa: SLF001  no plan is made for two streams
+    assert one.worker._cooldown.without(claims, clock.now) == claims  # noqa: SLF001  no plan is made for two streams
 
 
 def test_a_refused_write_names_the_lease_as_it_is() -> None:

@@ -5,8 +5,8 @@ from running import running
 from types_boto3_dynamodb import DynamoDBClient
 from waiters import until
 
-from leasehold.adapters.reading.handling import Delivery
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.consumer.handling import Delivery
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Position
@@ -40,7 +40,9 @@ def test_a_lease_that_falls_to_a_led_worker_is_given(dynalite_url: str, dynalite
             dynalite_client.put_item(TableName=TABLE, Item=row)
         until(lambda: sum(lease.owner == "java" for lease in store.list().leases) == 2)
         given = [lease for lease in store.list().leases if lease.owner == "java"]
-        assert [(lease.yields, lease.heir, lease.checkpoint) for lease in given] == 2 * [(False, None, Position("102"))]
+        assert [(lease.yields, lease.next_owner, lease.checkpoint) for lease in given] == 2 * [
+            (False, None, Position("102"))
+        ]
         left = set(SHARDS) - {lease.key for lease in given}
         until(lambda: {holding.key for holding in worker.holdings} == left)  # the answers come after the rows
         assert dynalite_client.get_item(TableName=TABLE, Key={"leaseKey": {"S": "java"}})["Item"] == rows[1]

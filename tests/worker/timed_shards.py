@@ -4,7 +4,7 @@ from typing import cast
 
 from attrs import define
 
-from leasehold.adapters.reading.slices import Slice
+from leasehold.adapters.consumer.slices import Slice
 from leasehold.adapters.sources.protocol import Reader, Record, Settled
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, at_timestamp
 from leasehold_lab.simulator.world.world import ListReader, ListSource

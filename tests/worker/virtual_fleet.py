@@ -6,7 +6,7 @@ from typing import get_args
 from attrs import define, field
 from waiters import Clock
 
-from leasehold.adapters.reading.executors import Work
+from leasehold.adapters.consumer.executors import Work
 from leasehold.adapters.sources.protocol import Batch, Reader
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.renewing import BackgroundMap
@@ -16,11 +16,11 @@ from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard
 from leasehold.balancer.rules.kcl import Kcl
 from leasehold.errors import OutcomeUnknown, SourceError, StoreError
 from leasehold.stores.embedded.memory import MemoryStore
-from leasehold.stores.protocol import Listing, Lost, Malformed, Outcome, Promises
+from leasehold.stores.protocol import Capabilities, Listing, Lost, Malformed, Outcome
 from leasehold.stores.writes import DeleteLease, LeaseChange, Write
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
 
-PROMISES = Promises()
+PROMISES = Capabilities()
 KCL = Config(Kcl(max_steals=10), lease_seconds=10.0, initial_position=TRIM_HORIZON)
 
 
@@ -38,9 +38,9 @@ class FaultyStore(MemoryStore):
     readings      the keys of each reading and whether it may be stale; None for all
     """
 
-    def __init__(self, promises: Promises = PROMISES) -> None:
+    def __init__(self, capabilities: Capabilities = PROMISES) -> None:
         super().__init__()
-        self._promises = promises
+        self._promises = capabilities
         self.down = False
         self.fault: BaseException | None = None
         self.bad: set[str] = set()
@@ -54,10 +54,10 @@ class FaultyStore(MemoryStore):
         self.readings: list[tuple[tuple[str, ...] | None, bool]] = []
 
     @property
-    def promises(self) -> Promises:
+    def capabilities(self) -> Capabilities:
         return self._promises
 
-    def _reach(self) -> None:
+    def _progress(self) -> None:
         if self.down:
             raise OutcomeUnknown("the store cannot be reached")
 
@@ -65,7 +65,7 @@ class FaultyStore(MemoryStore):
         self.readings.append((None, True))
         if self.fault is not None:
             raise self.fault
-        self._reach()
+        self._progress()
         good = tuple(lease for lease in super().list().leases if lease.key not in self.bad)
         return Listing(good, tuple(Malformed(key, "notes", "is not JSON") for key in sorted(self.bad)))
 
@@ -73,7 +73,7 @@ class FaultyStore(MemoryStore):
         """These leases, if reachable; nothing may be decided on a row that cannot be read."""
         wanted = tuple(keys)
         self.readings.append((wanted, stale_ok))
-        self._reach()
+        self._progress()
         if self.bad.intersection(wanted):
             raise StoreError("lease s-0: notes: is not JSON")
         return super().get(wanted, stale_ok=stale_ok)
@@ -89,7 +89,7 @@ class FaultyStore(MemoryStore):
     def write(self, write: Write) -> Outcome:
         """Apply it, if reachable; the reply to a new lease or a deletion is never lost."""
         self.asked.append(write)
-        self._reach()
+        self._progress()
         self.passes()
         refused = isinstance(write, self.refuses)
         outcome = Lost(write.lease.key, self.row(write.lease.key)) if refused else super().write(write)

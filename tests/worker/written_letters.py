@@ -1,10 +1,10 @@
 """Dead letters as a handler leaves them."""
 
-from leasehold.adapters.reading.dead_letters.letter import Letter
+from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
 from leasehold.adapters.sources.protocol import Record
 
 
-def letter(number: str, sub: int = 0, shard: str = "s-0") -> Letter:
+def letter(number: str, sub: int = 0, shard: str = "s-0") -> DeadLetterEntry:
     """A letter of this record."""
     record = Record(number.encode(), number, sub, partition_key="k")
-    return Letter("", "orders", shard, shard, record, "ValueError", "poison", 5, "w-1", 1)
+    return DeadLetterEntry("", "orders", shard, shard, record, "ValueError", "poison", 5, "w-1", 1)

@@ -36,7 +36,7 @@ class ModelWrite(NamedTuple):
     verb: ModelVerb
     lease: int
     owner: int
-    heir: int = NOBODY
+    next_owner: int = NOBODY
 
 
 _TAKES: dict[type[Action], ModelVerb] = {Claim: "claim", Steal: "steal", RequestHandoff: "request"}
@@ -49,7 +49,7 @@ class State(NamedTuple):
     """owner and heir of each lease; of each worker the attempts under way, and its health."""
 
     owners: tuple[int, ...]
-    heirs: tuple[int, ...]
+    next_owners: tuple[int, ...]
     pending: tuple[tuple[Attempt, ...], ...]
     health: tuple[int, ...]
 
@@ -136,7 +136,7 @@ class FleetModel:
         return steps
 
     def _scans(self, state: State, alive: list[int], *, patient: bool) -> Iterator[Transition]:
-        reading = (state.owners, state.heirs, state.health)
+        reading = (state.owners, state.next_owners, state.health)
         for worker in alive:
             config = self.rules[worker]
             if config is None or state.pending[worker]:
@@ -156,19 +156,19 @@ class FleetModel:
     def _planned(
         self, config: Config, reading: ModelReading, worker: int, turn: int, patient: bool
     ) -> tuple[Attempt, ...]:
-        owners, heirs, health = reading
+        owners, next_owners, health = reading
         still = LONG if patient else 0.0
         leases = []
-        for number, (owner, heir) in enumerate(zip(owners, heirs, strict=True)):
+        for number, (owner, next_owner) in enumerate(zip(owners, next_owners, strict=True)):
             dead = owner != NOBODY and health[owner] == DEAD
             # A living heir acts on its own before the others give it up: a whole cycle lies between (H1, H4).
-            gone = heir != NOBODY and health[heir] == DEAD
+            gone = next_owner != NOBODY and health[next_owner] == DEAD
             lease = Lease(
                 key=f"s-{number}",
                 owner=None if owner == NOBODY else self.workers[owner],
                 idle=still if owner == NOBODY else (2 * config.lease_seconds + still) * dead,
-                heir=None if heir == NOBODY else self.workers[heir],
-                heir_idle=still if gone else min(still, config.lease_seconds + STUCK_SECONDS),
+                next_owner=None if next_owner == NOBODY else self.workers[next_owner],
+                next_owner_idle=still if gone else min(still, config.lease_seconds + STUCK_SECONDS),
                 yields=self.yields and owner != NOBODY,
             )
             leases.append(lease)
@@ -179,13 +179,13 @@ class FleetModel:
 
     def _attempt(self, action: Action) -> Attempt:
         lease = action.lease
-        seen = (int(lease.key.removeprefix("s-")), self._number(lease.owner), self._number(lease.heir))
+        seen = (int(lease.key.removeprefix("s-")), self._number(lease.owner), self._number(lease.next_owner))
         match action:
             case Claim() | Steal() | RequestHandoff():
                 others = (other for way in action.alternates for other in self._attempt(way))
                 return (ModelWrite(_TAKES[type(action)], *seen), *others)
-            case Release(heir=heir) if heir is not None and heir != lease.heir:
-                return (ModelWrite("release", *seen[:2], self._number(heir)),)
+            case Release(next_owner=next_owner) if next_owner is not None and next_owner != lease.next_owner:
+                return (ModelWrite("release", *seen[:2], self._number(next_owner)),)
             case Release():
                 return (ModelWrite("give", *seen),)
             case Renew() | Create() | Delete():
@@ -201,21 +201,25 @@ def _write(state: State, worker: int, write: ModelWrite) -> State | None:
     """The state after the write, or None where the store refuses it."""
     if state.owners[write.lease] != write.owner:
         return None
-    heir = state.heirs[write.lease]
+    next_owner = state.next_owners[write.lease]
     match write.verb:
         case "claim":
             return _owned(state, write.lease, worker)
         case "steal":
             # Asked for before: the heir must still be the thief.
-            return _owned(state, write.lease, worker) if write.heir != worker or heir == worker else None
+            return _owned(state, write.lease, worker) if write.next_owner != worker or next_owner == worker else None
         case "request":
-            return _inherited(state, write.lease, worker) if heir in {NOBODY, worker, write.heir} else None
+            return _inherited(state, write.lease, worker) if next_owner in {NOBODY, worker, write.next_owner} else None
         case "give":
             # A gift that nobody accepts is taken back.
-            lost = write.heir != NOBODY and state.health[write.heir] != ALIVE
-            return _owned(state, write.lease, worker if lost else write.heir) if heir == write.heir else None
+            lost = write.next_owner != NOBODY and state.health[write.next_owner] != ALIVE
+            return (
+                _owned(state, write.lease, worker if lost else write.next_owner)
+                if next_owner == write.next_owner
+                else None
+            )
         case "release":
-            return _owned(state, write.lease, write.heir) if heir == NOBODY else None
+            return _owned(state, write.lease, write.next_owner) if next_owner == NOBODY else None
         case _:
             assert_never(write.verb)
 
@@ -231,8 +235,8 @@ def _owned(state: State, lease: int, owner: int) -> State:
     return after._replace(owners=_replaced(state.owners, lease, owner), pending=pending)
 
 
-def _inherited(state: State, lease: int, heir: int) -> State:
-    return state._replace(heirs=_replaced(state.heirs, lease, heir))
+def _inherited(state: State, lease: int, next_owner: int) -> State:
+    return state._replace(next_owners=_replaced(state.next_owners, lease, next_owner))
 
 
 def _replaced(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:

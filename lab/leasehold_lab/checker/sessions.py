@@ -247,7 +247,7 @@ class CheckedWorker:
                 yield "handle", key
             yield "commit", key
             yield "release", key
-            if held.lease.heir not in (None, self.name):
+            if held.lease.next_owner not in (None, self.name):
                 yield "give", key
         for key in self.given:
             yield "take back", key
@@ -359,7 +359,7 @@ class At(NamedTuple):
     alive: bool = True
 
 
-class Ghost(NamedTuple):
+class TrueLease(NamedTuple):
     """The truth of a lease, known to nobody in it: the furthest acknowledged, and answered Done; and its last epoch."""
 
     handled: int = 0
@@ -373,7 +373,7 @@ class SessionState(NamedTuple):
 
     rows: TableRows
     workers: tuple[At, ...]
-    ghosts: tuple[tuple[str, Ghost], ...]
+    true_leases: tuple[tuple[str, TrueLease], ...]
     readers: tuple[tuple[str, int, int, bool], ...] = ()
     late: tuple[CellRequest, ...] = ()
     tick: int = 0
@@ -383,7 +383,15 @@ class SessionState(NamedTuple):
     def key(self) -> tuple[Any, ...]:
         """Two states with the same key have the same future."""
         workers = tuple((one.told, one.action, one.answers, one.tick, one.alive) for one in self.workers)
-        return (self.rows, workers, self.ghosts, self.readers, tuple(sorted(self.late, key=repr)), self.tick, self.left)
+        return (
+            self.rows,
+            workers,
+            self.true_leases,
+            self.readers,
+            tuple(sorted(self.late, key=repr)),
+            self.tick,
+            self.left,
+        )
 
 
 @frozen
@@ -458,7 +466,7 @@ class SessionModel:
             lease = Lease(key)
             rows, _ = self._alone(rows, creator, lambda store, lease=lease: store.write(CreateLease(lease)))  # type: ignore[misc]
         state = SessionState(
-            rows, workers, tuple((key, Ghost()) for key in keys), left=tuple(sorted(self.faults.items()))
+            rows, workers, tuple((key, TrueLease()) for key in keys), left=tuple(sorted(self.faults.items()))
         )
         for number, verb, key, *most in self.begins:
             past = state._replace(tick=state.tick + 1)
@@ -582,32 +590,32 @@ class SessionModel:
 
     def _judged(self, state: SessionState, number: int, began: int, event: SessionEvent) -> tuple[SessionState, str]:
         verb, key, *more = event
-        ghosts, readers = dict(state.ghosts), {(one[0], one[1]): one for one in state.readers}
-        ghost, mine = ghosts[key], (key, number)
+        true_leases, readers = dict(state.true_leases), {(one[0], one[1]): one for one in state.readers}
+        true_lease, mine = true_leases[key], (key, number)
         match verb:
             case "handled":
-                ghosts[key] = ghost._replace(handled=max(ghost.handled, more[0]))
+                true_leases[key] = true_lease._replace(handled=max(true_lease.handled, more[0]))
             case "done":
-                if ghost.epoch > more[0] and ghost.starter != number:
+                if true_lease.epoch > more[0] and true_lease.starter != number:
                     return state, "Done for a lease that another has"
-                ghosts[key] = ghost._replace(done=max(ghost.done, more[1]))
+                true_leases[key] = true_lease._replace(done=max(true_lease.done, more[1]))
             case "confirmed":
                 readers[mine] = (key, number, began, False)
             case "stops":
                 readers.pop(mine, None)
             case "reset":
-                ghosts[key] = Ghost(epoch=ghost.epoch, starter=ghost.starter)
+                true_leases[key] = TrueLease(epoch=true_lease.epoch, starter=true_lease.starter)
                 if any(one == key and tick == state.tick and not robbed for one, _, tick, robbed in state.readers):
                     return state, "reset under a reader"
                 readers = {pair: one for pair, one in readers.items() if one[0] != key}
             case "starts":
                 epoch, at, how = more
-                if at > ghost.handled:
-                    return state, f"skipped: starts at {at}, handled up to {ghost.handled}"
-                if at < ghost.done:
-                    return state, f"undone: starts at {at}, answered Done up to {ghost.done}"
-                if epoch < ghost.epoch or (epoch == ghost.epoch and ghost.starter != number):
-                    return state, f"epoch {epoch} after {ghost.epoch}"
+                if at > true_lease.handled:
+                    return state, f"skipped: starts at {at}, handled up to {true_lease.handled}"
+                if at < true_lease.done:
+                    return state, f"undone: starts at {at}, answered Done up to {true_lease.done}"
+                if epoch < true_lease.epoch or (epoch == true_lease.epoch and true_lease.starter != number):
+                    return state, f"epoch {epoch} after {true_lease.epoch}"
                 for other in [one for one in state.readers if one[0] == key and one[1] != number]:
                     # Whoever takes what a thief has frozen goes on with that theft (G4).
                     theirs = [json.loads(told) for name, told in state.rows if name.startswith(f"session/w{other[1]}")]
@@ -616,13 +624,13 @@ class SessionModel:
                         readers[other[:2]] = (*other[:3], True)
                     elif other[2] == state.tick and not other[3]:
                         return state, "two readers"
-                ghosts[key] = ghost._replace(epoch=epoch, starter=number)
+                true_leases[key] = true_lease._replace(epoch=epoch, starter=number)
                 readers[mine] = (key, number, began, False)
-        return state._replace(ghosts=tuple(ghosts.items()), readers=tuple(sorted(readers.values()))), ""
+        return state._replace(true_leases=tuple(true_leases.items()), readers=tuple(sorted(readers.values()))), ""
 
     def stuck(self, state: SessionState) -> str:
         """The law that is broken once everybody else is dead and a new worker takes everything."""
-        known = ("stuck", state.rows, state.ghosts)
+        known = ("stuck", state.rows, state.true_leases)
         if known not in self._outcomes:
             self._outcomes[known] = self._stuck(state)
         return str(self._outcomes[known])
@@ -630,24 +638,24 @@ class SessionModel:
     def _stuck(self, state: SessionState) -> str:
         rows = state.rows
         owned: dict[str, Lease] = {}
-        for key, _ in state.ghosts:
-            heir = self._worker(f"heir-of-{key}", 0)
+        for key, _ in state.true_leases:
+            next_owner = self._worker(f"heir-of-{key}", 0)
             for _ in range(3):
 
                 def take(store: SessionStore, key: str = key) -> object:
                     (lease,) = store.get([key])
                     return store.write(ClaimLease(lease, "heir"))
 
-                rows, outcome = self._alone(rows, heir, take)
+                rows, outcome = self._alone(rows, next_owner, take)
                 if isinstance(outcome, Done):
                     owned[key] = outcome.lease
                     break
-        for key, ghost in state.ghosts:
+        for key, true_lease in state.true_leases:
             if key not in owned:
                 return f"{key} sticks"
             at = numbered(owned[key])
-            if at > ghost.handled or at < ghost.done:
-                return f"an heir starts at {at}; handled {ghost.handled}, answered Done {ghost.done}"
+            if at > true_lease.handled or at < true_lease.done:
+                return f"an heir starts at {at}; handled {true_lease.handled}, answered Done {true_lease.done}"
         return ""
 
     def _alone(self, rows: TableRows, at: At, work: Callable[[SessionStore], Any]) -> tuple[TableRows, Any]:

@@ -13,7 +13,7 @@ from attrs import define
 
 from leasehold.balancer.model import SHARD_END, Lease
 from leasehold.errors import OutcomeUnknown, StoreError
-from leasehold.stores.protocol import Listing, Outcome, Promises
+from leasehold.stores.protocol import Capabilities, Listing, Outcome
 from leasehold.stores.swap import CONTROL, TO, WISH, SwapStore, parted
 from leasehold.stores.writes import AnnotateLease, Write
 from leasehold_lab.checker.sessions import (
@@ -41,7 +41,7 @@ class CheckedTable:
 
     cells: CheckedCells
     name: str
-    promises: Promises = Promises()  # noqa: RUF009  a frozen value
+    capabilities: Capabilities = Capabilities()  # noqa: RUF009  a frozen value
 
     def list(self) -> Listing:
         """Every lease."""
@@ -121,7 +121,7 @@ class SwapModel(SessionModel):
     def _judged(self, state: SessionState, number: int, began: int, event: SessionEvent) -> tuple[SessionState, str]:
         if event[0] == "contradiction":
             return state, str(event[2])
-        if event[0] == "confirmed" and dict(state.ghosts)[event[1]].starter != number:
+        if event[0] == "confirmed" and dict(state.true_leases)[event[1]].starter != number:
             return state, "renewed, and another has taken it"
         return super()._judged(state, number, began, event)
 

@@ -20,8 +20,8 @@ from leasehold.adapters.cli.common.asking import (
 )
 from leasehold.adapters.cli.common.columns import Cells, Column, show
 from leasehold.adapters.cli.common.ending import ending
+from leasehold.adapters.ops.swapping import opened
 from leasehold.adapters.report.watching import alive
-from leasehold.adapters.steering.swapping import opened
 from leasehold.errors import StoreError
 from leasehold.stores.printable import printable
 from leasehold_lab.what_if import FleetChange, forecast, names_of
@@ -66,7 +66,7 @@ def command(  # noqa: PLR0917  one for each option
     with ending("what-if", StoreError):
         config = fleet_config(rules, lease_seconds, set_)
         with closing(opened(store, to)) as table_store:
-            dated = not table_store.promises.free_notes
+            dated = not table_store.capabilities.free_notes
             table = table_of(table_store, config, span)
         present = [row.owner for row in alive(table.unended, config) if row.owner is not None]
         coming = names_of(add or (), present)

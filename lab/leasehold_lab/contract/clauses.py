@@ -75,7 +75,7 @@ class Ownership:
 
     def test_a_created_lease_is_nobodys(self, store: Store) -> None:
         """A worker would read a shard that no claim of its own has made it the owner of."""
-        row = done(store.write(CreateLease(evolve(FULL, owner="ann", heir="bob", yields=True))))
+        row = done(store.write(CreateLease(evolve(FULL, owner="ann", next_owner="bob", yields=True))))
         assert facts(row) == facts(FULL)
         assert stored(store) == row
 
@@ -112,7 +112,7 @@ class Ownership:
             store.write(CheckpointLease(seen, SHARD_END)),
             store.write(CheckpointLate(seen, SHARD_END)),
             store.write(RequestLease(seen, "bob")),
-            store.write(GiveLease(evolve(seen, heir="bob"), SHARD_END)),
+            store.write(GiveLease(evolve(seen, next_owner="bob"), SHARD_END)),
             store.write(TakeBackLease(seen, "bob")),
             store.write(WithdrawRequest(seen, "bob")),
             store.write(AnnotateLease(seen, "a", "1")),
@@ -260,7 +260,7 @@ class Checkpoints:
         """A worker that lost its lease would move the new owner's checkpoint."""
         seen = owned(store)
         now = done(store.write(StealLease(seen, "bob")))
-        if store.promises.owner_checked_checkpoint:
+        if store.capabilities.owner_checked_checkpoint:
             assert lost(store.write(CheckpointLease(seen, Position("41")))) == now
             assert lost(store.write(CheckpointLease(evolve(now, owner="ann"), Position("41")))) == now
             assert stored(store).checkpoint == TRIM_HORIZON
@@ -298,7 +298,7 @@ class Checkpoints:
         """The new owner's next renewal would be refused by what its predecessor had finished."""
         seen = owned(store)
         now = done(store.write(StealLease(seen, "bob")))
-        if not store.promises.late_checkpoints:
+        if not store.capabilities.late_checkpoints:
             assert lost(store.write(CheckpointLate(seen, Position("41", 3)))) == now
             return
         late = done(store.write(CheckpointLate(seen, Position("41", 3))))
@@ -318,7 +318,7 @@ class Checkpoints:
         now = done(store.write(AnnotateLease(seen, "b", "2")))
         assert facts(now) == facts(evolve(seen, notes=(("a", "1"), ("b", "2"))))
         assert stored(store) == now
-        if store.promises.free_notes:
+        if store.capabilities.free_notes:
             assert now.version == seen.version
 
     def test_a_note_is_refused_once_the_owner_changed(self, store: Store) -> None:
@@ -361,9 +361,9 @@ class Handoff:
         """The owner's next renewal would be refused by the very request it is to answer."""
         seen = owned(store)
         now = done(store.write(RequestLease(seen, "bob")))
-        assert facts(now) == facts(evolve(seen, heir="bob"))
+        assert facts(now) == facts(evolve(seen, next_owner="bob"))
         assert now.version == seen.version
-        assert done(store.write(RenewLease(seen))).heir == "bob"
+        assert done(store.write(RenewLease(seen))).next_owner == "bob"
 
     def test_only_an_owner_that_answers_is_asked(self, store: Store) -> None:
         """A request to an owner that answers none would delay the move until the limit."""
@@ -387,13 +387,13 @@ class Handoff:
         now = done(store.write(RequestLease(seen, "bob")))
         assert lost(store.write(RequestLease(seen, "cat"))) == now
         assert done(store.write(RequestLease(now, "bob"))) == now
-        assert done(store.write(RequestLease(now, "cat"))).heir == "cat"
+        assert done(store.write(RequestLease(now, "cat"))).next_owner == "cat"
 
     def test_giving_moves_owner_and_checkpoint_together(self, store: Store) -> None:
         """The heir would start before or after the record at which the giver stopped."""
         seen = asked(store)
         now = done(store.write(GiveLease(seen, Position("41", 3))))
-        assert facts(now) == facts(evolve(seen, owner="bob", heir=None, checkpoint=Position("41", 3)))
+        assert facts(now) == facts(evolve(seen, owner="bob", next_owner=None, checkpoint=Position("41", 3)))
         assert now.version != seen.version
         assert stored(store) == now
 
@@ -403,7 +403,7 @@ class Handoff:
         moved = done(store.write(RenewLease(seen)))
         assert lost(store.write(GiveLease(seen, Position("41")))) == moved
         assert lost(store.write(GiveLease(evolve(moved, owner="cat"), Position("41")))) == moved
-        assert lost(store.write(GiveLease(evolve(moved, heir="cat"), Position("41")))) == moved
+        assert lost(store.write(GiveLease(evolve(moved, next_owner="cat"), Position("41")))) == moved
         alone = done(store.write(WithdrawRequest(moved, "bob")))
         assert lost(store.write(GiveLease(moved, Position("41")))) == alone
         assert lost(store.write(GiveLease(alone, Position("41")))) == alone
@@ -434,7 +434,7 @@ class Handoff:
         seen = asked(store)
         assert lost(store.write(WithdrawRequest(seen, "cat"))) == seen
         now = done(store.write(WithdrawRequest(seen, "bob")))
-        assert facts(now) == facts(evolve(seen, heir=None))
+        assert facts(now) == facts(evolve(seen, next_owner=None))
         assert now.version == seen.version
         assert lost(store.write(WithdrawRequest(seen, "bob"))) == now
 
@@ -451,18 +451,18 @@ class Handoff:
         other = done(store.write(RequestLease(seen, "cat")))
         assert lost(store.write(StealLease(seen, "bob"))) == other
         now = done(store.write(StealLease(other, "cat")))
-        assert facts(now) == facts(evolve(other, owner="cat", heir=None))
+        assert facts(now) == facts(evolve(other, owner="cat", next_owner=None))
 
     def test_a_claim_removes_any_request(self, store: Store) -> None:
         """The new owner would give the lease away to an heir named in another's time."""
         seen = asked(store)
-        assert done(store.write(ClaimLease(seen, "dan"))).heir is None
+        assert done(store.write(ClaimLease(seen, "dan"))).next_owner is None
 
     def test_a_release_removes_any_request(self, store: Store) -> None:
         """The next owner would hand the lease to an heir of its predecessor."""
         freed = done(store.write(ReleaseLease(asked(store), "ann")))
-        assert (freed.owner, freed.heir, freed.yields) == (None, None, False)
-        assert done(store.write(ClaimLease(freed, "cat"))).heir is None
+        assert (freed.owner, freed.next_owner, freed.yields) == (None, None, False)
+        assert done(store.write(ClaimLease(freed, "cat"))).next_owner is None
 
 
 class Resets:
@@ -529,7 +529,7 @@ class Resets:
         rows.append(done(store.write(ResetLease(rows[-1], TRIM_HORIZON, epoch=7))))
         rows.append(done(store.write(ClaimLease(rows[-1], "cat"))))
         epochs = [row.epoch for row in rows]
-        if store.promises.counts_owners:
+        if store.capabilities.counts_owners:
             assert all(
                 before.epoch < after.epoch or (before.owner == after.owner and before.epoch == after.epoch)
                 for before, after in pairwise(rows[:-3])
@@ -542,7 +542,7 @@ class Resets:
         """A lease copied from another store would begin again below what its handlers have seen."""
         row = done(store.write(CreateLease(Lease(KEY, epoch=502))))
         assert stored(store) == row
-        if store.promises.counts_owners:
+        if store.capabilities.counts_owners:
             assert (row.epoch, done(store.write(ClaimLease(row, "ann"))).epoch) == (502, 503)
 
 

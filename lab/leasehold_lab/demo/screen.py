@@ -26,15 +26,14 @@ class Marks:
 
     reads: str
     owns: str
-    heir: str
+    next_owner: str
     dead: str
 
     @property
     def legend(self) -> str:
         """The meaning of the marks."""
-        return (
-            f"{self.reads} reads   {self.owns} owns, about to read   {self.heir} named to take over   {self.dead} dead"
-        )
+        marks = (self.reads, "reads"), (self.owns, "owns, about to read"), (self.next_owner, "named to take over")
+        return "   ".join(f"{mark} {meaning}" for mark, meaning in (*marks, (self.dead, "dead")))
 
 
 PRETTY = Marks("●", "○", "→", "✗")
@@ -118,8 +117,8 @@ class Screen:
         return table
 
     def _cell(self, lease: Lease, worker: str) -> str:
-        if lease.heir == worker:
-            return self._marks.heir
+        if lease.next_owner == worker:
+            return self._marks.next_owner
         if lease.owner != worker:
             return ""
         if worker not in self._stage.living():

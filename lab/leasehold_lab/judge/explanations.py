@@ -57,7 +57,7 @@ class RecordWait:
 
 
 @frozen
-class _FaultReach:
+class _FaultProgress:
     begin: float
     end: float
     subjects: frozenset[str]
@@ -75,13 +75,13 @@ class Explanations:
     _history: RunHistory
     _tenures: Mapping[str, list[Tenure]]
     _limits: Limits
-    _reaches: Sequence[_FaultReach] = field(init=False)
+    _reaches: Sequence[_FaultProgress] = field(init=False)
     _owners: Mapping[str, list[tuple[float, str]]] = field(init=False)
 
     @_reaches.default
-    def _all_reaches(self) -> Sequence[_FaultReach]:
+    def _all_reaches(self) -> Sequence[_FaultProgress]:
         return [
-            _FaultReach(
+            _FaultProgress(
                 each.t,
                 each.t + (each.seconds if each.what == "trouble" else 0.0) + self._limits.reach_seconds,
                 frozenset(worker_of(word) for word in each.subject.split()),

@@ -146,9 +146,11 @@ def living_are_robbed_by_name(plan: Planner, scene: Scene) -> None:
         lease = action.lease
         alive = lease.owner not in {None, scene.me.worker} and lease.key not in dead and lease in scene.leases
         if isinstance(action, Steal | RequestHandoff):
-            if (action.victim, alive) != (lease.owner, True):
+            if (action.from_owner, alive) != (lease.owner, True):
                 whose = f"{lease.owner}, who is dead" if lease.owner and not alive else lease.owner or "nobody"
-                raise LawBroken(f"{told((action,))} from {action.victim}, but it belongs to {whose}", scene, actions)
+                raise LawBroken(
+                    f"{told((action,))} from {action.from_owner}, but it belongs to {whose}", scene, actions
+                )
         elif alive and not (isinstance(action, Delete) and lease.ended):
             raise LawBroken(f"{told((action,))}, which its living owner {lease.owner} holds", scene, actions)
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from attrs import evolve, frozen
 
-from leasehold.adapters.reading.handling import Handler
+from leasehold.adapters.consumer.handling import Handler
 from leasehold.balancer.actions import Action, Claim, Release, RequestHandoff, Steal
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import History, Lease, Me, Shard
@@ -198,8 +198,8 @@ def settled(plan: Planner, fleet: SmallFleet) -> Rest:
                 match action:
                     case Claim() | Steal() | RequestHandoff():
                         after = worker
-                    case Release(heir=heir):
-                        after = heir
+                    case Release(next_owner=next_owner):
+                        after = next_owner
                     case _:
                         pass
                 if after != owner:

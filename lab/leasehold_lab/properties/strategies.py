@@ -222,7 +222,7 @@ def leases(draw: st.DrawFn, keys: Sequence[str] = KEYS, owners: Sequence[str] = 
 
 @st.composite
 def _lease(draw: st.DrawFn, key: str, keys: Sequence[str], owners: Sequence[str], calm: bool) -> Lease:
-    heir = draw(st.none() | st.none() | st.sampled_from(owners))
+    next_owner = draw(st.none() | st.none() | st.sampled_from(owners))
     return Lease(
         key=key,
         stream=draw(st.sampled_from(STREAMS)),
@@ -232,8 +232,8 @@ def _lease(draw: st.DrawFn, key: str, keys: Sequence[str], owners: Sequence[str]
         idle=draw(st.sampled_from((0.0, 3.0, 5.3)) if calm else _idles),
         checkpoint=draw(_positions),
         held=draw(st.sampled_from((math.inf, 25.0, 0.0))),
-        heir=heir,
-        heir_idle=draw(st.sampled_from((0.0, 39.0, 40.0, 99.0))) if heir else 0.0,
+        next_owner=next_owner,
+        next_owner_idle=draw(st.sampled_from((0.0, 39.0, 40.0, 99.0))) if next_owner else 0.0,
         yields=draw(st.booleans()),
     )
 

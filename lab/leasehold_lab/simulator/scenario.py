@@ -11,8 +11,8 @@ from typing import Literal
 
 from attrs import evolve, field, frozen
 
-from leasehold.adapters.reading.handling import Handler
-from leasehold.adapters.reading.runner import DRAIN_SECONDS
+from leasehold.adapters.consumer.handling import Handler
+from leasehold.adapters.consumer.runner import DRAIN_SECONDS
 from leasehold.adapters.sources.call_patience import POLL_SECONDS
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Position

@@ -12,13 +12,13 @@ from leasehold.adapters.cli.common.standard_streams import drop_output
 from leasehold.adapters.cli.common.start_lines import start_lines
 from leasehold.adapters.cli.common.supervisor import Supervisor, at_end_of_supervisor
 from leasehold.adapters.cli.common.times import seconds
+from leasehold.adapters.consumer.events import CLOSED_STATUS, EventLines, JsonLines
+from leasehold.adapters.consumer.handling import CHECKPOINT_SECONDS, Handling
+from leasehold.adapters.consumer.runner import DRAIN_SECONDS, MEMORY_BYTES, READERS, endings
 from leasehold.adapters.consuming import MIB, OPTIONS, Options, consumption, worker_id
 from leasehold.adapters.inputs import dashed
 from leasehold.adapters.json_form import RULES
-from leasehold.adapters.reading.events import CLOSED_STATUS, EventLines, JsonLines
-from leasehold.adapters.reading.handling import CHECKPOINT_SECONDS, Handling
-from leasehold.adapters.reading.runner import DRAIN_SECONDS, MEMORY_BYTES, READERS, endings
-from leasehold.errors import LetterError, SourceError, StoreError, WorkerError
+from leasehold.errors import DeadLetterError, SourceError, StoreError, WorkerError
 from leasehold.stores.urls import store_address
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -183,7 +183,7 @@ def command(  # noqa: PLR0917  one for each option
         for each in logging.getLogger().handlers:
             each.setFormatter(JsonLines(me))
     logging.getLogger("leasehold").setLevel(logging.INFO if verbose else logging.WARNING)
-    with ending("consume", StoreError, SourceError, LetterError, WorkerError):
+    with ending("consume", StoreError, SourceError, DeadLetterError, WorkerError):
         told = _handler(handler, me, concurrency, events=events)
         if events and sys.__stdout__ is None:
             print("leasehold consume: standard output is closed, so no one can read the events", file=sys.stderr)

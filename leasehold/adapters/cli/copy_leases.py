@@ -8,7 +8,7 @@ import typer
 from leasehold.adapters.cli.common.asking import AsJson, DryRun, EvenIfOwned, StillSeconds
 from leasehold.adapters.cli.common.columns import told
 from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.steering.checkpoints import (
+from leasehold.adapters.ops.checkpoints import (
     STILL_SECONDS,
     copied,
     each_living,
@@ -75,7 +75,7 @@ def command(  # noqa: PLR0917  one for each option
         unminded = even_if_read or store_address(to)[0] == "file"
         leases, read = renamed(chosen, strip, add, stream), () if unminded else chosen
         # The owners of both sides are watched as far as they matter: where there is something to write.
-        stored, counts = readable(target, "TO"), target.promises.counts_owners
+        stored, counts = readable(target, "TO"), target.capabilities.counts_owners
         wanted = [move for move in planned_copies(leases, stored, (), counts=counts) if wanting(move)]
         there = [] if even_if_owned else [move.stored for move in wanted if move.stored]
         reading, working = each_living([(source, read if wanted else ()), (target, there)], still_seconds)

@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.text import Text
 
 from leasehold.adapters.cli.common.columns import Cells, Column, drawn, hint
-from leasehold.adapters.reading.status import NUMBERS, FleetLag, Status, fleet_lag
+from leasehold.adapters.consumer.status import NUMBERS, FleetLag, Status, fleet_lag
 from leasehold.adapters.report.watching import SeenMove, WatchedTable, shares
 from leasehold.balancer.contradictions import noted
 from leasehold.balancer.model import Lease, Position
@@ -136,7 +136,7 @@ def _each(table: WatchedTable, *, full: bool) -> Cells:
             _number(None if lease.weight is None else kilobytes(lease.weight)),
             "" if lag.moves is None else str(lag.moves),
             lag.host,
-            lease.heir or "",
+            lease.next_owner or "",
         )
         row += (place_of(lease),) if table.swap else ()
         rows.append((*row, "" if lag.events is None else str(lag.events)) if counted else row)

@@ -20,13 +20,13 @@ from leasehold.adapters.cli.common.ending import Ended, ending, unwinding
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.cli.lease_tables import below, cells, page
 from leasehold.adapters.cli.live import has_keys, steer
+from leasehold.adapters.consumer.status import MEANINGS, NUMBERS
 from leasehold.adapters.json_form import lease_json
-from leasehold.adapters.reading.status import MEANINGS, NUMBERS
+from leasehold.adapters.ops.swapping import opened
 from leasehold.adapters.report.watching import SeenMove, TableWatch, WatchedTable, moved
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.sources.urls import open_source, source_address
-from leasehold.adapters.steering.swapping import opened
-from leasehold.adapters.worker.reach import STEP_SECONDS, STEPS, patience
+from leasehold.adapters.worker.progress import STEP_SECONDS, STEPS, patience
 from leasehold.errors import OutcomeUnknown, SourceError, StoreError
 from leasehold.stores.printable import printable
 from leasehold.stores.protocol import Store

@@ -17,7 +17,7 @@ import typer
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame
 
-from leasehold.adapters.reading.exporting import exporting
+from leasehold.adapters.consumer.exporting import exporting
 from leasehold.adapters.report.progress import BatchProgress, ProgressPage, ReadingProgress
 from leasehold.adapters.signals import replace_handler
 from leasehold.adapters.sources.call_patience import Backoff

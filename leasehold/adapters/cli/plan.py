@@ -8,14 +8,16 @@ import typer
 from attrs import fields
 
 from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.json_form import RULES, BadJsonField, answer
+from leasehold.adapters.json_form import JSON_NAMES, RULES, BadJsonField, answer
 from leasehold.stores.fields import FIELDS
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 OPTIONS = "\n".join(f"    {name}: {', '.join(each.name for each in fields(kind))}" for name, kind in RULES.items())
 
-LEASE = "\n".join(f"    {each.name}: {each.meaning}" for each in FIELDS if each.kind != "hash key")
+LEASE = "\n".join(
+    f"    {JSON_NAMES.get(each.name, each.name)}: {each.meaning}" for each in FIELDS if each.kind != "hash key"
+)
 
 EXAMPLE = f"""
 One JSON object on standard input, one on standard output. Nothing is read or written besides.

@@ -12,24 +12,24 @@ import typer
 from attrs import asdict
 
 from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.consuming import load
-from leasehold.adapters.inputs import start
-from leasehold.adapters.reading.dead_letters.boxes import open_letters, open_stream
-from leasehold.adapters.reading.dead_letters.replaying import (
+from leasehold.adapters.consumer.dead_letters.replaying import (
+    DeadLetterSource,
     Deliver,
     HandlerCalls,
-    LetterSource,
     ReplayVerdict,
     replay,
     replay_stream,
 )
-from leasehold.adapters.reading.handling import Handling
-from leasehold.adapters.reading.slices import own_table
+from leasehold.adapters.consumer.dead_letters.sinks import open_dead_letters, open_stream
+from leasehold.adapters.consumer.handling import Handling
+from leasehold.adapters.consumer.slices import own_table
+from leasehold.adapters.consuming import load
+from leasehold.adapters.inputs import start
 from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, TRIM_HORIZON
-from leasehold.errors import LetterError, SourceError, StoreError, WorkerError
+from leasehold.errors import DeadLetterError, SourceError, StoreError, WorkerError
 from leasehold.stores.printable import printable_lines
 from leasehold.stores.urls import open_store
 
@@ -63,7 +63,7 @@ STREAM = "handed over", "are put back at the end"
 
 @app.command(help="Hand dead letters over again, in order; those that fail again stay.", epilog=MORE)
 def command(  # noqa: PLR0917  one for each option
-    letters: Annotated[str, typer.Argument(help="Where the letters are, as a URL.", show_default=False)],
+    dead_letters: Annotated[str, typer.Argument(help="Where the letters are, as a URL.", show_default=False)],
     handler: Annotated[str | None, typer.Option(help="module:function, called with each record.")] = None,
     to: Annotated[str | None, typer.Option(help="A stream to put the records back into: kinesis://….")] = None,
     store: Annotated[
@@ -76,17 +76,17 @@ def command(  # noqa: PLR0917  one for each option
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
 ) -> None:
     """Hand all over, and say what became of them."""
-    with ending("replay", LetterError, WorkerError, StoreError, SourceError):
+    with ending("replay", DeadLetterError, WorkerError, StoreError, SourceError):
         if (handler is None) == (to is None):
             raise ValueError("choose one of --handler module:function and --to kinesis://…")
         if store is None:
-            box = open_letters(letters)
+            sink = open_dead_letters(dead_letters)
             if since is not None:
                 raise ValueError("--from: it goes with letters in a stream")
             with _delivering(handler, to) as deliver:
-                verdict = replay(box, deliver, _tell)
+                verdict = replay(sink, deliver, _tell)
         else:
-            verdict = _in_stream(letters, store, since, handler, to)
+            verdict = _in_stream(dead_letters, store, since, handler, to)
     if as_json:
         print(json.dumps(asdict(verdict)))
     else:
@@ -99,9 +99,9 @@ def command(  # noqa: PLR0917  one for each option
         raise typer.Exit(1)
 
 
-def _in_stream(letters: str, store: str, since: str | None, handler: str | None, to: str | None) -> ReplayVerdict:
+def _in_stream(dead_letters: str, store: str, since: str | None, handler: str | None, to: str | None) -> ReplayVerdict:
     begin = TRIM_HORIZON if since is None else start(since, None, time.time(), "--from")
-    place = letters.partition("?")[0]
+    place = dead_letters.partition("?")[0]
     if not place.startswith("kinesis://"):
         raise ValueError("--store: it goes with letters in a stream, kinesis://…")
     if begin == LATEST:
@@ -111,13 +111,13 @@ def _in_stream(letters: str, store: str, since: str | None, handler: str | None,
     me = f"replay-{uuid4().hex[:12]}"
     with (
         _delivering(handler, to) as deliver,
-        closing(open_stream(letters)) as box,
-        closing(open_source(letters)) as source,
+        closing(open_stream(dead_letters)) as sink,
+        closing(open_source(dead_letters)) as source,
         closing(open_store(store)) as table,
     ):
-        own, cut = own_table(table, "replay", f"replay of {place}"), LetterSource(source, me)
+        own, cut = own_table(table, "replay", f"replay of {place}"), DeadLetterSource(source, me)
         worker = Worker(store=own, source=cut, me=me, config=Config(initial_position=begin))
-        return replay_stream(worker, box, deliver, _tell)
+        return replay_stream(worker, sink, deliver, _tell)
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from leasehold.adapters.cli.common.columns import said, told
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.inputs import named, shift, start
 from leasehold.adapters.json_form import BadJsonField, JsonValue, lease_of, parse
-from leasehold.adapters.steering.checkpoints import STILL_SECONDS, Move, living, planned_resets, readable, reset
-from leasehold.adapters.worker.reach import reach_of
+from leasehold.adapters.ops.checkpoints import STILL_SECONDS, Move, living, planned_resets, readable, reset
+from leasehold.adapters.worker.progress import progress_of
 from leasehold.balancer.model import SHARD_END, Lease, Position, at_timestamp
 from leasehold.errors import StoreError
 from leasehold.stores.urls import open_store
@@ -179,8 +179,8 @@ def _shifted(leases: tuple[Lease, ...], seconds_on: float, live: frozenset[str])
         if lease.ended:
             continue
         # When the last record done had arrived; a checkpoint that is a time says it itself.
-        reach = reach_of(lease) if lease.checkpoint.numbered else None
-        stands = None if reach is None else reach.arrived
+        progress = progress_of(lease) if lease.checkpoint.numbered else None
+        stands = None if progress is None else progress.arrived
         if lease.checkpoint.sequence == "AT_TIMESTAMP":
             stands = lease.checkpoint.sub / 1000
         if stands is None:

@@ -26,6 +26,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
+from leasehold.adapters.consumer.handling import NotAwaited
 from leasehold.adapters.multilang.protocol import (
     MOST_RECORDS,
     Answered,
@@ -35,7 +36,6 @@ from leasehold.adapters.multilang.protocol import (
     Conversation,
     NotUnderstood,
 )
-from leasehold.adapters.reading.handling import NotAwaited
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import Position
 from leasehold.stores.printable import escaped, said

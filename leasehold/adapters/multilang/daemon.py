@@ -21,11 +21,11 @@ from typing import Any, Self
 
 from botocore.exceptions import ClientError
 
+from leasehold.adapters.consumer.attempts import PlaceOrder
+from leasehold.adapters.consumer.handling import DeadLetter, Delivery, FinalCheckpoint, Handling, Happening
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.multilang.children import ChildFault, ChildNotStarted, Children
 from leasehold.adapters.multilang.protocol import CheckpointError
-from leasehold.adapters.reading.attempts import PlaceOrder
-from leasehold.adapters.reading.handling import DeadLetter, Delivery, FinalCheckpoint, Handling, Happening
-from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.threads import spawn
 from leasehold.adapters.worker.holding import Holding

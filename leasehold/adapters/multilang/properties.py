@@ -154,7 +154,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 @frozen
-class Fate:
+class Support:
     """A key of the file, and what becomes of it."""
 
     key: str
@@ -186,12 +186,12 @@ class MultiLangSettings:
     most_records: int
     empty: bool
     timeout_seconds: float | None
-    fates: tuple[Fate, ...]
+    support: tuple[Support, ...]
 
     def table(self) -> str:
         """The fates, one a line, as they are said at the start. No value is shown: one may be a secret."""
-        widest = max(len(each.key) for each in self.fates)
-        return "\n".join(f"{each.key:<{widest}}  {each.fate:<7}  {each.meaning}".rstrip() for each in self.fates)
+        widest = max(len(each.key) for each in self.support)
+        return "\n".join(f"{each.key:<{widest}}  {each.fate:<7}  {each.meaning}".rstrip() for each in self.support)
 
 
 def read_properties(
@@ -232,11 +232,11 @@ class _Understanding:
     """The keys of one file, each looked at once."""
 
     given: Mapping[str, str]
-    fates: dict[str, Fate] = field(factory=dict)
+    support: dict[str, Support] = field(factory=dict)
 
     def settings(self) -> MultiLangSettings:
         for key in self.given:
-            self.fates[key] = self._fate(key)
+            self.support[key] = self._support(key)
         name = self._required("applicationName")
         argv = tuple(each for each in self._required("executableName").split(" ") if each)
         of_stream, of_table = self._credentials()
@@ -267,36 +267,36 @@ class _Understanding:
             most_records=self._whole("maxRecords", 1) or MOST_RECORDS,
             empty=self._flag(EMPTY),
             timeout_seconds=self._whole("timeoutInSeconds", 1),
-            fates=tuple(self.fates.values()),
+            support=tuple(self.support.values()),
         )
 
-    def _fate(self, key: str) -> Fate:
+    def _support(self, key: str) -> Support:
         if key in NEAREST:
-            return Fate(key, "nearest", NEAREST[key])
+            return Support(key, "nearest", NEAREST[key])
         if key in IGNORED:
-            return Fate(key, "ignored", IGNORED[key])
+            return Support(key, "ignored", IGNORED[key])
         if key in _REFUSED:
             if self._flag(key):
                 raise ValueError(f"{key}: set it on the table itself; a table that is made here has it not")
-            return Fate(key, "taken")
+            return Support(key, "taken")
         if key in _TAKEN or key in CREDENTIALS:
-            return Fate(key, "taken")
+            return Support(key, "taken")
         if key.startswith("fanoutConfig."):
-            return Fate(key, "ignored", LIMITS)
+            return Support(key, "ignored", LIMITS)
         if key.startswith("cloudWatchClient."):
-            return Fate(key, "ignored", IGNORED["AwsCredentialsProviderCloudWatch"])
+            return Support(key, "ignored", IGNORED["AwsCredentialsProviderCloudWatch"])
         if key.startswith(("kinesisClient.", "dynamoDbClient.", "kinesisCredentialsProvider.")):
             raise ValueError(
                 f"{key}: it calls a method of Java's SDK; botocore's environment variables may do the same"
             )
-        return Fate(key, "unknown", f"KCL has no such key{did_you_mean(key, KEYS)}")
+        return Support(key, "unknown", f"KCL has no such key{did_you_mean(key, KEYS)}")
 
     def _text(self, key: str) -> str | None:
         return self.given.get(key, "").strip() or None
 
     def _required(self, key: str) -> str:
         if (value := self._text(key)) is None:
-            near = did_you_mean(key, [each for each, fate in self.fates.items() if fate.fate == "unknown"])
+            near = did_you_mean(key, [each for each, fate in self.support.items() if fate.fate == "unknown"])
             raise ValueError(f"{key}: it is missing{near}")
         return value
 
@@ -340,10 +340,10 @@ class _Understanding:
             if region is not None and found.region != region:  # as in the KCL's own sample file
                 name = found.name
                 meaning = f"its stream, but in {region}: regionName says so, as in Java"
-                self.fates["streamArn"] = Fate("streamArn", "nearest", meaning)
+                self.support["streamArn"] = Support("streamArn", "nearest", meaning)
             region = region or found.region
-            if "streamName" in self.fates:
-                self.fates["streamName"] = Fate("streamName", "ignored", "streamArn says which stream")
+            if "streamName" in self.support:
+                self.support["streamName"] = Support("streamName", "ignored", "streamArn says which stream")
         elif name is None:
             name = self._required("streamName")
         idle = self._whole("idleTimeBetweenReadsInMillis", 0)
@@ -364,7 +364,7 @@ class _Understanding:
             return None
         consumer = self._text("fanoutConfig.consumerArn") or self._text("fanoutConfig.consumerName") or application
         price = "enhanced fan-out is billed for each shard-hour and GB; POLLING is not"
-        self.fates["retrievalMode"] = Fate(
+        self.support["retrievalMode"] = Support(
             "retrievalMode", "taken", f"read as consumer {printable(consumer)!r}: {price}"
         )
         return consumer
@@ -381,7 +381,7 @@ class _Understanding:
                 found[key] = credentials_of(value)
             except ValueError as error:
                 raise ValueError(f"{given}: {error}") from None
-            self.fates[given] = Fate(given, "taken", str(found[key]))
+            self.support[given] = Support(given, "taken", str(found[key]))
         of_stream = found.get(CREDENTIALS[0], Credentials())
         return of_stream, found.get(CREDENTIALS[1], of_stream)
 

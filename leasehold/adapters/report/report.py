@@ -17,8 +17,8 @@ from typing import Any
 
 from attrs import asdict, frozen
 
+from leasehold.adapters.consumer.status import lags_of
 from leasehold.adapters.json_form import BadJsonField, JsonValue, lease_of, parse
-from leasehold.adapters.reading.status import lags_of
 from leasehold.adapters.report.distribution import Distribution, distribution, tallies
 from leasehold.adapters.report.watching import WatchedTable
 from leasehold.balancer.model import Position

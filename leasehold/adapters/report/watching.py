@@ -12,7 +12,7 @@ from typing import Any
 
 from attrs import Factory, asdict, evolve, frozen
 
-from leasehold.adapters.reading.status import (
+from leasehold.adapters.consumer.status import (
     GroupWatch,
     LeaseLag,
     Status,
@@ -193,7 +193,7 @@ def shares(leases: Iterable[Lease], groups: Groups = None, more: Collection[str]
     """
     working = [lease for lease in leases if not lease.ended]
     counts = Counter(dict.fromkeys((*more, *(lease.owner for lease in working if lease.owner is not None)), 0))
-    counts.update(lease.heir or lease.owner for lease in working if lease.owner is not None)
+    counts.update(lease.next_owner or lease.owner for lease in working if lease.owner is not None)
     if not counts:
         return {}
     floor, extras = divmod(len(working), len(counts))
@@ -226,7 +226,7 @@ def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
                 "key": lease.key,
                 "owner": lease.owner,
                 "ended": lease.ended,
-                "heir": lease.heir,
+                "heir": lease.next_owner,
                 "idle": None if math.isinf(lease.idle) else round(lease.idle, 1),
                 "checkpoint": lease.checkpoint.sequence,
                 "kbps": None if lease.weight is None else round(kilobytes(lease.weight), 1),

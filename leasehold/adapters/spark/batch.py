@@ -23,8 +23,8 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import frozen
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from leasehold.adapters.reading.cursor import Cursor, ShardPull
-from leasehold.adapters.reading.slices import Slice
+from leasehold.adapters.consumer.cursor import Cursor, ShardPull
+from leasehold.adapters.consumer.slices import Slice
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Settled, Sliceable, Source
 from leasehold.adapters.spark.feed import read_through

@@ -12,8 +12,8 @@ in the end, and after a theft, it leaves at once.
 Rule 4: what an earlier run committed is written once this run has read the shard: it may be of another stream.
 Rule 5: what is read is held, or read again; nothing is read or planned once the lease has expired by our own clock.
 
-Its marks (`reading/cursor.py`): what Spark was given is delivered, what it has committed is acknowledged. The query may
-come to a shard behind its checkpoint, having planned a batch that it has not committed: `delivered` begins there.
+Its marks (`consumer/cursor.py`): what Spark was given is delivered, what it has committed is acknowledged. If the query
+planned a batch that it has not committed, it begins before the shard's checkpoint: `delivered` begins there.
 """
 
 import logging
@@ -29,9 +29,9 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 from attrs import Factory, define, evolve, frozen
 
-from leasehold.adapters.reading.cursor import Cursor, EndShard, OpenReader, ReadBatch, ShardPull, StoreCheckpoint
-from leasehold.adapters.reading.handling import Measure
-from leasehold.adapters.reading.lifecycle import (
+from leasehold.adapters.consumer.cursor import Cursor, EndShard, OpenReader, ReadBatch, ShardPull, StoreCheckpoint
+from leasehold.adapters.consumer.handling import Measure
+from leasehold.adapters.consumer.lifecycle import (
     FAULT_WAITS,
     PARENT_WAITS,
     REJECTED_WAITS,
@@ -332,14 +332,14 @@ class ShardPrefetcher:
         except (StoreError, SourceUnavailable) as fault:
             wait = self._faults.next()
             self._behind = False  # no batch waits for a shard that cannot be read
-            self.holding.reach.failed(str(fault), now)
+            self.holding.progress.failed(str(fault), now)
             log.warning("shard %s: trying again in %.1f s: %s", self.key, wait, fault)
             return now + wait
         except SourceError as fault:
             if isinstance(fault, TransientRejection) and self._rejections.faults < REJECTED_TRIES:
                 wait = self._rejections.next()
                 self._asks_at = now + wait
-                self.holding.reach.failed(str(fault), now)
+                self.holding.progress.failed(str(fault), now)
                 log.warning("shard %s: rejected, trying again in %.1f s: %s", self.key, wait, fault)
                 return now + wait
             # Trying again would not help here; another worker may have what is missing, as a permission.
@@ -402,7 +402,7 @@ class ShardPrefetcher:
         lease, member = self.holding.lease, self._member
         parents = member.parents(lease)
         if not readable(lease, parents):  # L12
-            self.holding.reach.excused("its parents are not done", now)
+            self.holding.progress.excused("its parents are not done", now)
             wait, self._parents_wait = self._parents_wait, min(2 * self._parents_wait, PARENT_WAITS[1])
             return now + wait
         # Where the query itself came to; only what it knows nothing of starts where the lease says.
@@ -435,7 +435,7 @@ class ShardPrefetcher:
             self._tip.begin(self._member.source.latest(self.holding.lease), now)
             self._look(now, behind=None)
         if self._tip.reached:
-            self.holding.reach.excused("the query asked for what was there when it began, and has that", now)
+            self.holding.progress.excused("the query asked for what was there when it began, and has that", now)
             return now + ROOM_SECONDS
 
         def keep(batch: Batch) -> None:
@@ -455,7 +455,7 @@ class ShardPrefetcher:
                 self._look(now, behind=batch.behind_seconds)
 
         # The position and the rows move under one lock: a batch planned in between would skip or repeat some.
-        self.holding.reach.asking(now)
+        self.holding.progress.asking(now)
         batch = self._pull.read(keep)  # kept first: what follows may raise
         if batch.answered and not batch.fault:
             self._rejections.reset()
@@ -480,7 +480,7 @@ class ShardPrefetcher:
         """Whether what was read ahead must go before more is read."""
         if not self._full:
             return False
-        self.holding.reach.excused("what was read ahead waits for the query", now)
+        self.holding.progress.excused("what was read ahead waits for the query", now)
         self.holding.throughput.rest(now)  # else a blocked query would be measured as idle, and be given more leases
         return True
 

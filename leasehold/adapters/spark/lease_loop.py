@@ -16,10 +16,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from threading import Condition, Thread
 
-from leasehold.adapters.reading.exporting import exporting
-from leasehold.adapters.reading.handling import Handling
-from leasehold.adapters.reading.runner import Runner, Step
-from leasehold.adapters.reading.slices import is_read
+from leasehold.adapters.consumer.exporting import exporting
+from leasehold.adapters.consumer.handling import Handling
+from leasehold.adapters.consumer.runner import Runner, Step
+from leasehold.adapters.consumer.slices import is_read
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.available_now import AvailableNow, HeldShard
 from leasehold.adapters.spark.feed import ANY_SIZE, ReadAheadPace, ReadAheadState, ShardPrefetcher
@@ -78,8 +78,8 @@ class LeaseLoop:
         self._thread_of_all: Thread | None = None
 
     def _measure(self, holding: Holding, batch: Batch) -> None:
-        holding.reach.read(batch, self._member.clock())
-        holding.reach.done(self._member.clock())  # what is read ahead is as far as this process knows
+        holding.progress.read(batch, self._member.clock())
+        holding.progress.done(self._member.clock())  # what is read ahead is as far as this process knows
         self._runner.handling.measure(holding, batch)
 
     def _closed(self) -> Collection[str]:
@@ -215,7 +215,7 @@ class LeaseLoop:
         with self._changed:
             feeds = tuple(self._feeds.values())
         # What was there when the query began is read: what comes since is for the next run, and no lag of this one.
-        told = {feed.key: 0.0 if feed.read_up else feed.holding.reach.behind(now) for feed in feeds}
+        told = {feed.key: 0.0 if feed.read_up else feed.holding.progress.behind(now) for feed in feeds}
         return {key: seconds for key, seconds in told.items() if seconds is not None}
 
     @property
@@ -255,7 +255,7 @@ class LeaseLoop:
         now = self._member.clock()
         with self._changed:
             feeds = {
-                key: HeldShard(feed.opened, idle=feed.holding.reach.behind(now) == 0)
+                key: HeldShard(feed.opened, idle=feed.holding.progress.behind(now) == 0)
                 for key, feed in self._feeds.items()
             }
         return self._now.left(feeds, {key: each.lease for key, each in self._member.watch.sightings.items()})

@@ -15,6 +15,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from leasehold.adapters.json_form import JSON_NAMES
 from leasehold.adapters.report.distribution import NUMBER, Tally
 from leasehold.adapters.spark.compat import EqualTo, Filter
 from leasehold.adapters.spark.options import Given
@@ -35,7 +36,7 @@ _TYPES: Mapping[CellKind, str] = {
 """The others are strings."""
 
 _COLUMNS = {
-    **{field.name: _TYPES.get(field.kind, "string") for field in FIELDS},
+    **{JSON_NAMES.get(field.name, field.name): _TYPES.get(field.kind, "string") for field in FIELDS},
     "ended": "boolean",
     "hash_range": "array<string>",  # of 39 digits at most, more than any number of Spark's
     "malformed": "string",
@@ -53,7 +54,7 @@ def row(read: Lease | Malformed) -> tuple[Any, ...]:
     if isinstance(read, Malformed):
         told: dict[str, Any] = {"key": read.key, "malformed": f"{read.field}: {read.why}"}
     else:
-        told = cells(read) | {"ended": read.ended}
+        told = cells(read) | {"ended": read.ended, "heir": read.next_owner}
         if told["idle"] is not None:
             told["idle"] = float(told["idle"])  # Spark takes no whole number in a column of doubles
     return tuple(told.get(name) for name in _ORDER)

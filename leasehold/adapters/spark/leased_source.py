@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from leasehold.adapters.reading.slices import Slice
+from leasehold.adapters.consumer.slices import Slice
 from leasehold.adapters.spark.batch import Bounds, SlicedReader, StreamPlace
 from leasehold.adapters.spark.compat import (
     TELLS_AVAILABLE_NOW,

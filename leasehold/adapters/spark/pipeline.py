@@ -28,7 +28,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
-from leasehold.adapters.reading.exporting import Meter
+from leasehold.adapters.consumer.exporting import Meter
 from leasehold.adapters.report.progress import LANDED, BatchProgress, ReadingProgress, reading_of, told_of
 from leasehold.adapters.spark.registration import register
 from leasehold.adapters.toolchain import java_home

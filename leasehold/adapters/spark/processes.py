@@ -15,7 +15,7 @@ from typing import Any
 
 from pyspark.cloudpickle import dumps
 
-from leasehold.adapters.reading.runner import READABLE
+from leasehold.adapters.consumer.runner import READABLE
 from leasehold.adapters.signals import replace_handler
 from leasehold.adapters.threads import spawn
 from leasehold.stores.printable import escaped, said

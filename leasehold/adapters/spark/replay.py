@@ -23,7 +23,7 @@ from threading import Event
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import evolve, frozen
 
-from leasehold.adapters.reading.cursor import Cursor, ShardPull
+from leasehold.adapters.consumer.cursor import Cursor, ShardPull
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Batch, Source
 from leasehold.adapters.spark.feed import read_through
@@ -68,7 +68,7 @@ class Place:
 
     def taken_since(self, lease: Lease, wanted: Range) -> bool:
         """Whether another may have read this range alone; for all we know, where a store does not count owners."""
-        return self.exclusive and (not self.store.promises.counts_owners or lease.epoch != wanted.epoch)
+        return self.exclusive and (not self.store.capabilities.counts_owners or lease.epoch != wanted.epoch)
 
 
 def replayed(offset: Offset, place: Place, waiting: Waiting) -> dict[str, pa.RecordBatch]:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import Factory, evolve, frozen
 
+from leasehold.adapters.sources.deduplication import Tokens, Trail
 from leasehold.adapters.sources.protocol import Batch, Record, Source
-from leasehold.adapters.sources.repeats import Tokens, Trail
 from leasehold.balancer.model import Lease, Position
 
 

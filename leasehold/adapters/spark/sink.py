@@ -31,7 +31,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from leasehold.adapters.sources.repeats import Tag
+from leasehold.adapters.sources.deduplication import Tag
 from leasehold.adapters.spark.compat import DataSourceStreamArrowWriter
 from leasehold.adapters.spark.options import MIB, Given
 from leasehold.adapters.spark.processes import speak, told_plainly, unpacking

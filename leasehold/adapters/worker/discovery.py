@@ -24,7 +24,7 @@ from leasehold.adapters.sources.protocol import (
 )
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.notes import LATEST_MS, LATEST_POSITION, UNPINNED
-from leasehold.adapters.worker.reach import Reach, reach_of
+from leasehold.adapters.worker.progress import Progress, progress_of
 from leasehold.balancer.actions import Action, Create
 from leasehold.balancer.chance import digest_under
 from leasehold.balancer.config import Config
@@ -391,7 +391,7 @@ class Recreated:
             before = lease.note(CONTRADICTION)
             strange = whole if lease.note(INCARNATION) not in present else None
             said = wrong.get(lease.key) or strange or (SETTLED if before is not None else None)
-            free = lease.owner is None or strange is not None or self._store.promises.free_notes
+            free = lease.owner is None or strange is not None or self._store.capabilities.free_notes
             if said not in {None, before} and free:
                 try:
                     self._store.write(AnnotateLease(lease, CONTRADICTION, said or SETTLED))
@@ -402,8 +402,8 @@ class Recreated:
 def expired_unread(lease: Lease) -> str:
     """Describe the records that expired unread, given a lease whose shard is gone before it was finished."""
     first, last = lease.hash_range or ("unknown", "unknown")
-    reach = reach_of(lease) or Reach(0.0, "")
-    times = {"the last record before them arrived at": reach.arrived, "the shard was last read at": reach.read}
+    progress = progress_of(lease) or Progress(0.0, "")
+    times = {"the last record before them arrived at": progress.arrived, "the shard was last read at": progress.read}
     known = [f"{what} {said_moment(time * 1000)}" for what, time in times.items() if time is not None]
     return (
         f"lease {lease.key}: its shard expired before it was read to its end; any records of hash keys {first} "

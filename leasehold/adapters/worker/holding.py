@@ -48,7 +48,7 @@ from attrs import evolve
 
 from leasehold.adapters.processes import Origin
 from leasehold.adapters.worker.notes import Identity
-from leasehold.adapters.worker.reach import ReachMeter, Throughput
+from leasehold.adapters.worker.progress import ProgressMeter, Throughput
 from leasehold.balancer.lineage import EPOCHS_UNSEEN
 from leasehold.balancer.model import Lease, Notes, Position
 from leasehold.errors import OutcomeUnknown, StoreError
@@ -101,8 +101,8 @@ class Holding:
     ) -> None:
         self.key, self.worker, self.stream = lease.key, identity.worker, lease.stream or identity.stream
         self.epoch = lease.epoch
-        self.fence = lease.epoch if store.promises.counts_owners else None
-        self.grouped = store.promises.groups_writes
+        self.fence = lease.epoch if store.capabilities.counts_owners else None
+        self.grouped = store.capabilities.groups_writes
         self.lost = Event()
         self.why = ""
         self.contradiction = ""
@@ -111,7 +111,7 @@ class Holding:
         self.confirmed = self.renewed = begun
         self.given: Lease | None = None
         self.throughput = Throughput(MEASURE_SECONDS, lease.weight)
-        self.reach = ReachMeter(lease, identity.worker, begun, lease_seconds)
+        self.progress = ProgressMeter(lease, identity.worker, begun, lease_seconds)
         self._store, self._lease, self._identity, self._me = store, lease, identity, identity.worker
         self._clock, self._lease_seconds = clock, lease_seconds
         self._origin = Origin()
@@ -136,12 +136,12 @@ class Holding:
     def releasing(self) -> bool:
         """Whether the owner should finish the running batch and then `release`."""
         lease = self._lease
-        named = lease.heir is not None and lease.heir != self._me and (lease.yields or lease.leaving)
+        named = lease.next_owner is not None and lease.next_owner != self._me and (lease.yields or lease.leaving)
         return self._release_asked or named
 
     @property
-    def _heir(self) -> str | None:
-        return None if self._lease.heir == self._me else self._lease.heir
+    def _next_owner(self) -> str | None:
+        return None if self._lease.next_owner == self._me else self._lease.next_owner
 
     @property
     def expired(self) -> bool:
@@ -163,7 +163,7 @@ class Holding:
         with self._lock:
             # An older reading may show an heir that has taken its request back since.
             if listed.version == self._lease.version:
-                self._lease = evolve(self._lease, heir=listed.heir, leaving=listed.leaving)
+                self._lease = evolve(self._lease, next_owner=listed.next_owner, leaving=listed.leaving)
 
     def renew(self, notes: Notes = (), *, patient: bool = True) -> bool:
         """Renew the lease, at once unless `patient`; False if it is lost. Raises OutcomeUnknown."""
@@ -203,7 +203,7 @@ class Holding:
             if position.order <= lease.checkpoint.order or (unless_releasing and self.releasing):
                 return None
             # Whatever becomes of the write: the handler has finished with these records.
-            self.reach.progressed(self._clock())
+            self.progress.progressed(self._clock())
             weighed = self._weighed(lease)
             patient = unless_releasing  # nobody waits for it
             return writes.CheckpointLease(weighed, position, children=children, keep_owner=keep_owner, patient=patient)
@@ -225,7 +225,7 @@ class Holding:
         False if it stays ours: the heir took its request back. Raises OutcomeUnknown.
         """
         self._confirm()
-        if self._heir is None and position is not None:
+        if self._next_owner is None and position is not None:
             self.checkpoint(position)  # a gift carries its position in the same write
         with self._lock:
             # Asked once more under the lock: the heir may have taken its request back while the checkpoint was written.
@@ -248,15 +248,15 @@ class Holding:
             self.renew()
 
     def _release(self, position: Position) -> None:
-        heir = self._heir
+        next_owner = self._next_owner
         # Nothing is taken back from a KCL 3.x heir: it polls less often than the two seconds after which we would.
-        self._giving_to = None if self._lease.leaving else heir
-        if heir is not None:
+        self._giving_to = None if self._lease.leaving else next_owner
+        if next_owner is not None:
             outcome = self._attempt(
                 lambda lease: writes.GiveLease(lease, max(position, lease.checkpoint, key=lambda place: place.order))
             )
         else:
-            if self.reach.aside and self.reach.notes(self._clock()):
+            if self.progress.aside and self.progress.notes(self._clock()):
                 # Renewed first, as a release carries no notes: the row names the fault, and until when it is put aside.
                 renewed = self._attempt(lambda lease: writes.RenewLease(lease, self._signed(lease, ())))
                 if not isinstance(renewed, Done):
@@ -268,7 +268,7 @@ class Holding:
             return
         # Kept, to be taken back if the heir never claims it: nobody would read it until it expires.
         self.given = outcome.lease if self._giving_to else None
-        taker = heir or self._release_to
+        taker = next_owner or self._release_to
         self._lose(f"given to {taker}" if taker else "released")
 
     def _write(self, make: Callable[[Lease], writes.Write | None], *, ended: bool = False) -> bool:
@@ -371,7 +371,7 @@ class Holding:
 
     def _signed(self, lease: Lease, notes: Notes) -> Notes:
         more = self._identity.lacking(lease)
-        return tuple(sorted({**dict(notes), **dict(self.reach.notes(self._clock())), **dict(more)}.items()))
+        return tuple(sorted({**dict(notes), **dict(self.progress.notes(self._clock())), **dict(more)}.items()))
 
     def _lose(self, why: str) -> None:
         with self._losing:

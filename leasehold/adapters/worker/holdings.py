@@ -9,7 +9,7 @@ The worker's id outlives its process, so a row of ours may belong to another pro
 writes the process on the row. If a row that another process signed is renewed while we look, that process
 lives, and this one must stop (`check_identity`).
 
-`Bench`: the leases that this worker leaves to others for a while, because it could not read them.
+`Cooldown`: the leases that this worker leaves to others for a while, because it could not read them.
 """
 
 import logging
@@ -256,7 +256,7 @@ class Holdings:
         log.log(logging.WARNING if holding.expired else logging.INFO, "lease %s: %s", holding.key, holding.why)
 
 
-class Bench:
+class Cooldown:
     """Keys of leases, each with the time until which this worker does not take it, and of which stream it was.
 
     In a stream that was created again under its name (L14) another lease of that key may be read well.

@@ -28,7 +28,7 @@ from leasehold.balancer.rules.shares import donation_order
 from leasehold.balancer.watch import Watch
 from leasehold.errors import StoreError
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import Promises
+from leasehold.stores.protocol import Capabilities
 from leasehold.stores.writes import merged
 
 log = escaped(logging.getLogger("leasehold.renewing"))
@@ -49,7 +49,7 @@ class BackgroundMap(Protocol):
 
 def _aged(holding: Holding, now: float) -> Lease:
     lease = holding.lease
-    return lease.watched(max(0.0, now - holding.confirmed), lease.held, lease.heir_idle)
+    return lease.watched(max(0.0, now - holding.confirmed), lease.held, lease.next_owner_idle)
 
 
 class Renewing:
@@ -122,7 +122,7 @@ class Renewing:
         old = [_aged(holding, now) for holding in held if now - holding.confirmed >= config.renew_seconds]
         due = [*renewals(old, me, config)] if old else []
         # Checkpoints carry no notes: a lease that they alone renew would never say how far behind it is.
-        due += [Renew(holding.lease, config.rules.renewal_rule) for holding in held if holding.reach.untold(now)]
+        due += [Renew(holding.lease, config.rules.renewal_rule) for holding in held if holding.progress.untold(now)]
         if look.notes:
             # C4: checkpoints carry no notes, and a lease that they alone renew would carry no bulletin.
             unsaid = [holding for holding in held if now - holding.renewed >= config.renew_seconds]
@@ -226,10 +226,10 @@ class SlowPeers:
                 )
 
 
-def first_watch(config: Config, promises: Promises) -> Watch:
+def first_watch(config: Config, capabilities: Capabilities) -> Watch:
     """Start the watch; where a note moves the version, without bulletins: each would look like a renewal (C14)."""
     # Only where a note leaves the version alone: else each bulletin would look like a renewal to the others.
-    hears = config.rules.keeps_lookout and promises.free_notes
+    hears = config.rules.keeps_lookout and capabilities.free_notes
     return Watch(bulletins=BulletinTracker() if hears else None, silence_seconds=scaled(OUTAGE_SECONDS, config))
 
 

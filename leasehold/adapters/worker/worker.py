@@ -24,7 +24,7 @@ from leasehold.adapters.threads import ThreadScheduler, seconds
 from leasehold.adapters.worker.discovery import Discovery, MadeAnew, Recreated, expired_unread
 from leasehold.adapters.worker.handoffs import Handoffs, ParallelMap
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.holdings import Bench, Holdings
+from leasehold.adapters.worker.holdings import Cooldown, Holdings
 from leasehold.adapters.worker.notes import Identity, latest_notes
 from leasehold.adapters.worker.renewing import (
     RETRY_SECONDS,
@@ -49,7 +49,7 @@ from leasehold.balancer.plan import look_again, plan
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError, WorkerError
 from leasehold.stores.execute import execute
 from leasehold.stores.printable import escaped, few, printable
-from leasehold.stores.protocol import Done, Listing, Lost, Promises, Store
+from leasehold.stores.protocol import Capabilities, Done, Listing, Lost, Store
 from leasehold.stores.writes import DeleteLease
 
 if TYPE_CHECKING:  # an extra
@@ -63,7 +63,7 @@ TOLD_MOST = 10
 """Rows that one line of the log names."""
 
 
-def check_worker_id(me: object, promises: Promises) -> None:
+def check_worker_id(me: object, capabilities: Capabilities) -> None:
     """Raise ValueError if a store with these promises cannot hold `me` as an owner.
 
     Without the check, every claim of such a worker would fail.
@@ -72,7 +72,7 @@ def check_worker_id(me: object, promises: Promises) -> None:
         raise ValueError(f"worker: {me!r} is no worker id; write some text")
     if "\0" in me or any("\ud800" <= each <= "\udfff" for each in me):
         raise ValueError(f"worker: {printable(me)} has a character that no store can hold; write plain text")
-    if promises.ascii_owners and not (me.isascii() and me.isprintable() and me == me.strip()):
+    if capabilities.ascii_owners and not (me.isascii() and me.isprintable() and me == me.strip()):
         raise ValueError(
             f"worker: {printable(me)} cannot be an owner in this store, which keeps owners as HTTP headers; "
             "use printable ASCII without spaces at its ends"
@@ -123,7 +123,7 @@ class Worker:
         tracer: "Tracer | None" = None,
         if_recreated: Literal["TRIM_HORIZON", "LATEST"] | None = None,
     ) -> None:
-        check_worker_id(me, store.promises)
+        check_worker_id(me, store.capabilities)
         self.spans = spans_of(me, tracer)
         self.store, self.source, self.me = self.spans.store(store), self.spans.source(source), me
         self.config = config or Config()
@@ -157,7 +157,7 @@ class Worker:
             doubt=self._holdings.mark_unconfirmed,
         )
         self._renewing = Renewing(self.config, self._release, clock)
-        self.watch, self._look = first_watch(self.config, store.promises), Look(0.0)
+        self.watch, self._look = first_watch(self.config, store.capabilities), Look(0.0)
         self._look_due = self._planned_from = -math.inf
         self._awake, self._slept_through = math.inf, frozenset[str]()
         self._listing_since: float | None = None
@@ -166,7 +166,7 @@ class Worker:
         self.rows_remade, self._gone_rows = 0, deque[str]()
         self._absent: dict[str, float] = {}
         self._latest: dict[str, Position] = {}
-        self._bench = Bench()
+        self._cooldown = Cooldown()
         # C17: after an outage everybody has read the table before anybody's lease is judged by the first who did.
         self._backoff = Backoff(RETRY_SECONDS, min(self.config.cycle_seconds, self.config.lease_seconds / 2), uniform)
         self._relist = Backoff(RETRY_SECONDS, self.config.cycle_seconds, uniform)
@@ -263,8 +263,8 @@ class Worker:
         held = self._holdings.get(key)
         lease = self._holdings.released.get(key) if held is None else held.lease
         if held is not None:
-            held.reach.put_aside(seconds, self.clock())
-        self._bench.put(key, self.clock() + seconds, None if lease is None else lease.note(INCARNATION))
+            held.progress.put_aside(seconds, self.clock())
+        self._cooldown.put(key, self.clock() + seconds, None if lease is None else lease.note(INCARNATION))
         self.discovery.want()
 
     def close(self) -> None:
@@ -325,7 +325,7 @@ class Worker:
         config, history = self._recreated.planned(self.config, self._awake_history(leases, shards or ()))
         me = evolve(self._asking(), history=history)
         with self.spans.over("plan"):
-            actions = self._bench.without(plan(leases, shards, me, config), now)
+            actions = self._cooldown.without(plan(leases, shards, me, config), now)
         if asked is None and shards is not None:
             self._recreated.looked(actions, leases)
         if asked is not None:
@@ -492,11 +492,11 @@ class Worker:
         """Carry this out, and answer the lease that was taken by it, if one was."""
         held = self._holdings.get(action.lease.key)
         if isinstance(action, Release) and held is not None:
-            if action.heir and action.heir == action.lease.heir:
+            if action.next_owner and action.next_owner == action.lease.next_owner:
                 # The heir named itself on the row, so the gift is one write; a stranger to it (M14) is the plan's.
                 held.asked(action.lease)
             else:
-                held.ask_release(action.heir)
+                held.ask_release(action.next_owner)
             self._release(held)
             return None
         begun = self.clock()
@@ -614,7 +614,7 @@ def _taken_from(action: Action, key: str) -> dict[str, str]:
         return {}
     taken = next(each for each in (action, *action.alternates) if each.lease.key == key)
     if isinstance(taken, Steal):
-        return {"taken": f"{taken.victim} had more than its share"}
+        return {"taken": f"{taken.from_owner} had more than its share"}
     return {"taken": f"{taken.lease.owner} stopped renewing it" if taken.lease.owner else "no worker had it"}
 
 

@@ -186,5 +186,5 @@ def _steal_one(census: Census, me: Me, victims: Collection[str], rule: str) -> t
     """A partition is stolen, as if drawn among all that the victims hold."""
     if not victims:
         return ()
-    victim = drawn_owner({owner: census.counts[owner] for owner in victims}, me)
-    return tuple(Steal(lease, victim=victim, rule=rule) for lease in drawn(census.held_by({victim}), me, 1))
+    from_owner = drawn_owner({owner: census.counts[owner] for owner in victims}, me)
+    return tuple(Steal(lease, from_owner=from_owner, rule=rule) for lease in drawn(census.held_by({from_owner}), me, 1))

@@ -77,14 +77,14 @@ def _steals(census: Census, me: Me, rules: Kcl, needed: int) -> tuple[Steal, ...
     """
     # Java meets equal counts in its hash map's order, which is the same in every JVM,
     # so that all thieves rob the same worker; here that order is the one of the names.
-    victim, count = min(census.counts.items(), key=lambda entry: (-entry[1], entry[0]))
+    from_owner, count = min(census.counts.items(), key=lambda entry: (-entry[1], entry[0]))
     over = count - _target(census, rules)
     if over < 0:
         return ()
     # With nothing above the target, one lease of a victim at the target, if more than one is lacking.
     most = min(needed, over) or (1 if needed > 1 else 0)
-    taken = drawn(census.held_by({victim}), me, min(most, rules.max_steals))
-    return tuple(Steal(lease, victim=victim, rule="K8") for lease in taken)
+    taken = drawn(census.held_by({from_owner}), me, min(most, rules.max_steals))
+    return tuple(Steal(lease, from_owner=from_owner, rule="K8") for lease in taken)
 
 
 def _claims(leases: tuple[Lease, ...], rule: str) -> tuple[Claim, ...]:
@@ -142,5 +142,7 @@ class KclRust(RuleSet):
             return ()
         digest = digest_under(f"{me.worker}\0{me.turn}")
         fullest = (owner for owner, count in census.counts.items() if count == most)
-        victim = min(fullest, key=lambda owner: (digest(owner), owner))
-        return tuple(Steal(lease, victim=victim, rule="R2") for lease in drawn(census.held_by({victim}), me, 1))
+        from_owner = min(fullest, key=lambda owner: (digest(owner), owner))
+        return tuple(
+            Steal(lease, from_owner=from_owner, rule="R2") for lease in drawn(census.held_by({from_owner}), me, 1)
+        )

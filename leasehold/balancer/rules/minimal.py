@@ -191,7 +191,7 @@ class Minimal(RuleSet):
                 called[worker] = keys
             if not foreign and left > shares.tolerance and not shares.loaded(worker):
                 robs.add(worker)
-        asked = [*shares.surplus(0, needed), *(lease for lease in census.moving if lease.heir != lease.owner)]
+        asked = [*shares.surplus(0, needed), *(lease for lease in census.moving if lease.next_owner != lease.owner)]
         for lease in asked if robs or census.moving else ():
             if lease.owner is not None and lease.owner not in strangers:
                 called.setdefault(lease.owner, []).append(lease.key)
@@ -323,10 +323,10 @@ class _Turn:
 
 def _steal(lease: Lease, rule: str) -> Steal | RequestHandoff:
     """An owner that answers requests is asked (H2); from any other the lease is stolen."""
-    victim = lease.owner or ""
+    from_owner = lease.owner or ""
     if lease.yields:
-        return RequestHandoff(lease, victim, "H2", stale_heir=lease.heir)
-    return Steal(lease, victim, rule)
+        return RequestHandoff(lease, from_owner, "H2", stale_next_owner=lease.next_owner)
+    return Steal(lease, from_owner, rule)
 
 
 def _one_of(ways: Sequence[Taking]) -> tuple[Action, ...]:

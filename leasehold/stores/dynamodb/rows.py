@@ -63,7 +63,7 @@ APPLICATION = "application"
 """In a table of many applications: the first part of its key, which holds the prefix that the URL names; `KEY` is the
 second, so that a query reads the rows of one of them, and Java workers, who know one part, refuse the table."""
 
-_ODD = frozenset({"parents", "owner", "heir", "yields", "leaving", "notes"})
+_ODD = frozenset({"parents", "owner", "next_owner", "yields", "leaving", "notes"})
 """Fields that are more, or less, than one attribute that says one value."""
 
 _PLAIN = tuple(field for field in FIELDS if field.item and field.name not in _ODD)
@@ -343,7 +343,7 @@ def _lease(item: Item) -> Lease:
         ATTRIBUTES,
         parents=tuple(prefix + parent for parent in sorted(named("parentShardId", parent) for parent in parents)),
         owner=owner,
-        heir=taker if leaver else (_text(item, "handoffTo") or None) if yields else None,
+        next_owner=taker if leaver else (_text(item, "handoffTo") or None) if yields else None,
         yields=yields,
         leaving=leaver is not None,
         notes=tuple(

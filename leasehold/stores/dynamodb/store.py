@@ -70,7 +70,7 @@ from leasehold.stores.dynamodb.rows import (
 from leasehold.stores.dynamodb.writes import Request, check_answer, request_of
 from leasehold.stores.fields import insist
 from leasehold.stores.printable import escaped, said
-from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, Patience, Promises
+from leasehold.stores.protocol import Capabilities, Done, Listing, Lost, Malformed, Outcome, Patience
 from leasehold.stores.urls import endpoint_of, without_credentials
 from leasehold.stores.writes import CreateLease, DeleteLease, Write
 
@@ -402,9 +402,9 @@ class DynamoStore:
         prepare(self._clients.reads, table, create=create, prefix=prefix, protect=protect)
 
     @property
-    def promises(self) -> Promises:
+    def capabilities(self) -> Capabilities:
         """The table keeps every promise."""
-        return Promises()
+        return Capabilities()
 
     def list(self) -> Listing:
         """Every lease, page by page; a page that fails fails the listing. A deleted table is created again."""

@@ -115,7 +115,7 @@ def _owner(lease: Lease) -> tuple[str, AttributeValues]:
     return owned, {"owner": text(lease.owner)}
 
 
-def _heir(lease: Lease) -> str:
+def _next_owner(lease: Lease) -> str:
     """The condition that :owner still owns it and :heir is still its heir."""
     if lease.leaving:
         return "checkpointOwner = :owner AND leaseOwner = :heir"
@@ -155,8 +155,8 @@ def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for
         case writes.ClaimLease(me=me, notes=notes):
             return _take(lease, me, notes, _SEEN, {})
         case writes.StealLease(me=me, notes=notes):
-            if lease.owner is not None and lease.heir == me:
-                return _take(lease, me, notes, _heir(lease), {**owners, "heir": text(me)})
+            if lease.owner is not None and lease.next_owner == me:
+                return _take(lease, me, notes, _next_owner(lease), {**owners, "heir": text(me)})
             return _take(lease, me, notes, owned, owners)
         case writes.RenewLease(notes=notes):
             alive = "" if lease.ended else " AND checkpoint <> :end"
@@ -183,12 +183,12 @@ def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for
                 return None
             willing = "leaseOwner = :owner AND handoffOwner = :owner AND attribute_not_exists(checkpointOwner)"
             open_to_me = "(attribute_not_exists(handoffTo) OR handoffTo IN (:me, :stale))"
-            values = {**owners, "me": text(me), "stale": text(lease.heir or me)}
+            values = {**owners, "me": text(me), "stale": text(lease.next_owner or me)}
             return _request(lease, f"{willing} AND checkpoint <> :end AND {open_to_me}", "SET handoffTo = :me", values)
         case writes.WithdrawRequest(me=me):
             if lease.owner is None or lease.leaving:
                 return None
-            return _request(lease, _heir(lease), "REMOVE handoffTo", {**owners, "heir": text(me)})
+            return _request(lease, _next_owner(lease), "REMOVE handoffTo", {**owners, "heir": text(me)})
         case writes.GiveLease(position=position):
             return _give(lease, position)
         case writes.TakeBackLease(me=me):
@@ -238,15 +238,15 @@ def _checkpoint(write: writes.CheckpointLease) -> Request:
 
 def _give(lease: Lease, position: Position) -> Request | None:
     """To our heir, or the last step of a KCL 3.x hand-off."""
-    if lease.owner is None or lease.heir is None:
+    if lease.owner is None or lease.next_owner is None:
         return None
     forward, bounds = _forward(position, "<=")
     sets, stale, fields = _move(position)
     moved = () if lease.leaving else ("leaseOwner = :heir", "handoffOwner = :heir")
     gone = (*(("checkpointOwner", "handoffOwner") if lease.leaving else ()), "handoffTo", _PENDING, *stale)
     update = f"{_set(*moved, *sets, 'ownerSwitchesSinceCheckpoint = :zero')}{_COUNT} REMOVE {', '.join(gone)}"
-    names = {"owner": text(lease.owner), "heir": text(lease.heir)}
-    return _request(lease, f"{_SEEN} AND {_heir(lease)} AND {forward}", update, {**names, **fields, **bounds})
+    names = {"owner": text(lease.owner), "heir": text(lease.next_owner)}
+    return _request(lease, f"{_SEEN} AND {_next_owner(lease)} AND {forward}", update, {**names, **fields, **bounds})
 
 
 def _reset(write: writes.ResetLease) -> Request:

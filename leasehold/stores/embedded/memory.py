@@ -11,7 +11,7 @@ from threading import Lock
 from attrs import Factory, frozen
 
 from leasehold.balancer.model import Lease
-from leasehold.stores.protocol import Done, Listing, Lost, Outcome, Promises
+from leasehold.stores.protocol import Capabilities, Done, Listing, Lost, Outcome
 from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Stored
 from leasehold.stores.writes import DeleteLease, Write, applied
 
@@ -33,9 +33,9 @@ class MemoryStore:
         self._name, self._table = name, _shared.setdefault(name, _SharedRows()) if name else _SharedRows()
 
     @property
-    def promises(self) -> Promises:
+    def capabilities(self) -> Capabilities:
         """The dictionary keeps every promise."""
-        return Promises()
+        return Capabilities()
 
     def list(self) -> Listing:
         """Every lease, sorted by key."""

@@ -37,7 +37,7 @@ from leasehold.stores.fields import (
     shown,
 )
 from leasehold.stores.printable import escaped
-from leasehold.stores.protocol import Done, Listing, Lost, Malformed, Outcome, Promises
+from leasehold.stores.protocol import Capabilities, Done, Listing, Lost, Malformed, Outcome
 from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Stored
 from leasehold.stores.writes import DeleteLease, Write, applied, counted
 
@@ -207,9 +207,9 @@ class SqliteStore:
         return insist(to_lease(row)) if row else None
 
     @property
-    def promises(self) -> Promises:
+    def capabilities(self) -> Capabilities:
         """The file keeps every promise."""
-        return Promises()
+        return Capabilities()
 
     def list(self) -> Listing:
         """Every lease, sorted by key, as of one moment."""

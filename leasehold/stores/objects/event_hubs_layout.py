@@ -15,7 +15,7 @@ from attrs import frozen
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position
 from leasehold.errors import StoreError
 from leasehold.stores.fields import BadRowField, kilobytes, notes, position, shown, text, weight, whole
-from leasehold.stores.protocol import Promises
+from leasehold.stores.protocol import Capabilities
 from leasehold.stores.requests import ObjectFields, Part, Parts, owned, owner_fields
 
 BEGINNING = "-1"
@@ -53,7 +53,7 @@ class EventHubLayout:
     group: str
     start: Position = TRIM_HORIZON
 
-    promises: ClassVar[Promises] = Promises(
+    capabilities: ClassVar[Capabilities] = Capabilities(
         owner_checked_checkpoint=False, free_notes=False, counts_owners=False, ascii_owners=True
     )
     """Checkpoint and ownership are two blobs, notes stand on the second, and official workers count nothing."""

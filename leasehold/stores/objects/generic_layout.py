@@ -14,7 +14,7 @@ from attrs import frozen
 
 from leasehold.balancer.model import Lease
 from leasehold.stores.fields import FIELDS, BadRowField, cells, checked, kilobytes, lease_of, text, weight, whole
-from leasehold.stores.protocol import Promises
+from leasehold.stores.protocol import Capabilities
 from leasehold.stores.requests import (
     ObjectFields,
     Part,
@@ -30,7 +30,7 @@ from leasehold.stores.requests import (
 )
 
 _NAMES = {field.name: field.object for field in FIELDS}
-_OWNERSHIP = frozenset({"owner", "epoch", "heir", "yields", "notes"})
+_OWNERSHIP = frozenset({"owner", "epoch", "next_owner", "yields", "notes"})
 _CHECKPOINT = tuple(field for field in FIELDS if field.object and field.name not in _OWNERSHIP)
 """The fields of a checkpoint object, apart from the notes that it was created with."""
 
@@ -41,7 +41,7 @@ class ObjectLayout:
 
     above: str = ""
 
-    promises: ClassVar[Promises] = Promises(owner_checked_checkpoint=False)
+    capabilities: ClassVar[Capabilities] = Capabilities(owner_checked_checkpoint=False)
     """Checkpoint and ownership are two objects."""
     parts: ClassVar[tuple[Part, ...]] = ("ownership", "checkpoint", "notes")
     owned_before_checkpoint: ClassVar[bool] = False

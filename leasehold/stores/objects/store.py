@@ -27,7 +27,7 @@ from leasehold.errors import StoreError
 from leasehold.stores.fields import insist, listing_of, readable
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
-from leasehold.stores.protocol import ATTEMPTS, Done, Listing, Lost, Malformed, Outcome, Promises
+from leasehold.stores.protocol import ATTEMPTS, Capabilities, Done, Listing, Lost, Malformed, Outcome
 from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Objects, Part, Parts, Stored, prove
 from leasehold.stores.writes import CreateLease, DeleteLease, LeaseChange, Write, applied, created
 
@@ -37,7 +37,7 @@ _LISTED = 8
 _READS = 8
 """Objects read at a time."""
 
-_OWNERSHIP = ("owner", "epoch", "heir", "yields")
+_OWNERSHIP = ("owner", "epoch", "next_owner", "yields")
 """The fields of a lease for whose sake the ownership is written; its weight travels along."""
 
 _NOTHING = Parts()
@@ -69,9 +69,9 @@ class EtagStore:
         self._pool = ThreadPoolExecutor(_READS, thread_name_prefix="leasehold-objects")
 
     @property
-    def promises(self) -> Promises:
+    def capabilities(self) -> Capabilities:
         """The promises of the layout."""
-        return self._layout.promises
+        return self._layout.capabilities
 
     def list(self) -> Listing:
         """Every lease: one listing for each part; the ownership first."""
@@ -105,7 +105,7 @@ class EtagStore:
                 # The checkpoint before the ownership: a worker that takes the lease finds where it starts.
                 parts = self._put(key, "checkpoint", Parts(), self._layout.checkpoint({}, lease))
                 noted = bool(lease.notes) and "notes" not in self._layout.parts
-                copied = lease.epoch > 0 and self.promises.counts_owners
+                copied = lease.epoch > 0 and self.capabilities.counts_owners
                 if parts and (noted or copied):
                     parts = self._put(key, "ownership", parts, self._layout.ownership({}, lease, lease))
                 return self._done(key, parts)
@@ -181,7 +181,7 @@ class EtagStore:
         if moved:
             # A position that the layout cannot store is refused here, before anything is written.
             layout.checkpoint(parts.fields("checkpoint"), after)
-        if fresh and before.heir and moved and not closing:
+        if fresh and before.next_owner and moved and not closing:
             # Rule 1: the owner was asked for the lease. The ownership was read just now; the gift will be the renewal.
             return self._done(key, self._advance(key, parts, after))
         if owned_anew and not closing:

@@ -74,7 +74,7 @@ class LeaseRow:
     lease: Lease
     stamps: Mapping[str, int] = Factory(dict)
     session: str = ""
-    heirs: str = ""
+    next_owners: str = ""
     writes: int = 0
     stored: Stored = field(default=NOWHERE, eq=False)
 
@@ -121,7 +121,7 @@ def lease_fields(row: LeaseRow) -> ObjectFields:
     ours = {each.object: _spelled(each.kind, told[each.name]) for each in _FIELDS} | {
         "notes": stamps({name: (value, row.stamps.get(name, 0)) for name, value in lease.notes}),
         "session": row.session,
-        "heirsession": row.heirs,
+        "heirsession": row.next_owners,
         "writes": str(row.writes),
     }
     return {name: word for name, word in {**row.stored.fields, **ours}.items() if word}
@@ -306,7 +306,7 @@ def joined(row: LeaseRow, session: Session | None, told: Remarks) -> Joint:
     found = Joint(named, row, session, named, stamps_of)
     if not row.session or session is None or not found.stopped:
         return found
-    return evolve(found, lease=evolve(named, owner=None, heir=None, yields=False))
+    return evolve(found, lease=evolve(named, owner=None, next_owner=None, yields=False))
 
 
 def restamped(joint: Joint, after: Notes) -> dict[str, int]:

@@ -18,7 +18,7 @@ from attrs import evolve
 from leasehold.balancer.model import Lease, Notes, Version
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores import writes
-from leasehold.stores.protocol import ATTEMPTS, Done, Listing, Lost, Malformed, Outcome, Promises, Store
+from leasehold.stores.protocol import ATTEMPTS, Capabilities, Done, Listing, Lost, Malformed, Outcome, Store
 from leasehold.stores.requests import StampedNotes, Stored
 from leasehold.stores.sessions.group import (
     GATHER_SECONDS,
@@ -86,9 +86,9 @@ class SessionStore:
         self._beginning = self._pace.lock()
 
     @property
-    def promises(self) -> Promises:
+    def capabilities(self) -> Capabilities:
         """All but one: once another has the lease, a late checkpoint of its former owner is refused (G10)."""
-        return Promises(late_checkpoints=False, groups_writes=True)
+        return Capabilities(late_checkpoints=False, groups_writes=True)
 
     # Reading
 
@@ -277,17 +277,19 @@ class SessionStore:
                 # Of another process's lease, or of one that this process only thinks it reads, the owner is stopped.
                 if not (mine is not None and joint.accepted) and not self._stop(joint, "frozen"):
                     return None
-                heirs = row.heirs if isinstance(write, writes.GiveLease) else ""
-                return self._replace(joint, _passed(joint, after, heirs))
+                next_owners = row.next_owners if isinstance(write, writes.GiveLease) else ""
+                return self._replace(joint, _passed(joint, after, next_owners))
             case writes.ResetLease(epoch=epoch):
                 return self._replace(joint, _passed(joint, after, "", epoch))
             case writes.RequestLease(me=me):
-                done = self._replace(joint, evolve(row, lease=evolve(row.lease, heir=me), heirs=self._page(me).id))
+                done = self._replace(
+                    joint, evolve(row, lease=evolve(row.lease, next_owner=me), next_owners=self._page(me).id)
+                )
                 if done is not None:
                     self._touch(joint)
                 return done
             case writes.WithdrawRequest():
-                return self._replace(joint, evolve(row, lease=evolve(row.lease, heir=None), heirs=""))
+                return self._replace(joint, evolve(row, lease=evolve(row.lease, next_owner=None), next_owners=""))
             case writes.AnnotateLease(name=name, value=value):
                 # The note is stamped above what was said before.
                 notes = tuple(sorted({**dict(row.lease.notes), name: value}.items()))
@@ -521,11 +523,11 @@ class SessionStore:
     def _sweep(self, sessions: Mapping[str, Session], rows: Collection[LeaseRow | Malformed]) -> None:
         """Remove the sessions that had ended before these rows were read, and that none of them names (G11)."""
         now = self._pace.clock()
-        named = {id_ for row in rows if isinstance(row, LeaseRow) for id_ in (row.session, row.heirs)}
+        named = {id_ for row in rows if isinstance(row, LeaseRow) for id_ in (row.session, row.next_owners)}
         removable = [name for name in self._ended if name in sessions and name not in named]
         if removable:
             certainly = [row for _, row in _leases(self._cells.list(LEASES, certain=True))]
-            named |= {id_ for row in certainly if isinstance(row, LeaseRow) for id_ in (row.session, row.heirs)}
+            named |= {id_ for row in certainly if isinstance(row, LeaseRow) for id_ in (row.session, row.next_owners)}
             removable = [name for name in removable if name not in named]
             removable = [] if any(isinstance(row, Malformed) for row in certainly) else removable
         for name in removable:
@@ -578,8 +580,8 @@ def _ends(write: writes.LeaseChange | writes.DeleteLease) -> bool:
 def _passed(joint: Joint, after: Lease, session: str, epoch: int = 0) -> LeaseRow:
     """The row once the lease has passed to this session, or to nobody: under the next epoch, with all that is known."""
     epoch = max(joint.row.lease.epoch + 1, epoch)
-    lease = evolve(after, heir=None, epoch=epoch, version=Version(""), idle=0.0)
-    return evolve(joint.row, lease=lease, stamps=restamped(joint, after.notes), session=session, heirs="")
+    lease = evolve(after, next_owner=None, epoch=epoch, version=Version(""), idle=0.0)
+    return evolve(joint.row, lease=lease, stamps=restamped(joint, after.notes), session=session, next_owners="")
 
 
 def _beside(joint: Joint, notes: Notes) -> StampedNotes:

@@ -8,8 +8,8 @@ import pytest
 from running import running
 from waiters import until
 
-from leasehold.adapters.reading.handling import Delivery
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.consumer.handling import Delivery
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.sources.urls import open_source
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config

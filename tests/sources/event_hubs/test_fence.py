@@ -8,8 +8,8 @@ from azure.eventhub import EventHubConsumerClient
 from hub_steps import Here, collected, fault, texts
 from waiters import until
 
+from leasehold.adapters.ops.checkpoints import copied, planned_copies
 from leasehold.adapters.sources.event_hubs.poller import PartitionReader
-from leasehold.adapters.steering.checkpoints import copied, planned_copies
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position
 from leasehold.errors import SourceError
 from leasehold.stores.embedded.memory import MemoryStore

@@ -4,7 +4,7 @@ import pytest
 from hub_steps import Here, collected, texts
 from waiters import until
 
-from leasehold.adapters.reading.slices import Slice
+from leasehold.adapters.consumer.slices import Slice
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, at_timestamp
 
 pytestmark = pytest.mark.services

@@ -11,11 +11,11 @@ from attrs import define, evolve, field
 from hub_steps import Here, collected, texts
 from waiters import until
 
-from leasehold.adapters.reading.status import Status, lag_of, status_of
+from leasehold.adapters.consumer.status import Status, lag_of, status_of
 from leasehold.adapters.sources.event_hubs import poller
 from leasehold.adapters.sources.event_hubs.access import Access
 from leasehold.adapters.sources.protocol import Record
-from leasehold.adapters.worker.reach import NOTE, ReachMeter
+from leasehold.adapters.worker.progress import NOTE, ProgressMeter
 from leasehold.balancer.model import Lease, Position
 
 ACCESS = Access("place.servicebus.windows.net", "hub", "$Default", "made up")
@@ -72,12 +72,12 @@ class World:
     service: Service = field(factory=Service)
     now: float = 1000.0
     lease: Lease = field(factory=lambda: Lease("0", owner="me", checkpoint=Position("0"), idle=0.0))
-    meter: ReachMeter = field(init=False)
+    meter: ProgressMeter = field(init=False)
     reader: poller.PartitionReader = field(init=False)
     due: float = 0.0
 
     def __attrs_post_init__(self) -> None:
-        self.meter = ReachMeter(self.lease, "me", self.now, LEASE_SECONDS)
+        self.meter = ProgressMeter(self.lease, "me", self.now, LEASE_SECONDS)
         self.meter.tell("vm", self.wall, self.now)
         self.reader = poller.PartitionReader(
             cast("Any", self.service), ACCESS, "0", Position("0"), epoch=0, prefetch=10, clock=lambda: self.now
@@ -205,7 +205,7 @@ def test_the_time_of_the_last_reading_is_when_the_hub_was_heard(world: World) ->
     """A quiet link moves it only after an event, or an answer to a question about its partition."""
     list(world.live(100))
     for _ in world.live(60):
-        reach = world.meter.reach(world.now, world.wall())
+        reach = world.meter.progress(world.now, world.wall())
         assert reach.read is not None
         heard = world.reader._heard  # noqa: SLF001
         assert reach.read - EPOCH <= heard + poller.IDLE_SECONDS_MOST + STEP_SECONDS

@@ -11,8 +11,8 @@ from running import running
 from types_boto3_kinesis import KinesisClient
 from waiters import WAIT
 
-from leasehold.adapters.reading.handling import Delivery, Handling
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.consumer.handling import Delivery, Handling
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.source import open_url
 from leasehold.adapters.sources.protocol import Source

@@ -11,8 +11,8 @@ from event_streams import Held, Refusal, Script, Server, Service, event, serving
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from leasehold.adapters.reading.handling import Delivery, Handling, Happening
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.consumer.handling import Delivery, Handling, Happening
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.sources.kinesis.clients import reading_client
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.worker.holding import Holding

@@ -14,11 +14,11 @@ from produced_flights import stored
 from standins.wire_service import CBOR, HANGS_UP, WAYS, Answer, Spoken, Way, listening
 
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
+from leasehold.adapters.sources.kinesis.cbor.hooks import PutRows, PutWire
 from leasehold.adapters.sources.kinesis.clients import WireForm
 from leasehold.adapters.sources.kinesis.producer import producer as put_client
 from leasehold.adapters.sources.kinesis.producer.core import Placed, Refused, Settings, Unit, UnitOutcome, Unknown
 from leasehold.adapters.sources.kinesis.producer.producer import KinesisPutClient, Producer, client_of
-from leasehold.adapters.sources.kinesis.wire.hooks import PutRows, PutWire
 from leasehold.errors import SourceError
 
 if TYPE_CHECKING:

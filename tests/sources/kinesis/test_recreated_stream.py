@@ -9,8 +9,8 @@ from running import running
 from types_boto3_kinesis import KinesisClient
 from waiters import AT_ONCE, until
 
-from leasehold.adapters.reading.handling import Delivery, Handling
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.consumer.handling import Delivery, Handling
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config

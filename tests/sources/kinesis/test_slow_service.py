@@ -37,7 +37,7 @@ from leasehold.adapters.sources.kinesis.producer.producer import PUT_SECONDS, QU
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
-from leasehold.adapters.worker.reach import SILENT_SECONDS, Reach, ReachMeter
+from leasehold.adapters.worker.progress import SILENT_SECONDS, Progress, ProgressMeter
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 from leasehold.errors import SourceUnavailable
 from leasehold_lab.standins.node import HOST
@@ -336,14 +336,14 @@ def test_the_time_of_the_last_reading_moves_only_by_an_answer(
     service, begun = SlowService(), list[Callable[[], None]]()
     if make is changes:
         monkeypatch.setitem(ANSWERS, "get_records", ANSWERS["get_records"] | {"Records": []})
-    reader, meter = make(service, begun), ReachMeter(Lease("s-0"), "a")
+    reader, meter = make(service, begun), ProgressMeter(Lease("s-0"), "a")
 
-    def look() -> Reach:
+    def look() -> Progress:
         batch = reader.read()
         meter.read(batch, service.clock.now)
         meter.done(service.clock.now)
         service.clock.now += max(batch.wait_seconds, 0.2)
-        return meter.reach(service.clock.now, 1e9 + service.clock.now)
+        return meter.progress(service.clock.now, 1e9 + service.clock.now)
 
     first = [look() for _ in range(5)][-1]  # as often as a quiet table's stream is asked until it is at its tip
     assert first.read is not None

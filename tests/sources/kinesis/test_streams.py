@@ -15,8 +15,8 @@ from types_boto3_dynamodb import DynamoDBClient
 from types_boto3_kinesis import KinesisClient
 from waiters import AT_ONCE, until
 
-from leasehold.adapters.reading.handling import Delivery
-from leasehold.adapters.reading.runner import Runner
+from leasehold.adapters.consumer.handling import Delivery
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.kinesis.streams import KinesisStreams
 from leasehold.adapters.sources.protocol import Batch

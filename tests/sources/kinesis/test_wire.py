@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from standins.wire_service import CBOR, WAYS, Answer, Spoken, Way, in_cbor, in_json, listening, quick
 
 from leasehold.adapters.sources.kinesis import clients
+from leasehold.adapters.sources.kinesis.cbor import hooks
 from leasehold.adapters.sources.kinesis.poller import Poller
-from leasehold.adapters.sources.kinesis.wire import hooks
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.balancer.model import HASH_KEYS, TRIM_HORIZON, Position
 from leasehold.errors import SourceError

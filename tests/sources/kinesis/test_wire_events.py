@@ -13,7 +13,7 @@ from event_streams import frame
 from standins.wire_service import CBOR, Answer, Spoken, in_cbor, in_json
 
 from leasehold.adapters.sources.kinesis import clients
-from leasehold.adapters.sources.kinesis.wire.hooks import Subscription
+from leasehold.adapters.sources.kinesis.cbor.hooks import Subscription
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient

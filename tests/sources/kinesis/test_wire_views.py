@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from standins.in_c import scan
 
+from leasehold.adapters.sources.kinesis.cbor import hooks as forms
 from leasehold.adapters.sources.kinesis.poller import columns_of
-from leasehold.adapters.sources.kinesis.wire import hooks as forms
 
 SCAN = scan()
 pytestmark = pytest.mark.skipif(SCAN is None, reason="there is no compiler of C")

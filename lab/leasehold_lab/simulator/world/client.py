@@ -23,7 +23,7 @@ from leasehold.balancer.bulletin import CALL
 from leasehold.balancer.model import Lease, Position, Shard, Version
 from leasehold.errors import OutcomeUnknown, SourceUnavailable
 from leasehold.stores import writes
-from leasehold.stores.protocol import Done, Listing, Lost, Outcome, Promises
+from leasehold.stores.protocol import Capabilities, Done, Listing, Lost, Outcome
 from leasehold_lab.judge.events import VERBS, WriteEvent
 from leasehold_lab.simulator.mishaps import (
     DENIED,
@@ -142,9 +142,9 @@ class Client:
         self._faults = [(limit, fault) for limit, (fault, chance) in zip(limits, faults, strict=True) if chance]
 
     @property
-    def promises(self) -> Promises:
+    def capabilities(self) -> Capabilities:
         """Everything, as DynamoDB; where rows are dated, as in blobs, notes are not free."""
-        return Promises(free_notes=not self._dated)
+        return Capabilities(free_notes=not self._dated)
 
     # Reading
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from attrs import evolve
 
-from leasehold.adapters.reading.handling import Delivery, FinalCheckpoint, Handling, Happening
-from leasehold.adapters.reading.runner import Runner, Step
+from leasehold.adapters.consumer.handling import Delivery, FinalCheckpoint, Handling, Happening
+from leasehold.adapters.consumer.runner import Runner, Step
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.handoffs import ParallelMap
 from leasehold.adapters.worker.holding import Holding
@@ -108,7 +108,7 @@ class Process:
             if_recreated=self._scenario.if_recreated,
         )
         if isinstance(worker, Present):
-            worker.know(world.known(member.config, store.promises))
+            worker.know(world.known(member.config, store.capabilities))
         checkpoints = self._scenario.checkpoints
         self._misdeeds = tuple(each for each in self._scenario.misdeeds if each.worker == member.worker)
         # A user's callable may return anything.

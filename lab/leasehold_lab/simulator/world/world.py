@@ -19,7 +19,7 @@ from leasehold.balancer.model import LATEST, Lease, Position, Shard, at_timestam
 from leasehold.balancer.watch import Watch
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.embedded.memory import MemoryCells, MemoryStore
-from leasehold.stores.protocol import Done, Listing, Outcome, Promises
+from leasehold.stores.protocol import Capabilities, Done, Listing, Outcome
 from leasehold.stores.writes import DeleteLease, Write
 from leasehold_lab.judge.events import RunHistory
 from leasehold_lab.simulator.mishaps import CallEvent
@@ -286,10 +286,10 @@ class World:
 
     _known: dict[Config, Watch] = field(factory=dict)
 
-    def known(self, config: Config, promises: Promises) -> Watch:
+    def known(self, config: Config, capabilities: Capabilities) -> Watch:
         """The reading of the table at 0 s, for members that are present then; those of one configuration share it."""
         if config not in self._known:
-            self._known[config], _ = first_watch(config, promises).look(self.history.first, 0.0, 0.0)
+            self._known[config], _ = first_watch(config, capabilities).look(self.history.first, 0.0, 0.0)
         return self._known[config]
 
     @goal.default

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from leasehold.adapters.inputs import said_moment
-from leasehold.adapters.steering.checkpoints import Move
+from leasehold.adapters.ops.checkpoints import Move
 from leasehold.balancer.model import Position
 from leasehold.stores.printable import printable
 

@@ -20,7 +20,7 @@ from typing import IO
 
 from attrs import define, field
 
-from leasehold.adapters.reading.events import WholeLines
+from leasehold.adapters.consumer.events import WholeLines
 from leasehold.adapters.signals import replace_handler
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.threads import ThreadQueue, spawn

@@ -8,10 +8,10 @@ import typer
 from leasehold.adapters.cli.common.asking import AsJson, FleetLeaseSeconds, RuleSetName, Setting
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
+from leasehold.adapters.consumer.handling import CHECKPOINT_SECONDS
 from leasehold.adapters.inputs import configuration_for, settings
-from leasehold.adapters.reading.handling import CHECKPOINT_SECONDS
-from leasehold.adapters.steering.doctor.attempts import well
-from leasehold.adapters.steering.doctor.examination import ExaminedFleet, examined
+from leasehold.adapters.ops.doctor.attempts import well
+from leasehold.adapters.ops.doctor.examination import ExaminedFleet, examined
 from leasehold.stores.printable import printable
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")

@@ -19,8 +19,8 @@ from leasehold.adapters.cli.common.asking import (
     table_of,
 )
 from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.steering.explaining import plans, rules_of, story
-from leasehold.adapters.steering.swapping import opened
+from leasehold.adapters.ops.explaining import plans, rules_of, story
+from leasehold.adapters.ops.swapping import opened
 from leasehold.balancer.contradictions import noted
 from leasehold.errors import StoreError
 from leasehold.stores.printable import printable

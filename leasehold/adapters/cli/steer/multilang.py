@@ -13,14 +13,14 @@ from attrs import evolve
 
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.standard_streams import drop_output
+from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.consuming import consumption, dead_letter_of
 from leasehold.adapters.inputs import dashed
 from leasehold.adapters.multilang.children import Children
 from leasehold.adapters.multilang.daemon import ChildHandler
 from leasehold.adapters.multilang.properties import read_properties, understood_properties
-from leasehold.adapters.reading.runner import Runner
 from leasehold.adapters.signals import replace_handler
-from leasehold.errors import LetterError, SourceError, StoreError, WorkerError
+from leasehold.errors import DeadLetterError, SourceError, StoreError, WorkerError
 from leasehold.stores.urls import store_address
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -53,7 +53,7 @@ def command(  # noqa: PLR0917  one for each option
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("leasehold").setLevel(logging.INFO if verbose else logging.WARNING)
     logging.getLogger("leasehold.child").setLevel(logging.DEBUG)
-    with ending("multilang", StoreError, SourceError, WorkerError, LetterError):
+    with ending("multilang", StoreError, SourceError, WorkerError, DeadLetterError):
         if (file is None) == (properties_file is None):
             raise ValueError("name one file: FILE, or --properties-file FILE")
         path = cast("Path", file or properties_file)

@@ -13,9 +13,9 @@ from leasehold.adapters.cli.common.asking import FleetLeaseSeconds, RuleSetName,
 from leasehold.adapters.cli.common.ending import Ended, ending, unwinding
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.cli.leases import stream_of
-from leasehold.adapters.steering.serving.app import BoundedConnection, server
-from leasehold.adapters.steering.serving.watcher import FleetRecord, TableWatcher
-from leasehold.adapters.steering.swapping import opened
+from leasehold.adapters.ops.serving.app import BoundedConnection, server
+from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher
+from leasehold.adapters.ops.swapping import opened
 from leasehold.adapters.threads import SIGNAL_SECONDS, spawn
 from leasehold.errors import SourceError, StoreError
 from leasehold.stores.printable import said

@@ -12,7 +12,7 @@ from leasehold.adapters.cli.common.asking import AsJson
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.inputs import said_moment
-from leasehold.adapters.steering.swapping import (
+from leasehold.adapters.ops.swapping import (
     SwapProgress,
     awaited,
     ended,

@@ -10,7 +10,7 @@ from attrs import asdict
 from leasehold.adapters.cli.common.asking import AsJson
 from leasehold.adapters.cli.common.columns import Cells, Column, show
 from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.steering.tables import tables_at
+from leasehold.adapters.ops.tables import tables_at
 from leasehold.errors import StoreError
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 
+from leasehold.adapters.sources.deduplication import own_token
 from leasehold.adapters.sources.protocol import Record
-from leasehold.adapters.sources.repeats import own_token
 
 _MAP = pa.map_(pa.string(), pa.string())
 SCHEMA = pa.schema(

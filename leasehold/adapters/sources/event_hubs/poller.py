@@ -44,6 +44,7 @@ from azure.eventhub.aio import EventHubConsumerClient
 from azure.eventhub.exceptions import EventHubError
 
 from leasehold.adapters.sources.call_patience import Backoff, datetime_of
+from leasehold.adapters.sources.deduplication import Had, own_token
 from leasehold.adapters.sources.event_hubs.access import (
     CONNECTION_STRING,
     Access,
@@ -55,7 +56,6 @@ from leasehold.adapters.sources.event_hubs.access import (
 )
 from leasehold.adapters.sources.event_hubs.records import record, tag_of
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Record, Settled, rows_in_columns
-from leasehold.adapters.sources.repeats import Had, own_token
 from leasehold.adapters.threads import seconds, spawn
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceError, SourceUnavailable

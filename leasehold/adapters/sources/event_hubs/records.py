@@ -3,8 +3,8 @@
 from azure.eventhub import EventData
 from azure.eventhub.amqp import AmqpMessageBodyType
 
+from leasehold.adapters.sources.deduplication import Tag, tags_of
 from leasehold.adapters.sources.protocol import Record
-from leasehold.adapters.sources.repeats import Tag, tags_of
 from leasehold.errors import SourceError
 
 NUMBER, KEY, ENQUEUED = b"x-opt-sequence-number", b"x-opt-partition-key", b"x-opt-enqueued-time"

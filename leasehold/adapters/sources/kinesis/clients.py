@@ -15,7 +15,7 @@ from leasehold.stores.deadlines import bound_client
 from leasehold.stores.printable import escaped
 
 try:
-    from leasehold.adapters.sources.kinesis.wire.hooks import Wire, read_directly
+    from leasehold.adapters.sources.kinesis.cbor.hooks import Wire, read_directly
 except ImportError:  # then boto3 takes answers apart by itself
     Wire = None  # type: ignore[assignment,misc]  # the slow way
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from botocore.exceptions import ClientError, ReadTimeoutError
 
 from leasehold.adapters.sources.call_patience import LOOK_SECONDS, Backoff, CallPatience, StillAsked, datetime_of
+from leasehold.adapters.sources.deduplication import Had
 from leasehold.adapters.sources.kinesis.aggregation.decode import (
     MAGIC,
     Misplaced,
@@ -47,7 +48,6 @@ from leasehold.adapters.sources.kinesis.records import (
     children,
 )
 from leasehold.adapters.sources.protocol import Batch, rows_in_columns
-from leasehold.adapters.sources.repeats import Had
 from leasehold.balancer.model import TRIM_HORIZON, HashRange, Position
 from leasehold.errors import SourceUnavailable, Trimmed
 from leasehold.stores.printable import escaped

@@ -26,7 +26,7 @@ from leasehold.balancer.model import Shard
 
 _quickly: "Callable[..., Iterator[Record]] | None" = None
 with suppress(ImportError):  # where it is not compiled, records take twice as long to make
-    from leasehold.adapters.sources.kinesis.wire.scan import records as _quickly
+    from leasehold.adapters.sources.kinesis.cbor.scan import records as _quickly
 
 if TYPE_CHECKING:  # the stubs are no dependency of a user, and places want librt
     from types_boto3_kinesis.type_defs import ChildShardTypeDef, ShardTypeDef

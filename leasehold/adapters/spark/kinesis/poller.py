@@ -9,6 +9,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 from attrs import evolve
 
+from leasehold.adapters.sources.deduplication import Note, Trail
 from leasehold.adapters.sources.kinesis.aggregation.arrow import rows_and_others
 from leasehold.adapters.sources.kinesis.aggregation.decode import UserRecords
 from leasehold.adapters.sources.kinesis.arrow_rows import ARRIVED, SCHEMA
@@ -18,7 +19,6 @@ from leasehold.adapters.sources.kinesis.hash_keys import place_of
 from leasehold.adapters.sources.kinesis.poller import Poller, columns_of
 from leasehold.adapters.sources.kinesis.records import RowColumns, RowViews, check_shard, children
 from leasehold.adapters.sources.protocol import Batch
-from leasehold.adapters.sources.repeats import Note, Trail
 from leasehold.adapters.spark.rows import ArrowBatch
 from leasehold.balancer.model import Position
 from leasehold.stores.printable import escaped

@@ -10,7 +10,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.compute as pc  # type: ignore[import-untyped]  # likewise
 from attrs import frozen
 
-from leasehold.adapters.sources.repeats import Tag
+from leasehold.adapters.sources.deduplication import Tag
 from leasehold.adapters.spark.kinesis.options import credentials_of
 from leasehold.adapters.spark.options import Given
 from leasehold.adapters.spark.sink import RowWriter, SinkColumns, values_of

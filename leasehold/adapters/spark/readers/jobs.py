@@ -38,7 +38,7 @@ from uuid import uuid4
 from attrs import evolve
 from pyspark import cloudpickle
 
-from leasehold.adapters.reading.runner import READABLE
+from leasehold.adapters.consumer.runner import READABLE
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.spark.fetching import REQUEST_SECONDS, received
 from leasehold.adapters.spark.options import READERS_MOST

@@ -8,7 +8,7 @@ Each shard is read ahead in pieces, which wait until the planner puts them into 
 Rule 1: what is reported is here, and follows what was reported before without a gap.
 Rule 2: what waits is bounded: a shard has its part of the reader's room, and is not read while that is full.
 Rule 3: a fault says nothing about the records: the next reader of the source is opened behind what is here
-(`reading/cursor.py`, whose consumer is the planner: what was reported to it is delivered).
+(`consumer/cursor.py`, whose consumer is the planner: what was reported to it is delivered).
 """
 
 import logging
@@ -23,9 +23,9 @@ from typing import assert_never
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from attrs import frozen
 
+from leasehold.adapters.consumer.cursor import Cursor, ShardPull
+from leasehold.adapters.consumer.runner import Schedule
 from leasehold.adapters.json_form import BadJsonField
-from leasehold.adapters.reading.cursor import Cursor, ShardPull
-from leasehold.adapters.reading.runner import Schedule
 from leasehold.adapters.sources.call_patience import Backoff
 from leasehold.adapters.sources.protocol import Batch, Source
 from leasehold.adapters.spark.feed import ANY_SIZE, RowBuffer

@@ -16,9 +16,9 @@ from typing import Literal
 
 from attrs import frozen
 
+from leasehold.adapters.sources.deduplication import Tag, tags_of
 from leasehold.adapters.sources.kinesis.aggregation.wire import COMPILED, MalformedMessage, Message, read
 from leasehold.adapters.sources.kinesis.hash_keys import digest_of, hash_of, number
-from leasehold.adapters.sources.repeats import Tag, tags_of
 from leasehold.balancer.model import HASH_KEYS, HashRange
 
 try:

@@ -73,7 +73,7 @@ from leasehold.stores.fields import decimal
 from leasehold.stores.printable import escaped, said, text_of
 
 try:
-    from leasehold.adapters.sources.kinesis.wire.hooks import PutRows, PutWire, put_directly
+    from leasehold.adapters.sources.kinesis.cbor.hooks import PutRows, PutWire, put_directly
 except ImportError:  # then boto3 writes requests by itself
     PutRows, PutWire = list, None  # type: ignore[assignment,misc]  # the slow way
 

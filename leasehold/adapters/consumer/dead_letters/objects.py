@@ -1,0 +1,71 @@
+"""Dead letters as objects of an S3 bucket."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import boto3
+
+from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
+from leasehold.errors import DeadLetterError, StoreError
+from leasehold.stores.aws import session_of
+from leasehold.stores.objects.s3 import S3Objects
+
+
+class ObjectSink:
+    """The objects under one prefix of a bucket, each of one line."""
+
+    def __init__(self, objects: S3Objects, prefix: str) -> None:
+        self._objects, self._prefix = objects, f"{prefix.rstrip('/')}/" if prefix.strip("/") else ""
+
+    def put(self, dead_letter: DeadLetterEntry) -> None:
+        """Put the object."""
+        with _said():
+            self._objects.put_body(self._prefix + dead_letter.name, dead_letter.line)
+
+    def names(self) -> tuple[str, ...]:
+        """The objects right under the prefix."""
+        with _said():
+            found = (name.removeprefix(self._prefix) for name in self._objects.names(self._prefix))
+            # What lies further below is of another box, whose prefix begins with this one.
+            return tuple(name for name in found if name and "/" not in name)
+
+    def get(self, name: str) -> bytes | None:
+        """Read the object."""
+        with _said():
+            return self._objects.body(self._prefix + name)
+
+    def remove(self, name: str) -> None:
+        """Remove the object."""
+        with _said():
+            self._objects.remove(self._prefix + name)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._objects.close()
+
+
+@contextmanager
+def _said() -> Iterator[None]:
+    try:
+        yield
+    except StoreError as fault:
+        raise DeadLetterError(str(fault)) from fault
+
+
+def open_url(
+    place: str,
+    options: Mapping[str, str],
+    *,
+    create: bool,  # noqa: ARG001  buckets are not made
+    session: boto3.Session | None = None,
+) -> ObjectSink:
+    """The objects at `bucket/prefix`. Raises ValueError, and LetterError if there is no such bucket."""
+    bucket, _, prefix = place.partition("/")
+    if not bucket:
+        raise ValueError("letters URL: s3:// wants bucket/prefix")
+    found = session_of(options, "letters URL", session)
+    with _said():
+        objects = S3Objects(bucket, region=options.get("region"), endpoint=options.get("endpoint"), session=found)
+        if objects.missing():
+            raise DeadLetterError(f"there is no bucket {bucket!r}")
+    return ObjectSink(objects, prefix)

@@ -1,0 +1,98 @@
+"""Dead letters as records of a Kinesis stream, and the records of letters put back into one."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
+from leasehold.adapters.sources.call_patience import POLL_SECONDS
+from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly, understood
+from leasehold.adapters.sources.kinesis.stream_arn import ask_by_arn, stream_address
+from leasehold.errors import DeadLetterError, SourceError
+from leasehold.stores.aws import session_of
+from leasehold.stores.deadlines import bound_client
+
+if TYPE_CHECKING:  # the stubs are no dependency of a user
+    from types_boto3_kinesis import KinesisClient
+
+TRIES = 5
+
+
+class StreamSink:
+    """A stream that takes one record after the other, each acknowledged before `put` returns."""
+
+    def __init__(self, client: "KinesisClient", stream: str) -> None:
+        self._client, self._stream = client, stream
+
+    def put(self, dead_letter: DeadLetterEntry) -> None:
+        """Put the letter as a record, under the key of the record that it is about."""
+        # By the record's own key: letters of one key stay in the order in which their records failed.
+        self._put(dead_letter.line, dead_letter.record.partition_key or dead_letter.lease, None)
+
+    def put_back(self, dead_letter: DeadLetterEntry) -> None:
+        """Put the record that the letter is about, with the keys that it had. Raises LetterError."""
+        record = dead_letter.record
+        self._put(record.data, record.partition_key or dead_letter.lease, record.explicit_hash_key)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
+
+    def missing(self) -> bool:
+        """Whether the service answers and has no such stream; False for who may not ask. Raises LetterError."""
+        try:
+            self._client.describe_stream_summary(StreamName=self._stream)
+        except ClientError as error:
+            # Whoever may put records need not have the right to describe the stream: a refusal proves nothing.
+            return code_of(error) == "ResourceNotFoundException"
+        return False
+
+    def _put(self, data: bytes, key: str, hash_key: str | None) -> None:
+        more: dict[str, Any] = {} if hash_key is None else {"ExplicitHashKey": hash_key}
+        try:
+            with said_plainly(self._stream), understood(self._stream):
+                answer = self._client.put_record(StreamName=self._stream, Data=data, PartitionKey=key, **more)
+                if not answer["SequenceNumber"]:  # an answer without it says nothing of the record
+                    raise LookupError("it has no sequence number")
+        except SourceError as fault:
+            raise DeadLetterError(str(fault)) from fault
+
+
+def open_url(
+    name: str,
+    options: Mapping[str, str],
+    *,
+    create: bool,  # noqa: ARG001  streams are not made
+    session: boto3.Session | None = None,
+) -> StreamSink:
+    """The stream of this name. Raises ValueError, and LetterError if there is none."""
+    stream = stream_address(name, options.get("region"), "letters URL")
+    name = stream.name
+    if not name or "," in name or "/" in name:
+        raise ValueError("letters URL: kinesis:// wants the name of one stream")
+    found = session_of(options, "letters URL", session) or boto3
+    try:
+        with said_plainly(name), understood(name):
+            client = found.client(
+                "kinesis",
+                region_name=stream.region,
+                endpoint_url=options.get("endpoint"),
+                config=Config(
+                    connect_timeout=5,
+                    read_timeout=POLL_SECONDS[-1],  # a letter whose answer came too late would be put again
+                    retries={"mode": "standard", "total_max_attempts": TRIES},
+                ),
+            )
+            bound_client(client)
+            if stream.arn is not None:
+                ask_by_arn(client, stream.arn)
+            sink = StreamSink(client, name)
+            absent = sink.missing()
+    except SourceError as fault:
+        raise DeadLetterError(str(fault)) from fault
+    if absent:
+        raise DeadLetterError(f"there is no stream {name!r}")
+    return sink

@@ -1,0 +1,96 @@
+"""The rights of a worker on a lease table in DynamoDB."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+from boto3 import Session
+from botocore.exceptions import ClientError
+
+from leasehold.adapters.ops.doctor.attempts import (
+    REQUEST_SECONDS,
+    NotOurs,
+    NotThere,
+    RightAttempt,
+    RightsTrial,
+    ServiceClock,
+)
+from leasehold.errors import StoreError
+from leasehold.stores.aws import session_of
+from leasehold.stores.dynamodb.rows import APPLICATION, key_of, text
+from leasehold.stores.dynamodb.store import (
+    PATIENCE,
+    Clients,
+    check_key,
+    code_of,
+    connect,
+    prefix_of,
+    probes,
+    prove,
+    translated,
+)
+from leasehold.stores.dynamodb.tables import recoverable
+from leasehold.stores.urls import endpoint_of
+
+
+def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
+    """The rights on this table. Raises ValueError, StoreError."""
+    patience, prefix = PATIENCE.within(REQUEST_SECONDS), prefix_of(options)
+    session = session_of(options) or Session()
+    clients = connect(session, options.get("region"), endpoint_of(options.get("endpoint")), patience)
+    clock = ServiceClock()
+    for client in (clients.reads, clients.writes):
+        client.meta.events.register("after-call.dynamodb", clock.heard)
+
+    def scanned() -> None:
+        with translated(table):
+            if prefix:
+                clients.reads.query(
+                    TableName=table,
+                    Limit=1,
+                    KeyConditionExpression=f"{APPLICATION} = :application",
+                    ExpressionAttributeValues={":application": text(prefix)},
+                )
+            else:
+                clients.reads.scan(TableName=table, Limit=1)
+
+    def read() -> None:
+        absent: Any = key_of(f"leasehold-probe-{uuid4().hex}", prefix)
+        with translated(table):
+            clients.reads.batch_get_item(RequestItems={table: {"Keys": [absent], "ConsistentRead": True}})
+
+    return RightsTrial(
+        f"DynamoDB table {table}",
+        (
+            RightAttempt("dynamodb:DescribeTable", partial(_described, clients, table, prefix)),
+            RightAttempt("dynamodb:Query" if prefix else "dynamodb:Scan", scanned),
+            RightAttempt("dynamodb:BatchGetItem", read),
+            *(
+                RightAttempt(f"dynamodb:{action}", ask, writes=True)
+                for action, ask in probes(clients.writes, table, prefix).items()
+            ),
+        ),
+        clock,
+        partial(prove, clients.writes, table, prefix),
+        clients.close,
+    )
+
+
+def _described(clients: Clients, table: str, prefix: str) -> str:
+    try:
+        with translated(table):
+            found = clients.reads.describe_table(TableName=table)["Table"]
+    except StoreError as error:
+        cause = error.__cause__
+        if isinstance(cause, ClientError) and code_of(cause) == "ResourceNotFoundException":
+            said = f"there is no table {table} here; a worker makes it if it may (dynamodb:CreateTable, not tried)"
+            raise NotThere(said) from error
+        raise
+    try:
+        check_key(table, found, prefix)
+    except StoreError as error:
+        raise NotOurs(str(error)) from error
+    words = {True: "on", False: "off", None: "not told"}
+    kept, back = (words[each] for each in (found.get("DeletionProtectionEnabled"), recoverable(clients.reads, table)))
+    return f"it answers, and is {found['TableStatus']}; deletion protection: {kept}, point-in-time recovery: {back}"

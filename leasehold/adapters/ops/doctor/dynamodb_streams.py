@@ -1,0 +1,79 @@
+"""The rights of a worker on the stream of a table of DynamoDB."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from leasehold.adapters.ops.doctor.attempts import NotTried, RightAttempt, RightsTrial, ServiceClock
+from leasehold.adapters.sources.call_patience import POLL_SECONDS
+from leasehold.adapters.sources.dynamodb_streams import STREAMS, is_arn, region_of
+from leasehold.adapters.sources.kinesis.clients import patient_client
+from leasehold.adapters.sources.kinesis.faults import said_plainly
+from leasehold.errors import SourceError
+from leasehold.stores.aws import session_of
+from leasehold.stores.urls import without_credentials
+
+
+def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
+    """The checks of the table's stream. Raises SourceError if no region is known, StoreError for a bad endpoint."""
+    region, endpoint = region_of(place, options), options.get("endpoint")
+    session = session_of(options, "source URL")
+    with said_plainly(place, STREAMS):
+        streams = patient_client("dynamodbstreams", region, endpoint, POLL_SECONDS[-1], session)
+        tables = patient_client("dynamodb", region, endpoint, POLL_SECONDS[-1], session)
+    for client in (streams, tables):
+        without_credentials(client.meta.endpoint_url)
+    clock = ServiceClock()
+    streams.meta.events.register("after-call.dynamodb-streams", clock.heard)
+    asked = _ExaminedTable(streams, tables, place)
+
+    def close() -> None:
+        streams.close()
+        tables.close()
+
+    found = () if is_arn(place) else (RightAttempt("dynamodb:DescribeTable", asked.found),)
+    attempts = (
+        *found,
+        RightAttempt("dynamodb:DescribeStream", asked.described),
+        RightAttempt("dynamodb:GetShardIterator", asked.placed),
+        RightAttempt("dynamodb:GetRecords", asked.read),
+    )
+    yield RightsTrial(f"stream {place}", attempts, clock, close=close)
+
+
+class _ExaminedTable:
+    """Asks one table; what an answer brought, the next question needs."""
+
+    def __init__(self, streams: Any, tables: Any, name: str) -> None:  # noqa: ANN401  boto3's clients
+        self._streams, self._tables, self._name = streams, tables, name
+        self._arn = name if is_arn(name) else ""
+        self._shard, self._iterator = "", ""
+
+    def found(self) -> str:
+        with said_plainly(self._name, STREAMS):
+            self._arn = self._tables.describe_table(TableName=self._name)["Table"].get("LatestStreamArn", "")
+        if not self._arn:
+            raise SourceError(f"table {self._name!r} has no stream: enable one")
+        return f"its stream is {self._arn}"
+
+    def described(self) -> str:
+        if not self._arn:
+            raise NotTried("not tried, as the stream of the table is not known")
+        with said_plainly(self._name, STREAMS):
+            told = self._streams.describe_stream(StreamArn=self._arn)["StreamDescription"]
+        if not told["Shards"]:
+            raise SourceError(f"stream {self._name!r} has no shards")
+        self._shard = told["Shards"][-1]["ShardId"]
+        return f"it answers, is {told['StreamStatus']}, and has {told['StreamViewType']}"
+
+    def placed(self) -> None:
+        if not self._shard:
+            raise NotTried("not tried, as no shard is known")
+        place = {"StreamArn": self._arn, "ShardId": self._shard, "ShardIteratorType": "TRIM_HORIZON"}
+        with said_plainly(self._name, STREAMS):
+            self._iterator = self._streams.get_shard_iterator(**place)["ShardIterator"]
+
+    def read(self) -> None:
+        if not self._iterator:
+            raise NotTried("not tried without an iterator")
+        with said_plainly(self._name, STREAMS):
+            self._streams.get_records(ShardIterator=self._iterator, Limit=1)

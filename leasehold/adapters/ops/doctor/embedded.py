@@ -1,0 +1,46 @@
+"""The rights of a worker on a SQLite file, and on a table in memory."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from uuid import uuid4
+
+from leasehold.adapters.ops.doctor.attempts import NotThere, RightAttempt, RightsTrial
+from leasehold.balancer.model import Lease
+from leasehold.errors import StoreError
+from leasehold.stores.embedded import memory, sqlite
+from leasehold.stores.protocol import Lost, Store
+from leasehold.stores.writes import RenewLease
+
+
+def sqlite_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
+    """The rights on this file. Raises ValueError, StoreError."""
+    if place and not Path(place).exists():
+
+        def absent() -> str:
+            raise NotThere(f"there is no file {place}; a worker makes it, in a folder that it may write to")
+
+        return RightsTrial(f"SQLite file {place}", (RightAttempt("read", absent),))
+    store = sqlite.open_url(place, options, create=False, request_seconds=None)
+    return _trial(f"SQLite file {place}", store, "it can be read")
+
+
+def memory_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
+    """The rights on a table of this process. Raises ValueError."""
+    store = memory.open_url(place, options, create=True, request_seconds=None)
+    return _trial("table in memory", store, "it is of one process alone: other processes have another of this name")
+
+
+def _trial(name: str, store: Store, said: str) -> RightsTrial:
+    def read() -> str:
+        store.list()
+        return said
+
+    def refused() -> str:
+        """A renewal of a lease that is not there needs the right, and changes nothing."""
+        probe = f"leasehold-probe-{uuid4().hex}"
+        if not isinstance(store.write(RenewLease(Lease(probe, owner=probe))), Lost):
+            raise StoreError("a write was applied under a condition that did not hold")
+        return "a transaction that writes can be begun"
+
+    attempts = (RightAttempt("read", read), RightAttempt("write", refused, writes=True))
+    return RightsTrial(name, attempts, None, refused, store.close)

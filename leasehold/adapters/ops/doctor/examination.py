@@ -1,0 +1,383 @@
+"""The whole examination, in order: the source, the store, its table, and what to expect of the fleet.
+
+Expectations are computed for a fleet in which nobody comes or goes: the longest that a shard is unread after a crash,
+and what the store costs. `benchmarks/checkpoint_writes.py` measures the same in virtual time.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any
+
+from attrs import Factory, define, evolve, frozen
+
+from leasehold.adapters.consumer.runner import RENEWERS_MOST
+from leasehold.adapters.ops.doctor.attempts import Finding, RightsTrial, attempted, clock_of, recognised, well
+from leasehold.adapters.sources.protocol import Identified, Selective, Source
+from leasehold.adapters.sources.urls import open_source, source_address
+from leasehold.adapters.worker.progress import TELL_SECONDS
+from leasehold.balancer.config import Config
+from leasehold.balancer.contradictions import contradictions
+from leasehold.balancer.lookout import LOOK_SECONDS, scaled
+from leasehold.balancer.model import Shard
+from leasehold.errors import OutcomeUnknown, SourceError, StoreError
+from leasehold.stores.protocol import Capabilities, Listing, Store
+from leasehold.stores.urls import Scheme, open_store, store_address
+
+BILLED = frozenset({"dynamodb", "s3", "azblob", "gcs"})
+"""Schemes of stores whose requests are billed."""
+
+MONTH = 730 * 3600
+MILLION = 1_000_000
+ROW_BYTES, UNIT_BYTES = 360, 4096
+"""Of a lease in DynamoDB, and of what one read unit reads; a listing is eventually consistent, at half of it."""
+WRITE_BYTES = 1024
+"""Bytes that one write unit writes."""
+SESSION_BYTES, TOLD_BYTES = (250, 38), (330, 48)
+"""Of a session's row and of what it tells, compressed: with no lease, and for each. Printed by `row_bytes` of
+benchmarks/session_requests.py, for names, sequence numbers and notes of Kinesis."""
+ROW_SECONDS = 1.5
+"""Between two readings of the lookout's row by each of the others, as measured, for `lease_seconds` 10."""
+
+
+@frozen
+class Price:
+    """US$ for a million writes and for a million reads; listings of objects are priced as writes."""
+
+    write: float
+    read: float
+    source: str
+
+
+LIST_PRICES: Mapping[str, Price] = {
+    "dynamodb": Price(0.625, 0.125, "DynamoDB on demand, us-east-1, since November 2024"),
+    "s3": Price(5.0, 0.4, "S3 Standard, us-east-1, 2025"),
+    "gcs": Price(5.0, 0.4, "Cloud Storage Standard, one region, 2025"),
+}
+"""List prices by scheme. Those of Azure differ by redundancy and tier: --write-price and --read-price say them."""
+
+
+@frozen
+class Load:
+    """The requests of a fleet to its store in a second; for objects, listings count as writes."""
+
+    writes: float
+    reads: float
+
+    def month(self, price: Price) -> float:
+        """US$ of 730 hours."""
+        return MONTH * (self.writes * price.write + self.reads * price.read) / MILLION
+
+
+@frozen
+class Fleet:
+    """A fleet on a store.
+
+    scheme    of the store's URL
+    shared    whether a lookout can read the table for all (`capabilities.free_notes`)
+    parts     listings that one look takes, for objects
+    sessions  whether its table is in layout `sessions`
+    """
+
+    scheme: str
+    leases: int
+    workers: int
+    checkpoint_seconds: float
+    shared: bool = True
+    parts: int = 1
+    sessions: bool = False
+
+    @property
+    def layout(self) -> str:
+        """The name of its layout in sentences and JSON."""
+        return "sessions" if self.sessions else "usual"
+
+
+def gap_seconds(config: Config) -> float:
+    """The longest that a shard is unread after its worker crashed: until the lease has expired, and one look more."""
+    return config.rules.expires_above(config.lease_seconds) + config.cycle_seconds
+
+
+def gap_of(config: Config) -> Finding:
+    """The longest time that a shard is unread after a crash, as a finding."""
+    said = f"a shard is unread for at most {gap_seconds(config):.1f} s after its worker crashed"
+    parts = (
+        f"{config.rules.expires_above(config.lease_seconds):g} s until the lease expires, {config.cycle_seconds:g} s"
+    )
+    sooner = ", mostly sooner by the lookout" if config.rules.keeps_lookout else ""
+    return Finding("gap", "ok", f"{said}: {parts} until the next look{sooner}; longer while the store does not answer")
+
+
+def loads(fleet: Fleet, config: Config) -> tuple[Load, Load]:
+    """While nothing comes, and while records come to every shard all the time."""
+    if fleet.sessions:
+        return _loads_of_sessions(fleet, config)
+    objects = fleet.scheme in {"s3", "azblob", "gcs"}
+    alone = config.rules.keeps_lookout and fleet.shared
+    looks = 1 / scaled(LOOK_SECONDS, config) if alone else fleet.workers / config.cycle_seconds
+    rows = (fleet.workers - 1) / scaled(ROW_SECONDS, config) if alone else 0.0
+
+    def load(writes: float) -> Load:
+        if not objects:
+            scan = max(0.5, fleet.leases * ROW_BYTES / UNIT_BYTES / 2)
+            return Load(writes, looks * scan + rows / 2)
+        page = 5000 if fleet.scheme == "azblob" else 1000
+        # A listing of S3 names what has changed, and each of these objects is read.
+        fetched = min(writes, 2 * fleet.leases * looks) if fleet.scheme == "s3" else 0.0
+        return Load(writes + looks * fleet.parts * math.ceil(fleet.leases / page), rows + fetched)
+
+    idle = fleet.leases / config.renew_seconds
+    pause = fleet.checkpoint_seconds or 0.2
+    return load(idle), load(max(idle, fleet.leases * (2 if objects else 1) / pause))
+
+
+def _loads_of_sessions(fleet: Fleet, config: Config) -> tuple[Load, Load]:
+    """The same in layout `sessions`: one write for all leases of a worker, and a row of notes beside each renewal."""
+    each = math.ceil(fleet.leases / fleet.workers)
+    session, told = (first + more * each for first, more in (SESSION_BYTES, TOLD_BYTES))
+    looks = 1 / scaled(LOOK_SECONDS, config)
+    # The lookout says at each look that it is there, and its renewals are not spared by checkpoints, which say nothing.
+    renewals = fleet.workers / config.renew_seconds + looks
+    beside = fleet.workers / TELL_SECONDS + 2 * looks
+    rows = (fleet.workers - 1) / scaled(ROW_SECONDS, config)
+    page = 5000 if fleet.scheme == "azblob" else 1000
+    listings = 2 * math.ceil(fleet.workers / page) + math.ceil(fleet.leases / page)
+
+    def load(groups: float, notes: float) -> Load:
+        if fleet.scheme == "dynamodb":
+            units = groups * math.ceil(session / WRITE_BYTES) + notes * math.ceil(told / WRITE_BYTES)
+            table = fleet.leases * ROW_BYTES + fleet.workers * (session + told)
+            return Load(units, looks * max(0.5, table / UNIT_BYTES / 2) + rows)
+        fetched = min(groups, fleet.workers * looks) + min(notes, fleet.workers * looks)
+        return Load(groups + notes + looks * listings, rows + (fetched if fleet.scheme == "s3" else 0.0))
+
+    return load(renewals, renewals), load(beside + fleet.workers / (fleet.checkpoint_seconds or 0.2), beside)
+
+
+def layouts(fleet: Fleet) -> tuple[Fleet, ...]:
+    """The fleet in the layout that it has, then in the one that it could have, if its store has another."""
+    return (fleet, evolve(fleet, sessions=not fleet.sessions)) if fleet.shared else (fleet,)
+
+
+def cost_of(fleet: Fleet, config: Config, price: Price | None) -> Finding:
+    """The requests to the store and their costs by layout, as a finding."""
+    unit, tens = (" units" if fleet.scheme == "dynamodb" else ""), 10
+
+    def said(load: Load) -> str:
+        writes, reads = (f"{rate:.2g}" if rate < tens else f"{rate:,.0f}" for rate in (load.writes, load.reads))
+        asked = f"{writes} writes and {reads} read{unit or 's'} a second"
+        return asked + (f", US$ {load.month(price):,.2f} a month" if price else "")
+
+    where = f"{fleet.leases} open shards, {fleet.workers} {'worker' if fleet.workers == 1 else 'workers'}"
+    rest, busy = loads(fleet, config)
+    told = [f"{where}, layout {fleet.layout}: at rest {said(rest)}", f"under steady records {said(busy)}"]
+    told += [f"in layout {other.layout} {said(loads(other, config)[1])}" for other in layouts(fleet)[1:]]
+    return Finding("cost", "ok", "; ".join(told) + (f" ({price.source})" if price else ""))
+
+
+ANSWER_SECONDS = 0.02
+"""Within this a store of the same region answers nearly always; one on another continent takes 0.1 s and more."""
+CELLS_MOST = 2_000_000
+"""Leases times workers: beyond, each worker's reading of the table after a change takes a table of DynamoDB longer than
+a lease lasts."""
+
+
+def size_of(leases: int, workers: int, config: Config) -> Finding:
+    """Whether a fleet of this size is served in time, and what gives way first; said from half of a limit on.
+
+    Source: docs/limits.md.
+    """
+    each, cells = math.ceil(leases / workers), leases * workers
+    answer = RENEWERS_MOST * config.renew_seconds / max(1, each)
+    room = min(answer / ANSWER_SECONDS, CELLS_MOST / max(1, cells))
+    said = f"{each} leases a worker are renewed in time while the store answers within {answer * 1000:,.0f} ms"
+    said += f"; {leases} leases x {workers} workers are {cells:,}, of at most some {CELLS_MOST:,}"
+    if room > 2:  # noqa: PLR2004  half of a limit
+        return Finding("size", "ok", said)
+    few = answer / ANSWER_SECONDS < CELLS_MOST / max(1, cells)
+    todo = (
+        "more workers, or a longer --lease-seconds" if few else "fewer workers, or a table for each part of the shards"
+    )
+    return Finding("size", "unknown" if room >= 1 else "wrong", said, todo)
+
+
+_HERE = "leasehold.adapters.ops.doctor."
+_SOURCES = {
+    "kinesis": Scheme(f"{_HERE}kinesis", extra="aws"),
+    "dynamodb-streams": Scheme(f"{_HERE}dynamodb_streams", extra="aws"),
+    "eventhubs": Scheme(f"{_HERE}event_hubs", extra="azure"),
+}
+_STORES = {
+    "memory": (Scheme(f"{_HERE}embedded"), "memory_trial"),
+    "sqlite": (Scheme(f"{_HERE}embedded"), "sqlite_trial"),
+    "dynamodb": (Scheme(f"{_HERE}dynamodb", extra="aws"), "trial"),
+    "azblob": (Scheme(f"{_HERE}objects", extra="azure"), "blob_trial"),
+    "s3": (Scheme(f"{_HERE}objects", extra="aws"), "s3_trial"),
+    "gcs": (Scheme(f"{_HERE}objects", extra="gcs"), "gcs_trial"),
+    "postgres": (Scheme(f"{_HERE}postgres", extra="postgres"), "trial"),
+}
+
+
+@frozen
+class ExaminedFleet:
+    """The fleet that is to run, and what may be tried for it.
+
+    workers            None: as many as own leases now, at least one
+    write_price, read_price  US$ for a million; None: the list price, where one is known
+    read_only          nothing is written, not even to be refused
+    """
+
+    config: Config
+    workers: int | None = None
+    checkpoint_seconds: float = 1.0
+    write_price: float | None = None
+    read_price: float | None = None
+    read_only: bool = False
+
+
+@define
+class _Gathered:
+    """The findings so far, and the readings that later steps need."""
+
+    findings: list[Finding] = Factory(list)
+    shards: tuple[Shard, ...] | None = None
+    listing: Listing | None = None
+    capabilities: Capabilities = Factory(Capabilities)
+
+
+@frozen
+class Examination:
+    """The findings of an examination, and what to expect of the fleet; `expected` is ready for JSON."""
+
+    findings: tuple[Finding, ...]
+    expected: Mapping[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it."""
+        findings = [finding.as_json() for finding in self.findings]
+        return {"well": well(self.findings), "findings": findings, "expected": dict(self.expected)}
+
+
+def examined(source: str, store: str, fleet: ExaminedFleet) -> Examination:
+    """Examine both, each as far as it can be reached. Raises ValueError for a URL that cannot be used."""
+    scheme, place, options = source_address(source)
+    store_scheme, store_place, store_options = store_address(store)
+    if store_scheme == "file":
+        raise ValueError("store URL: file:// is a backup, on which no fleet works; name a store")
+    for kind, each, known in (("source", scheme, _SOURCES), ("store", store_scheme, _STORES)):
+        if each not in known:
+            raise ValueError(f"{kind} URL: another package adds {each}://, and doctor has no checks for it")
+    price, seen = _price(store_scheme, fleet), _Gathered()
+    with _told(seen, "source"):
+        for each in _SOURCES[scheme].load("source", SourceError).trials(place, options):
+            _rights(seen, each, fleet)
+    with _told(seen, "store"):
+        module, name = _STORES[store_scheme]
+        trial: RightsTrial = getattr(module.load("store", StoreError), name)(store_place, store_options)
+        if _rights(seen, trial, fleet):
+            # The rows, as a worker reads them; a table of another shape is refused here.
+            with _told(seen, "table"):
+                table: Store = open_store(store, create=False, write=False)
+                with closing(table):
+                    seen.capabilities, seen.listing = table.capabilities, table.list()
+    if seen.listing is not None:
+        _recognise(seen, source, seen.listing)
+    parts = 1 if store_scheme == "dynamodb" else 2 if "eventhub" in store_options else 3
+    # The gap is known in any case; the costs, once the shards are, where a store bills its requests.
+    findings, expected = [*seen.findings, gap_of(fleet.config)], {"gap_seconds": round(gap_seconds(fleet.config), 3)}
+    if seen.shards is None:
+        return Examination(tuple(findings), expected)
+    rows = () if seen.listing is None else seen.listing.leases
+    owners = len({lease.owner for lease in rows if lease.owner and not lease.ended})
+    shards = sum(shard.open for shard in seen.shards)
+    workers, pause = fleet.workers or max(1, owners), fleet.checkpoint_seconds
+    findings.append(size_of(shards, workers, fleet.config))
+    if store_scheme not in BILLED:
+        return Examination(tuple(findings), expected)
+    grouped = seen.capabilities.groups_writes or store_options.get("layout") == "sessions"
+    asked = Fleet(store_scheme, shards, workers, pause, seen.capabilities.free_notes, parts, grouped)
+    findings.append(cost_of(asked, fleet.config, price))
+    costs = {
+        each.layout: {
+            name: {
+                "writes": round(load.writes, 3),
+                "reads": round(load.reads, 3),
+                "us_dollars_a_month": None if price is None else round(load.month(price), 2),
+            }
+            for name, load in zip(("at_rest", "under_records"), loads(each, fleet.config), strict=True)
+        }
+        for each in layouts(asked)
+    }
+    more = {"shards": shards, "workers": workers, "layout": asked.layout, **costs[asked.layout], "layouts": costs}
+    return Examination(tuple(findings), {**expected, **more})
+
+
+@contextmanager
+def _told(seen: _Gathered, what: str) -> Iterator[None]:
+    """Take a fault that stops this part of the examination for a finding."""
+    try:
+        yield
+    except OutcomeUnknown as error:
+        if what != "table":
+            seen.findings.append(Finding(what, "wrong", str(error)))
+        else:
+            seen.findings.append(Finding(what, "unknown", f"no usable answer: {error}", "ask again later"))
+    except (StoreError, SourceError) as error:
+        seen.findings.append(Finding(what, "wrong", str(error)))
+
+
+def _rights(seen: _Gathered, trial: RightsTrial, fleet: ExaminedFleet) -> bool:
+    """Try them all; whether it was reached."""
+    with closing(trial):
+        found = tuple(attempted(trial, read_only=fleet.read_only))
+        seen.findings += found
+        if trial.prove is not None:
+            seen.findings.append(_conditions(trial.prove, trial, found))
+    if trial.clock is not None:
+        seen.findings.append(clock_of(trial.name, trial.clock.ahead))
+    return found[0].state == "ok"
+
+
+def _conditions(prove: Callable[[], object], trial: RightsTrial, found: Iterable[Finding]) -> Finding:
+    states = {finding.what: finding.state for finding in found}
+    if any(states.get(attempt.right) != "ok" for attempt in trial.attempts if attempt.writes):
+        return Finding("conditional writes", "unknown", f"{trial.name}: not tried without all rights to write")
+    try:
+        prove()
+    except OutcomeUnknown as error:
+        return Finding("conditional writes", "unknown", f"no usable answer: {error}", "ask again later")
+    except StoreError as error:
+        return Finding("conditional writes", "wrong", str(error))
+    return Finding("conditional writes", "ok", f"{trial.name}: refused where their condition does not hold")
+
+
+def _recognise(seen: _Gathered, url: str, listing: Listing) -> None:
+    try:
+        source: Source = open_source(url)
+        with closing(source):
+            seen.shards = source.shards()
+            reads = source.reads if isinstance(source, Selective) else lambda _lease: True
+            seen.findings += recognised(listing, seen.shards, reads)
+            incarnation = source.incarnation() if isinstance(source, Identified) else ""
+            # Listed after the table was read: what ended in between contradicts nothing.
+            found = contradictions(seen.shards, listing.leases, incarnation)
+            seen.findings += [
+                Finding("contradiction", "wrong", each.what)
+                for each in found
+                if each.kind != "another shard"  # said above
+            ]
+    except SourceError:  # said by its rights
+        said = f"it has {len(listing.leases)} leases; whose they are cannot be told without the stream's shards"
+        seen.findings.append(Finding("table", "unknown", said))
+
+
+def _price(scheme: str, fleet: ExaminedFleet) -> Price | None:
+    """The list price, or what the user has said of it; each of the two prices may be said alone."""
+    listed = LIST_PRICES.get(scheme)
+    if fleet.write_price is None and fleet.read_price is None:
+        return listed
+    write = fleet.write_price if fleet.write_price is not None else listed.write if listed else None
+    read = fleet.read_price if fleet.read_price is not None else listed.read if listed else None
+    if write is None or read is None:
+        raise ValueError("--write-price and --read-price: no list price is known for this store; give both")
+    return Price(write, read, "prices as given")

@@ -1,0 +1,104 @@
+"""The rights of a worker on a stream of Kinesis."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from botocore.exceptions import ClientError
+
+from leasehold.adapters.ops.doctor.attempts import NotThere, NotTried, RightAttempt, RightsTrial, ServiceClock
+from leasehold.adapters.sources.call_patience import POLL_SECONDS
+from leasehold.adapters.sources.kinesis.clients import reading_client
+from leasehold.adapters.sources.kinesis.faults import code_of, said_plainly
+from leasehold.adapters.sources.kinesis.stream_arn import stream_address
+from leasehold.errors import SourceError
+from leasehold.stores.aws import session_of
+from leasehold.stores.urls import without_credentials
+
+if TYPE_CHECKING:  # the stubs are no dependency of a user
+    from types_boto3_kinesis import KinesisClient
+
+_ABSENT = "ResourceNotFoundException"
+
+
+def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
+    """The checks of each stream named. Raises SourceError if no region is known, StoreError for a bad endpoint."""
+    region, endpoint, session = options.get("region"), options.get("endpoint"), session_of(options, "source URL")
+    for text in place.split(","):
+        stream = stream_address(text, region, "source URL")
+        name = stream.name
+        with said_plainly(name):
+            client = reading_client(
+                stream.region, endpoint, read_seconds=POLL_SECONDS[-1], session=session, arn=stream.arn
+            )
+        without_credentials(client.meta.endpoint_url)
+        clock = ServiceClock()
+        client.meta.events.register("after-call.kinesis", clock.heard)
+        asked = _ExaminedStream(client, name)
+        attempts = [
+            RightAttempt("kinesis:DescribeStreamSummary", asked.described),
+            RightAttempt("kinesis:ListShards", asked.listed),
+            RightAttempt("kinesis:GetShardIterator", asked.placed),
+            RightAttempt("kinesis:GetRecords", asked.read),
+        ]
+        if consumer := options.get("consumer"):
+            attempts.append(RightAttempt("kinesis:DescribeStreamConsumer", partial(asked.consumer, consumer)))
+        yield RightsTrial(f"stream {name}", tuple(attempts), clock, close=client.close)
+
+
+class _ExaminedStream:
+    """Asks one stream; what an answer brought, the next question needs."""
+
+    def __init__(self, client: "KinesisClient", name: str) -> None:
+        self._client, self._name = client, name
+        self._arn, self._encrypted = "", False
+        self._shard, self._iterator = "", ""
+
+    def described(self) -> str:
+        with said_plainly(self._name):
+            found = self._client.describe_stream_summary(StreamName=self._name)["StreamDescriptionSummary"]
+        self._arn, self._encrypted = found["StreamARN"], found.get("EncryptionType") == "KMS"
+        return f"it answers, and is {found['StreamStatus']}"
+
+    def listed(self) -> None:
+        with said_plainly(self._name):
+            rows = self._client.list_shards(StreamName=self._name)["Shards"]
+        if not rows:
+            raise SourceError(f"stream {self._name!r} has no shards")
+        self._shard = rows[0]["ShardId"]
+
+    def placed(self) -> None:
+        # Where shards could not be listed there is one of this name, as long as the stream was never resharded.
+        shard = self._shard or "shardId-000000000000"
+        with said_plainly(self._name):
+            answer = self._client.get_shard_iterator(
+                StreamName=self._name, ShardId=shard, ShardIteratorType="TRIM_HORIZON"
+            )
+        self._iterator = answer["ShardIterator"]
+
+    def read(self) -> str:
+        if not self._iterator:
+            raise NotTried("not tried without an iterator")
+        with said_plainly(self._name):
+            rows: list[Any] = self._client.get_records(ShardIterator=self._iterator, Limit=1)["Records"]
+        if self._encrypted and not rows:
+            return "allowed; no record was there to show that its key (kms:Decrypt) may be used"
+        return "allowed"
+
+    def consumer(self, name: str) -> str:
+        if not self._arn:
+            raise NotTried("not tried, as the stream is not described")
+        which: dict[str, Any] = (
+            {"ConsumerARN": name} if name.startswith("arn:") else {"StreamARN": self._arn, "ConsumerName": name}
+        )
+        try:
+            with said_plainly(self._name):
+                found = self._client.describe_stream_consumer(**which)["ConsumerDescription"]
+        except SourceError as error:
+            cause = error.__cause__
+            if name.startswith("arn:") or not isinstance(cause, ClientError) or code_of(cause) != _ABSENT:
+                raise
+            said = f"there is no consumer {name}; a worker registers it if it may (kinesis:RegisterStreamConsumer"
+            raise NotThere(f"{said}, not tried)") from error
+        # Another subscription would end that of a worker.
+        return f"consumer {found['ConsumerName']} is {found['ConsumerStatus']}; kinesis:SubscribeToShard is not tried"

@@ -1,0 +1,104 @@
+"""The rights of a worker on the objects of a container of Azure, or of a bucket of S3 or of Google."""
+
+from collections.abc import Mapping
+from functools import partial
+from uuid import uuid4
+
+from leasehold.adapters.ops.doctor.attempts import (
+    REQUEST_SECONDS,
+    NotThere,
+    RightAttempt,
+    RightsTrial,
+    ServiceClock,
+)
+from leasehold.errors import StoreError
+from leasehold.stores.objects.event_hubs_layout import EventHubLayout
+from leasehold.stores.objects.generic_layout import ObjectLayout
+from leasehold.stores.requests import FOLDER, Objects, prove
+from leasehold.stores.urls import Scheme, endpoint_of
+
+_ABSENT = frozenset({"NoSuchBucket", "ContainerNotFound", "there is no such bucket"})
+_UNKNOWN_ETAG = "0x8D00000000000000"
+
+
+S3 = ("s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject")
+"""The rights to list, to read, to write and to delete, as policies and roles name them."""
+
+BLOB = ("blobs/read (list)", "blobs/read", "blobs/write", "blobs/delete")
+"""Of `Microsoft.Storage/storageAccounts/blobServices/containers/`: 'Storage Blob Data Contributor' has them all."""
+
+
+def s3_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
+    """The rights on `bucket/prefix`. Raises ValueError, StoreError."""
+    module = Scheme("leasehold.stores.objects.s3", extra="aws").load("store", StoreError)
+    bucket, _, prefix = place.partition("/")
+    if not bucket:
+        raise ValueError("store URL: s3:// wants bucket/prefix")
+    endpoint, clock = endpoint_of(options.get("endpoint")), ServiceClock()
+    patience = module.PATIENCE.within(REQUEST_SECONDS)
+    place_of = {"region": options.get("region"), "endpoint": endpoint, "session": module.session_of(options)}
+    objects = module.S3Objects(bucket, skew=clock, patience=patience, **place_of)
+    return _trial(f"bucket {bucket}", objects, ObjectLayout(prefix), S3, clock)
+
+
+GCS = ("storage.objects.list", "storage.objects.get", "storage.objects.create", "storage.objects.delete")
+"""The role 'Storage Object User' has them all; to write over an object takes the last two."""
+
+
+def gcs_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
+    """The rights on `bucket/prefix`. Raises ValueError, StoreError."""
+    module = Scheme("leasehold.stores.objects.gcs", extra="gcs").load("store", StoreError)
+    bucket, prefix = module.bucket_of(place)
+    endpoint, clock = endpoint_of(options.get("endpoint")), ServiceClock()
+    patience = module.PATIENCE.within(REQUEST_SECONDS)
+    objects = module.GcsObjects(
+        bucket, project=options.get("project"), endpoint=endpoint, skew=clock, patience=patience
+    )
+    return _trial(f"bucket {bucket}", objects, ObjectLayout(prefix), GCS, clock, unknown="1")
+
+
+def blob_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
+    """The rights on `account/container`. Raises ValueError, StoreError."""
+    module = Scheme("leasehold.stores.objects.blob", extra="azure").load("store", StoreError)
+    clock = ServiceClock()
+    # Nothing is asked of the service yet, or a missing container would be no finding.
+    client = module.client_of(place, endpoint_of(options.get("endpoint")), REQUEST_SECONDS)
+    hub = EventHubLayout(*module.one_hub(options)) if "eventhub" in options else None
+    layout = hub or ObjectLayout(options.get("prefix", ""))
+    return _trial(f"container {client.container_name}", module.BlobObjects(client, clock), layout, BLOB, clock)
+
+
+def _trial(
+    name: str,
+    objects: Objects,
+    layout: ObjectLayout | EventHubLayout,
+    rights: tuple[str, ...],
+    clock: ServiceClock,
+    *,
+    unknown: str = _UNKNOWN_ETAG,
+) -> RightsTrial:
+    listing, reading, writing, deleting = rights
+    above = layout.prefix("ownership").removesuffix("ownership/")
+    probe = f"{above}{FOLDER}{uuid4().hex}"
+
+    def listed() -> str:
+        try:
+            objects.list(probe)
+        except StoreError as error:
+            if any(code in str(error) or code in str(error.__cause__) for code in _ABSENT):
+                raise NotThere(f"there is no {name}; a worker makes it if it may, which was not tried") from error
+            raise
+        return "it answers"
+
+    def written() -> None:
+        """Under a condition that nothing fulfils; a service that ignores it has an object to remove."""
+        if (etag := objects.put_over(probe, {"probe": "0"}, unknown)) is not None:
+            objects.delete(probe, etag)
+
+    attempts = (
+        RightAttempt(listing, listed),
+        RightAttempt(reading, partial(objects.get, probe)),
+        RightAttempt(writing, written, writes=True),
+        RightAttempt(deleting, partial(objects.delete, probe, unknown), writes=True),
+    )
+    return RightsTrial(name, attempts, clock, partial(prove, objects, above), objects.close)

@@ -1,0 +1,46 @@
+"""The rights of a worker on a lease table in PostgreSQL, and what a standby of it would cost."""
+
+from collections.abc import Mapping
+
+from psycopg import errors
+
+from leasehold.adapters.ops.doctor.attempts import REQUEST_SECONDS, NotThere, NotTried, RightAttempt, RightsTrial
+from leasehold.errors import StoreError
+from leasehold.stores.postgres import PATIENCE, PostgresStore, place_of
+
+
+def trial(place: str, options: Mapping[str, str]) -> RightsTrial:
+    """The rights on this table, all of them tried in transactions that are undone. Raises ValueError, StoreError."""
+    named = place_of(place, options)
+    try:
+        store = PostgresStore(named, create=False, patience=PATIENCE.within(REQUEST_SECONDS))
+    except StoreError as error:
+        if not isinstance(error.__cause__, errors.UndefinedTable):
+            raise
+        said = f"there is no {named.name}; a worker makes it if it may (CREATE on the schema, not tried)"
+
+        def absent() -> str:
+            raise NotThere(said)
+
+        return RightsTrial(named.name, (RightAttempt("SELECT", absent),))
+    attempts = (
+        RightAttempt("SELECT", lambda: f"it has {len(store.list().leases)} leases"),
+        RightAttempt("INSERT", lambda: store.probe("INSERT"), writes=True),
+        RightAttempt("UPDATE", lambda: store.probe("UPDATE"), writes=True),
+        RightAttempt("DELETE", lambda: store.probe("DELETE"), writes=True),
+        RightAttempt("standbys", lambda: _standbys(store)),
+    )
+    return RightsTrial(named.name, attempts, None, store.prove, store.close)
+
+
+def _standbys(store: PostgresStore) -> str:
+    """Tell whether commits wait for standbys; one that takes over without that loses the last of them."""
+    standbys, waited = store.standbys()
+    if not standbys:
+        return "no standby follows it; where one does, and may take over, let commits wait for it"
+    if waited:
+        return f"{standbys} standbys follow it, and commits wait for {waited}"
+    raise NotTried(
+        f"{standbys} standbys follow it, and commits wait for none: if one takes over, the last checkpoints that were "
+        "answered may be lost with their leases' owners; set synchronous_standby_names, unless none ever does"
+    )

@@ -1,0 +1,404 @@
+"""Explains what each worker would do now and by which rule, why a lease is where it is, and when it would move.
+
+`plans` asks the plan of each worker, `story` tells of one lease, and SENTENCES has every rule in a sentence.
+
+`rules_between` finds the rule of each change of owner between two readings: that of the new owner's plan on the earlier
+one. Where owners died or left between the two, the workers planned without them: so a plan that does not explain a
+move is asked for once more, with all leases of those owners free. Newcomers take one lease, wait for others to join,
+and then take their shares; where the readings are too far apart to show that, their plan is asked for as if the first
+lease had been theirs for long.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attrs import Factory, evolve, frozen
+
+from leasehold.adapters.consumer.status import LeaseLag, Status
+from leasehold.adapters.json_form import action_json, lease_json
+from leasehold.adapters.report.watching import WatchedTable, alive, moved, shares
+from leasehold.adapters.worker.progress import Progress, progress_of
+from leasehold.balancer.actions import Action, Claim, Release, Renew, RequestHandoff, Steal, Taking
+from leasehold.balancer.census import Known, Whole, signers
+from leasehold.balancer.config import Config
+from leasehold.balancer.contradictions import noted
+from leasehold.balancer.counting import expires_above
+from leasehold.balancer.model import Lease, Me
+from leasehold.balancer.plan import plan
+from leasehold.balancer.rules.loads import slack
+from leasehold.stores.fields import kilobytes
+from leasehold.stores.swap import place_of
+
+FREED = "C6"
+GIVEN = "H2"
+
+
+def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> Mapping[str, str]:
+    """The rule of each move, by the key of its lease; "" where no plan explains it, as where an owner let it go."""
+    moves = moved(before, after)
+    if not moves:
+        return {}
+    # A lease may have stood still for so much longer, when it was taken, than the earlier reading says: its version may
+    # be nearly as old as the reading before showed it, and it was taken before the later one.
+    unseen_seconds = 2 * (after.seconds - before.seconds)
+
+    def late(owner: str | None) -> bool:
+        idle = max((lease.idle for lease in before.leases if lease.owner == owner), default=0.0)
+        return not math.isinf(idle) and idle + unseen_seconds > expires_above(config)
+
+    def takings(leases: tuple[Lease, ...], worker: str) -> tuple[Taking, ...]:
+        found = plan(leases, None, Me(worker, 0, before.history), config)
+        return tuple(action for action in found if isinstance(action, Taking))
+
+    # Dead are the owners that renewed nothing in between, and lost a lease that they were not asked for, or are late.
+    now = {lease.key: (lease.owner, lease.version) for lease in after.leases}
+    silent = {lease.owner for lease in before.leases if lease.owner is not None}
+    silent -= {
+        lease.owner
+        for lease in before.leases
+        if (then := now.get(lease.key)) is not None and then[0] == lease.owner and then[1] != lease.version
+    }
+    lost = {old.owner for old, new in moves if old.next_owner is None or old.next_owner != new.owner}
+    dead = frozenset(owner for owner in silent if owner in lost or late(owner))
+
+    freed = tuple(evolve(lease, owner=None) if lease.owner in dead else lease for lease in before.leases)
+    movers = {new.owner for _, new in moves if new.owner is not None}
+    seen = {worker: takings(before.leases, worker) for worker in movers}
+    unseen = {worker: takings(freed, worker) for worker in movers} if dead else seen
+    # The leases once every new owner has one, and has had what it holds for long.
+    firsts = {new.owner: new.key for _, new in reversed(moves)}
+    given = {firsts[owner]: owner for owner in movers - {lease.owner for lease in freed}}
+    joined = tuple(
+        evolve(lease, owner=owner, idle=0.0, held=math.inf, next_owner=None) if owner in movers else lease
+        for lease in freed
+        for owner in [given.get(lease.key, lease.owner)]
+    )
+    later = {worker: takings(joined, worker) for worker in movers if not unseen[worker]}
+    rules = {}
+    for old, new in moves:
+        if new.owner is None:
+            # An owner that lives has renewed by `renew_seconds`: one that was not late there may as well have left.
+            overdue = old.idle > config.renew_seconds and old.owner in dead and late(old.owner)
+            rules[new.key] = FREED if overdue and config.rules.frees_expired else ""
+        elif old.next_owner == new.owner:
+            rules[new.key] = GIVEN
+        else:
+            rules[new.key] = _rule(old, seen[new.owner], unseen[new.owner] or later[new.owner])
+    return rules
+
+
+def _rule(old: Lease, seen: tuple[Taking, ...], unseen: tuple[Taking, ...]) -> str:
+    """The rule that names the lease; else one that robs its owner; else whichever its new owner acts by."""
+    for action in (*seen, *unseen):
+        if old.key in {action.lease.key, *(other.lease.key for other in action.alternates)}:
+            return action.rule
+    # Where the rules leave a choice to chance, the worker may have chosen another lease of the same owner.
+    robbing = [
+        action.rule for action in seen if isinstance(action, Steal | RequestHandoff) and action.from_owner == old.owner
+    ]
+    return next(iter([*robbing, *(action.rule for action in unseen), *(action.rule for action in seen)]), "")
+
+
+SENTENCES = {
+    "C2": "a worker renews its own leases, so that nobody takes it for dead",
+    "C4": "the lookout writes its bulletin with a renewal, so that the others need not read the table",
+    "C6": "the lookout frees what has expired, for those whose share it is to claim",
+    "E3": "Azure's Python rule: a worker below its share takes an inactive partition, else one of an owner above it",
+    "E4": "Azure's .NET rule: a worker below its share takes an inactive partition, else one of an owner far above it",
+    "E5": "Azure's Java rule: unless all is even, the emptiest takes an inactive partition, else one of the fullest",
+    "E6": "the Event Hubs gist: a worker at or below its share takes an inactive partition, else one of the fuller",
+    "E7": "an owner writes all its partitions again, before a peer may expire them",
+    "H2": "the owner answers requests, so it is asked: it finishes its batch and gives the lease; nothing comes twice",
+    "H3": "the owner was asked for the lease: it finishes its batch, and gives the lease to its heir",
+    "H4": "the lease was promised to this worker: it takes it where the owner died, gave too late, or took it back",
+    "K5": "KCL's rule for very old leases: what nobody has renewed for long is taken first, above the target too",
+    "K7": "KCL's rule: a worker below its target takes what is available, and robs nobody meanwhile",
+    "K8": "KCL's rule: with nothing available, a worker below its target steals from the owner with most leases",
+    "K10": "a worker renews its own leases once they stood still for a third of lease_seconds",
+    "L3": "a shard whose parents have ended gets its lease, at the parents' end",
+    "L4": "an open shard that descends from no lease gets one, at the initial position",
+    "L5": "an open shard whose ancestors are leased gets its lease only when its turn comes",
+    "L6": "a partition that came later is read from its beginning",
+    "L7": "a hash range that no lease covers gets its lease",
+    "L8": "the lease of a finished shard goes once its children are being read",
+    "L9": "the children of a shard that is gone get their leases first",
+    "L10": "the lease of a shard that is gone from the stream is removed",
+    "L13": "a lease whose row was deleted begins where it was last seen",
+    "M3": "a worker that holds no less than its share leaves the others alone",
+    "M5": "a worker that holds nothing takes one lease first, so that all see it before shares are made anew",
+    "M6": "a worker that holds less than its share takes what it lacks: free leases first, then the others' surplus",
+    "M9": "somebody else should have acted long ago: after `patience` cycles anybody does",
+    "M11": "beside workers that never steal, the overloaded lets one lease go",
+    "M12": "a successor in a rolling restart takes at once as many leases as the others hold",
+    "M13": "counts are even, and throughput is not: one lease goes from the most loaded to the least",
+    "M14": "a KCL 3.x leader's worker takes nothing by itself, so the owner gives it what it lacks",
+    "M15": "what a dead worker left to KCL 2.x, which looks seldom, is taken at once by one of ours",
+    "R1": "kcl-rust's rule: free leases are claimed, up to leases_to_acquire and max_leases",
+    "R2": "kcl-rust's rule: with nothing free, one lease of the fullest owner, if it has at least two more",
+    "R3": "a worker renews its own leases",
+}
+"""By number; the numbers are those of specs/."""
+
+
+@frozen
+class WorkerPlan:
+    """The actions that one worker would take now.
+
+    ours     whether it signs its leases as our workers do; another library follows rules of its own
+    held     unfinished leases that it holds
+    share    how many it should hold
+    actions  without renewals
+    loads    the throughput of its leases and of the mean worker, in bytes a second, where counts may differ for it
+    """
+
+    worker: str
+    ours: bool
+    held: int
+    share: int
+    actions: tuple[Action, ...]
+    loads: tuple[int, int] | None = None
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The actions as sentences, or why there is none."""
+        return tuple(said(action) for action in self.actions) or (self.rest,)
+
+    @property
+    def rest(self) -> str:
+        """Why it does nothing."""
+        if self.held == self.share:
+            return "nothing: it holds its share"
+        if self.loads is not None:
+            own, mean = map(kilobytes, self.loads)
+            than = "more" if self.held > self.share else "less"
+            loads = f"its leases bring {own:.1f} KB/s, those of the mean worker {mean:.1f}"
+            return f"nothing: it holds {than} than its share, as throughput is balanced before counts (M13): {loads}"
+        if self.held > self.share:
+            return "nothing: it holds more than its share, and leaves the others alone (M3)"
+        return "nothing: it holds less than its share, and nothing that it may take is there"
+
+    def as_json(self) -> dict[str, Any]:
+        """Values that `json.dumps` takes."""
+        actions = [action_json(action) | {"says": said(action)} for action in self.actions]
+        told = {"worker": self.worker, "ours": self.ours, "leases": self.held, "share": self.share, "actions": actions}
+        return told | ({} if actions else {"why": self.rest})
+
+
+def said(action: Action) -> str:
+    """An action as a worker's own sentence would end: 'would ...'."""
+    key, by = action.lease.key, f"({action.rule})"
+    match action:
+        case Claim(lease=Lease(owner=None)):
+            return f"would claim {key}, which is free {by}"
+        case Claim(lease=lease):
+            return f"would claim {key}, which {lease.owner} has not renewed for {lease.idle:.1f} s {by}"
+        case Steal(from_owner=from_owner):
+            return f"would steal {key} from {from_owner} {by}"
+        case RequestHandoff(from_owner=from_owner):
+            return f"would ask {from_owner} for {key} {by}"
+        case Release(next_owner=None):
+            return f"would let {key} go {by}"
+        case Release(next_owner=next_owner):
+            return f"would finish its batch of {key} and give it to {next_owner} {by}"
+        case _:
+            return f"would {type(action).__name__.lower()} {key} {by}"
+
+
+def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tuple[WorkerPlan, ...]:
+    """The plan of every worker that the table names, and of `more`; in order of name.
+
+    Each is asked as at its first turn: where the rules leave a choice to chance, a worker may choose another lease.
+    """
+    living = alive(table.leases, config)
+    aside = {lease.key: progress for lease in living if (progress := put_aside(lease, table.at)) is not None}
+    more = (*more, *{progress.owner for progress in aside.values()})  # a worker without leases is a worker
+    named = {worker for lease in living for worker in (lease.owner, lease.next_owner) if worker} | set(more)
+    ours, wanted = signers(table.leases), shares(living, config.rules.groups, more)
+    working = [lease for lease in living if not lease.ended]
+    # The load of each worker and of the mean one, where M13 lets counts differ for the sake of loads; else none.
+    loads: dict[str | None, int] = {}
+    if config.rules.weighs_loads and wanted and slack(working, len(working) // len(wanted)):
+        loads = dict.fromkeys(wanted, 0)
+        for lease in working:
+            if lease.owner is not None:
+                loads[lease.owner] += lease.weight or 0
+    mean = sum(loads.values()) // len(loads) if loads else 0
+    owned = Counter(lease.owner for lease in working)
+    known = Known(Whole(table.leases), {})  # indexed once for all plans: each by itself would look at every lease
+    found = []
+    for worker in sorted(named):
+        actions = plan(known, None, Me(worker, 0, table.history), config)
+        found.append(
+            WorkerPlan(
+                worker,
+                worker in ours or worker in more,
+                owned[worker],
+                wanted.get(worker, 0),
+                tuple(
+                    action for action in actions if not isinstance(action, Renew) and not _left(action, worker, aside)
+                ),
+                (loads[worker], mean) if worker in loads else None,
+            )
+        )
+    return tuple(found)
+
+
+def put_aside(lease: Lease, now: float) -> Progress | None:
+    """Return the note of the worker that leaves this free lease to others for now; None if none does."""
+    progress = None if lease.owner is not None or lease.ended else progress_of(lease)
+    return progress if progress is not None and progress.resting(now, 0.0) else None
+
+
+def _left(action: Action, worker: str, aside: Mapping[str, Progress]) -> bool:
+    progress = aside.get(action.lease.key)
+    return progress is not None and progress.owner == worker
+
+
+def rules_of(found: Sequence[WorkerPlan]) -> Mapping[str, str]:
+    """The rules that these plans name, each with its sentence."""
+    named = {action.rule for each in found for action in each.actions}
+    named |= {rule for each in found if not each.actions for rule in ("M3", "M13") if f"({rule})" in each.rest}
+    return {rule: SENTENCES.get(rule, "see specs/") for rule in sorted(named)}
+
+
+@frozen
+class LeaseStory:
+    """Why a lease is where it is.
+
+    past     what its row tells of its owner
+    reading  how its reading is, and since when
+    lag      how far behind its reading is
+    should   who should have it, and why
+    moves    when it would move
+    """
+
+    lease: Lease
+    past: tuple[str, ...]
+    should: str
+    moves: str
+    status: Status
+    reading: tuple[str, ...] = ()
+    lag: LeaseLag = Factory(LeaseLag)
+
+    def as_json(self) -> dict[str, Any]:
+        """Values that `json.dumps` takes."""
+        told = {"past": list(self.past), "reading": list(self.reading), "should": self.should, "moves": self.moves}
+        return {"lease": lease_json(self.lease)} | self.status.as_json() | told | {"lag": self.lag.as_json()}
+
+
+def story(table: WatchedTable, config: Config, lease: Lease, found: Sequence[WorkerPlan]) -> LeaseStory:
+    """The story of one lease of the table, `found` being all plans."""
+    wanting = [
+        (each, action)
+        for each in found
+        for action in each.actions
+        if action.lease.key == lease.key and not isinstance(action, Release)
+    ]
+    return LeaseStory(
+        lease,
+        _past(table, lease, config),
+        _should(lease, found, wanting, put_aside(lease, table.at)),
+        _when(lease, config, wanting, table.at),
+        table.statuses.get(lease.key, Status("UNKNOWN", "it was not watched")),
+        _reading(lease, table.at, table.lag(lease)),
+        table.lag(lease),
+    )
+
+
+def _reading(lease: Lease, now: float, lag: LeaseLag) -> tuple[str, ...]:
+    """How the reading of a lease is, as its owner tells it in the row."""
+    progress = progress_of(lease)
+    if lease.ended or progress is None:
+        return () if lease.ended else ("its row tells nothing of its reading",)
+    now = max(now, progress.at)
+    told = "its owner" if progress.owner == lease.owner else f"{progress.owner}, who had it before,"
+    lines = [f"{told} told of its reading {now - progress.at:.1f} s ago"]
+    behind = (
+        "how far behind it was, nobody knows"
+        if progress.behind is None
+        else f"it was {progress.behind:.1f} s behind then"
+    )
+    read = "was never read by it" if progress.read is None else f"was last read {now - progress.read:.1f} s ago"
+    tried = (
+        "" if progress.tried in {None, progress.read} else f", and last tried {now - (progress.tried or now):.1f} s ago"
+    )
+    lines.append(f"{behind}; it {read}{tried}")
+    if lag.at_least and lag.seconds is not None:
+        lines.append(f"it is at least {lag.seconds:.1f} s behind: nothing was heard of the stream since")
+    if progress.fault:
+        lines.append(f"the last fault: {progress.fault}")
+    if progress.resting(now, 0.0) and lease.owner is None:
+        rest = (progress.aside or now) - now
+        lines.append(f"{progress.owner} put it aside, and takes it again in {rest:.0f} s at the earliest")
+    if progress.excused:
+        lines.append(f"it is not read now: {progress.excused}")
+    if progress.work is not None:
+        lines.append(f"its handler has been at work for {now - progress.work:.1f} s without an end or a checkpoint")
+    return tuple(lines)
+
+
+def _past(table: WatchedTable, lease: Lease, config: Config) -> tuple[str, ...]:
+    lines = []
+    if lease.ended:
+        lines.append("its shard has been read to the end")
+    if lease.owner is None:
+        lines.append("nobody owns it" if not lease.ended else "nobody needs to own it")
+    elif lease.idle > expires_above(config):
+        lines.append(f"{lease.owner} owns it and has not renewed it for {lease.idle:.1f} s: it counts as dead")
+    elif lease.idle > 0:
+        lines.append(f"{lease.owner} owns it and renewed it {lease.idle:.1f} s ago")
+    elif table.seconds > 1:
+        lines.append(f"{lease.owner} owns it and renewed it lately")
+    else:
+        lines.append(f"{lease.owner} owns it; one look does not tell when it was renewed")
+    if not math.isinf(lease.held) and lease.owner is not None:
+        lines.append(f"it came to {lease.owner} {lease.held:.0f} s ago, while this was watching")
+    if lease.next_owner is not None:
+        lines.append(f"it is on its way to {lease.next_owner}")
+    if lease.owner is not None and not lease.yields:
+        lines.append(f"{lease.owner} answers no requests: whoever should have it steals it")
+    if table.swap is not None:
+        here, _, there = place_of(lease).partition(">")
+        lines.append(f"it is on its way from {here} to {there}" if there else f"of both tables, {here} has it")
+    return (*lines, f"checkpoint {lease.checkpoint.sequence}", *noted([lease]))
+
+
+def _should(
+    lease: Lease, found: Sequence[WorkerPlan], wanting: Sequence[tuple[WorkerPlan, Action]], aside: Progress | None
+) -> str:
+    if lease.ended:
+        return "nobody: it is finished"
+    if wanting:
+        names = ", ".join(each.worker for each, _ in wanting)
+        rule = wanting[0][1].rule
+        return f"{names}, by {rule}: {SENTENCES.get(rule, 'see specs/')}"
+    if aside is not None:
+        return f"any worker but {aside.owner}, which could not handle it and leaves it to others for now"
+    holder = next((each for each in found if each.worker == lease.owner), None)
+    if holder is None:
+        return "nobody wants it now: a worker that holds less than its share, or a new one, claims it"
+    more = "more than its share, and nobody who lacks one takes this one first (M4)"
+    if holder.loads is not None and holder.held != holder.share:
+        return f"{holder.worker}: {holder.rest.removeprefix('nothing: it ')}, where its share is {holder.share}"
+    fair = more if holder.held > holder.share else "no more than its share"
+    return f"{holder.worker}: it holds {holder.held} where its share is {holder.share}, {fair}"
+
+
+def _when(lease: Lease, config: Config, wanting: Sequence[tuple[WorkerPlan, Action]], now: float) -> str:
+    if lease.ended:
+        return "never: the row is removed once the children of its shard are being read"
+    if wanting and isinstance(wanting[0][1], Claim):
+        return f"at {wanting[0][0].worker}'s next look, within {config.cycle_seconds:g} s"
+    if wanting:
+        return f"at {wanting[0][0].worker}'s next look, within {config.cycle_seconds:g} s, after the running batch"
+    if lease.next_owner is not None:
+        return "once its owner has finished the running batch"
+    if (aside := put_aside(lease, now)) is not None:
+        left = (aside.aside or now) - now
+        return f"when {aside.owner} may take it again, in {left:.0f} s; or sooner, when another worker looks"
+    left = expires_above(config) - lease.idle
+    if lease.owner is None or left < 0:
+        return "when a worker that lacks one looks, or one comes"
+    return f"when workers come or go; or if {lease.owner} stands still for {left:.1f} s more"

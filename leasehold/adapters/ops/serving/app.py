@@ -1,0 +1,276 @@
+"""The read-only server: the page, its events, its curve, explanations, and what monitoring asks for.
+
+`exposition` writes the metrics of the watched tables in the text format of Prometheus.
+"""
+
+import asyncio
+import json
+from asyncio import TimerHandle, Transport
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+from h11 import CLOSED, DONE, ERROR, MUST_CLOSE
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from leasehold.adapters.ops.serving.watcher import SORTS, TableWatcher, ViewWanted
+from leasehold.stores.fields import decimal
+
+HELP = {
+    "leasehold_up": "Whether the table was read lately.",
+    "leasehold_status": "The group's status: 0 OK, 3 not known, 4 behind, 5 stalled, 6 hung, 7 unread, 8 orphan.",
+    "leasehold_lease_status": "A lease's status, by the same numbers.",
+    "leasehold_leases": "Unfinished leases.",
+    "leasehold_unowned_leases": "Unfinished leases without an owner.",
+    "leasehold_workers": "Workers that hold a lease.",
+    "leasehold_malformed_rows": "Rows that cannot be read as leases.",
+    "leasehold_contradictions": "What workers found that stream and table contradict each other in.",
+    "leasehold_lag_max_seconds": "How far the lease that is furthest behind is behind.",
+    "leasehold_lag_sum_seconds": "How far all leases together are behind.",
+    "leasehold_owner_changes_total": "Changes of owner seen since the server started.",
+    "leasehold_swap_leases": "Leases of a table that is swapped, by where they are: in FROM, on their way, in TO.",
+    "leasehold_worker_leases": "Unfinished leases of a worker.",
+    "leasehold_worker_target": "Leases that a worker should hold.",
+    "leasehold_lease_lag_seconds": "How far a lease is behind.",
+    "leasehold_lease_idle_seconds": "For how long a lease has not been renewed.",
+    "leasehold_lease_kilobytes_per_second": "The throughput of a lease.",
+    "leasehold_lease_switches_total": "How often a lease passed between workers, as far as ours saw.",
+}
+
+
+ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+
+
+def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
+    """The metrics of these tables: the state of each, and whether it is fresh; of a stale one nothing but that."""
+    found: dict[str, list[str]] = {name: [] for name in HELP}
+
+    def tell(values: Mapping[str, float | None], **labels: str) -> None:
+        """Add what is known; a figure that nobody measured is left out, so that no alarm takes a zero for it."""
+        for name, value in values.items():
+            if value is not None:
+                # The format ends a label at a quote and a sample at a line's end; a name or a URL may hold both.
+                quoted = {label: text.translate(ESCAPES) for label, text in labels.items()}
+                marks = ",".join(f'{label}="{text}"' for label, text in quoted.items())
+                found[f"leasehold_{name}"].append(f"leasehold_{name}{{{marks}}} {float(value):g}")
+
+    for state, fresh in states:
+        store = state["store"]
+        tell({"up": fresh, "status": state["number"]}, store=store)
+        if not fresh:
+            continue
+        total = state["total"]
+        whole = {
+            "leases": total["leases"],
+            "unowned_leases": total["unowned"],
+            "workers": total["workers"],
+            "malformed_rows": len(state["malformed"]),
+            "contradictions": len(state["contradictions"]),
+            "lag_max_seconds": total["lag_max"],
+            "lag_sum_seconds": total["lag_sum"],
+            "owner_changes_total": total["moves"],
+        }
+        tell(whole, store=store)
+        if (swap := state.get("swap")) is not None:
+            for place, name in (("FROM", "there"), ("on their way", "moving"), ("TO", "gone")):
+                tell({"swap_leases": swap[name]}, store=store, place=place)
+        for worker in state["workers"]:
+            shares = {"worker_leases": worker["leases"], "worker_target": worker["target"]}
+            tell(shares, store=store, worker=worker["worker"])
+        for lease in state["leases"]:
+            if not lease["ended"]:
+                figures = {
+                    "lease_lag_seconds": lease["lag"].get("seconds"),
+                    "lease_status": lease["number"],
+                    "lease_idle_seconds": lease["idle"],
+                    "lease_kilobytes_per_second": lease["kbps"],
+                    "lease_switches_total": lease["lag"].get("moves"),
+                }
+                tell(figures, store=store, lease=lease["key"])
+    lines = []
+    for name, samples in found.items():
+        if samples:
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines += [f"# HELP {name} {HELP[name]}", f"# TYPE {name} {kind}", *samples]
+    return "\n".join(lines) + "\n"
+
+
+LOOK_SECONDS = 0.25
+"""Between two looks for a new reading, which is sent to the open pages."""
+
+REQUEST_SECONDS = 10.0
+"""A connection on which no request is complete for so long is closed."""
+
+ROWS_MOST = 20_000
+"""Leases that a page may ask for."""
+
+CONNECTIONS_MOST = 200
+"""Each takes a descriptor of the process, which usually has 1,024."""
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+UNKNOWN = {"error": "there is no such lease or worker, or no reading yet"}
+NO_TABLE = {"error": "table: there is none of this number"}
+NO_VIEW = {"error": f"most: rows, up to {ROWS_MOST}; sort: one of {', '.join(SORTS)}"}
+EMPTY = '<svg xmlns="http://www.w3.org/2000/svg"/>'
+
+PAGES = {
+    "/": ("ops.serving", "page.html", "text/html"),
+    "/page.css": ("report", "page.css", "text/css"),
+    "/page.js": ("ops.serving", "page.js", "text/javascript"),
+}
+"""By URL: the folder, the file and its kind. All pages have one look, so that the style is the reports'."""
+
+
+def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
+    """The application for these tables; a request that names none of the `hosts` is refused.
+
+    The check keeps a foreign site from reading the page through a name that it points at this machine.
+    """
+
+    async def events(request: Request) -> Response:
+        return _stream(request, watchers, lambda: [watcher.state() for watcher in watchers])
+
+    async def view(request: Request) -> Response:
+        watcher, asked = _asked_of(request, watchers), request.query_params
+        sort, most = asked.get("sort", "status"), decimal(asked.get("most", "25"), ROWS_MOST)
+        if watcher is None or most is None or sort not in SORTS:
+            return _json(NO_TABLE if watcher is None else NO_VIEW, 404)
+        wanted = ViewWanted(sort, "down" in asked, asked.get("text", "").lower(), most)
+        return _stream(request, watchers, lambda: _groups(watchers) | watcher.view(wanted))
+
+    async def leases(_request: Request) -> Response:
+        return _json([watcher.state() for watcher in watchers])
+
+    async def lag(request: Request) -> Response:
+        if (watcher := _asked_of(request, watchers)) is None:
+            return _json(NO_TABLE, 404)
+        # Written by ourselves, of numbers alone: no name of a table, a lease or a worker is in it.
+        curve = await asyncio.to_thread(watcher.lag_chart, request.query_params.get("lease"))
+        return Response(curve or EMPTY, media_type="image/svg+xml", headers=HEADERS)
+
+    async def explain(request: Request) -> Response:
+        if (watcher := _asked_of(request, watchers)) is None:
+            return _json(NO_TABLE, 404)
+        worker, key = (request.query_params.get(name) for name in ("worker", "lease"))
+        told = await asyncio.to_thread(watcher.explain, worker, key)
+        return _json(UNKNOWN, 404) if told is None else _json(told)
+
+    async def metrics(_request: Request) -> Response:
+        text = exposition([(watcher.state(), watcher.fresh) for watcher in watchers])
+        return Response(text, headers=HEADERS, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def healthz(_request: Request) -> Response:
+        well = all(watcher.status.ok for watcher in watchers)
+        return _json({"ok": well} | _groups(watchers), 200 if well else 503)
+
+    async def readyz(_request: Request) -> Response:
+        stale = [watcher.name for watcher in watchers if not watcher.fresh]
+        return _json({"ok": not stale, "stale": stale}, 503 if stale else 200)
+
+    routes = [Route(path, _page(*page)) for path, page in PAGES.items()]
+    routes += [
+        Route("/events", events),
+        Route("/view", view),
+        Route("/leases.json", leases),
+        Route("/lag.svg", lag),
+        Route("/explain", explain),
+        Route("/metrics", metrics),
+        Route("/healthz", healthz),
+        Route("/readyz", readyz),
+    ]
+    guard = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
+    return Starlette(routes=routes, middleware=[guard])
+
+
+def _asked_of(request: Request, watchers: Sequence[TableWatcher]) -> TableWatcher | None:
+    place = decimal(request.query_params.get("table", "0"), len(watchers) - 1)
+    return None if place is None else watchers[place]
+
+
+def _groups(watchers: Sequence[TableWatcher]) -> dict[str, Any]:
+    return {"groups": [{"store": watcher.name} | watcher.status.as_json() for watcher in watchers]}
+
+
+class BoundedConnection(H11Protocol):
+    """A connection whose request has to be there in time; uvicorn's own would wait for the rest of it for ever.
+
+    A connection beyond the most that there may be is closed at once.
+    """
+
+    _deadline: TimerHandle | None = None
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as in the base
+        """Wait for a request, if there may be one more connection."""
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS_MOST:
+            transport.abort()
+        else:
+            self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Read on; once a request is whole its answer may take as long as it likes."""
+        super().data_received(data)
+        whole = self.conn.their_state in {DONE, CLOSED, MUST_CLOSE, ERROR}
+        if self._deadline is not None and whole:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        if self._deadline is None and not self.transport.is_closing():
+            self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no longer."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        def late() -> None:
+            self._deadline = None
+            self.transport.abort()
+
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, late)
+
+
+def _page(folder: str, name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
+    body = files(f"leasehold.adapters.{folder}").joinpath(name).read_bytes()
+
+    async def page(_request: Request) -> Response:
+        return Response(body, media_type=f"{kind}; charset=utf-8", headers=HEADERS)
+
+    return page
+
+
+def _json(told: object, status: int = 200) -> Response:
+    return JSONResponse(told, status, headers=HEADERS)
+
+
+def _stream(request: Request, watchers: Sequence[TableWatcher], tell: Callable[[], object]) -> Response:
+    """Send what `tell` returns, at once and after each reading of a table, until the page is closed."""
+
+    async def events() -> AsyncIterator[str]:
+        told: list[tuple[float, str]] = []
+        while not await request.is_disconnected():
+            seen = [(watcher.seen.at, watcher.seen.trouble or watcher.seen.refused) for watcher in watchers]
+            if seen != told:
+                told = seen
+                yield f"data: {json.dumps(await asyncio.to_thread(tell), separators=(',', ':'))}\n\n"
+            await asyncio.sleep(LOOK_SECONDS)
+
+    return StreamingResponse(events(), media_type="text/event-stream", headers=HEADERS)

@@ -1,0 +1,296 @@
+"""What copying and resetting decide, and what they make of a store that changes meanwhile."""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from attrs import define, evolve
+
+from leasehold.adapters.consumer.lifecycle import ReadingStart
+from leasehold.adapters.ops import checkpoints as checkpoint_moves
+from leasehold.adapters.ops.checkpoints import Move, blank, living
+from leasehold.adapters.worker.holding import Holding
+from leasehold.adapters.worker.notes import LATEST_MS, Identity
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position, at_timestamp
+from leasehold.errors import OutcomeUnknown
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.protocol import Outcome
+from leasehold.stores.writes import (
+    CheckpointLease,
+    ClaimLease,
+    CreateLease,
+    ReleaseLease,
+    RenewLease,
+    ResetLease,
+    Write,
+)
+from leasehold_lab.contract.actors import done, facts, owned, placed, unowned
+
+if TYPE_CHECKING:
+    from leasehold.adapters.sources.protocol import Source
+    from leasehold.stores.protocol import Store
+
+AT_9, AT_10 = Position("9", 0, "4520"), Position("10", 0, "4530")
+
+
+def leases(*checkpoints: Position, owner: str | None = None) -> tuple[Lease, ...]:
+    """Leases "0", "1", … processed up to these."""
+    return tuple(Lease(str(n), checkpoint=at, owner=owner) for n, at in enumerate(checkpoints))
+
+
+def decisions(moves: tuple[Move, ...]) -> list[tuple[str, str]]:
+    """What each is to come to, and why not."""
+    return [(move.do, move.why) for move in moves]
+
+
+def test_copying_only_ever_moves_forward() -> None:
+    """A second run, days later, would set a running fleet back to where its predecessor stopped."""
+    source = leases(AT_9, AT_9, AT_10, SHARD_END, LATEST, AT_9, AT_9)
+    stored = leases(TRIM_HORIZON, AT_9, AT_9, AT_9, TRIM_HORIZON, AT_10, owner="ann")
+    assert decisions(checkpoint_moves.planned_copies(source, stored, {"2"})) == [
+        ("forward", ""),
+        ("same", ""),
+        ("refuse", "ann is working on it"),
+        ("forward", ""),
+        ("refuse", "another start is stored there"),
+        ("refuse", "a later checkpoint is stored there"),
+        ("create", ""),
+    ]
+
+
+def test_a_copied_lease_is_whole_and_nobodys() -> None:
+    """The new fleet would wait for workers of the old one to expire, or read a child before its parents."""
+    lease = Lease(
+        "orders:s-1",
+        stream="orders",
+        shard="s-1",
+        parents=("orders:s-0",),
+        owner="ann",
+        checkpoint=LATEST,
+        hash_range=(0, 9),
+        weight=2048,
+        next_owner="bob",
+        yields=True,
+        epoch=7,
+        notes=(("bulletin", "x"), ("latest_ms", "5")),
+    )
+    whole = evolve(lease, owner=None, next_owner=None, yields=False, notes=(("latest_ms", "5"),))
+    assert blank(lease, LATEST) == whole
+    assert blank(lease, AT_9) == evolve(whole, checkpoint=AT_9, notes=())
+
+
+def test_prefixes_come_off_and_on_in_keys_and_parents() -> None:
+    """A lease would name a parent that is not in its table, and be read before it."""
+    child = Lease("orders:s-1", stream="orders", shard="s-1", parents=("orders:s-0",))
+    other = Lease("bills:s-1")
+    plain = Lease("s-1", parents=("s-0",))
+    assert checkpoint_moves.renamed((child, other), "orders:", "") == (plain,)
+    assert checkpoint_moves.renamed((plain,), "", "orders:") == (child,)
+
+
+def test_a_hubs_leases_stay_its_own_unless_told() -> None:
+    """A new group could not begin where an old one stands, or would by mistake."""
+    lease = Lease("3", stream="ns/orders/old")
+    assert checkpoint_moves.renamed((lease,), "", "") == (lease,)
+    assert checkpoint_moves.renamed((lease,), "", "", "ns/orders/new") == (evolve(lease, stream="ns/orders/new"),)
+
+
+def test_a_written_checkpoint_file_is_read_again() -> None:
+    """A store that answers and forgets would be found out by the first lost record."""
+    target = MemoryStore()
+    moves = checkpoint_moves.planned_copies(leases(AT_9, AT_9), (), ())
+    checkpoint_moves.copied(target, moves[0])
+    assert decisions(checkpoint_moves.verified(target, moves)) == [
+        ("create", ""),
+        ("refuse", "it was written, and is not there now"),
+    ]
+
+
+def test_a_lease_created_meanwhile_is_refused() -> None:
+    """The report would say copied where a worker has already begun elsewhere."""
+    target = MemoryStore()
+    (move,) = checkpoint_moves.planned_copies(leases(AT_9), (), ())
+    done(target.write(CreateLease(Lease("0"))))
+    assert checkpoint_moves.copied(target, move) == move.refused("somebody else wrote it meanwhile")
+
+
+def test_an_owner_is_alive_if_it_renews_while_we_watch() -> None:
+    """A dead fleet's names on every lease would block the way for ever; a living one be robbed."""
+    store = MemoryStore()
+    rows = [owned(store, key=key) for key in ("alive", "dead", "let-go")] + [unowned(store, key="free")]
+    slept: list[float] = []
+
+    def pause(seconds: float) -> None:
+        slept.append(seconds)
+        done(store.write(RenewLease(rows[0])))
+        done(store.write(ReleaseLease(rows[2], "ann")))
+
+    assert living(store, rows, 40.0, pause) == {"alive"}
+    assert slept == [40.0]
+
+
+def test_old_and_unowned_leases_need_no_watching() -> None:
+    """Every reset of a stopped fleet would wait for most of a minute."""
+    still = (Lease("old", owner="ann", idle=41.0), Lease("free"), Lease("done", owner="ann", checkpoint=SHARD_END))
+    slept: list[float] = []
+    assert living(MemoryStore(), still, 40.0, slept.append) == frozenset()
+    assert slept == []
+
+
+def test_resetting_goes_either_way() -> None:
+    """Back needs another write than forward, and a start is neither."""
+    stored = leases(TRIM_HORIZON, AT_9, AT_10, SHARD_END, LATEST, owner="ann")
+    assert decisions(checkpoint_moves.planned_resets(stored, AT_10, {"4"})) == [
+        ("forward", ""),
+        ("forward", ""),
+        ("same", ""),
+        ("back", ""),
+        ("refuse", "ann is working on it"),
+    ]
+
+
+@pytest.mark.parametrize("position", [TRIM_HORIZON, LATEST, at_timestamp(5), Position("7", 2), Position("12")])
+def test_a_reset_lease_stands_where_it_was_set(position: Position) -> None:
+    """Neither a later checkpoint nor the end may hold on to it."""
+    for before in (TRIM_HORIZON, LATEST, Position("9"), SHARD_END):
+        store = MemoryStore()
+        stored = unowned(store, "0", before)
+        (move,) = checkpoint_moves.planned_resets((stored,), position, ())
+        assert checkpoint_moves.reset(store, move) == move
+        assert facts(store.get(["0"])[0]) == Lease("0", checkpoint=position)
+
+
+def test_a_reset_yields_to_an_owner_that_woke_up_unless_told() -> None:
+    """A worker believed dead would find its lease gone in the middle of a batch."""
+    store = MemoryStore()
+    seen = owned(store, key="0", at=AT_9)
+    (move,) = checkpoint_moves.planned_resets((seen,), TRIM_HORIZON, ())
+    done(store.write(RenewLease(seen)))
+    assert checkpoint_moves.reset(store, move).why == "somebody else wrote it meanwhile"
+    assert store.get(["0"])[0].owner == "ann"
+    assert checkpoint_moves.reset(store, move, insist=True) == move
+    assert facts(store.get(["0"])[0]) == Lease("0")
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@define
+class Mortal:
+    """A store whose process dies just before, or just after, one of its writes."""
+
+    store: MemoryStore
+    writes: int
+    after: bool
+
+    def __getattr__(self, name: str) -> object:
+        """What the store has; everything but the readings counts as a write."""
+        told = getattr(self.store, name)
+        return told if name in {"get", "list", "promises"} else partial(self._write, told)
+
+    def _write(self, write: Callable[..., Outcome], *arguments: object, **named: object) -> Outcome:
+        self.writes -= 1
+        if self.writes == 0 and not self.after:
+            raise Killed
+        outcome = write(*arguments, **named)
+        if self.writes == 0:
+            raise Killed
+        return outcome
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("owner", [None, "ann"])
+def test_a_reset_killed_anywhere_leaves_every_lease_and_is_finished_by_the_next(
+    owner: str | None, *, after: bool
+) -> None:
+    """A lease that is nowhere is made again by the fleet, at LATEST perhaps, and its records are lost."""
+    for writes in count(1):
+        store = MemoryStore()
+        rows = [placed(store, Lease(key, owner=owner, checkpoint=AT_9, hash_range=(0, 9))) for key in "ab"]
+        moves = checkpoint_moves.planned_resets(rows, TRIM_HORIZON, ())
+        mortal = Mortal(store, writes, after)
+        try:
+            for move in moves:
+                checkpoint_moves.reset(cast("Store", mortal), move)
+        except Killed:
+            assert {(lease.key, lease.hash_range) for lease in store.list().leases} == {("a", (0, 9)), ("b", (0, 9))}
+        else:
+            break
+        for move in checkpoint_moves.planned_resets(store.list().leases, TRIM_HORIZON, ()):
+            assert checkpoint_moves.reset(store, move) == move
+        assert [facts(lease) for lease in store.list().leases] == [
+            Lease(key, checkpoint=TRIM_HORIZON, hash_range=(0, 9)) for key in "ab"
+        ]
+    assert writes > len(rows)
+
+
+def test_a_lease_set_to_latest_again_is_pinned_again() -> None:
+    """It would begin where LATEST was when the fleet first started, days ago."""
+    store = MemoryStore()
+    stored = done(store.write(CreateLease(Lease("0", checkpoint=AT_9, notes=((LATEST_MS, "5"), ("other", "x"))))))
+    (move,) = checkpoint_moves.planned_resets((stored,), LATEST, ())
+    checkpoint_moves.reset(store, move)
+    row = done(store.write(ClaimLease(store.get(["0"])[0], "ann")))
+    assert row.note("other") == "x"
+    holding = Holding(store, row, identity=Identity("ann", "p"), clock=lambda: 0.0, begun=0.0, lease_seconds=10.0)
+    assert ReadingStart(holding, cast("Source", Noon()), Config()).find({}) == NOON
+    assert store.get(["0"])[0].note(LATEST_MS) == str(NOON.sub)
+
+
+NOON = at_timestamp(1_700_000_000_000)
+
+
+class Noon:
+    """A source where it is always noon."""
+
+    def latest(self, _lease: Lease) -> Position:
+        return NOON
+
+
+def test_the_fencing_number_goes_on_where_a_lease_goes() -> None:
+    """A fleet in its new store would be refused by the systems that remember the old one's numbers."""
+    source, target = MemoryStore(), MemoryStore()
+    last = done(source.write(CreateLease(Lease("0", checkpoint=AT_9, epoch=502))))
+    tokens = [last.epoch]
+    for at in (AT_9, AT_9, AT_10):
+        last = done(source.write(CheckpointLease(done(source.write(ClaimLease(last, "ann"))), at)))
+        tokens.append(last.epoch)
+        last = done(source.write(ReleaseLease(last, "ann")))
+        (move,) = checkpoint_moves.planned_copies((last,), target.list().leases, ())
+        assert checkpoint_moves.verified(target, [checkpoint_moves.copied(target, move)]) == (move,)
+        (stored,) = target.list().leases
+        assert stored.checkpoint == at
+        taken = done(target.write(ClaimLease(stored, "bob")))
+        tokens.append(taken.epoch)
+        done(target.write(ReleaseLease(taken, "bob")))
+        last = done(source.write(ResetLease(last, at, epoch=taken.epoch + 10)))
+    assert tokens == sorted(set(tokens))
+
+
+def test_only_the_fencing_number_may_be_left_to_move() -> None:
+    """A copy made again after its fleet went on renewing would be told as done, one number short."""
+    source = (Lease("0", checkpoint=AT_9, epoch=7), Lease("1", checkpoint=SHARD_END, epoch=7))
+    stored = (Lease("0", checkpoint=AT_9, epoch=6), Lease("1", checkpoint=SHARD_END, epoch=6))
+    assert decisions(checkpoint_moves.planned_copies(source, stored, ())) == [("raise", ""), ("same", "")]
+    assert decisions(checkpoint_moves.planned_copies(source, stored, (), counts=False)) == [("same", ""), ("same", "")]
+
+
+class Forgetful(MemoryStore):
+    """Never answers a creation."""
+
+    def write(self, write: Write) -> Outcome:
+        """A creation is lost on the way."""
+        if isinstance(write, CreateLease):
+            raise OutcomeUnknown(f"no answer about {write.lease.key}")
+        return super().write(write)
+
+
+def test_an_unknown_outcome_is_not_a_refusal() -> None:
+    """The user would be told that nothing was written where something may have been."""
+    (move,) = checkpoint_moves.planned_copies(leases(AT_9), (), ())
+    with pytest.raises(OutcomeUnknown, match="no answer about 0"):
+        checkpoint_moves.copied(Forgetful(), move)

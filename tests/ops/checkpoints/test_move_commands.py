@@ -1,0 +1,379 @@
+"""`copy-leases` and `reset` from the command line, across stores and clouds."""
+
+import json
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from typer.testing import CliRunner
+
+from leasehold.adapters.cli import copy_leases, reset
+from leasehold.adapters.worker.progress import NOTE, Progress
+from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.objects.blob import CONNECTION_STRING
+from leasehold.stores.protocol import Store
+from leasehold.stores.swap import CONTROL, WISH, open_both, place_of
+from leasehold.stores.urls import open_store
+from leasehold.stores.writes import AnnotateLease, CheckpointLate, ClaimLease, CreateLease, RenewLease
+from leasehold_lab.contract.actors import done, facts, placed
+
+AT_9, AT_10 = Position("9", 0, "4520"), Position("10", 0, "4530")
+SOON = ("--still-seconds", "0.1")
+SHARDS = (
+    Lease("s-0", checkpoint=SHARD_END, hash_range=(0, 9)),
+    Lease("s-1", parents=("s-0",), checkpoint=Position("41", 3), hash_range=(0, 4)),
+    Lease("s-2", parents=("s-0",), checkpoint=TRIM_HORIZON, hash_range=(5, 9)),
+)
+
+
+@pytest.fixture
+def here() -> tuple[str, MemoryStore]:
+    """A new table of this process, and its URL."""
+    name = uuid4().hex
+    return f"memory://{name}", MemoryStore(name)
+
+
+def filled(url: str, leases: tuple[Lease, ...]) -> Store:
+    """The store at this URL, with these leases."""
+    store = open_store(url)
+    for lease in leases:
+        done(store.write(CreateLease(lease)))
+    return store
+
+
+def ran(app: Any, *arguments: str) -> tuple[int, str]:  # noqa: ANN401  typer's own application
+    """Exit status, and all that was printed."""
+    result = CliRunner().invoke(app, arguments)
+    return result.exit_code, result.output
+
+
+def copied(*arguments: str) -> tuple[int, list[tuple[str, str]]]:
+    """Exit status, and what became of each lease."""
+    status, output = ran(copy_leases.app, *arguments, "--json")
+    return status, [(lease["key"], lease["do"]) for lease in json.loads(output)["leases"]]
+
+
+@pytest.mark.services
+def test_leases_go_round_the_clouds_and_come_back_whole(
+    tmp_path: Path,
+    dynalite_url: str,
+    azurite_connection: str,
+    moto_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A shard would start over, or before its parents, in the cloud its fleet moves to."""
+    monkeypatch.setenv(CONNECTION_STRING, azurite_connection)
+    name = f"round-{uuid4().hex}"
+    stops = [
+        f"sqlite://{tmp_path}/first.db",
+        f"dynamodb://{name}?region=eu-west-1&endpoint={dynalite_url}",
+        f"azblob://devstoreaccount1/{name}?prefix=fleet",
+        f"s3://{name}/fleet?region=eu-west-1&endpoint={moto_url}",
+        f"sqlite://{tmp_path}/last.db",
+    ]
+    filled(stops[0], SHARDS).close()
+    for source, target in pairwise(stops):
+        assert copied(source, target) == (0, [("s-0", "create"), ("s-1", "create"), ("s-2", "create")])
+    assert [facts(lease) for lease in open_store(stops[-1]).list().leases] == list(SHARDS)
+
+
+@pytest.mark.services
+def test_a_hubs_checkpoints_keep_their_offsets(
+    dynalite_url: str, azurite_connection: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The official workers would not know where to start, and neither would ours on the way back."""
+    monkeypatch.setenv(CONNECTION_STRING, azurite_connection)
+    name = f"hub-{uuid4().hex}"
+    aws = f"dynamodb://{name}?region=eu-west-1&endpoint={dynalite_url}"
+    azure = f"azblob://devstoreaccount1/{name}?eventhub=ns/orders"
+    filled(azure, (Lease("0", checkpoint=AT_9), Lease("1"))).close()
+    assert copied(azure, aws) == (0, [("0", "create"), ("1", "create")])
+    table = open_store(aws)
+    done(table.write(CheckpointLate(table.get(["0"])[0], AT_10)))
+    done(table.write(CreateLease(Lease("2", checkpoint=Position("5")))))
+    done(table.write(CreateLease(Lease("shardId-0"))))
+    assert copied(aws, azure) == (1, [("0", "forward"), ("1", "same"), ("2", "refuse"), ("shardId-0", "refuse")])
+    rows = [(lease.key, lease.checkpoint, lease.checkpoint.token) for lease in open_store(azure).list().leases]
+    assert rows == [("0", AT_10, "4530"), ("1", TRIM_HORIZON, "")]
+
+
+def test_a_dry_run_writes_nothing(here: tuple[str, MemoryStore], tmp_path: Path) -> None:
+    """What was meant as a question would be an answer."""
+    url, target = here
+    source = f"sqlite://{tmp_path}/leases.db"
+    filled(source, SHARDS).close()
+    status, output = ran(copy_leases.app, source, url, "--dry-run")
+    assert (status, target.list().leases) == (0, ())
+    assert [line.split() for line in output.splitlines()] == [
+        ["LEASE", "IS", "WANTED", "WOULD"],
+        ["s-0", "-", "SHARD_END", "create"],
+        ["s-1", "-", "41.3", "create"],
+        ["s-2", "-", "TRIM_HORIZON", "create"],
+    ]
+    assert ran(reset.app, source, "--to", "LATEST", "--dry-run")[0] == 0
+    assert [facts(lease) for lease in open_store(source).list().leases] == list(SHARDS)
+
+
+def test_a_later_checkpoint_is_left_and_said(here: tuple[str, MemoryStore], tmp_path: Path) -> None:
+    """Records processed since the last copying would be processed again."""
+    url, target = here
+    source = f"sqlite://{tmp_path}/leases.db"
+    filled(source, (Lease("0", checkpoint=AT_9), Lease("1", checkpoint=AT_10)))
+    filled(url, (Lease("0", checkpoint=AT_10), Lease("1", checkpoint=AT_9)))
+    status, output = ran(copy_leases.app, source, url, "--json")
+    assert (status, json.loads(output)) == (
+        1,
+        {
+            "dry_run": False,
+            "refused": 1,
+            "leases": [
+                {
+                    "key": "0",
+                    "do": "refuse",
+                    "why": "a later checkpoint is stored there",
+                    "was": {"checkpoint": "10", "token": "4530"},
+                    "wanted": {"checkpoint": "9", "token": "4520"},
+                },
+                {
+                    "key": "1",
+                    "do": "forward",
+                    "was": {"checkpoint": "9", "token": "4520"},
+                    "wanted": {"checkpoint": "10", "token": "4530"},
+                },
+            ],
+        },
+    )
+    assert [lease.checkpoint for lease in target.list().leases] == [AT_10, AT_10]
+
+
+def test_a_reset_sets_what_it_is_told(here: tuple[str, MemoryStore]) -> None:
+    """An operator who replays one shard would replay the stream."""
+    url, store = here
+    filled(url, SHARDS)
+    assert ran(reset.app, url, "--to", "7", "--sub", "1", "--key", "s-1")[0] == 0
+    assert [facts(lease) for lease in store.list().leases] == [
+        SHARDS[0],
+        Lease("s-1", parents=("s-0",), checkpoint=Position("7", 1), hash_range=(0, 4)),
+        SHARDS[2],
+    ]
+    assert ran(reset.app, url, "--to", "AT_TIMESTAMP", "--timestamp-ms", "1700000000000")[0] == 0
+    assert {lease.checkpoint for lease in store.list().leases} == {Position("AT_TIMESTAMP", 1_700_000_000_000)}
+
+
+@pytest.mark.parametrize(
+    ("to", "stored"),
+    [
+        ("2023-11-14T22:13:20Z", Position("AT_TIMESTAMP", 1_700_000_000_000)),
+        ("2023-11-15T00:13:20+02:00", Position("AT_TIMESTAMP", 1_700_000_000_000)),
+        ("now-2h", Position("AT_TIMESTAMP", 1_699_992_800_000)),
+        ("latest", LATEST),
+        ("trim-horizon", TRIM_HORIZON),
+    ],
+)
+def test_a_reset_takes_times_and_names_as_people_write_them(
+    here: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch, to: str, stored: Position
+) -> None:
+    """At night somebody would have to count milliseconds since 1970, and count them wrong."""
+    url, store = here
+    filled(url, SHARDS)
+    monkeypatch.setattr("leasehold.adapters.cli.reset.time", lambda: 1_700_000_000.0)
+    assert ran(reset.app, url, "--to", to)[0] == 0
+    assert {lease.checkpoint for lease in store.list().leases} == {stored}
+
+
+def test_a_reset_shifts_each_lease_from_where_it_stands(
+    here: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards that are hours apart would all be set to one time, and some of them read far too much again."""
+    url, store = here
+    monkeypatch.setattr("leasehold.adapters.cli.reset.time", lambda: 1_700_000_000.0)
+    note = Progress(1_699_999_990.0, "a", arrived=1_699_990_000.0).note
+    filled(url, (SHARDS[0], Lease("s-3", checkpoint=Position("7"), notes=((NOTE, note),))))
+    assert ran(reset.app, url, "--to", "now-3h", "--key", "s-0", "--even-if-owned")[0] == 0
+    assert ran(reset.app, url, "--shift-by", "-15m")[0] == 0
+    assert [lease.checkpoint for lease in store.list().leases] == [
+        Position("AT_TIMESTAMP", 1_699_988_300_000),
+        Position("AT_TIMESTAMP", 1_699_989_100_000),
+    ]
+    assert ran(reset.app, url, "--shift-by", "+2w")[0] == 0
+    assert {lease.checkpoint.sub for lease in store.list().leases} == {1_700_000_000_000}
+
+
+def test_a_plan_is_carried_out_as_it_was_shown_and_not_over_what_moved_since(
+    here: tuple[str, MemoryStore], tmp_path: Path
+) -> None:
+    """Between the review of a dry run and the reset a worker may go on, and its work would be done again unseen."""
+    url, store = here
+    filled(url, SHARDS)
+    plan = tmp_path / "plan.json"
+    status, output = ran(reset.app, url, "--to", "TRIM_HORIZON", "--dry-run", "--json")
+    plan.write_text(output)
+    moved = store.get(["s-1"])[0]
+    done(store.write(CheckpointLate(moved, Position("99999"))))
+    status, output = ran(reset.app, url, "--plan", str(plan), "--json")
+    told = {lease["key"]: (lease["do"], lease.get("why", "")) for lease in json.loads(output)["leases"]}
+    assert (status, told["s-0"][0], told["s-1"][0]) == (1, "back", "refuse")
+    assert told["s-1"][1].startswith("it stands at 99999, no longer at ")
+    assert store.get(["s-0"])[0].checkpoint == TRIM_HORIZON
+    assert store.get(["s-1"])[0].checkpoint == Position("99999")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("no json", "--plan: input: not a JSON document"),
+        ("{}", "--plan: leases: is missing"),
+        ('{"leases": [{"key": "s-0", "was": {"checkpoint": "1"}}]}', "--plan: leases[0].wanted: is missing"),
+        (
+            '{"leases": [{"key": "s-0", "was": {"checkpoint": "1"}, "wanted": {"checkpoint": "x"}}]}',
+            '--plan: leases[0].wanted.checkpoint: "x" is not one of',
+        ),
+        (
+            '{"leases": [{"key": "s-9", "was": {"checkpoint": "1"}, "wanted": {"checkpoint": "1"}}]}',
+            "--plan: there is no lease 's-9'; is it the plan of another store?",
+        ),
+        (
+            json.dumps({"leases": [{"key": "s-1", "was": {"checkpoint": "1"}, "wanted": {"checkpoint": "1"}}] * 2}),
+            "--plan: lease 's-1' is given twice",
+        ),
+        (
+            '{"leases": [{"key": "s-1", "was": {"checkpoint": "1"}, "wanted": {"checkpoint": "SHARD_END"}}]}',
+            "--plan: lease 's-1': a lease ends when its shard has been read to the end, and not by hand",
+        ),
+    ],
+)
+def test_a_plan_that_cannot_be_read_is_refused_whole(
+    here: tuple[str, MemoryStore], tmp_path: Path, text: str, says: str
+) -> None:
+    """Half of a damaged plan would be carried out."""
+    url, store = here
+    filled(url, SHARDS)
+    (tmp_path / "plan.json").write_text(text)
+    before = store.list()
+    status, output = ran(reset.app, url, "--plan", str(tmp_path / "plan.json"))
+    assert (status, says in output) == (2, True), output
+    assert store.list() == before
+    assert ran(reset.app, url, "--plan", str(tmp_path / "none.json"))[0] == 2
+    assert ran(reset.app, url, "--plan", str(tmp_path / "plan.json"), "--to", "LATEST")[0] == 2
+
+
+def test_the_moves_of_a_pipe_are_one_line_each(here: tuple[str, MemoryStore]) -> None:
+    """A long sequence number would be cut, and a script read the rest of the line as another lease."""
+    far, moment = "4959033827149025660855969253836157109592157598913658889", "2023-11-14T22:13:20.000Z"
+    filled(here[0], (Lease("s-0", checkpoint=Position(far)),))
+    _, output = ran(reset.app, here[0], "--to", moment, "--dry-run")
+    assert [line.split(maxsplit=3) for line in output.splitlines()[1:]] == [
+        ["s-0", far, f"AT_TIMESTAMP={moment}", "set back"]
+    ]
+
+
+def test_a_living_owners_lease_is_not_reset_unless_told(
+    here: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A running worker would checkpoint over the reset, and the operator believe it done."""
+    url, store = here
+    row = [placed(store, Lease("0", owner="ann", checkpoint=AT_9))]
+
+    def renew(_seconds: float) -> None:
+        row.append(done(store.write(RenewLease(row[-1]))))
+
+    monkeypatch.setattr("leasehold.adapters.ops.checkpoints.sleep", renew)
+    status, output = ran(reset.app, url, "--to", "TRIM_HORIZON", "--json")
+    assert (status, json.loads(output)["leases"][0]["why"]) == (1, "ann is working on it")
+    assert store.get(["0"]) == (row[-1],)
+    assert ran(reset.app, url, "--to", "TRIM_HORIZON", "--even-if-owned")[0] == 0
+    assert facts(store.get(["0"])[0]) == Lease("0")
+
+
+def test_no_lease_is_copied_from_under_a_living_fleet_unless_told(
+    here: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two fleets would read one stream, and the operator have been told that all went well."""
+    url, target = here
+    name = uuid4().hex
+    source = MemoryStore(name)
+    row = [placed(source, Lease("0", owner="ann", checkpoint=AT_9))]
+    done(source.write(CreateLease(Lease("1", checkpoint=AT_9))))
+    slept: list[float] = []
+
+    def renew(seconds: float) -> None:
+        slept.append(seconds)
+        row.append(done(source.write(RenewLease(row[-1]))))
+
+    monkeypatch.setattr("leasehold.adapters.ops.checkpoints.sleep", renew)
+    filled(url, (Lease("1", owner="bob"),))
+    status, output = ran(copy_leases.app, f"memory://{name}", url, "--json")
+    why = "FROM is still read by ann; stop its workers first"
+    assert (status, [lease["why"] for lease in json.loads(output)["leases"]]) == (1, [why, why])
+    assert slept == [40.0]
+    assert [lease.key for lease in target.list().leases] == ["1"]
+    asked = ("--even-if-read", "--even-if-owned")
+    assert copied(f"memory://{name}", url, *asked) == (0, [("0", "create"), ("1", "forward")])
+    assert slept == [40.0]
+
+
+def test_a_finished_copy_waits_for_nobody(here: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking whether everything is there would take as long as moving it."""
+    url, _ = here
+    name = uuid4().hex
+    filled(f"memory://{name}", (Lease("0", owner="ann", checkpoint=AT_9),))
+    filled(url, (Lease("0", owner="bob", checkpoint=AT_9),))
+    monkeypatch.delattr("leasehold.adapters.ops.checkpoints.sleep")
+    assert copied(f"memory://{name}", url) == (0, [("0", "same")])
+
+
+def test_no_table_of_a_swap_is_copied_or_reset_by_itself(tmp_path: Path) -> None:
+    """A row set anew in FROM would speak again while TO's owner reads; a backup would have half of the leases."""
+    tables = tuple(f"sqlite://{tmp_path}/{name}.db" for name in ("from", "to"))
+    filled(tables[0], SHARDS[1:]).close()
+    with closing(open_both(*tables)) as both:
+        moved, _ = (done(both.write(ClaimLease(lease, "ann"))) for lease in both.list().leases)
+        with closing(open_store(tables[1])) as target:
+            (control,) = target.get([CONTROL])
+            done(target.write(AnnotateLease(control, WISH, "to")))
+        assert place_of(done(both.write(RenewLease(moved)))) == "TO"
+        before = both.list()
+        for url, why in zip(tables, ("moved 1 of these leases", "a swap into this table is not over"), strict=True):
+            for app, words in (
+                (reset.app, (url, "--to", "TRIM_HORIZON", "--even-if-owned")),
+                (copy_leases.app, (url, f"file://{tmp_path}/backup.jsonl")),
+                (copy_leases.app, (f"sqlite://{tmp_path}/elsewhere.db", url)),
+            ):
+                filled(f"sqlite://{tmp_path}/elsewhere.db", ()).close()
+                status, output = ran(app, *words)
+                assert (status, why in " ".join(output.split())) == (1, True), output
+        assert not (tmp_path / "backup.jsonl").exists()
+        assert both.list() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--to", "7"], "--to: a sequence number belongs to one shard; name its lease with --key"),
+        (["--to", "soon"], "--to: 'soon' is neither TRIM_HORIZON"),
+        (["--to", "SHARD_END"], "--to: a lease ends when its shard has been read"),
+        (["--to", "AT_TIMESTAMP"], "--timestamp-ms: it goes with --to AT_TIMESTAMP"),
+        (["--to", "LATEST", "--timestamp-ms", "5"], "--timestamp-ms: it goes with --to AT_TIMESTAMP"),
+        (["--to", "AT_TIMESTAMP", "--timestamp-ms", "9700000000000"], "--timestamp-ms: it lies in the future"),
+        (["--to", "now+1h"], "--to: it lies in the future"),
+        (["--to", "now", "--shift-by", "-1h"], "give one of them"),
+        (["--shift-by", "1h"], "wants a sign"),
+        (["--to", "LATEST", "--offset", "5"], "--sub and --offset: they go with a sequence number"),
+        (["--to", "LATEST", "--key", "none"], "--key: there is no lease 'none'"),
+    ],
+)
+def test_bad_usage_is_named_and_exits_2(here: tuple[str, MemoryStore], arguments: list[str], says: str) -> None:
+    """A typo would be taken for a wish."""
+    status, output = ran(reset.app, here[0], *arguments)
+    assert (status, says in output) == (2, True), output
+
+
+def test_a_store_that_is_not_there_exits_1_and_a_bad_url_2(tmp_path: Path) -> None:
+    """A script could not tell a typing error from a store that is down."""
+    missing = f"sqlite://{tmp_path}/missing.db"
+    assert [ran(copy_leases.app, missing, "memory://x")[0], ran(reset.app, missing, "--to", "LATEST")[0]] == [1, 1]
+    assert [ran(copy_leases.app, "x://y", "memory://x")[0], ran(reset.app, "x://y", "--to", "LATEST")[0]] == [2, 2]

@@ -1,0 +1,30 @@
+"""Lease tables for the served page, hostile names included."""
+
+import time
+
+from leasehold.adapters.worker.progress import NOTE, Progress
+from leasehold.balancer.model import Lease
+from leasehold.errors import OutcomeUnknown
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.protocol import Listing
+
+EVIL = '<b>x</b>"\\\n'
+
+
+def held(key: str, owner: str, behind: float = 0.0, moves: int = 0) -> Lease:
+    """A lease that one of our workers signed, and told how far behind it is."""
+    now = time.time()
+    reach = Progress(now, owner, "vm-7", moves, behind, not behind, now - 1, now, now)
+    return Lease(key, owner=owner, weight=2048, notes=((NOTE, reach.note), ("process", f"p/{owner}")))
+
+
+class Table(MemoryStore):
+    """A table that can be told to fail."""
+
+    down = False
+
+    def list(self) -> Listing:
+        """As the memory store, unless it is down."""
+        if self.down:
+            raise OutcomeUnknown("the line is down")
+        return super().list()

@@ -1,0 +1,95 @@
+"""Every alarm goes off in the incident that it is for, and none in a healthy fleet: by Prometheus's own tool."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from incidents import (
+    BEGAN,
+    MINUTES,
+    Incident,
+    ScriptedTable,
+    down,
+    flapping,
+    forgotten,
+    healthy,
+    hot,
+    hung,
+    overloaded,
+    slipping,
+)
+
+from leasehold.adapters.ops.serving.app import exposition
+from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher
+from leasehold.balancer.config import Config
+from leasehold.errors import OutcomeUnknown
+
+RULES = Path(__file__).parents[3] / "docs" / "alarms" / "prometheus.yml"
+
+
+def series(incident: Incident) -> list[dict[str, str]]:
+    """What Prometheus would have read of it, minute by minute, as promtool wants it."""
+    table = ScriptedTable(incident)
+    clock = lambda: BEGAN + 60 * table.minute  # noqa: E731  the wall clock of the incident
+    watcher = TableWatcher("sqlite:///x", table, Config(), FleetRecord(), every=1.0, wall=clock)
+    read: dict[str, dict[int, str]] = defaultdict(dict)
+    for minute in range(MINUTES):
+        table.minute = minute
+        with suppress(OutcomeUnknown):  # the server tells that its reading is old
+            watcher.look()
+        for line in exposition([(watcher.state(), watcher.fresh)]).splitlines():
+            if not line.startswith("#"):
+                name, _, value = line.rpartition(" ")
+                read[name][minute] = value
+    values = {name: " ".join(found.get(minute, "_") for minute in range(MINUTES)) for name, found in read.items()}
+    return [{"series": name, "values": value} for name, value in values.items()]
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+    ("incident", "alerts"),
+    [
+        (overloaded, ["LeaseholdBehind"]),
+        (hot, ["LeaseholdBehind", "LeaseholdHotShard"]),
+        (hung, ["LeaseholdNotRead"]),
+        (slipping, ["LeaseholdBehind"]),
+        (forgotten, ["LeaseholdPotentialLoss"]),
+        (flapping, ["LeaseholdFlapping"]),
+        (down, ["LeaseholdNotKnown"]),
+        (healthy, []),
+    ],
+)
+def test_the_alarms_of_each_incident_go_off_alone(incident: Incident, alerts: list[str], tmp_path: Path) -> None:
+    """An alarm that never goes off is found out on the day it was for."""
+    if shutil.which("promtool") is None:
+        pytest.skip("NO PROMTOOL: the alarms were not tried; it comes with Debian's package prometheus")
+    names = re.findall(r"alert: (\w+)", RULES.read_text())
+    fired = [name for name in names if _fires(incident, name, tmp_path)]
+    assert fired == alerts
+
+
+def _fires(incident: Incident, alert: str, folder: Path) -> bool:
+    """Whether promtool, expecting no such alert, says that there is one."""
+    wanted = {"eval_time": f"{MINUTES - 1}m", "alertname": alert, "exp_alerts": []}
+    test = {"interval": "1m", "input_series": series(incident), "alert_rule_test": [wanted]}
+    asked = folder / f"{alert}.yml"
+    asked.write_text(json.dumps({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [test]}))
+    done = subprocess.run(("promtool", "test", "rules", str(asked)), capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    assert ("SUCCESS" in said) != ("FAILED" in said), said
+    assert "FAILED" not in said or f'alertname="{alert}"' in said, said
+    return "FAILED" in said
+
+
+def test_every_alarm_names_metrics_that_there_are() -> None:
+    """A rule on a metric that was renamed is silent for ever."""
+    text = RULES.read_text()
+    told = {line["series"].partition("{")[0] for line in series(healthy)}
+    named = set(re.findall(r"leasehold_[a-z_]+", text))
+    assert len(re.findall(r"alert: ", text)) == 6
+    assert named - told == set()

@@ -1,0 +1,102 @@
+"""The autoscaling examples: Kubernetes's own API server takes them, and what they name is there."""
+
+import re
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from incidents import BEGAN, ScriptedTable, overloaded
+from standins.kubernetes import KubernetesApi, tried_on_kubernetes
+from typer.main import get_command
+
+from leasehold.adapters.cli.consume import app as consume
+from leasehold.adapters.cli.steer.serve import app as serve
+from leasehold.adapters.ops.serving.app import exposition
+from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher
+from leasehold.balancer.config import Config
+
+EXAMPLES = Path(__file__).parents[3] / "docs" / "autoscaling"
+
+
+def example(name: str) -> list[dict[str, Any]]:
+    """The objects of an example."""
+    return list(yaml.safe_load_all((EXAMPLES / name).read_text()))
+
+
+def scaled() -> dict[str, Any]:
+    return example("keda.yml")[-1]
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[KubernetesApi]:
+    """An empty cluster's API with KEDA's definitions, where somebody has the minutes that building it takes."""
+    with tried_on_kubernetes("AUTOSCALING IS") as found:
+        yield found
+
+
+@pytest.mark.more
+@pytest.mark.services
+@pytest.mark.timeout(2000)  # the first time it is built
+def test_kubernetes_takes_the_examples(api: KubernetesApi) -> None:
+    """An example that is refused is worse than none: its reader looks for the fault in the cluster."""
+    objects = example("keda.yml") + example("hpa.yml")
+    assert [api.create(each) for each in objects] == [(201, "")] * 5
+
+
+@pytest.mark.more
+@pytest.mark.services
+@pytest.mark.timeout(2000)
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("maxReplicas", 8, 'unknown field "spec.maxReplicas"'),
+        ("maxReplicaCount", "eight", 'must be of type integer: "string"'),
+    ],
+)
+def test_kubernetes_refuses_what_is_wrong_in_one(api: KubernetesApi, field: str, value: object, says: str) -> None:
+    """A server that takes everything would prove nothing of the examples."""
+    wrong = deepcopy(scaled())
+    wrong["metadata"]["name"], wrong["spec"][field] = "wrong", value
+    status, said = api.create(wrong)
+    assert (status // 100, says in said) == (4, True), said
+
+
+def test_the_metric_is_one_that_the_server_tells() -> None:
+    """Without it KEDA would ask for a number that is not there, and the fleet would never grow."""
+    table = ScriptedTable(overloaded)
+    table.minute = 9
+    watcher = TableWatcher("dynamodb://orders-app", table, Config(), FleetRecord(), every=1.0, wall=lambda: BEGAN + 540)
+    watcher.look()
+    (trigger,) = scaled()["spec"]["triggers"]
+    told = exposition([(watcher.state(), True)]).splitlines()
+    assert f"{trigger['metadata']['valueLocation']} 95" in told
+    (metric,) = example("hpa.yml")[0]["spec"]["metrics"]
+    assert any(line.startswith(metric["external"]["metric"]["name"] + "{") for line in told)
+
+
+def test_containers_name_options_that_there_are() -> None:
+    """Without it a renamed option would leave pods that end at once."""
+    workers, server = (each["spec"]["template"]["spec"] for each in example("keda.yml")[:2])
+    for pod, app in ((workers, consume), (server, serve)):
+        (container,) = pod["containers"]
+        named = {each.partition("=")[0] for each in container["args"] if each.startswith("--")}
+        assert named <= {option for parameter in get_command(app).params for option in parameter.opts}
+    (drain,) = re.findall(r"--drain-seconds=(\d+)", " ".join(workers["containers"][0]["args"]))
+    assert workers["terminationGracePeriodSeconds"] > int(drain)
+
+
+def test_both_examples_scale_alike() -> None:
+    """Without it one of them would be forgotten when the other is changed."""
+    (plain,), keda = example("hpa.yml"), scaled()["spec"]
+    (trigger,) = keda["triggers"]
+    (metric,) = plain["spec"]["metrics"]
+    assert plain["spec"]["behavior"] == keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    assert (plain["spec"]["minReplicas"], plain["spec"]["maxReplicas"]) == (
+        keda["minReplicaCount"],
+        keda["maxReplicaCount"],
+    )
+    target = (trigger["metricType"], trigger["metadata"]["targetValue"])
+    assert target == (metric["external"]["target"]["type"], metric["external"]["target"]["value"])

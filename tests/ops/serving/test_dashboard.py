@@ -1,0 +1,56 @@
+"""The dashboard for Grafana asks Prometheus what it can answer."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leasehold.adapters.ops.serving.app import HELP
+
+BOARD = Path(__file__).parents[3] / "docs" / "dashboards" / "grafana.json"
+
+
+def panels() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(BOARD.read_text())["panels"]
+    return found
+
+
+def questions() -> list[str]:
+    """What its panels ask, a store being chosen."""
+    return [target["expr"].replace("$store", "orders") for panel in panels() for target in panel["targets"]]
+
+
+def test_every_panel_names_metrics_that_there_are() -> None:
+    """A panel on a metric that was renamed is empty for ever, and looks like good news."""
+    named = {name for asked in questions() for name in re.findall(r"leasehold_[a-z_]+", asked)}
+    assert named - HELP.keys() == set()
+    assert len(named) >= len(HELP) - 2
+
+
+def test_no_panel_covers_another() -> None:
+    """Grafana would move it elsewhere, and the page that one knows would look otherwise."""
+    cells = [
+        (x, y)
+        for place in (panel["gridPos"] for panel in panels())
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24
+    assert len({panel["id"] for panel in panels()}) == len(panels())
+
+
+@pytest.mark.more
+def test_prometheus_can_parse_every_question(tmp_path: Path) -> None:
+    """A panel that is refused shows an error in place of the lag."""
+    if shutil.which("promtool") is None:
+        pytest.skip("NO PROMTOOL: the dashboard's questions were not tried; it comes with Debian's package prometheus")
+    rules = [{"record": f"asked:{place}", "expr": asked} for place, asked in enumerate(questions())]
+    asked = tmp_path / "rules.yml"
+    asked.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    done = subprocess.run(("promtool", "check", "rules", str(asked)), capture_output=True, text=True, check=False)
+    assert (done.returncode, f"{len(rules)} rules found" in done.stdout) == (0, True), done.stdout + done.stderr

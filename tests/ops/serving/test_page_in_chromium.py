@@ -1,0 +1,108 @@
+"""The page as a browser draws it: its content, wide and narrow, and the explanation of a lease."""
+
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import uvicorn
+from browser import Page, faults_for_readers
+from served_tables import EVIL, Table, held
+
+from leasehold.adapters.ops.serving.app import server
+from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher
+from leasehold.balancer.config import Config
+from leasehold.stores.writes import StealLease
+from leasehold_lab.contract.actors import done, placed
+
+pytestmark = pytest.mark.more
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """A page of a fleet in which a lease has just moved."""
+    table = Table()
+    for row in (held("s-0", "a", 12.5), held("s-1", "a"), held(EVIL, "b")):
+        placed(table, row)
+    watcher = TableWatcher("memory://x", table, Config(), FleetRecord(), every=60.0)
+    watcher.look()
+    done(table.write(StealLease(table.get(["s-1"])[0], "c")))
+    watcher.look()
+    config = uvicorn.Config(server([watcher], ["127.0.0.1"]), port=0, log_level="error", lifespan="off")
+    listening = config.bind_socket()
+    listening.listen()
+    serving = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: serving.run(sockets=[listening]))
+    thread.start()
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+    serving.should_exit = serving.force_exit = True
+    thread.join()
+    listening.close()
+
+
+def test_the_page_shows_leases_moves_and_an_explanation_at_a_click(chromium: str, tmp_path: Path, url: str) -> None:
+    """The server could be right, and the page empty."""
+    with closing(Page(chromium, tmp_path, url)) as page:
+        shown = page.until("document.querySelectorAll('#leases tr').length > 1 && document.body.innerText")
+        for text in ("12.5 s", "vm-7", "memory://x", "rules minimal"):
+            assert text in shown, text
+        moves = page.evaluate("document.getElementById('moves').innerText")
+        assert moves.split()[-4:] == ["s-1", "a", "c", "H2"]
+        page.evaluate("[...document.querySelectorAll('#leases button')].find(one => one.textContent === 's-0').click()")
+        said = page.until("document.getElementById('explain').open && document.getElementById('said').innerText")
+        assert "Should have it: a: it holds 1 where its share is 1" in said
+        assert page.evaluate("document.querySelectorAll('#leases b').length") == 0
+
+
+def test_the_page_sorts_and_filters_by_keyboard_and_stays_where_it_was(chromium: str, tmp_path: Path, url: str) -> None:
+    """Whoever uses no mouse could look at nothing but the first leases, or lose the focus at every reading."""
+    keys = "[...document.querySelectorAll('#leases td:first-child')].map(one => one.innerText.trim())"
+    with closing(Page(chromium, tmp_path, url)) as page:
+        page.until("document.querySelectorAll('#leases tr').length > 1")
+        page.evaluate("document.querySelector('[data-sort=key]').focus()")
+        page.evaluate("document.activeElement.click()")
+        page.until("document.querySelector('[aria-sort=ascending] [data-sort=key]') !== null")
+        assert page.until(f"{keys}.length === 3 && {keys}")[1:] == ["s-0", "s-1"]
+        assert page.evaluate("document.activeElement.dataset.sort") == "key"
+        page.evaluate(
+            "const f = document.getElementById('filter'); f.value = 'S-1'; f.dispatchEvent(new Event('input'))"
+        )
+        assert page.until(f"{keys}.length === 1 && {keys}") == ["s-1"]
+        page.drawn(390, 1000, dark=False)
+        assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (390, False)])
+def test_the_page_can_be_drawn_wide_narrow_and_dark(
+    chromium: str, tmp_path: Path, url: str, width: int, *, dark: bool
+) -> None:
+    """A style that fails would leave a blank screen, or text on its own colour; or the curve would not be drawn."""
+    with closing(Page(chromium, tmp_path, url)) as page:
+        page.until(
+            "document.querySelectorAll('#leases tr').length > 1 && document.querySelector('#lag polyline') !== null"
+        )
+        picture = page.drawn(width, 1000, dark=dark)
+        colours = "getComputedStyle(document.body).color, getComputedStyle(document.querySelector('polyline')).stroke"
+        ink, curve = page.evaluate(f"[{colours}]")
+    assert struct.unpack(">II", picture[16:24]) == (width, 1000)
+    assert (ink, curve) == (
+        ("rgb(229, 234, 240)", "rgb(110, 168, 224)") if dark else ("rgb(28, 36, 48)", "rgb(47, 111, 178)")
+    )
+    assert len(picture) > 40_000  # without a reading it is half of that
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (390, False)])
+@pytest.mark.parametrize("opened", [False, True])
+def test_the_page_is_read_by_those_who_see_little_or_use_no_mouse(
+    chromium: str, axe: str, tmp_path: Path, url: str, width: int, *, dark: bool, opened: bool
+) -> None:
+    """Words too pale to be read, a button without a name, or a table that no key can scroll would stay."""
+    with closing(Page(chromium, tmp_path, url)) as page:
+        page.until("document.querySelectorAll('#leases tr').length > 1")
+        page.drawn(width, 1000, dark=dark)
+        if opened:
+            page.evaluate("document.querySelector('#leases td button').click()")
+            page.until("document.getElementById('explain').open && document.getElementById('said').innerText")
+        assert faults_for_readers(page, axe) == []

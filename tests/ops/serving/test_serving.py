@@ -1,0 +1,477 @@
+"""The read-only server: what it shows, what monitoring reads, and whom it refuses."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import Any
+from unittest.mock import ANY
+
+import pytest
+import uvicorn
+from attrs import evolve
+from served_tables import EVIL, Table, held
+from typer.testing import CliRunner
+
+from leasehold.adapters.cli.steer.serve import app
+from leasehold.adapters.ops.serving.app import BoundedConnection, exposition, server
+from leasehold.adapters.ops.serving.watcher import FleetRecord, LagPoint, TableWatcher
+from leasehold.adapters.report.watching import SeenMove
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import SHARD_END, Lease
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.embedded.sqlite import SqliteStore
+from leasehold.stores.protocol import Listing
+from leasehold.stores.writes import AnnotateLease, ReleaseLease, StealLease
+from leasehold_lab.contract.actors import done, placed
+
+
+@pytest.fixture
+def store() -> Table:
+    """Two workers, one of them far behind, and a lease with a name that would be markup."""
+    table = Table()
+    rows = [held("s-0", "a", 12.5, 3), held("s-1", "a"), held("s-2", "a"), held("s-3", "b"), held(EVIL, "b")]
+    for row in rows:
+        placed(table, row)
+    placed(table, Lease("s-9", checkpoint=SHARD_END))
+    return table
+
+
+@pytest.fixture
+def watcher(store: Table) -> TableWatcher:
+    """A watcher that has looked once."""
+    found = TableWatcher("memory://x", store, Config(), FleetRecord(), every=60.0)
+    found.look()
+    return found
+
+
+@pytest.fixture
+def port(watcher: TableWatcher) -> Iterator[int]:
+    config = uvicorn.Config(
+        server([watcher], ["127.0.0.1", "localhost"]), port=0, log_level="error", lifespan="off", http=BoundedConnection
+    )
+    listening = config.bind_socket()
+    listening.listen()
+    serving = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: serving.run(sockets=[listening]))
+    thread.start()
+    yield listening.getsockname()[1]
+    serving.should_exit = serving.force_exit = True
+    thread.join()
+    listening.close()
+
+
+def got(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
+    """Status, headers and text of an answer."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read().decode()
+
+
+def test_the_json_says_who_holds_what_and_how_far_behind(port: int) -> None:
+    """A page, a script and a person would see three different fleets."""
+    (told,) = json.loads(got(port, "/leases.json")[2])
+    whole = {name: told["total"][name] for name in ("leases", "finished", "workers", "not_ok", "lag_max", "moves")}
+    assert whole == {"leases": 5, "finished": 1, "workers": 2, "not_ok": 0, "lag_max": 12.5, "moves": 0}
+    assert [(each["worker"], each["leases"], each["target"]) for each in told["workers"]] == [("a", 3, 3), ("b", 2, 2)]
+    first = next(lease for lease in told["leases"] if lease["key"] == "s-0")
+    assert (first["owner"], first["lag"]["seconds"], first["lag"]["host"], first["lag"]["moves"]) == (
+        "a",
+        12.5,
+        "vm-7",
+        3,
+    )
+
+
+def test_a_move_is_told_with_its_rule(store: Table, watcher: TableWatcher, port: int) -> None:
+    """Somebody would see that a lease moved, and never why."""
+    (row,) = store.get(["s-0"])
+    done(store.write(StealLease(row, "c")))
+    watcher.look()
+    (told,) = json.loads(got(port, "/leases.json")[2])
+    assert [move[1:] for move in told["moves"]] == [["s-0", "a", "c", "H2"]]
+    done(store.write(ReleaseLease(evolve(row, owner="c"), "c")))
+    watcher.look()
+    (told,) = json.loads(got(port, "/leases.json")[2])
+    assert told["moves"][0][1:] == ["s-0", "c", None, ""]
+    assert (told["total"]["unowned"], told["total"]["not_ok"], told["total"]["moves"]) == (1, 0, 2)
+
+
+def test_the_curve_of_lag_has_a_point_for_each_reading_that_told_of_it(watcher: TableWatcher, port: int) -> None:
+    """The page would show a curve of another table, or none."""
+    assert "polyline" not in got(port, "/lag.svg")[2], "one point is no curve"
+    watcher.look()
+    watcher.look()
+    status, headers, text = got(port, "/lag.svg?table=0")
+    assert (status, headers["content-type"]) == (200, "image/svg+xml")
+    (points,) = re.findall(r'<polyline points="([^"]*)"', text)
+    assert len(points.split()) == len(watcher.state()["lag"]) == 3
+    assert [got(port, f"/lag.svg?table={number}")[0] for number in ("7", "x")] == [404, 404]
+
+
+def test_explanations_are_those_of_the_command(port: int) -> None:
+    """The page would say something else than `leasehold explain`."""
+    lease = json.loads(got(port, "/explain?lease=s-3")[2])
+    assert lease["should"].startswith("b: it holds 2 where its share is 2")
+    worker = json.loads(got(port, "/explain?worker=a")[2])
+    assert [(each["worker"], each["share"]) for each in worker["workers"]] == [("a", 3)]
+    assert [
+        got(port, f"/explain?{query}")[0]
+        for query in ("lease=none", "worker=none", "table=7", "table=x", "table=" + "9" * 5000)
+    ] == [404] * 5
+
+
+def test_health_follows_the_table(store: Table, watcher: TableWatcher, port: int) -> None:
+    """A page of an hour ago would pass for the present."""
+    assert [got(port, path)[0] for path in ("/healthz", "/readyz")] == [200, 200]
+    store.down = True
+    watcher.start()
+    while not watcher.seen.trouble:
+        time.sleep(0.01)  # the thread looks at once, and then tells
+    status, _, text = got(port, "/healthz")
+    group = {"store": "memory://x", "status": "UNKNOWN", "says": "the table cannot be read: the line is down"}
+    assert (status, json.loads(text)) == (503, {"ok": False, "groups": [group]})
+    status, _, text = got(port, "/readyz")
+    assert (status, json.loads(text)) == (503, {"ok": False, "stale": ["memory://x"]})
+    told = got(port, "/metrics")[2]
+    assert 'leasehold_up{store="memory://x"} 0\n' in told
+    assert 'leasehold_status{store="memory://x"} 3\n' in told
+    assert json.loads(got(port, "/leases.json")[2])[0]["trouble"] == "the line is down"
+    watcher.close()
+
+
+def test_prometheus_reads_every_lease_and_the_whole(port: int) -> None:
+    """No rule could be written on what is not there, and a name could forge a line."""
+    text = got(port, "/metrics")[2]
+    store = 'store="memory://x"'
+    for line in (
+        f"leasehold_lag_max_seconds{{{store}}} 12.5",
+        f'leasehold_lease_lag_seconds{{{store},lease="s-0"}} 12.5',
+        f'leasehold_lease_kilobytes_per_second{{{store},lease="s-3"}} 2',
+        f'leasehold_worker_target{{{store},worker="a"}} 3',
+        f"leasehold_owner_changes_total{{{store}}} 0",
+        f'leasehold_lease_status{{{store},lease="<b>x</b>\\"\\\\\\n"}} 0',
+    ):
+        assert f"{line}\n" in text
+    assert all(line.startswith(("#", "leasehold_")) for line in text.splitlines())
+
+
+def test_another_hosts_name_is_refused(port: int) -> None:
+    """A page on the web could read the fleet through a name that it points at this machine."""
+    assert got(port, "/leases.json", Host="evil.example")[0] == 400
+    assert got(port, "/leases.json", Host=f"localhost:{port}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/page.css", "/page.js", "/leases.json", "/lag.svg", "/explain?lease=s-3", "/metrics"]
+)
+def test_no_row_is_written_and_no_file_fetched_from_elsewhere(port: int, path: str) -> None:
+    """A page for looking could be made to act, or tell somebody else who looks."""
+    status, headers, text = got(port, path)
+    assert (status, headers["content-security-policy"].split(";")[0]) == (200, "default-src 'none'")
+    assert "https://" not in text
+    assert got(port, path, "POST")[0] == 405
+
+
+def test_a_page_is_told_as_soon_as_something_is_read(store: Table, watcher: TableWatcher, port: int) -> None:
+    """The page would have to be loaded anew to be believed."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request("GET", "/events")
+        answer = connection.getresponse()
+        first = json.loads(answer.readline().removeprefix(b"data: "))
+        answer.readline()
+        placed(store, held("s-7", "c"))
+        watcher.look()
+        second = json.loads(answer.readline().removeprefix(b"data: "))
+    assert [len(told[0]["leases"]) for told in (first, second)] == [6, 7]
+
+
+def seen(port: int, query: str) -> tuple[dict[str, Any], int]:
+    """The first that a page is told, and its bytes."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request("GET", f"/view{query}")
+        line = connection.getresponse().readline()
+    return json.loads(line.removeprefix(b"data: ")), len(line)
+
+
+@pytest.mark.parametrize(
+    ("query", "keys"),
+    [
+        ("", ["s-0", EVIL, "s-1"]),
+        ("?sort=key&down=", ["s-9", "s-3", "s-2"]),
+        ("?sort=key&most=1", [EVIL]),
+        ("?sort=key&text=B", [EVIL, "s-3", "s-9"]),
+        ("?sort=lag&text=s-1", ["s-1"]),
+    ],
+)
+def test_a_page_is_told_the_first_leases_in_its_order(port: int, query: str, keys: list[str]) -> None:
+    """The lease that is wrong would stand behind a thousand that are not."""
+    told, _ = seen(port, query)
+    assert [row["key"] for row in told["rows"]][:3] == keys
+    assert [group["store"] for group in told["groups"]] == ["memory://x"]
+
+
+@pytest.mark.parametrize("query", ["?sort=colour", "?most=-1", "?most=20001", "?table=1"])
+def test_a_view_that_there_is_not_is_refused(port: int, query: str) -> None:
+    """A page would wait for ever for an answer that is none."""
+    status, _, body = got(port, f"/view{query}")
+    assert status == 404
+    assert json.loads(body)["error"].split(":")[0] in {"most", "table"}
+
+
+def test_a_page_costs_the_same_for_a_thousand_leases(store: Table, watcher: TableWatcher, port: int) -> None:
+    """Each open page would take 230,000 bytes of every look at a large table."""
+    for number in range(1000):
+        placed(store, held(f"shardId-{number:012}", f"worker-{number % 50}.example", float(number), number))
+    watcher.look()
+    assert seen(port, "")[1] <= 10_000
+    told, size = seen(port, "?most=100")
+    assert (told["found"], len(told["rows"]), len(told["workers"])) == (1006, 100, 50)
+    assert size <= 20_000
+
+
+def test_a_page_tells_a_lag_of_nothing_from_one_that_nobody_knows(port: int) -> None:
+    """A lease at the end of its shard would look like one whose owner is silent."""
+    told = {row["key"]: row.get("seconds") for row in seen(port, "?sort=key")[0]["rows"]}
+    assert (told["s-0"], told["s-1"], told["s-9"]) == (12.5, 0.0, None)
+
+
+def test_the_lag_of_one_lease_is_drawn_from_the_looks_at_it(store: Table, watcher: TableWatcher, port: int) -> None:
+    """Nobody would see whether a lease falls behind or catches up."""
+    assert "polyline" not in got(port, "/lag.svg?lease=s-0")[2]
+    for behind in (20.0, 30.0):
+        name, value = held("s-0", "a", behind).notes[0]
+        done(store.write(AnnotateLease(store.get(["s-0"])[0], name, value)))
+        watcher.look()
+    (curve,) = re.findall(r'<polyline points="([^"]+)"', got(port, "/lag.svg?lease=s-0")[2])
+    heights = [float(point.split(",")[1]) for point in curve.split()]
+    assert heights == sorted(heights, reverse=True)
+    assert len(heights) == 3
+    assert "polyline" not in got(port, "/lag.svg?lease=nobody")[2]
+
+
+def test_the_record_outlives_the_server(tmp_path: Path) -> None:
+    """What moved in the night would be gone with the restart in the morning."""
+    path = str(tmp_path / "moves.db")
+    record = FleetRecord(path)
+    record.add("x", (SeenMove(5.0, "s-0", "a", None), SeenMove(6.0, "s-0", None, "b", "M6")), LagPoint(6.0, 1.5, 2.5))
+    record.close()
+    again = FleetRecord(path)
+    assert [(move.after, move.rule) for move in again.moves("x")] == [("b", "M6"), (None, "")]
+    assert (again.lag("x"), again.count("x"), again.count("y")) == ((LagPoint(6.0, 1.5, 2.5),), 2, 0)
+    again.add("x", (), LagPoint(6.0 + 8 * 86400, 0.0, 0.0))
+    assert (again.count("x"), len(again.lag("x"))) == (0, 1)
+    again.close()
+
+
+def test_a_table_that_was_never_read_has_no_figures() -> None:
+    """A zero that nobody measured would keep an alarm silent."""
+    unread = TableWatcher("x", MemoryStore(), Config(), FleetRecord(), every=1.0)
+    lines = exposition([(unread.state(), unread.fresh)]).splitlines()
+    assert [line for line in lines if line[0] != "#"] == ['leasehold_up{store="x"} 0', 'leasehold_status{store="x"} 3']
+
+
+def test_the_command_serves_until_ctrl_c(tmp_path: Path) -> None:
+    """The command would not find its way from a URL to a page, or leave its port open."""
+    table = SqliteStore(str(tmp_path / "l.db"))
+    placed(table, held("s-0", "a"))
+    table.close()
+    command = (
+        "serve",
+        f"sqlite://{tmp_path}/l.db",
+        "--port",
+        "0",
+        "--every",
+        "0.1",
+        "--history",
+        str(tmp_path / "h.db"),
+    )
+    with subprocess.Popen(
+        (sys.executable, "-m", "leasehold.adapters.cli.main", *command),
+        stdout=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ),
+    ) as serving:
+        assert serving.stdout is not None
+        port = int(serving.stdout.readline().partition("/ (")[0].rpartition(":")[2])
+        told: dict[str, Any] = {}
+        while not told.get("leases"):
+            (told,) = json.loads(got(port, "/leases.json")[2])
+        serving.send_signal(signal.SIGINT)
+        assert serving.wait(30) == 0
+    assert told["store"] == f"sqlite://{tmp_path}/l.db"
+
+
+def test_ctrl_c_ends_the_command_in_its_first_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever pressed it as the address appeared would wait for ever, or read a traceback."""
+    SqliteStore(str(tmp_path / "l.db")).close()
+    said: list[str] = []
+
+    def pressed(text: str, *, flush: bool) -> None:
+        said.append(text)
+        assert flush
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("leasehold.adapters.cli.steer.serve.print", pressed, raising=False)
+    ended = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--port", "0"])
+    assert (ended.exit_code, ended.output, len(said)) == (0, "", 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["nowhere://x"], 2, "unknown scheme"),
+        (["sqlite://{}/none.db"], 1, "there is no file"),
+        (["sqlite://{}/none.db", "--source", "kinesis://a", "--source", "kinesis://b"], 2, "--source: give one"),
+        (["sqlite://{}/none.db", "--history", "{}/none/h.db"], 1, "--history:"),
+    ],
+)
+def test_a_page_that_cannot_be_served_is_said_in_one_line(
+    tmp_path: Path, arguments: list[str], status: int, says: str
+) -> None:
+    """A user would see a traceback, or a page of nothing."""
+    ran = CliRunner().invoke(app, [each.format(tmp_path) for each in arguments])
+    assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (status, "", 1)
+    assert says in ran.stderr
+
+
+def test_a_port_that_is_taken_is_said_with_what_to_give(tmp_path: Path) -> None:
+    """A user would read a number of the system's, and not which option is to blame."""
+    SqliteStore(str(tmp_path / "l.db")).close()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ran = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--port", str(port)])
+    assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
+    assert f"--port {port}: Address already in use" in ran.stderr
+    assert "0 takes a free one" in ran.stderr
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="NO PAGE AT :: IS TRIED: this machine has no IPv6")
+def test_a_page_at_every_address_is_reached_by_ipv4_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes and proxies that know the machine by its IPv4 address would find no page."""
+    SqliteStore(str(tmp_path / "l.db")).close()
+    reached: list[int] = []
+
+    def said(text: str, *, flush: bool) -> None:
+        assert flush
+        port = int(text.partition("/ (")[0].rpartition(":")[2])
+        socket.create_connection(("127.0.0.1", port), 10).close()
+        reached.append(port)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("leasehold.adapters.cli.steer.serve.print", said, raising=False)
+    ended = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--host", "::", "--port", "0"])
+    assert (ended.exit_code, len(reached)) == (0, 1)
+
+
+def test_a_locked_history_makes_no_table_stale_and_misses_no_move(store: Table, tmp_path: Path) -> None:
+    """The watcher ended of it: a page of hours ago, and nothing on it that says so."""
+    path = tmp_path / "moves.db"
+    with closing(FleetRecord(str(path))) as record, closing(sqlite3.connect(path, isolation_level=None)) as other:
+        watcher = TableWatcher("memory://x", store, Config(), record, every=60.0)
+        watcher.look()
+        other.execute("BEGIN EXCLUSIVE")
+        row = next(lease for lease in store.list().leases if lease.key == "s-0")
+        stolen = done(store.write(StealLease(row, "b")))
+        watcher.look()
+        locked = watcher.state()
+        assert (locked["trouble"], watcher.fresh) == ("the history cannot be used now: database is locked", True)
+        assert next(each["owner"] for each in locked["leases"] if each["key"] == "s-0") == "b"
+        done(store.write(ReleaseLease(stolen, "b")))
+        watcher.look()
+        other.execute("ROLLBACK")
+        watcher.look()
+        told = watcher.state()
+        assert (told["trouble"], told["total"]["moves"]) == ("", 2)
+        assert sorted((move[2], move[3]) for move in told["moves"]) == [("a", "b"), ("b", None)]
+
+
+class Odd(Table):
+    """A table that fails with what no store may raise, once."""
+
+    faults: tuple[BaseException, ...] = (MemoryError(), ZeroDivisionError("odd"))
+
+    def list(self) -> Listing:
+        """As the memory store, after the faults."""
+        if self.faults:
+            fault, *rest = self.faults
+            self.faults = tuple(rest)
+            raise fault
+        return super().list()
+
+
+def test_a_watcher_goes_on_whatever_a_reading_raises() -> None:
+    """Its thread would end alone, and the page stay as it was for as long as the server lives."""
+    looked = TableWatcher("memory://x", Odd(), Config(), FleetRecord(), every=0.01)
+    troubles = []
+    looked.start()
+    while looked.seen.table is None:
+        troubles.append(looked.seen.trouble)
+    looked.close()
+    assert set(troubles) <= {"", "MemoryError", "ZeroDivisionError: odd"}
+    assert looked.seen.trouble == ""
+
+
+def test_half_a_request_is_not_waited_for(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections that nobody completes would stay, until there is no descriptor for those who ask."""
+    monkeypatch.setattr("leasehold.adapters.ops.serving.app.REQUEST_SECONDS", 0.2)
+    begun = (b"", b"GET / HTTP/1.1\r\nHost: loc", b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nab")
+    for text in begun:
+        with closing(socket.create_connection(("127.0.0.1", port), timeout=30)) as connection:
+            connection.sendall(text)
+            assert told_until_closed(connection) == (b"" if len(text) < 40 else ANY)
+
+
+def test_a_second_request_that_is_half_there_is_not_waited_for_either(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Likewise on a connection that has asked before."""
+    monkeypatch.setattr("leasehold.adapters.ops.serving.app.REQUEST_SECONDS", 0.2)
+    with closing(socket.create_connection(("127.0.0.1", port), timeout=30)) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /heal")
+        assert told_until_closed(connection).startswith(b"HTTP/1.1 200")
+
+
+def test_connections_are_limited_and_a_later_request_is_served(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All descriptors of the process would be taken, and its tables be read no more."""
+    monkeypatch.setattr("leasehold.adapters.ops.serving.app.CONNECTIONS_MOST", 5)
+    with ExitStack() as stack:
+        made = [
+            stack.enter_context(closing(socket.create_connection(("127.0.0.1", port), timeout=30))) for _ in range(8)
+        ]
+        assert [told_until_closed(each) for each in made[5:]] == [b""] * 3
+        for each in made[:5]:
+            each.close()
+    while True:
+        with suppress(OSError, http.client.HTTPException):
+            assert got(port, "/healthz")[0] == 200
+            return
+
+
+def test_a_page_that_is_open_stays_so(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is one for requests: an answer that goes on for hours is what the page lives from."""
+    monkeypatch.setattr("leasehold.adapters.ops.serving.app.REQUEST_SECONDS", 0.1)
+    with closing(socket.create_connection(("127.0.0.1", port), timeout=1.0)) as connection:
+        connection.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        with pytest.raises(TimeoutError):
+            told_until_closed(connection)
+
+
+def told_until_closed(connection: socket.socket) -> bytes:
+    """What comes until the other end closes; a reset is a close."""
+    told = b""
+    with suppress(ConnectionError):
+        while more := connection.recv(65536):
+            told += more
+    return told

@@ -1,0 +1,432 @@
+"""What is well and what is wrong before a fleet starts, without a service."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from attrs import evolve
+from botocore.exceptions import ClientError
+from typer.testing import CliRunner
+
+from leasehold.adapters.cli.steer.doctor import app
+from leasehold.adapters.inputs import paced
+from leasehold.adapters.ops.doctor import examination
+from leasehold.adapters.ops.doctor.attempts import (
+    Finding,
+    FindingState,
+    NotThere,
+    NotTried,
+    RightAttempt,
+    RightsTrial,
+    ServiceClock,
+    attempted,
+    clock_of,
+    recognised,
+    well,
+)
+from leasehold.adapters.ops.doctor.embedded import memory_trial, sqlite_trial
+from leasehold.adapters.ops.doctor.examination import (
+    LIST_PRICES,
+    Fleet,
+    cost_of,
+    gap_of,
+    gap_seconds,
+    loads,
+    size_of,
+)
+from leasehold.adapters.sources import urls as sources
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import SHARD_END, Lease, Shard
+from leasehold.balancer.rules.kcl import Kcl
+from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError
+from leasehold.stores import urls as stores
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.embedded.sqlite import SqliteStore
+from leasehold.stores.protocol import Done, Listing, Malformed, Outcome
+from leasehold.stores.writes import Write
+from leasehold_lab.simulator.world.world import ListSource
+
+SHARDS = (Shard("s-0", hash_range=(0, 4)), Shard("s-1", hash_range=(5, 9)))
+ROWS = (Lease("s-0", owner="w-1", hash_range=(0, 4)), Lease("s-1"))
+
+
+def raising(error: Exception, cause: Exception | None = None) -> RightAttempt:
+    """A right whose use ends in this."""
+
+    def ask() -> str:
+        raise error from cause
+
+    return RightAttempt("x:Do", ask, writes=True)
+
+
+def refusal(code: str) -> ClientError:
+    """The answer of a service of AWS."""
+    return ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 400}}, "Do")  # type: ignore[typeddict-item]
+
+
+def tried(*attempts: RightAttempt, read_only: bool = False) -> list[Finding]:
+    trial = RightsTrial("table t", attempts, None, None, lambda: None)
+    return list(attempted(trial, read_only=read_only))
+
+
+FINE = RightAttempt("x:Read", lambda: "allowed")
+
+
+def test_a_denied_right_is_named_and_the_others_are_tried() -> None:
+    """Policies would be mended by one line for each start."""
+    found = tried(raising(StoreError("t: no"), refusal("AccessDeniedException")), FINE)
+    assert found == [
+        Finding("x:Do", "wrong", "t: no", "allow x:Do"),
+        Finding("x:Read", "ok", "table t: allowed"),
+    ]
+    assert not well(found)
+
+
+class Refused(Exception):
+    """As the clients of PostgreSQL, Google and Azure tell it."""
+
+    def __init__(self, **told: object) -> None:
+        self.__dict__.update(told)
+
+
+@pytest.mark.parametrize(
+    ("refused", "todo"),
+    [
+        (Refused(sqlstate="42501"), "allow x:Do"),
+        (Refused(code=403), "allow x:Do"),
+        (Refused(status_code=403), "allow x:Do"),
+        (Refused(sqlstate="42P01", code=404, status_code=404), ""),
+    ],
+)
+def test_a_refusal_is_known_in_the_words_of_each_service(refused: Refused, todo: str) -> None:
+    """Whoever lacks a right would be told of a fault, and not of the right."""
+    assert tried(raising(StoreError("t: no"), refused))[0].todo == todo
+
+
+@pytest.mark.parametrize(
+    ("ends", "state", "more"),
+    [
+        (raising(OutcomeUnknown("t: no route")), "wrong", 0),
+        (raising(OutcomeUnknown("t: slow down"), refusal("ThrottlingException")), "unknown", 1),
+        (raising(SourceUnavailable("t: slow down"), refusal("LimitExceededException")), "unknown", 1),
+        (raising(SourceError("t: no such"), refusal("ResourceNotFoundException")), "wrong", 0),
+        (raising(NotThere("there is no table")), "unknown", 0),
+        (raising(NotTried("not tried")), "unknown", 1),
+    ],
+)
+def test_silence_is_told_from_a_refusal(ends: RightAttempt, state: str, more: int) -> None:
+    """A wrong name would be told five times, or a busy service be called broken."""
+    found = tried(ends, FINE)
+    assert ([found[0].state], len(found) - 1) == ([state], more)
+
+
+def test_no_right_to_write_is_used_where_none_may_be() -> None:
+    """Whoever looks after a fleet of others would write to its table."""
+    found = tried(raising(StoreError("asked")), FINE, read_only=True)
+    assert [each.state for each in found] == ["unknown", "ok"]
+    assert "--read-only" in found[0].says
+    assert well(found)
+
+
+@pytest.mark.parametrize(("write", "state", "proved"), [(FINE, "ok", 1), (StoreError("t: no"), "unknown", 0)])
+def test_conditions_are_tried_where_all_rights_to_write_are_there(
+    write: RightAttempt | Exception, state: str, proved: int
+) -> None:
+    """A store that keeps its conditions would be called careless, as it refuses whoever may not write."""
+    seen, calls = examination._Gathered(), list[int]()  # noqa: SLF001  a step of an examination
+    attempt = raising(write) if isinstance(write, Exception) else evolve(write, writes=True)
+    trial = RightsTrial("table t", (FINE, attempt), None, lambda: calls.append(1), lambda: None)
+    assert examination._rights(seen, trial, examination.ExaminedFleet(Config()))  # noqa: SLF001  likewise
+    assert ([(each.state) for each in seen.findings if each.what == "conditional writes"], len(calls)) == (
+        [state],
+        proved,
+    )
+
+
+OTHER = "name another table, or the source that this one belongs to"
+
+
+@pytest.mark.parametrize(
+    ("listing", "finding"),
+    [
+        (Listing(()), Finding("table", "ok", "it has no leases yet; workers make those of 2 shards")),
+        (Listing(ROWS), Finding("table", "ok", "it has 2 leases of this stream, and 1 owners")),
+        (
+            Listing((), (Malformed("k-9", "checkpoint", "is missing"), Malformed("k-8", "owner", "is odd"))),
+            Finding(
+                "table",
+                "wrong",
+                "none of its 2 rows is a lease, for one 'k-8': owner: is odd: it is another application's",
+                OTHER,
+            ),
+        ),
+        (
+            Listing(ROWS, (Malformed("k-9", "checkpoint", "is missing"),)),
+            Finding(
+                "table",
+                "wrong",
+                "1 of 3 rows cannot be read as leases, for one 'k-9': checkpoint: is missing",
+                "mend or remove these rows: their shards are read by nobody",
+            ),
+        ),
+        (
+            Listing(tuple(Lease(f"t-{number}") for number in range(4))),
+            Finding(
+                "table",
+                "wrong",
+                "the stream has the shards of none of its 4 leases (t-0, t-1, t-2 …): it is another's",
+                OTHER,
+            ),
+        ),
+        (
+            Listing((evolve(ROWS[0], hash_range=(0, 9)), Lease("s-old"))),
+            Finding(
+                "table",
+                "wrong",
+                "1 leases (s-0) have other hash ranges than the stream's shards: it is another stream's, or the stream "
+                "was made anew",
+                OTHER,
+            ),
+        ),
+        (
+            Listing((*ROWS, Lease("s-old"))),
+            Finding(
+                "table",
+                "unknown",
+                "the stream has not the shards of 1 unfinished leases (s-old): past retention",
+                "workers remove them; check that nobody was that far behind",
+            ),
+        ),
+        (
+            Listing((*ROWS, Lease("s-old", owner="w-2", checkpoint=SHARD_END))),
+            Finding("table", "ok", "it has 3 leases of this stream, and 2 owners"),
+        ),
+    ],
+)
+def test_the_whole_sentence_on_a_table_is_right(listing: Listing, finding: Finding) -> None:
+    """A sentence that begins well could count the wrong rows, or say to do what would cost a table."""
+    assert recognised(listing, SHARDS, lambda _lease: True) == (finding,)
+
+
+def test_the_whole_sentence_on_time_and_money_is_right() -> None:
+    """The numbers stand behind the first words, where nobody looked."""
+    gap = "a shard is unread for at most 15.5 s after its worker crashed: 10.5 s until the lease expires, 5 s"
+    late = "longer while the store does not answer"
+    ours, theirs = Config(lease_seconds=10, cycle_seconds=5), Config(Kcl(), lease_seconds=10, cycle_seconds=5)
+    assert gap_of(ours) == Finding("gap", "ok", f"{gap} until the next look, mostly sooner by the lookout; {late}")
+    gap = gap.replace("15.5", "15.0").replace("10.5", "10")
+    assert gap_of(theirs) == Finding("gap", "ok", f"{gap} until the next look; {late}")
+    table, bucket = Fleet("dynamodb", 10, 2, 1.0), Fleet("s3", 10, 1, 1.0)
+    unit = "10 open shards, 2 workers, layout usual: at rest 1.9 writes and 0.5 read units a second"
+    busy = "under steady records 10 writes and 0.5 read units a second"
+    price = "(DynamoDB on demand, us-east-1, since November 2024)"
+    other = "in layout sessions 3.5 writes and 0.9 read units a second"
+    said = f"{unit}, US$ 3.26 a month; {busy}, US$ 16.59 a month; {other}, US$ 6.10 a month {price}"
+    assert cost_of(table, Config(), LIST_PRICES["dynamodb"]) == Finding("cost", "ok", said)
+    assert cost_of(table, Config(), None) == Finding("cost", "ok", f"{unit}; {busy}; {other}")
+    assert "layout sessions" not in cost_of(evolve(table, shared=False), Config(), None).says  # the blobs of the SDKs
+    told = cost_of(evolve(table, sessions=True), Config(), None).says
+    assert "2 workers, layout sessions: at rest 1.4 writes" in told
+    assert told.endswith("in layout usual 10 writes and 0.5 read units a second")
+    assert "under steady records 1,000 writes" in cost_of(Fleet("s3", 500, 1, 1.0), Config(), None).says
+    alone = cost_of(bucket, Config(), None).says
+    assert alone.startswith("10 open shards, 1 worker, layout usual: at rest ")
+    assert " reads a second; under steady records " in alone
+    # Where nobody reads for all, each worker lists each cycle; a checkpoint after each batch is five a second.
+    assert loads(evolve(table, shared=False), Config(cycle_seconds=20.0))[0].reads == pytest.approx(0.1 * 0.5, rel=0.2)
+    assert loads(evolve(table, checkpoint_seconds=0.0), Config())[1].writes == pytest.approx(50)
+    assert loads(Fleet("azblob", 6000, 1, 1.0, shared=False), Config(cycle_seconds=10.0))[0].reads == 0
+
+
+@pytest.mark.parametrize(
+    ("ahead", "state", "says"),
+    [
+        (0.0, "ok", "0.0 s ahead of"),
+        (60.0, "ok", "60.0 s ahead of"),
+        (-60.0, "ok", "60.0 s behind"),
+        (60.1, "wrong", "60.1 s ahead of"),
+        (-60.1, "wrong", "60.1 s behind"),
+    ],
+)
+def test_a_minute_is_the_limit_of_a_clock(ahead: float, state: FindingState, says: str) -> None:
+    """A clock that is right would be called wrong, or ahead be told as behind."""
+    todo = "set the clock: requests are refused at 5 min, and lag is as true as clocks are" if state == "wrong" else ""
+    assert clock_of("x", ahead) == Finding("clock of x", state, f"ours is {says} it (told in whole seconds)", todo)
+    assert clock_of("x", None) == Finding("clock of x", "unknown", "the service told no time")
+
+
+def test_streams_beside_ours_are_no_fault_and_another_hub_is() -> None:
+    """One table may serve many streams; partitions of all hubs have the same numbers."""
+    (found,) = recognised(Listing((*ROWS, Lease("x:s-0", stream="x"))), SHARDS, lambda lease: not lease.stream)
+    assert (found.state, "; 1 leases are of streams that are not read here" in found.says) == ("ok", True)
+
+    def refuse(_lease: Lease) -> bool:
+        raise SourceError("lease '0': another hub")
+
+    (found,) = recognised(Listing(ROWS), SHARDS, refuse)
+    assert (found.state, found.says) == ("wrong", "lease '0': another hub")
+
+
+@pytest.mark.parametrize(("ours", "ahead"), [(1000.5, 0.0), (1100.5, 100.0), (900.0, -100.5)])
+def test_the_clock_is_compared_with_the_date_of_an_answer(ours: float, ahead: float) -> None:
+    """Requests would be refused as signed at another time, and nobody see why."""
+    clock = ServiceClock(lambda: ours)
+    clock.heard(SimpleNamespace(headers={}))
+    assert clock_of("x", clock.ahead).state == "unknown"
+    clock.heard(SimpleNamespace(headers={"date": "Thu, 01 Jan 1970 00:16:40 GMT"}), parsed={})
+    assert clock.ahead == ahead
+    assert clock_of("x", clock.ahead).state == ("ok" if abs(ahead) < 60 else "wrong")
+
+
+def test_the_gap_is_a_lease_and_a_look() -> None:
+    """An operator would be told of seconds that no fleet keeps."""
+    assert gap_seconds(Config(Kcl(), lease_seconds=10, cycle_seconds=5)) == 15
+    assert gap_seconds(Config(lease_seconds=10, cycle_seconds=5)) == 15.5
+    assert gap_seconds(paced(Config(), ())) == 1.05 * 120 + 30
+
+
+@pytest.mark.parametrize(
+    ("shards", "workers", "writes", "reads", "dollars"),
+    [(10, 2, 10.8, 0.7, 18), (100, 10, 99.1, 4.4, 164), (1000, 50, 972.5, 28.3, 1607)],
+)
+def test_costs_are_those_that_were_measured(
+    shards: int, workers: int, writes: float, reads: float, dollars: float
+) -> None:
+    """What is said here would not be the bill of docs/from-java-kcl.md."""
+    rest, busy = loads(Fleet("dynamodb", shards, workers, 1.0), Config())
+    assert busy.writes == pytest.approx(writes, rel=0.1)
+    assert busy.reads == pytest.approx(reads, rel=0.3)
+    assert busy.month(LIST_PRICES["dynamodb"]) == pytest.approx(dollars, rel=0.1)
+    assert rest.writes == pytest.approx(shards / 5.3)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "shards", "workers", "dollars"),
+    [("dynamodb", 10, 2, 5.5), ("dynamodb", 100, 10, 22.5), ("s3", 10, 2, 56.4), ("s3", 100, 10, 188.3)],
+)
+def test_costs_of_layout_sessions_are_those_that_were_measured(
+    scheme: str, shards: int, workers: int, dollars: float
+) -> None:
+    """A fleet of that layout would be told the bill of the usual one, or one that docs/sessions.md does not have."""
+    _, busy = loads(Fleet(scheme, shards, workers, 1.0, parts=3, sessions=True), Config())
+    assert busy.month(LIST_PRICES[scheme]) == pytest.approx(dollars, rel=0.2)
+
+
+def test_objects_cost_two_writes_a_checkpoint_and_their_listings() -> None:
+    """Blobs would seem as cheap as rows."""
+    fleet = Fleet("s3", 10, 2, 1.0, parts=3)
+    rest, busy = loads(fleet, Config())
+    assert [busy.writes, rest.writes] == pytest.approx([20 + 1, 10 / 5.3 + 1])
+    assert "US$" in cost_of(fleet, Config(), LIST_PRICES["s3"]).says
+    assert "US$" not in cost_of(fleet, Config(), None).says
+
+
+def test_a_file_is_left_as_it_was(tmp_path: Path) -> None:
+    """A row of the examination would be claimed by a worker."""
+    SqliteStore(str(tmp_path / "l.db")).close()
+    trial = sqlite_trial(str(tmp_path / "l.db"), {})
+    before = (tmp_path / "l.db").read_bytes()
+    assert [(each.what, each.state) for each in attempted(trial, read_only=False)] == [("read", "ok"), ("write", "ok")]
+    trial.close()
+    assert (tmp_path / "l.db").read_bytes() == before
+    (found,) = attempted(sqlite_trial(str(tmp_path / "none.db"), {}), read_only=False)
+    assert found.state == "unknown"
+    assert [path.name for path in tmp_path.iterdir()] == ["l.db"]
+
+
+def test_a_store_that_ignores_conditions_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers would own one lease."""
+
+    def careless(_store: object, write: Write) -> Outcome:
+        return Done(write.lease)
+
+    monkeypatch.setattr(MemoryStore, "write", careless)
+    found = list(attempted(memory_trial("careless", {}), read_only=False))
+    assert [each.state for each in found] == ["ok", "wrong"]
+    assert "under a condition that did not hold" in found[1].says
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nothing://x", "--store", "memory://m"], "source URL: unknown scheme"),
+        (["kinesis://x", "--store", "file://b.jsonl"], "store URL: file:// is a backup"),
+        (["kinesis://x", "--store", "memory://m?a=b"], "store URL: unknown option 'a'"),
+        (["kinesis://x", "--store", "memory://m", "--rules", "none"], "rules"),
+        (
+            ["kinesis://x", "--store", "azblob://a/c", "--write-price", "5"],
+            "--read-price: no list price",
+        ),
+    ],
+)
+def test_a_store_that_cannot_be_examined_exits_2(arguments: list[str], says: str) -> None:
+    """A script would take a typing error for an illness."""
+    ran = CliRunner().invoke(app, arguments)
+    assert (ran.exit_code, ran.stdout) == (2, "")
+    assert says in ran.stderr
+
+
+def test_every_store_and_source_can_be_examined() -> None:
+    """A new one would end the command with a stack of calls."""
+    # On a backup no fleet works.
+    assert set(examination._STORES) == set(stores._SCHEMES) - {"file"}  # noqa: SLF001  two lists of the same
+    assert set(examination._SOURCES) == set(sources._SCHEMES)  # noqa: SLF001  likewise
+
+
+def test_a_source_out_of_reach_does_not_hide_the_store(tmp_path: Path) -> None:
+    """Each mended fault would bring up the next one."""
+    SqliteStore(str(tmp_path / "l.db")).close()
+    asked = ["kinesis://orders?endpoint=http://127.0.0.1:1&region=eu-west-1", "--store", f"sqlite://{tmp_path}/l.db"]
+    ran = CliRunner().invoke(app, [*asked, "--json"])
+    told = json.loads(ran.stdout)
+    assert (ran.exit_code, told["well"], told["expected"]) == (1, False, {"gap_seconds": 30.55})
+    states = {each["what"]: each["state"] for each in told["findings"]}
+    assert states == {
+        "kinesis:DescribeStreamSummary": "wrong",
+        "clock of stream orders": "unknown",
+        "read": "ok",
+        "write": "ok",
+        "conditional writes": "ok",
+        "table": "unknown",
+        "gap": "ok",
+    }
+    shown = CliRunner().invoke(app, asked).stdout.splitlines()
+    assert shown[0].startswith("WRONG    kinesis:DescribeStreamSummary")
+    assert shown[-1] == "7 findings: 1 wrong, 2 unknown"
+
+
+def test_a_store_that_bills_no_requests_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever keeps leases in a file would be told of writes a second as if somebody counted them."""
+    SqliteStore(str(tmp_path / "l.db")).close()
+    monkeypatch.setattr(examination, "open_source", lambda _url: ListSource([Shard("s-0")]))
+    asked = ["kinesis://orders?endpoint=http://127.0.0.1:1&region=eu-west-1", "--store", f"sqlite://{tmp_path}/l.db"]
+    told = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
+    assert told["expected"] == {"gap_seconds": 30.55}
+    assert [each["what"] for each in told["findings"]][-3:] == ["table", "gap", "size"]
+
+
+@pytest.mark.parametrize(
+    ("leases", "workers", "state", "todo"),
+    [
+        (0, 1, "ok", ""),
+        (1_000, 100, "ok", ""),
+        (7_940, 1, "ok", ""),
+        (7_960, 1, "unknown", "more workers"),
+        (15_901, 1, "wrong", "more workers"),
+        (10_000, 110, "unknown", "fewer workers"),
+        (10_000, 201, "wrong", "fewer workers"),
+    ],
+)
+def test_a_fleet_is_warned_before_it_is_too_large(leases: int, workers: int, state: str, todo: str) -> None:
+    """Leases would be renewed late, and taken from living workers, before anybody heard of a limit."""
+    found = size_of(leases, workers, Config())
+    assert (found.what, found.state, found.todo.split(", or")[0]) == ("size", state, todo)
+
+
+def test_the_size_says_its_figures() -> None:
+    """A warning without them could not be weighed."""
+    assert size_of(2_000, 4, Config()).says == (
+        "500 leases a worker are renewed in time while the store answers within 636 ms; "
+        "2000 leases x 4 workers are 8,000, of at most some 2,000,000"
+    )

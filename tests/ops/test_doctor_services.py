@@ -1,0 +1,346 @@
+"""`leasehold doctor` on local services: a healthy fleet, a denied right, a foreign table, and nothing left or told."""
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import boto3
+import pytest
+from psycopg import connect
+from standins.careless_line import careless_line
+from typer.testing import CliRunner
+from types_boto3_dynamodb import DynamoDBClient
+from waiters import AT_ONCE, until
+
+from leasehold.adapters.cli.steer.doctor import app
+from leasehold.adapters.ops.doctor.attempts import Finding, attempted
+from leasehold.adapters.ops.doctor.event_hubs import trials as hub_trials
+from leasehold.adapters.sources.event_hubs.poller import open_url as open_hub
+from leasehold.balancer.model import TRIM_HORIZON, Lease
+from leasehold.stores.objects.blob import CONNECTION_STRING
+from leasehold.stores.urls import open_store
+from leasehold_lab.contract.actors import placed
+from leasehold_lab.standins.hubs.event_hubs import event_hubs
+from leasehold_lab.standins.node import Service
+from leasehold_lab.standins.postgres import conninfo_of, store_url
+from leasehold_lab.standins.tables import TableStreams, served
+
+if TYPE_CHECKING:
+    from types_boto3_kinesis import KinesisClient
+
+pytestmark = pytest.mark.services
+
+CANARY = "hunter2canary"
+KEY = "aHVudGVyMmNhbmFyeQ=="
+"""The same as a key of an Azure account."""
+
+
+@pytest.fixture(scope="module")
+def stream(kinesis_client: "KinesisClient") -> str:
+    """A stream of two shards with a record."""
+    name = f"examined-{uuid4().hex[:8]}"
+    kinesis_client.create_stream(StreamName=name, ShardCount=2)
+    kinesis_client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)
+    kinesis_client.put_record(StreamName=name, Data=b"1", PartitionKey="k")
+    return name
+
+
+@pytest.fixture
+def source(stream: str, kinesis_url: str) -> str:
+    return f"kinesis://{stream}?endpoint={kinesis_url}"
+
+
+def asked(*words: str) -> tuple[int, dict[str, Any]]:
+    """The exit status, and what was found, by name."""
+    ran = CliRunner().invoke(app, [*words, "--json"])
+    assert ran.stderr == ""
+    return ran.exit_code, {each["what"]: each for each in json.loads(ran.stdout)["findings"]}
+
+
+def states(found: dict[str, Any], prefix: str) -> dict[str, str]:
+    """The states of the findings whose names begin like this."""
+    return {what.removeprefix(prefix): each["state"] for what, each in found.items() if what.startswith(prefix)}
+
+
+def test_a_healthy_fleet_is_well_and_its_table_as_it_was(
+    source: str, dynalite_url: str, dynalite_client: DynamoDBClient
+) -> None:
+    """A check that writes rows would feed them to the workers."""
+    table = f"examined-{uuid4().hex[:8]}"
+    url = f"dynamodb://{table}?endpoint={dynalite_url}"
+    store = open_store(url)
+    for number in range(2):
+        placed(store, Lease(f"shardId-{number:012}", owner=f"w-{number}"))
+    store.close()
+    before = dynalite_client.scan(TableName=table)["Items"]
+    status, found = asked(source, "--store", url)
+    assert (status, {each["state"] for each in found.values()}) == (0, {"ok"})
+    rights = {"DescribeTable", "Scan", "BatchGetItem", "DeleteItem", "UpdateItem", "PutItem"}
+    assert states(found, "dynamodb:").keys() == rights
+    assert states(found, "kinesis:").keys() == {"DescribeStreamSummary", "ListShards", "GetShardIterator", "GetRecords"}
+    assert "2 leases of this stream, and 2 owners" in found["table"]["says"]
+    assert "2 open shards, 2 workers" in found["cost"]["says"]
+    kept = "deletion protection: not told, point-in-time recovery: not told"  # as far as dynalite tells
+    assert kept in found["dynamodb:DescribeTable"]["says"]
+    assert dynalite_client.scan(TableName=table)["Items"] == before
+
+
+def test_reading_alone_writes_nothing(source: str, dynalite_url: str) -> None:
+    """Whoever may only look would see refusals, or the owner of the table a stranger's writes."""
+    table = f"examined-{uuid4().hex[:8]}"
+    open_store(f"dynamodb://{table}?endpoint={dynalite_url}").close()
+    with careless_line(dynalite_url) as line:
+        status, found = asked(source, "--store", f"dynamodb://{table}?endpoint={line.url}", "--read-only")
+    assert status == 0
+    assert set(line.asked) == {"DescribeTable", "DescribeContinuousBackups", "Scan", "BatchGetItem"}
+    assert found["conditional writes"]["state"] == "unknown"
+
+
+def test_a_service_that_ignores_conditions_is_told_and_cleaned(
+    source: str, dynalite_url: str, dynalite_client: DynamoDBClient
+) -> None:
+    """Two workers would own one lease; or the row of the examination would stay."""
+    table = f"examined-{uuid4().hex[:8]}"
+    open_store(f"dynamodb://{table}?endpoint={dynalite_url}").close()
+    with careless_line(dynalite_url, "PutItem", "UpdateItem") as line:
+        status, found = asked(source, "--store", f"dynamodb://{table}?endpoint={line.url}")
+    assert status == 1
+    assert "the service ignores the conditions of writes" in found["dynamodb:UpdateItem"]["says"]
+    assert dynalite_client.scan(TableName=table)["Items"] == []
+
+
+def test_a_missing_table_is_not_made(source: str, dynalite_url: str, dynalite_client: DynamoDBClient) -> None:
+    """A typing error in the name would leave a table behind."""
+    table = f"absent-{uuid4().hex[:8]}"
+    status, found = asked(source, "--store", f"dynamodb://{table}?endpoint={dynalite_url}")
+    assert (status, found["dynamodb:DescribeTable"]["state"]) == (0, "unknown")
+    assert "dynamodb:CreateTable, not tried" in found["dynamodb:DescribeTable"]["says"]
+    assert table not in dynalite_client.list_tables()["TableNames"]
+    status, found = asked(source.replace("examined", "no-such"), "--store", "memory://absent")
+    assert (status, found["kinesis:DescribeStreamSummary"]["state"]) == (1, "wrong")
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"order_id": {"S": "7"}}, "its key is order_id (S, HASH), and a lease table's is leaseKey"),
+        ({"leaseKey": {"S": "7"}, "total": {"N": "3"}}, "none of its 1 rows is a lease"),
+    ],
+)
+def test_the_table_of_another_application_is_recognised(
+    source: str, dynalite_url: str, dynalite_client: DynamoDBClient, row: dict[str, Any], says: str
+) -> None:
+    """Its rows would be taken for leases, or be in the way of ours."""
+    table, key = f"orders-{uuid4().hex[:8]}", next(iter(row))
+    dynalite_client.create_table(
+        TableName=table,
+        KeySchema=[{"AttributeName": key, "KeyType": "HASH"}],
+        AttributeDefinitions=[{"AttributeName": key, "AttributeType": "S"}],
+        BillingMode="PAY_PER_REQUEST",
+    )
+    dynalite_client.get_waiter("table_exists").wait(TableName=table, WaiterConfig=AT_ONCE)
+    dynalite_client.put_item(TableName=table, Item=row)
+    status, found = asked(source, "--store", f"dynamodb://{table}?endpoint={dynalite_url}")
+    assert (status, found["table"]["state"]) == (1, "wrong")
+    assert says in found["table"]["says"]
+    assert dynalite_client.scan(TableName=table)["Items"] == [row]
+
+
+def _reset_auth(moto_url: str, calls: str) -> None:
+    request = urllib.request.Request(  # noqa: S310  moto on this machine
+        f"{moto_url}/moto-api/reset-auth", calls.encode(), {"Content-Type": "text/plain"}, method="POST"
+    )
+    urllib.request.urlopen(request).close()  # noqa: S310  moto on this machine
+
+
+@pytest.fixture
+def rights(moto_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A user of moto's who may do what is in this list, beginning with the first call after it is filled."""
+    iam, name = boto3.client("iam", endpoint_url=moto_url), f"worker-{uuid4().hex[:8]}"
+    allowed = ["kinesis:*", "dynamodb:DescribeTable", "dynamodb:Scan", "dynamodb:PutItem", "dynamodb:DeleteItem"]
+    policy = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": allowed, "Resource": "*"}]}
+    iam.create_user(UserName=name)
+    iam.put_user_policy(UserName=name, PolicyName="worker", PolicyDocument=json.dumps(policy))
+    key = iam.create_access_key(UserName=name)["AccessKey"]
+    iam.close()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+    _reset_auth(moto_url, "0")
+    yield [key["SecretAccessKey"], key["AccessKeyId"]]
+    _reset_auth(moto_url, "inf")
+
+
+@pytest.fixture
+def at_moto(moto_url: str) -> tuple[str, str]:
+    """A stream and a table of moto's, as URLs."""
+    name = f"denied-{uuid4().hex[:8]}"
+    client = boto3.client("kinesis", endpoint_url=moto_url)
+    client.create_stream(StreamName=name, ShardCount=1)
+    client.close()
+    store = f"dynamodb://{name}?endpoint={moto_url}"
+    open_store(store).close()
+    return f"kinesis://{name}?endpoint={moto_url}", store
+
+
+def test_each_denied_right_is_named_where_they_are_enforced(at_moto: tuple[str, str], rights: list[str]) -> None:
+    """The first denial would hide the others, and a fleet would fail at its first checkpoint."""
+    ran = CliRunner().invoke(app, [at_moto[0], "--store", at_moto[1], "--json"])
+    found = {each["what"]: each for each in json.loads(ran.stdout)["findings"]}
+    assert ran.exit_code == 1
+    assert {what for what, state in states(found, "").items() if state == "wrong"} == {
+        "dynamodb:BatchGetItem",
+        "dynamodb:UpdateItem",
+    }
+    assert found["dynamodb:UpdateItem"]["todo"] == "allow dynamodb:UpdateItem"
+    assert found["conditional writes"]["state"] == "unknown"
+    assert not [secret for secret in rights if secret in ran.output]
+
+
+def test_buckets_and_containers_are_left_as_they_were(
+    source: str, moto_url: str, azurite_connection: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Objects of the examination would pile up in somebody's account."""
+    bucket = f"examined-{uuid4().hex[:8]}"
+    url = f"s3://{bucket}/fleet?region=eu-west-1&endpoint={moto_url}"
+    status, found = asked(source, "--store", url)
+    assert (status, found["s3:ListBucket"]["state"]) == (0, "unknown")
+    open_store(url).close()
+    status, found = asked(source, "--store", url)
+    assert (status, {each["state"] for each in found.values()}) == (0, {"ok"})
+    assert states(found, "s3:").keys() == {"ListBucket", "GetObject", "PutObject", "DeleteObject"}
+    assert "US$" in found["cost"]["says"]
+    client = boto3.client("s3", endpoint_url=moto_url)
+    assert client.list_objects_v2(Bucket=bucket)["KeyCount"] == 0
+    client.close()
+    monkeypatch.setenv(CONNECTION_STRING, azurite_connection)
+    container = f"azblob://devstoreaccount1/{bucket}?prefix=fleet"
+    status, found = asked(source, "--store", container)
+    assert (status, found["blobs/read (list)"]["state"]) == (0, "unknown")
+    open_store(container).close()
+    status, found = asked(source, "--store", container)
+    assert (status, {each["state"] for each in found.values()}) == (0, {"ok"})
+    assert "US$" not in found["cost"]["says"]
+
+
+@pytest.mark.slow
+def test_a_hub_is_examined_beside_the_worker_that_reads_it(
+    amqp_engine: None,  # noqa: ARG001  it skips where there is none
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A check would take the partition from its worker, or not see that the consumer group is missing."""
+    with event_hubs({}) as hubs:
+        hubs.create("orders", 1, ("$Default",))
+        monkeypatch.setenv("EVENTHUBS_CONNECTION_STRING", hubs.connection_string())
+        place = f"{hubs.namespace}/orders"
+        status, found = asked(f"eventhubs://{place}", "--store", "memory://hub")
+        assert (status, set(states(found, "Listen").values())) == (0, {"ok"})
+        worker = open_hub(place, {})
+        reader = worker.open(Lease("0", stream=worker.stream, epoch=3), TRIM_HORIZON)
+        hubs.put("orders", "0", ["a"])
+        until(lambda: reader.read().records)
+        listed, last, received = of_hub(place)
+        assert {listed.state, last.state, received.state} == {"ok"}
+        assert "a worker reads partition 0 now" in received.says
+        assert [each["epoch"] for each in hubs.look("orders")[0]["readers"]] == [3]
+        worker.close()
+        assert [each.state for each in of_hub(place, group="absent")] == ["ok", "ok", "wrong"]
+
+
+def of_hub(place: str, **options: str) -> list[Finding]:
+    """What comes of the rights on this hub."""
+    (trial,) = hub_trials(place, options)
+    with closing(trial):
+        return list(attempted(trial, read_only=False))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["kinesis://orders?endpoint=http://ann:{canary}@127.0.0.1:1", "--store", "memory://m"],
+        ["kinesis://orders", "--store", "dynamodb://t-1?endpoint=http://ann:{canary}@127.0.0.1:1"],
+        ["kinesis://{canary}@orders", "--store", "memory://m"],
+        ["kinesis://orders", "--store", "azblob://account/c"],
+        ["eventhubs://ns/hub", "--store", "memory://m"],
+        ["kinesis://orders", "--store", "dynamodb://t-1"],
+        ["kinesis://orders", "--store", "s3://bucket/p"],
+    ],
+)
+def test_no_credential_is_told(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output is pasted into tickets."""
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", CANARY)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", CANARY)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://ann:{CANARY}@127.0.0.1:1")
+    signed = f"BlobEndpoint=http://127.0.0.1:1/account;SharedAccessSignature=sv=2024&sig={CANARY}"
+    monkeypatch.setenv(CONNECTION_STRING, f"AccountName=account;AccountKey={KEY};{signed}")
+    hub = f"Endpoint=sb://ns.servicebus.windows.net/;SharedAccessKeyName=k;SharedAccessKey={CANARY}"
+    monkeypatch.setenv("EVENTHUBS_CONNECTION_STRING", hub)
+    for more in ([], ["--json"]):
+        ran = CliRunner().invoke(app, [word.format(canary=CANARY) for word in words] + more)
+        assert ran.exit_code in {1, 2}
+        assert CANARY not in ran.output
+        assert KEY not in ran.output
+
+
+def test_the_rights_on_the_stream_of_a_table_are_tried_one_by_one(tmp_path: Path) -> None:
+    """The first worker would find out what is missing, one right at a time."""
+    table = TableStreams()
+    with served(table) as endpoint:
+        words = (f"dynamodb-streams://orders?endpoint={endpoint}", "--store", f"sqlite:///{tmp_path}/leases.db")
+        rights = ("DescribeTable", "DescribeStream", "GetShardIterator", "GetRecords")
+        status, found = asked(*words)
+        assert (status, states(found, "dynamodb:")) == (0, dict.fromkeys(rights, "ok"))
+        assert table.arn in found["dynamodb:DescribeTable"]["says"]
+        table.denied.add("GetShardIterator")
+        status, found = asked(*words)
+        told = {"GetShardIterator": "wrong", "GetRecords": "unknown"}
+        assert (status, states(found, "dynamodb:")) == (1, dict.fromkeys(rights, "ok") | told)
+        assert found["dynamodb:GetShardIterator"]["todo"] == "allow dynamodb:GetShardIterator"
+        table.status = ""
+        status, found = asked(*words)
+        assert (status, states(found, "dynamodb:")) == (1, {"DescribeTable": "wrong"})
+
+
+def test_a_part_of_a_shared_table_is_examined_by_its_prefix(source: str, dynalite_url: str) -> None:
+    """Its rights are others than those on a table of one application: a query in place of a scan."""
+    table = f"shared-{uuid4().hex[:8]}"
+    url = f"dynamodb://{table}?prefix=orders/&endpoint={dynalite_url}"
+    status, found = asked(source, "--store", url)
+    assert (status, found["dynamodb:DescribeTable"]["state"]) == (0, "unknown")
+    with closing(open_store(url)) as store:
+        placed(store, Lease("shardId-000000000000", owner="w-0"))
+    status, found = asked(source, "--store", url)
+    assert (status, {each["state"] for each in found.values()}) == (0, {"ok"})
+    rights = {"DescribeTable", "Query", "BatchGetItem", "DeleteItem", "UpdateItem", "PutItem"}
+    assert states(found, "dynamodb:").keys() == rights
+    status, found = asked(source, "--store", url.replace("prefix=orders/&", ""))
+    assert (status, "add ?prefix=" in found["table"]["says"]) == (1, True)
+
+
+def test_a_table_of_postgresql_is_examined_and_as_it_was(source: str, postgres_service: Service) -> None:
+    """Who runs PostgreSQL would learn of a missing right, or of a lost checkpoint, when it happens."""
+    table = f"examined_{uuid4().hex[:8]}"
+    url = store_url(postgres_service, table)
+    status, found = asked(source, "--store", url)
+    assert (status, found["SELECT"]["state"]) == (0, "unknown")
+    with closing(open_store(url)) as store:
+        placed(store, Lease("shardId-000000000000", owner="w-0"))
+        before = store.list()
+        status, found = asked(source, "--store", url)
+        assert (status, {each["state"] for each in found.values()}) == (0, {"ok"})
+        assert {"SELECT", "INSERT", "UPDATE", "DELETE", "standbys", "conditional writes"} <= found.keys()
+        assert "no standby follows it" in found["standbys"]["says"]
+        assert store.list() == before
+    with connect(conninfo_of(postgres_service), autocommit=True) as other:
+        for said in ("CREATE ROLE r_{} LOGIN", "GRANT SELECT ON {} TO r_{}"):
+            other.execute(said.replace("{}", table).encode())
+    status, found = asked(source, "--store", url.replace("user=tester", f"user=r_{table}"))
+    assert status == 1
+    assert [found[right]["todo"] for right in ("INSERT", "UPDATE", "DELETE")] == [
+        f"allow {right}" for right in ("INSERT", "UPDATE", "DELETE")
+    ]

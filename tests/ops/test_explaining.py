@@ -1,0 +1,325 @@
+"""Why a worker acts and a lease stays, as `leasehold explain` says it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from typer.testing import CliRunner
+
+from leasehold.adapters.cli.steer.explain import app
+from leasehold.adapters.consumer.status import Status
+from leasehold.adapters.ops import explaining
+from leasehold.adapters.ops.explaining import SENTENCES, plans, rules_of, story
+from leasehold.adapters.report.watching import WatchedTable, shares, watched
+from leasehold.adapters.worker.progress import NOTE, Progress
+from leasehold.balancer.actions import Claim, Steal
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import SHARD_END, History, Lease
+from leasehold.balancer.rules.kcl import Kcl
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.embedded.sqlite import SqliteStore
+from leasehold.stores.writes import RenewLease
+from leasehold_lab.contract.actors import done, placed
+
+CONFIG = Config()
+OVER = "nothing: it holds more than its share, and leaves the others alone (M3)"
+
+
+def held(key: str, owner: str | None, idle: float = 1.0) -> Lease:
+    """A lease that one of our workers signed."""
+    notes = (("process", f"p/{owner}"),) if owner else ()
+    return Lease(key, owner=owner, idle=idle, yields=owner is not None, notes=notes)
+
+
+FLEET = (*(held(f"s-{number}", "a") for number in range(5)), held("s-5", "b"), Lease("s-6", checkpoint=SHARD_END))
+
+
+def table(*leases: Lease) -> WatchedTable:
+    """A table that was watched for a while."""
+    return WatchedTable(leases, History(), 12.0)
+
+
+def test_every_rule_that_a_plan_can_name_has_its_sentence_and_no_other_rule_has_one() -> None:
+    """Somebody would be told 'M12', and left to search for it; or read of a rule that nothing follows."""
+    sources = Path(__file__).parents[2] / "leasehold" / "balancer"
+    named = {
+        rule for path in sources.rglob("*.py") for rule in re.findall(r'"([A-Z]\d+)"', path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 25
+    assert SENTENCES.keys() == named | {"M3"}, "M3 says why a worker does nothing"
+
+
+def test_a_worker_is_told_with_its_share_and_what_it_would_do() -> None:
+    """An operator would see that a lease moves and never why."""
+    a, b = plans(table(*FLEET), CONFIG)
+    assert (a.held, a.share, a.ours, a.lines) == (5, 3, True, (OVER,))
+    assert (b.held, b.share) == (1, 3)
+    assert [line.split(" s-")[0] for line in b.lines] == ["would ask a for"] * 2
+    assert all(line.endswith("(H2)") for line in b.lines)
+
+
+def test_a_worker_at_its_share_is_said_to_be() -> None:
+    """Of a group at rest each worker would be told to lack something, or to hold too much."""
+    found = plans(table(held("s-0", "a"), held("s-1", "b")), CONFIG)
+    assert [each.lines for each in found] == [("nothing: it holds its share",)] * 2
+
+
+def test_a_worker_that_is_not_there_yet_can_be_asked() -> None:
+    """Nobody could try what a newcomer would take before starting it."""
+    (newcomer,) = (each for each in plans(table(*FLEET), CONFIG, ("c",)) if each.worker == "c")
+    assert (newcomer.held, newcomer.share, len(newcomer.actions)) == (0, 2, 1)
+
+
+def test_another_librarys_worker_is_told_apart() -> None:
+    """A Java worker would be said to do what only ours do."""
+    java = Lease("s-7", owner="java", idle=1.0)
+    assert [(each.worker, each.ours) for each in plans(table(*FLEET, java), CONFIG)] == [
+        ("a", True),
+        ("b", True),
+        ("java", False),
+    ]
+
+
+def test_a_dead_owners_lease_is_claimed_and_its_owner_counts_for_nothing() -> None:
+    """A dead worker would be told as one that holds its share, and its leases as read."""
+    dead = evolve(held("s-5", "b"), idle=20.0)
+    found = plans(table(*FLEET[:5], dead, held("s-8", "c")), CONFIG)
+    assert [each.worker for each in found] == ["a", "c"]
+    tale = story(table(dead), CONFIG, dead, found)
+    assert tale.past[0] == "b owns it and has not renewed it for 20.0 s: it counts as dead"
+    assert tale.should.startswith("c, by M6: ")
+    assert tale.moves == "at c's next look, within 20.05 s"
+    tale = story(table(*FLEET), CONFIG, FLEET[0], plans(table(*FLEET), CONFIG))
+    assert tale.moves == "at b's next look, within 20.05 s, after the running batch"
+
+
+@pytest.mark.parametrize(
+    ("lease", "should", "moves"),
+    [
+        (FLEET[6], "nobody: it is finished", "never"),
+        (FLEET[5], "b: it holds 1 where its share is 3, no more than its share", "when workers come or go; or if b"),
+        (evolve(FLEET[5], next_owner="a"), "", "once its owner has finished"),
+    ],
+)
+def test_the_story_of_a_lease(lease: Lease, should: str, moves: str) -> None:
+    """Whoever waits for a lease to move would not know for what."""
+    rows = tuple(row for row in FLEET if row.key != lease.key)
+    now = table(*rows, lease)
+    tale = story(
+        now,
+        CONFIG,
+        lease,
+        plans(now, CONFIG),
+    )
+    assert should in tale.should
+    assert tale.moves.startswith(moves)
+
+
+def test_shares_are_even_and_groups_with_them() -> None:
+    """The target that a screen shows would be another than the rules work for."""
+    assert shares(FLEET) == {"a": 3, "b": 3}
+    rows = [held(f"s-{number}", f"x-{number % 3}" if number else "y-0") for number in range(6)]
+    assert shares(rows, "prefix") == {"x-0": 1, "x-1": 2, "x-2": 2, "y-0": 1}
+    assert shares([Lease("s-0")]) == {}
+
+
+def test_watching_tells_the_living_from_the_dead() -> None:
+    """One look at a table without times would call everybody alive."""
+    store, now = MemoryStore(), [0.0]
+    quick, dead = (placed(store, Lease(key, owner=owner)) for key, owner in (("s-0", "a"), ("s-1", "b")))
+    rows = [quick]
+
+    def wait(seconds: float) -> None:
+        now[0] += seconds
+        rows.append(done(store.write(RenewLease(rows[-1]))))
+
+    seen = watched(store, 12.0, 10.0, lambda: now[0], wait)
+    assert [lease.idle for lease in seen.leases] == [0.0, 12.0]
+    assert (seen.seconds, dead.owner) == (12.0, "b")
+
+
+def test_the_command_tells_a_worker_and_a_lease(tmp_path: Path) -> None:
+    """The command would not find its way from a URL to a sentence."""
+    store = SqliteStore(str(tmp_path / "l.db"))
+    for row in FLEET[:6]:
+        placed(store, row)
+    store.close()
+    url = f"sqlite://{tmp_path}/l.db"
+    shown = CliRunner().invoke(app, [url, "--for", "0", "--worker", "b"])
+    assert (shown.exit_code, shown.stdout.splitlines()[1]) == (0, "b  holds 1, share 3")
+    told = json.loads(CliRunner().invoke(app, [url, "--for", "0", "--json", "--rules", "kcl"]).stdout)
+    assert [(each["worker"], each["actions"][0]["rule"]) for each in told["workers"] if each["actions"]] == [
+        ("b", "K8")
+    ]
+    assert told["says"]["K8"] == SENTENCES["K8"]
+    lease = CliRunner().invoke(app, [url, "--for", "0", "--lease", "s-5"])
+    assert lease.stdout.splitlines() == [
+        "s-5",
+        "UNKNOWN: b tells nothing of its reading: watch it (--watch)",
+        "  b owns it; one look does not tell when it was renewed",
+        "  checkpoint TRIM_HORIZON",
+        "  its row tells nothing of its reading",
+        "should have it: b: it holds 1 where its share is 3, no more than its share",
+        "would move: when workers come or go; or if b stands still for 10.5 s more",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["memory://nowhere-to-be-seen"], 2, "is seen by the process that made it alone"),
+        (["sqlite://{}/none.db"], 1, "there is no file"),
+        (["sqlite://{}/none.db", "--rules", "kc"], 2, "rules"),
+        (["sqlite://{}/none.db", "--worker", "a", "--lease", "b"], 2, "choose one of them"),
+    ],
+)
+def test_a_table_that_cannot_be_explained_is_said_in_one_line(
+    tmp_path: Path, arguments: list[str], status: int, says: str
+) -> None:
+    """A user would see a traceback."""
+    ran = CliRunner().invoke(app, [*(each.format(tmp_path) for each in arguments), "--for", "0"])
+    assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (status, "", 1)
+    assert says in ran.stderr
+
+
+def test_the_rule_that_names_a_lease_explains_its_move_before_one_that_robs_its_owner() -> None:
+    """A lease of a dead worker would be said to be stolen, because its new owner would have robbed the living one."""
+    lease, other = held("s-0", "a"), held("s-1", "a")
+    robs, names = Steal(other, "a", "M6"), Claim(lease, "M5")
+    rule = explaining._rule  # noqa: SLF001  a moment in which a worker would do both is hard to come by
+    assert [rule(lease, (robs,), (names,)), rule(lease, (robs,), ()), rule(lease, (), ())] == ["M5", "M6", ""]
+
+
+def test_kcl_plans_are_told_by_its_own_rules() -> None:
+    """Under another rule set the sentences of ours would be wrong."""
+    _, b = plans(table(*FLEET[:6]), Config(Kcl()))
+    assert [action.rule for action in b.actions] == ["K8"]
+
+
+NOW = 1_700_000_000.0
+TOLD = Progress(
+    NOW - 5, "a", behind=62.0, read=NOW - 60, done=NOW - 61, tried=NOW - 6, fault="asked to slow down", work=NOW - 55
+)
+
+
+@pytest.mark.parametrize(
+    ("reach", "lines"),
+    [
+        (
+            TOLD,
+            (
+                "its owner told of its reading 5.0 s ago",
+                "it was 62.0 s behind then; it was last read 60.0 s ago, and last tried 6.0 s ago",
+                "the last fault: asked to slow down",
+                "its handler has been at work for 55.0 s without an end or a checkpoint",
+            ),
+        ),
+        (
+            evolve(TOLD, tried=TOLD.read, fault="", work=None, behind=None, excused="its parents are not done"),
+            (
+                "its owner told of its reading 5.0 s ago",
+                "how far behind it was, nobody knows; it was last read 60.0 s ago",
+                "it is not read now: its parents are not done",
+            ),
+        ),
+        (
+            Progress(NOW - 9, "z"),
+            (
+                "z, who had it before, told of its reading 9.0 s ago",
+                "how far behind it was, nobody knows; it was never read by it",
+            ),
+        ),
+        (None, ("its row tells nothing of its reading",)),
+    ],
+)
+def test_the_story_says_why_a_lease_is_not_read(reach: Progress | None, lines: tuple[str, ...]) -> None:
+    """Somebody would know who holds a lease, and not that nothing comes of it, nor since when, nor why."""
+    row = evolve(FLEET[0], notes=FLEET[0].notes + (() if reach is None else ((NOTE, reach.note),)))
+    status = Status("STALLED", "it has stood for 61 s: asked to slow down")
+    now = evolve(table(row, *FLEET[1:]), at=NOW, statuses={"s-0": status})
+    tale = story(now, CONFIG, row, plans(now, CONFIG))
+    assert (tale.reading, tale.status) == (lines, status)
+    said = tale.as_json()
+    assert (said["reading"], said["status"], said["says"]) == (list(lines), "STALLED", status.says)
+    assert story(now, CONFIG, FLEET[6], plans(now, CONFIG)).reading == ()
+
+
+def test_a_group_that_is_uneven_for_its_loads_is_explained_by_them() -> None:
+    """Counts that differ for the sake of throughput would be told as a worker that should have more leases."""
+    heavy = [evolve(held(f"s-{number}", "a"), weight=4 * 1024 * 1024) for number in range(3)]
+    light = [evolve(held(f"s-{number}", "b"), weight=2 * 1024 * 1024 + 400_000) for number in range(3, 8)]
+    now = table(*heavy, *light)
+    a, b = plans(now, CONFIG)
+    by_load = "as throughput is balanced before counts (M13): its leases bring"
+    assert a.lines == (
+        f"nothing: it holds less than its share, {by_load} 12288.0 KB/s, those of the mean worker 12240.6",
+    )
+    assert b.lines == (
+        f"nothing: it holds more than its share, {by_load} 12193.1 KB/s, those of the mean worker 12240.6",
+    )
+    assert rules_of((a, b)) == {"M13": SENTENCES["M13"]}
+    should = story(now, CONFIG, light[0], (a, b)).should
+    assert should == f"b: {b.rest.removeprefix('nothing: it ')}, where its share is 4"
+    # Where nobody measures, and under rules that go by counts, M13 has no part in it.
+    assert [each.loads for each in plans(table(*FLEET), CONFIG)] == [None, None]
+    assert [each.loads for each in plans(now, Config(Kcl()))] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("lease", "said"),
+    [
+        (held("s-0", "a", 2.5), "a owns it and renewed it 2.5 s ago"),
+        (held("s-0", "a", 0.0), "a owns it and renewed it lately"),
+        (held("s-0", "a", 10.5), "a owns it and renewed it 10.5 s ago"),
+        (held("s-0", "a", 10.6), "a owns it and has not renewed it for 10.6 s: it counts as dead"),
+        (held("s-0", None), "nobody owns it"),
+    ],
+)
+def test_when_a_lease_was_renewed_is_said_as_it_was_seen(lease: Lease, said: str) -> None:
+    """A dead owner would be told as one that has just renewed, or a living one as dead."""
+    now = table(lease)
+    assert story(now, CONFIG, lease, ()).past[0] == said
+    waits = "when a worker that lacks one looks, or one comes"
+    left = 10.5 - lease.idle
+    stands = f"when workers come or go; or if a stands still for {left:.1f} s more"
+    assert story(now, CONFIG, lease, ()).moves == (waits if lease.owner is None or left < 0 else stands)
+
+
+def test_the_whole_story_of_a_lease_on_its_way() -> None:
+    """A move would be told without its taker, or its owner as one that is robbed."""
+    lease = evolve(held("s-5", "b"), next_owner="a", held=7.0, yields=False)
+    now = table(*FLEET[:5], lease)
+    assert story(now, CONFIG, lease, plans(now, CONFIG)).past == (
+        "b owns it and renewed it 1.0 s ago",
+        "it came to b 7 s ago, while this was watching",
+        "it is on its way to a",
+        "b answers no requests: whoever should have it steals it",
+        "checkpoint TRIM_HORIZON",
+    )
+    ended = FLEET[6]
+    tale = story(table(*FLEET), CONFIG, ended, ())
+    assert tale.past == ("its shard has been read to the end", "nobody needs to own it", "checkpoint SHARD_END")
+    assert tale.moves == "never: the row is removed once the children of its shard are being read"
+
+
+def test_a_lease_that_its_worker_put_aside_is_explained_until_that_worker_may_take_it_again() -> None:
+    """The worker that could not handle a lease is still a worker, and is not expected to take that lease now."""
+    note = Progress(1000.0, "a", behind=9.0, done=900.0, fault="its handler raised ValueError", aside=1050.0)
+    free = Lease("s-0", idle=5.0, notes=((NOTE, note.note), ("process", "p/a")))
+    seen = evolve(table(free), at=1005.0)
+    found = plans(seen, CONFIG)
+    assert [(each.worker, each.actions) for each in found] == [("a", ())]
+    tale = story(seen, CONFIG, free, found)
+    assert tale.should == "any worker but a, which could not handle it and leaves it to others for now"
+    assert tale.moves == "when a may take it again, in 45 s; or sooner, when another worker looks"
+    assert tale.reading[-2:] == (
+        "the last fault: its handler raised ValueError",
+        "a put it aside, and takes it again in 45 s at the earliest",
+    )
+    with_b = plans(seen, CONFIG, ("b",))
+    assert [len(each.actions) for each in with_b] == [0, 1]
+    assert story(seen, CONFIG, free, with_b).moves.startswith("at b's next look, within 20")
+    later = evolve(seen, at=1051.0)
+    assert "a put it aside" not in str(story(later, CONFIG, free, plans(later, CONFIG)))

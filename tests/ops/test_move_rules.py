@@ -1,0 +1,123 @@
+"""The rule of each move, as two readings tell it: real workers under virtual time, one of which goes."""
+
+from functools import cache
+
+import pytest
+
+from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher
+from leasehold.adapters.report.watching import SeenMove
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import Lease
+from leasehold.balancer.rule_set import RuleSet
+from leasehold.balancer.rules.kcl import Kcl
+from leasehold.balancer.rules.minimal import Minimal
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.protocol import Listing
+from leasehold_lab.judge.events import WriteEvent
+from leasehold_lab.simulator.run import run
+from leasehold_lab.simulator.scenario import Member, Network, Scenario
+from leasehold_lab.simulator.world.world import SimulatedHistory
+
+GOES = 30.0
+"""When a worker of the simulated fleet goes."""
+
+
+class Replayed(MemoryStore):
+    """The table of a run, as it was at a time."""
+
+    def __init__(self, first: tuple[Lease, ...], writes: list[WriteEvent]) -> None:
+        super().__init__()
+        self.now, self._left = 0.0, [write for write in reversed(writes) if write.done]
+        self._at = {row.key: row for row in first}
+
+    def list(self) -> Listing:
+        """Every row as it stood at `now`."""
+        while self._left and self._left[-1].t <= self.now:
+            write = self._left.pop()
+            if write.after is None:
+                self._at.pop(write.key, None)
+            else:
+                self._at[write.key] = write.after
+        return Listing(tuple(self._at.values()))
+
+
+def seen_moves(rules: RuleSet, ending: str, every: float, phase: float) -> tuple[SeenMove, ...]:
+    """The moves that a watcher sees, a worker of three going; the last one first."""
+    config = Config(rules=rules)
+    members = tuple(
+        Member(name, config, ends=GOES if name == "a" else 1e6, ending="crash" if ending == "crash" else "leave")
+        for name in "abc"
+    )
+    return watched_moves(members, 12, every, phase)
+
+
+@cache
+def lived(members: tuple[Member, ...], leases: int) -> SimulatedHistory:
+    """The run of a fleet whose leases are a's, b's and c's at first; one is enough for all who look at it."""
+    owners = tuple("abc"[number % 3] for number in range(leases))
+    return run(Scenario(3, owners, members, 90.0, network=Network(stall=0.0, unanswered=0.0), full=True))
+
+
+def watched_moves(members: tuple[Member, ...], leases: int, every: float, phase: float) -> tuple[SeenMove, ...]:
+    """The moves that a watcher of such a fleet sees; the last one first."""
+    config, history = members[0].config, lived(members, leases)
+    table, record = Replayed(history.first, history.writes), FleetRecord()
+    watcher = TableWatcher("x", table, config, record, every=every, wall=lambda: table.now, clock=lambda: table.now)
+    table.now = phase
+    while table.now < 90.0:
+        watcher.look()
+        table.now += every
+    found = record.moves("x")
+    record.close()
+    return found
+
+
+# Seldom readings show the dead owner's leases as young ones first, and then as another's.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("every", "phase"), [(2.0, 0.4), (2.0, 1.2), (5.0, 0.0), (5.0, 1.9), (5.0, 3.8), (9.0, 0.0), (9.0, 4.5)]
+)
+def test_after_a_crash_each_take_over_has_its_rule(every: float, phase: float) -> None:
+    """The page would show that leases moved, and not why, just when somebody asks."""
+    moves = seen_moves(Minimal(), "crash", every, phase)
+    assert {move.before for move in moves} <= {"a", None}
+    assert {move.key for move in moves if move.after is not None} == {"s-00", "s-03", "s-06", "s-09"}
+    assert {move.rule for move in moves if move.after is not None} == {"M6"}
+
+
+def test_a_lease_freed_by_the_lookout_is_said_to_be_freed() -> None:
+    """A lease would seem to have been let go by somebody who is dead."""
+    moves = seen_moves(Minimal(), "crash", 0.5, 0.0)
+    assert [(move.before, move.rule) for move in moves if move.after is None] == [("a", "C6")] * 3
+
+
+def test_a_take_over_by_rules_that_free_nothing_is_theirs() -> None:
+    """Whoever runs another rule set would be told nothing, or a rule of ours."""
+    moves = seen_moves(Kcl(), "crash", 2.0, 0.4)
+    assert {move.key for move in moves} == {"s-00", "s-03", "s-06", "s-09"}
+    assert {move.rule for move in moves} <= {"K5", "K7"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("every", "phase"), [(0.5, 0.0), (2.0, 0.4), (3.0, 1.1), (5.0, 1.9)])
+def test_a_worker_that_leaves_is_not_said_to_have_died(every: float, phase: float) -> None:
+    """Somebody would look for a crash where a worker was stopped in good order."""
+    moves = seen_moves(Minimal(), "leave", every, phase)
+    assert {move.rule for move in moves if move.after is None} <= {""}
+    assert {(move.key, move.rule) for move in moves if move.after is not None} == {
+        (key, "M6") for key in ("s-00", "s-03", "s-06", "s-09")
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("every", "phase"), [(2.0, 1.5), (5.0, 0.0), (5.0, 2.5), (9.0, 4.5), (15.0, 3.75)])
+@pytest.mark.parametrize("newcomers", ["d", "def"])
+def test_a_lease_taken_by_newcomers_between_two_seldom_readings_has_its_rule(
+    newcomers: str, every: float, phase: float
+) -> None:
+    """A page that is read every few seconds would show a deployment as moves without a reason."""
+    config = Config(rules=Minimal())
+    members = tuple(Member(name, config, starts=0.0 if name in "abc" else GOES) for name in "abc" + newcomers)
+    moves = watched_moves(members, 30, every, phase)
+    assert {move.after for move in moves} == set(newcomers)
+    assert {move.rule for move in moves} <= {"H2", "M5", "M6"}

@@ -1,0 +1,346 @@
+"""What an operator asks of a swap: who does not know TO, the way, how far it is, back, and the end."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from typer.testing import CliRunner
+
+from leasehold.adapters.cli.common.columns import plain
+from leasehold.adapters.cli.lease_tables import below, cells
+from leasehold.adapters.cli.leases import app as leases_command
+from leasehold.adapters.cli.steer.explain import app as explain
+from leasehold.adapters.cli.steer.swap import app as swap
+from leasehold.adapters.ops.serving.app import exposition
+from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher, ViewWanted
+from leasehold.adapters.ops.swapping import (
+    SwapProgress,
+    awaited,
+    control_of,
+    ended,
+    followed,
+    opened,
+    progress,
+    sent,
+)
+from leasehold.adapters.report.watching import TableWatch, picture
+from leasehold.balancer.config import Config
+from leasehold.balancer.model import SHARD_END, Lease, Position
+from leasehold.errors import StoreError
+from leasehold.stores.embedded.memory import MemoryStore
+from leasehold.stores.protocol import Store
+from leasehold.stores.swap import (
+    CONTROL,
+    FROM,
+    MARK,
+    OVER,
+    TO,
+    OneTableStore,
+    SwapStore,
+    announced,
+    signs_of_swap,
+    swap_is_over,
+    tables_apart,
+)
+from leasehold.stores.urls import name_of, open_store
+from leasehold.stores.writes import ClaimLease, CreateLease, ReleaseLease, RenewLease
+from leasehold_lab.commands.what_if import app as what_if
+from leasehold_lab.contract.actors import done, owned, stored
+
+NAMES = ("memory://from", "memory://to")
+
+
+@pytest.fixture
+def tables() -> tuple[Store, Store]:
+    """Two tables; FROM has a lease of ann's, one that has ended, and one that nobody owns."""
+    found = (MemoryStore(), MemoryStore())
+    announced(found, NAMES)
+    store = joined(found)
+    owned(store, "ann", "s-0", Position("5"))
+    done(store.write(CreateLease(Lease("s-1", checkpoint=SHARD_END))))
+    done(store.write(CreateLease(Lease("s-2", checkpoint=Position("7")))))
+    return found
+
+
+def joined(tables: tuple[Store, Store]) -> SwapStore:
+    """The store of one worker."""
+    return SwapStore(tables, NAMES[TO], look_seconds=0.0)
+
+
+def renewing(tables: tuple[Store, Store]) -> Callable[[float], object]:
+    """A pause in which every owner renews once."""
+    store = joined(tables)
+
+    def pause(_seconds: float) -> None:
+        for lease in store.list().leases:
+            if lease.owner:
+                done(store.write(RenewLease(lease)))
+
+    return pause
+
+
+def test_a_swap_goes_there_and_is_over(tables: tuple[Store, Store]) -> None:
+    """Leases that nobody owns would hold it up for ever, or the fleet would need FROM for ever."""
+    store = joined(tables)
+    awaited(tables, store, NAMES[TO], 0.0)
+    sent(tables, "to")
+    looks = list(followed(tables, store, NAMES[TO], renewing(tables)))
+    assert looks == [
+        SwapProgress("to", there=3, moving=0, gone=0, unaware=()),
+        SwapProgress("to", there=0, moving=0, gone=3, unaware=()),
+    ]
+    ended(tables, store, NAMES[TO], renewing(tables))
+    left = [(row.key, row.owner, row.checkpoint.sequence) for row in tables[TO].list().leases]
+    assert left == [("s-0", "ann", "5"), ("s-1", None, "SHARD_END"), ("s-2", None, "7")]
+    assert stored(store, "s-0").owner == "ann"
+    with pytest.raises(StoreError, match="no swap is under way"):
+        progress(tables, store, NAMES[TO])
+    assert swap_is_over(tables, NAMES)
+
+
+def _over(tables: tuple[Store, Store]) -> None:
+    """Carry the swap through to its end."""
+    store = joined(tables)
+    sent(tables, "to")
+    list(followed(tables, store, NAMES[TO], renewing(tables)))
+    ended(tables, store, NAMES[TO], renewing(tables))
+
+
+def test_a_worker_restarted_with_both_stores_after_the_swap_is_over_reads_on_in_to(tables: tuple[Store, Store]) -> None:
+    """It joins what TO has, makes new leases there, and shows no control row as a lease; so does a second start."""
+    _over(tables)
+    for _ in range(2):
+        assert announced(tables, NAMES) is None
+        restarted = SwapStore(tables, NAMES[TO], look_seconds=0.0)
+        assert [lease.key for lease in restarted.list().leases if lease.key == CONTROL] == []
+        assert done(restarted.write(RenewLease(stored(restarted, "s-0")))).checkpoint == Position("5")
+    done(restarted.write(CreateLease(Lease("s-9"))))
+    assert [row.key for row in tables[TO].get(["s-9"])] == ["s-9"]
+    assert tables[FROM].get(["s-9"]) == ()
+
+
+def test_a_worker_that_knows_from_alone_is_told_where_the_leases_are(tables: tuple[Store, Store]) -> None:
+    """TO alone has no trace of the swap."""
+    _over(tables)
+    with pytest.raises(StoreError, match=f"have moved to {NAMES[TO]} by `leasehold swap`; start the worker with it"):
+        OneTableStore(tables[FROM]).list()
+    assert len(OneTableStore(tables[TO]).list().leases) == 3
+    assert "that swap is over: look there" in signs_of_swap(tables[FROM].list().leases)[-1]
+    assert signs_of_swap(tables[TO].list().leases) == ()
+
+
+def test_an_ended_swap_names_both_tables_and_its_end(tmp_path: Path) -> None:
+    """Whoever asks later learns which tables they were, and when."""
+    urls = (f"sqlite://{tmp_path}/from.db", f"sqlite://{tmp_path}/to.db")
+    tables = open_store(urls[FROM]), open_store(urls[TO])
+    with closing(tables[FROM]), closing(tables[TO]):
+        done(tables[FROM].write(CreateLease(Lease("s-1", checkpoint=SHARD_END))))
+        names = (name_of(urls[FROM]), name_of(urls[TO]))
+        announced(tables, names)
+        store = SwapStore(tables, names[TO], look_seconds=0.0)
+        sent(tables, "to")
+        list(followed(tables, store, names[TO], lambda _seconds: None))
+        began = int(time.time())
+        ended(tables, store, names[TO], lambda _seconds: None)
+    told = json.loads(CliRunner().invoke(swap, [*urls, "--status", "--json"]).stdout)
+    assert began <= told.pop("ended_at") <= time.time() + 1
+    assert told == {"way": "over", "from": names[FROM], "to": names[TO]}
+    shown = CliRunner().invoke(swap, [*urls, "--status"]).stdout
+    assert shown.startswith(f"from {names[FROM]} to {names[TO]} (ended 20")
+    listed = CliRunner().invoke(leases_command, [urls[FROM], "--json"])
+    assert [each["key"] for each in json.loads(listed.stdout)["leases"]] == ["s-1"]
+    seen = CliRunner().invoke(leases_command, [urls[FROM], "--wide"])
+    assert "1 leases, 1 finished, 0 without an owner" in seen.stderr
+    assert f"the leases have moved to {names[TO]}" in seen.stderr
+
+
+def test_a_swap_that_ended_half_way_through_its_last_two_writes_is_ended_by_the_next_run(
+    tables: tuple[Store, Store],
+) -> None:
+    """While both rows are there, the control row speaks."""
+    store = joined(tables)
+    sent(tables, "to")
+    list(followed(tables, store, NAMES[TO], renewing(tables)))
+    done(tables[FROM].write(CreateLease(Lease(CONTROL, checkpoint=SHARD_END, notes=((OVER, NAMES[TO]),)))))
+    assert not swap_is_over(tables, NAMES)
+    assert announced(tables, NAMES) is not None
+    ended(tables, store, NAMES[TO], renewing(tables))
+    assert swap_is_over(tables, NAMES)
+
+
+def test_a_swap_goes_back_until_it_is_over(tables: tuple[Store, Store]) -> None:
+    """A table that turns out to be slower would have to be lived with."""
+    store = joined(tables)
+    sent(tables, "to")
+    list(followed(tables, store, NAMES[TO], renewing(tables)))
+    sent(tables, "from")
+    (*_, last) = followed(tables, store, NAMES[TO], renewing(tables))
+    assert last == SwapProgress("from", there=3, moving=0, gone=0, unaware=())
+    assert {lease.version.partition(":")[0] for lease in store.list().leases} == {"from"}
+    sent(tables, "closed")
+    with pytest.raises(StoreError, match="swap in the other direction"):
+        sent(tables, "from")
+
+
+def test_a_swap_waits_for_workers_that_do_not_know_to(tables: tuple[Store, Store]) -> None:
+    """They would claim what is in TO by then, from where it stood when it left FROM."""
+    (free,) = tables[FROM].get(["s-2"])
+    done(tables[FROM].write(ClaimLease(free, "bob")))
+    store = joined(tables)
+    with pytest.raises(StoreError, match=r"do not know TO own leases of FROM: bob; start them again with --to TO"):
+        awaited(tables, store, NAMES[TO], 0.0)
+    heard: list[float] = []
+
+    def restarted(seconds: float) -> None:
+        heard.append(seconds)
+        done(store.write(ClaimLease(stored(store, "s-2"), "bob")))
+
+    awaited(tables, store, NAMES[TO], 60.0, restarted)
+    assert heard == [1.0]
+
+
+def test_a_swap_is_refused_beside_the_kcl(tables: tuple[Store, Store]) -> None:
+    """A Java worker cannot follow, and would go on with what the mark says is elsewhere."""
+    rows = tables[FROM]._table.rows  # type: ignore[attr-defined]  # noqa: SLF001  as another library writes it
+    rows["s-2"] = evolve(rows["s-2"], owner="java-1")
+    with pytest.raises(StoreError, match=r"workers of the KCL or of an SDK share FROM \(java-1\)"):
+        awaited(tables, joined(tables), NAMES[TO], 60.0)
+
+
+def test_the_control_row_is_no_lease(tables: tuple[Store, Store]) -> None:
+    """Workers would plan for it."""
+    assert control_of(tables).key == CONTROL
+    assert CONTROL not in {lease.key for lease in joined(tables).list().leases}
+
+
+@pytest.mark.parametrize(
+    ("to", "why"),
+    [("sqlite://leases.db", "it is the store that the leases are in"), ("file:///b.jsonl", "file:// is a backup")],
+)
+def test_a_to_that_cannot_be_is_refused(to: str, why: str) -> None:
+    """The leases would be moved over themselves, or into a file that nobody can share."""
+    with pytest.raises(ValueError, match=f"--to: {why}"):
+        tables_apart("sqlite://leases.db", to, "--to")
+
+
+@pytest.fixture
+def half_way(tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """The URLs of two tables; of three leases one has moved, one is on its way, and one is in FROM."""
+    urls = (f"sqlite://{tmp_path}/from.db", f"sqlite://{tmp_path}/to.db")
+    with closing(open_store(urls[FROM])) as source, closing(open_store(urls[TO])) as target:
+        found: tuple[Store, Store] = (source, target)
+        announced(found, (name_of(urls[FROM]), name_of(urls[TO])))
+        store = SwapStore(found, name_of(urls[TO]), look_seconds=0.0)
+        held = [owned(store, "ann", f"s-{number}", Position("5")) for number in range(3)]
+        sent(found, "to")
+        done(store.write(RenewLease(held[0])))
+        (row,) = source.get(["s-1"])
+        done(source.write(ReleaseLease(row, "", f"{MARK}ann")))
+        yield urls
+
+
+def test_a_look_at_both_tables_says_where_each_lease_is(half_way: tuple[str, str]) -> None:
+    """Who watches a swap would see one table, in which leases that moved look lost and their owners unheard of."""
+    with closing(opened(*half_way)) as both:
+        table = TableWatch(both, 10.0, 10.0).look()
+    shown = picture(table, Config())
+    assert [(lease["key"], lease["owner"], lease["place"]) for lease in shown["leases"]] == [
+        ("s-0", "ann", "TO"),
+        ("s-1", "ann", "FROM>TO"),
+        ("s-2", "ann", "FROM"),
+    ]
+    says = "3 leases: 1 in FROM, 1 on their way, 1 in TO; bound for TO"
+    assert (shown["swap"], shown["swapping"]) == (
+        {"way": "to", "there": 1, "moving": 1, "gone": 1},
+        [f"swap: {says}"],
+    )
+    assert [worker["worker"] for worker in shown["workers"]] == ["ann"]
+    total, wrong = below(table)
+    assert (total.endswith(f"; swap of {says}"), [line for line in wrong if "swap" in line]) == (True, [])
+    header, *rows = plain(cells(table, None, full=True)).splitlines()
+    assert header.split()[-1] == "TABLE"
+    assert rows[0].endswith(" TO")
+
+
+def test_serve_shows_both_tables_of_a_swap(half_way: tuple[str, str]) -> None:
+    """The page and monitoring would tell half of the fleet, and call the other half dead."""
+    with closing(opened(*half_way)) as both, closing(FleetRecord()) as record:
+        watcher = TableWatcher("sqlite://from.db", both, Config(), record, every=60.0)
+        watcher.look()
+        assert [(row["key"], row["place"]) for row in watcher.view(ViewWanted(sort="key"))["rows"]] == [
+            ("s-0", "TO"),
+            ("s-1", "FROM>TO"),
+            ("s-2", "FROM"),
+        ]
+        told = exposition([(watcher.state(), True)])
+        assert [line for line in told.splitlines() if line.startswith("leasehold_swap_leases")] == [
+            f'leasehold_swap_leases{{store="sqlite://from.db",place="{place}"}} 1'
+            for place in ("FROM", "on their way", "TO")
+        ]
+        story = watcher.explain(None, "s-1")
+    assert story is not None
+    assert "it is on its way from FROM to TO" in story["past"]
+
+
+@pytest.mark.parametrize("side", [FROM, TO])
+def test_explain_says_of_one_table_that_a_swap_is_under_way(half_way: tuple[str, str], side: int) -> None:
+    """It would explain what an owner named moved:ann does next, and nobody would know why."""
+    told = CliRunner().invoke(explain, [half_way[side], "--for", "0"])
+    signs = ("2 leases went on in another table", "a swap into this table is not over")
+    assert (told.exit_code, signs[side] in told.stdout) == (0, True)
+    both = CliRunner().invoke(explain, [half_way[FROM], "--to", half_way[TO], "--for", "0"])
+    assert (both.exit_code, both.stdout.count("moved:")) == (0, 0)
+    assert "swap: 3 leases: 1 in FROM, 1 on their way, 1 in TO; bound for TO" in both.stdout
+
+
+def test_what_if_simulates_the_fleet_of_both_tables(half_way: tuple[str, str]) -> None:
+    """A forecast would count the leases of one table alone, and the marks in it as workers of their own."""
+    asked = ["--to", half_way[TO], "--for", "0", "--add", "1", "--cycles", "3", "--json"]
+    found = json.loads(CliRunner().invoke(what_if, [half_way[FROM], *asked]).stdout)
+    assert {each["worker"]: each["leases"] for each in found["workers"]} == {"added-1": 1, "ann": 2}
+    assert found["swap"] == ["swap: 3 leases: 1 in FROM, 1 on their way, 1 in TO; bound for TO"]
+    shown = CliRunner().invoke(what_if, [half_way[FROM], *asked[:-1]]).stdout.splitlines()
+    assert shown[:2] == [*found["swap"], ""]
+    assert shown[2].startswith("1 moves of least possible 1, 0 claims, over after ")
+
+
+def test_tables_between_which_no_swap_is_under_way_are_not_shown_as_one(
+    half_way: tuple[str, str], tmp_path: Path
+) -> None:
+    """Leases of two fleets would be drawn as those of one."""
+    open_store(other := f"sqlite://{tmp_path}/other.db").close()
+    with pytest.raises(StoreError, match="no swap is under way between these tables"):
+        opened(half_way[FROM], other)
+    with pytest.raises(StoreError, match="is the goal of a swap from"):
+        opened(other, half_way[TO])
+    with pytest.raises(ValueError, match="--to: it is the store that the leases are in"):
+        opened(half_way[TO], half_way[TO])
+
+
+@pytest.mark.parametrize("over", [False, True], ids=["later swap under way", "later swap over"])
+def test_a_worker_of_an_ended_swap_gets_no_listing_once_a_later_swap_moves_leases(
+    tables: tuple[Store, Store], over: bool
+) -> None:
+    """Marks in TO are then those of the later swap, and a claim of such a lease would give it a second reader."""
+    _over(tables)
+    before = SwapStore(tables, NAMES[TO], look_seconds=0.0)
+    later, names = (tables[TO], MemoryStore()), (NAMES[TO], "memory://later")
+    announced(later, names)
+    both = SwapStore(later, names[TO], look_seconds=0.0)
+    assert len(before.list().leases) == 3
+    sent(later, "to")
+    if over:
+        list(followed(later, both, names[TO], renewing(later)))
+        ended(later, both, names[TO], renewing(later))
+        with pytest.raises(StoreError, match="have moved to memory://later by a later"):
+            announced(tables, NAMES)
+    else:
+        done(both.write(RenewLease(stored(both, "s-0"))))
+        assert announced(tables, NAMES) is None
+    for store in (before, SwapStore(tables, NAMES[TO], look_seconds=0.0)):
+        with pytest.raises(StoreError, match="have moved to"):
+            store.list()
