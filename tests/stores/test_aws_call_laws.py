@@ -17,7 +17,6 @@ from canned_service import Asking, Told, answer, asking, service
 from leasehold.stores.aws_calls import calls
 from leasehold.stores.aws_calls.line import KeptLine, Unconnected
 
-
 ITERATOR = b'{"ShardIterator": "i"}'
 SECONDS = 10.0
 
