@@ -148,8 +148,8 @@ def test_a_shard_whose_end_no_child_answers_ends_at_last(
     lives = [(found[1], found[2]) for found in lines if found]
     assert [what for shard_, what in lives if shard_ == "p"] == [
         "started",
-        "given up: ChildFault: it has not answered shardEnded within 1 s",
         "ended with status -9",
+        "given up: ChildFault: it has not answered shardEnded within 1 s",
         "started",
         "ended with status 0",
     ]
