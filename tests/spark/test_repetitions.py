@@ -108,7 +108,7 @@ def test_a_range_that_was_given_up_stays_so_when_its_batch_is_repeated_again(
     place: Place, monkeypatch: pytest.MonkeyPatch, flush: str, *, counts: bool, rereadable: bool
 ) -> None:
     """Without it a sink that has the batch without the range skips the repetition that has it: the range is lost."""
-    monkeypatch.setattr(SqliteStore, "promises", Capabilities(counts_owners=counts))
+    monkeypatch.setattr(SqliteStore, "capabilities", Capabilities(counts_owners=counts))
     crash = crashed(place, sunk=False, rereadable=rereadable)
     place.stream.numbers = not rereadable
     place.stream.refuses.add("a")

@@ -190,7 +190,7 @@ class Mortal:
     def __getattr__(self, name: str) -> object:
         """What the store has; everything but the readings counts as a write."""
         told = getattr(self.store, name)
-        return told if name in {"get", "list", "promises"} else partial(self._write, told)
+        return told if name in {"get", "list", "capabilities"} else partial(self._write, told)
 
     def _write(self, write: Callable[..., Outcome], *arguments: object, **named: object) -> Outcome:
         self.writes -= 1
