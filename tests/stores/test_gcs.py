@@ -82,7 +82,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> GcsMemory:
 
     def session(credentials: AnonymousCredentials) -> AuthorizedSession:
         opened = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
-        opened.mount("http://", MemoryAdapter(made))
+        opened.mount(AT, MemoryAdapter(made))
         return opened
 
     monkeypatch.setattr(gcs, "AuthorizedSession", session)
