@@ -1,4 +1,7 @@
-"""A session with AWS, and where the blob service is, for all stores."""
+"""A session with AWS, where the blob service is, and a certificate for localhost."""
+
+import subprocess
+from pathlib import Path
 
 import pytest
 from boto3 import Session
@@ -17,3 +20,15 @@ def connection(azurite_connection: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """The connection string, where a URL looks for it."""
     monkeypatch.setenv(CONNECTION_STRING, azurite_connection)
     return azurite_connection
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for localhost, signed by itself, with its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    made = folder / "both.pem"
+    words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+    keys = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "certificate.pem")]
+    subprocess.run(["openssl", *words.split(), *keys], check=True, capture_output=True)
+    made.write_text((folder / "key.pem").read_text() + (folder / "certificate.pem").read_text())
+    return made

@@ -12,12 +12,10 @@ from typing import Any
 import boto3
 import pytest
 from botocore.exceptions import ConnectionClosedError, ConnectTimeoutError
-from test_aws_calls import Asking, Told, answer, asking, certificate, service
+from scripted_service import Asking, Told, answer, asking, service
 
 from leasehold.stores.aws_calls import calls
 from leasehold.stores.aws_calls.line import KeptLine, Unconnected
-
-__all__ = ["certificate"]  # a fixture
 
 ITERATOR = b'{"ShardIterator": "i"}'
 SECONDS = 10.0

@@ -4,21 +4,15 @@ import json
 import logging
 import socket
 import ssl
-import subprocess
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
-from http.client import HTTPMessage, parse_headers
+from contextlib import closing, suppress
 from pathlib import Path
-from threading import Thread
-from typing import Any, cast
+from typing import Any
 from zlib import crc32
 
 import boto3
 import botocore.session
 import pytest
-from attrs import Factory, define, frozen
 from botocore.client import BaseClient
-from botocore.config import Config
 from botocore.exceptions import (
     ClientError,
     ConnectionClosedError,
@@ -26,13 +20,13 @@ from botocore.exceptions import (
     ReadTimeoutError,
     SSLError,
 )
+from scripted_service import JSON, Asking, Told, answer, asking, refusal, service
 
-from leasehold.stores.aws_calls.calls import DirectCalls, Signer
+from leasehold.stores.aws_calls.calls import Signer
 from leasehold.stores.aws_calls.line import KeptLine, Silent
 from leasehold.stores.deadlines import WHOLE
 
 VECTORS = [json.loads(line) for line in Path(__file__).with_name("sigv4_vectors.jsonl").read_text().splitlines()]
-JSON = "application/x-amz-json-1.1"
 SHARD = {"ShardId": "s-0"}
 
 
@@ -53,133 +47,6 @@ def test_amazons_own_vectors_are_signed_as_published(vector: dict[str, Any]) -> 
     )
     assert tomorrow == fresh.authorization("20150831T000000Z", b"")
     assert signer.authorization(time, vector["body"].encode()) == vector["authorization"]
-
-
-def answer(body: bytes = b'{"ShardIterator": "i"}', status: str = "200 OK", *more: str, form: str = JSON) -> bytes:
-    """An answer as a service writes it."""
-    lines = [f"HTTP/1.1 {status}", f"Content-Type: {form}", f"Content-Length: {len(body)}", *more]
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
-
-
-def refusal(code: str) -> bytes:
-    """A refusal, as a service writes it."""
-    return answer(json.dumps({"__type": code, "message": "as told"}).encode(), "400 Bad Request")
-
-
-@frozen
-class Told:
-    """What a service does for one request: it writes this, and may end the connection then."""
-
-    what: bytes = b""
-    ends: bool = False
-
-
-@define
-class Bytes:
-    """A service that answers as written, byte for byte.
-
-    asked        the head and the body of each request
-    connections  how many there were
-    """
-
-    answers: list[Told]
-    tls: ssl.SSLContext | None = None
-    asked: list[tuple[HTTPMessage, bytes]] = Factory(list)
-    connections: int = 0
-    url: str = ""
-    server: socket.socket | None = None
-    _open: list[socket.socket] = Factory(list)
-
-    def serve(self, server: socket.socket) -> None:
-        """Serve one connection after another, each in a thread of its own."""
-        with suppress(OSError):  # how `accept` learns that the server was closed
-            while True:
-                connection, _ = server.accept()
-                Thread(target=self._serve, args=(connection,), daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        with suppress(OSError):
-            if self.tls is not None:
-                connection = self.tls.wrap_socket(connection, server_side=True)
-            self.connections += 1
-            self._open.append(connection)
-            with connection, connection.makefile("rb") as come:
-                while come.readline():
-                    head = parse_headers(come)
-                    self.asked.append((head, come.read(int(head["Content-Length"]))))
-                    told = self.answers.pop(0)
-                    connection.sendall(told.what)
-                    if told.ends:
-                        connection.shutdown(socket.SHUT_RDWR)
-                        return
-
-    def gone(self) -> None:
-        """Take no more connections, and end those there are."""
-        self.hang_up()
-        assert self.server is not None
-        self.server.shutdown(socket.SHUT_RDWR)
-        self.server.close()
-
-    def hang_up(self) -> None:
-        for each in self._open:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-        self._open.clear()
-
-
-@contextmanager
-def service(*answers: bytes | Told, tls: ssl.SSLContext | None = None) -> Iterator[Bytes]:
-    """Such a service on loopback."""
-    made = Bytes([each if isinstance(each, Told) else Told(each) for each in answers], tls)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        made.server = server
-        made.url = f"{'https' if tls else 'http'}://localhost:{server.getsockname()[1]}"
-        thread = Thread(target=made.serve, args=(server,), daemon=True)
-        thread.start()
-        try:
-            yield made
-        finally:
-            made.hang_up()
-            with suppress(OSError):  # gone already
-                server.shutdown(socket.SHUT_RDWR)
-            thread.join()
-
-
-class Asking:
-    """A client of boto3 whose GetShardIterator goes past it, and how to ask."""
-
-    def __init__(self, url: str, session: Any = None, **config: Any) -> None:  # noqa: ANN401  boto3 has no type for it
-        options = {"read_timeout": 5, "retries": {"mode": "standard", "total_max_attempts": 2}, **config}
-        self.client = (session or boto3.Session()).client("kinesis", endpoint_url=url, config=Config(**options))
-        self.calls = DirectCalls(self.client, ["GetShardIterator"])
-        self.through_boto3 = 0
-
-    def __call__(self, *, again: bool = True, shard: str = "s-0") -> str:
-        """The iterator that is told."""
-        question: Any = {"StreamName": "orders", "ShardId": shard, "ShardIteratorType": "LATEST"}
-
-        def by_boto() -> Any:  # noqa: ANN401  as boto3
-            self.through_boto3 += 1
-            return self.client.get_shard_iterator(**question)
-
-        body = json.dumps(question).encode()
-        told = self.calls.call("GetShardIterator", body, JSON, read=json.loads, by_boto=by_boto, again=again)
-        return cast("str", told["ShardIterator"])
-
-    def close(self) -> None:
-        self.calls.close()
-        self.client.close()
-
-
-@contextmanager
-def asking(url: str, **config: Any) -> Iterator[Asking]:  # noqa: ANN401  boto3 has no type for it
-    """One that has asked once, so that it knows how boto3 asks."""
-    made = Asking(url, **config)
-    try:
-        assert made() == "i"
-        yield made
-    finally:
-        made.close()
 
 
 VARYING = {"x-amz-date", "authorization", "amz-sdk-invocation-id", "amz-sdk-request"}
@@ -362,18 +229,6 @@ def test_new_credentials_are_learnt_from_boto3() -> None:
         used = [(head["Authorization"].split("/")[0][-6:], head["x-amz-security-token"]) for head, _ in there.asked]
         assert used == [("=first", "token-1")] * 2 + [("second", "token-2")] * 2
         ask.close()
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for localhost, signed by itself, with its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    made = folder / "both.pem"
-    words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
-    keys = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "certificate.pem")]
-    subprocess.run(["openssl", *words.split(), *keys], check=True, capture_output=True)
-    made.write_text((folder / "key.pem").read_text() + (folder / "certificate.pem").read_text())
-    return made
 
 
 def test_a_server_is_trusted_as_boto3_trusts_it(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
