@@ -91,7 +91,7 @@ RECORD = "leasehold.adapters.sources.protocol.Record"
 SCHEMES = {**source_urls._SCHEMES, **store_urls._SCHEMES}  # noqa: SLF001  the tables that URLs are read by
 INSTRUMENTS = re.findall(
     r"""create_counter\("(\w+)"|WorkerMetrics\.(\w+),""",
-    (ROOT / "leasehold" / "adapters" / "reading" / "metrics.py").read_text(encoding="utf-8"),
+    (ROOT / "leasehold" / "adapters" / "consumer" / "metrics.py").read_text(encoding="utf-8"),
 )
 RAISED = [each for each in vars(errors).values() if isinstance(each, type)]
 KINDS: list[Any] = [Config, *RULES.values()]
