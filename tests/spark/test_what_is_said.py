@@ -9,7 +9,7 @@ import pytest
 from fake_stream import Place, Stream
 from stolen_leases import stolen
 
-from leasehold.adapters.worker import reach
+from leasehold.adapters.worker import progress
 from leasehold.balancer.model import Position
 
 
@@ -46,7 +46,7 @@ def test_rows_that_may_have_come_before_are_counted_in_the_progress(place: Place
 
 def test_a_query_that_has_read_all_it_asked_for_is_not_behind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without this a nightly query would be told as minutes behind while its last batches are in its sink."""
-    monkeypatch.setattr(reach, "SILENT_SECONDS", 0.0)  # from now on every silence counts
+    monkeypatch.setattr(progress, "SILENT_SECONDS", 0.0)  # from now on every silence counts
     query = place.query()
     query.reader.prepareForTriggerAvailableNow()
     while query.reader.latestOffset(query.offset, query.reader.getDefaultReadLimit()) != query.offset:

@@ -1,4 +1,4 @@
-"""A session with AWS, where the blob service is, and a certificate for localhost."""
+"""A session with AWS, and where the blob service is, for all stores."""
 
 import subprocess
 from pathlib import Path

@@ -12,7 +12,7 @@ from typing import Any
 import boto3
 import pytest
 from botocore.exceptions import ConnectionClosedError, ConnectTimeoutError
-from scripted_service import Asking, Told, answer, asking, service
+from canned_service import Asking, Told, answer, asking, service
 
 from leasehold.stores.aws_calls import calls
 from leasehold.stores.aws_calls.line import KeptLine, Unconnected

@@ -20,7 +20,7 @@ from botocore.exceptions import (
     ReadTimeoutError,
     SSLError,
 )
-from scripted_service import JSON, Asking, Told, answer, asking, refusal, service
+from canned_service import JSON, Asking, Told, answer, asking, refusal, service
 
 from leasehold.stores.aws_calls.calls import Signer
 from leasehold.stores.aws_calls.line import KeptLine, Silent

@@ -1,4 +1,4 @@
-"""A service that answers as written, byte for byte, and a client of boto3 whose calls go past it."""
+"""A service of AWS's JSON protocol that gives canned responses, and a client whose calls go past boto3 to it."""
 
 import json
 import socket
