@@ -112,6 +112,7 @@ IN_ALL: tuple[Tried, ...] = (
     ("lease.bufferRows", "7", lease("buffer_rows"), 500_000, 7),
     ("lease.bufferBytes", f"{MIB}", lease("buffer_bytes"), 256 * MIB, MIB),
     ("maxBytesPerTrigger", "700", lease("trigger_bytes"), 256 * MIB, 700),
+    ("lease.lingerMs", "250", lease("linger_seconds"), 1.0, 0.25),
     ("shardsPerTask", "3", lambda asked: lease("tasks")(asked)(6), 3, 2),
 )
 OWN: dict[str, tuple[Tried, ...]] = {
