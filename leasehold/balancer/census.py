@@ -22,7 +22,7 @@ from leasehold.balancer.model import Lease
 OURS = "process"
 """Our attribute with the value "process/worker".
 
-Ignore it unless it names the current owner: Java leaves the attribute in place when it takes the lease.
+Ignore it unless it names the current owner, because Java leaves the attribute in place when it takes the lease.
 """
 
 

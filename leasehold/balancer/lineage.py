@@ -106,12 +106,12 @@ def deletions(family: Family, garbage: Collection[Lease]) -> tuple[Delete, ...]:
         )
         and family.leases.keys().isdisjoint({*lease.parents, *family.shards[lease.key].parents})
     )
-    gone = (
+    unlisted = (
         Delete(lease, rule="L10")
         for lease in garbage
         if all(child in family.leases for child in family.children.get(lease.key, ()))  # L9
     )
-    return (*finished, *gone)
+    return (*finished, *unlisted)
 
 
 def creations(family: Family, garbage: Collection[Lease], history: History, config: Config) -> tuple[Create, ...]:

@@ -74,7 +74,7 @@ LOOK_SECONDS, ALONE_SECONDS = 3.0, 20.0
 """How often the lookout lists the table (C5), and how often a worker that sees no other worker's lease does (C13)."""
 
 LATE_SECONDS = 1.5
-"""How long after a renewal was due its owner is suspected (C5): a request may stall, or a process may pause."""
+"""How long after a renewal was due its owner is suspected (C5), since a request may stall or a process pause."""
 
 READ_SECONDS, HURRIED_SECONDS = 2.5, 0.5
 """How often readers read the bulletin: at rest, and while a request, a death or a late heartbeat is expected (C7)."""
@@ -210,22 +210,22 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
     call = None if hearing is None else call_of(hearing.call)
     if me is not None and hearing is not None and call is not None and ranks and ranks[0] != me.worker:
         named_keys = (call.row, *call.next)
-        known = leases if isinstance(leases, Known) else {each.key: each for each in leases if each.key in named_keys}
-        rows = {key: known.get(key) for key in named_keys}
+        by_key = leases if isinstance(leases, Known) else {row.key: row for row in leases if row.key in named_keys}
+        rows = {key: by_key.get(key) for key in named_keys}
         owners = [None if (lease := rows[key]) is None else lease.owner for key in call.next]
         rank = ranks.index(me.worker) if me.worker in ranks else len(ranks)
         place = owners.index(me.worker) if me.worker in owners else max(len(owners), rank - 1)
         # If the call names this worker's own row, this worker stood in, and the call does not show who is the lookout.
         # So go by rank, but stay on duty as long as the first in rank renews its row without looking.
-        named = rows[call.row]
-        if named is not None and named.owner != me.worker and not named.ended:
-            return LookoutRanks(ranks, named, left=not signed(named), place=place)
-        if named is not None and named.owner == me.worker:
+        named_row = rows[call.row]
+        if named_row is not None and named_row.owner != me.worker and not named_row.ended:
+            return LookoutRanks(ranks, named_row, left=not signed(named_row), place=place)
+        if named_row is not None and named_row.owner == me.worker:
             row = bulletin_row(leases, ranks[0])
             renews = row is not None and row.idle <= _row_silent(me, hearing, config)
             # The first in rank has not looked since another worker wrote the bulletin.
             if row is not None and renews and 0 < bulletin_of(row).looks < hearing.latest.looks:
-                return LookoutRanks((me.worker, *(each for each in ranks if each != me.worker)), named)
+                return LookoutRanks((me.worker, *(worker for worker in ranks if worker != me.worker)), named_row)
     return LookoutRanks(ranks, bulletin_row(leases, ranks[0]) if ranks else None)
 
 
@@ -356,8 +356,8 @@ def next_look(
 
 def _next_rows(leases: Sequence[Lease], workers: Iterable[str]) -> tuple[str, ...]:
     """Return the keys of the rows that would carry the bulletin if these workers were the lookout."""
-    rows = (bulletin_row(leases, each) for each in workers)
-    return tuple(each.key for each in rows if each is not None)
+    rows = (bulletin_row(leases, worker) for worker in workers)
+    return tuple(row.key for row in rows if row is not None)
 
 
 def _called(leases: Sequence[Lease], me: Me, call: Summons | None) -> tuple[str, ...]:
@@ -424,8 +424,8 @@ def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
     """Return how soon a worker looks again after these actions (C10), or None if no one must see their result first.
 
     Free leases are claimed fast, once all workers that started together have chosen (C15). After taking from living
-    workers, a worker waits for others that are joining: shares computed without them would be taken, only to be taken
-    away again.
+    workers, a worker waits for others that are joining, because shares computed without them would be taken, only to be
+    taken away again.
     """
     kinds = {type(action) for action in actions}
     if kinds & {Steal, RequestHandoff}:
@@ -458,17 +458,15 @@ def _until_judged(census: Census, me: Me, config: Config) -> float:
         return 0.0 if turned else min(scaled(ALONE_SECONDS, config), config.cycle_seconds)
     # Times count from the start of the reading, as `idle` does. If listings take long, every worker renews between two
     # of them, so a lease that did not change at all is suspected, too.
-    listing_seconds = me.history.full_took
+    took = me.history.full_took
     seconds_left = [
         limit - idle
         for idle in others
-        if (overdue(idle, config) or (idle > 0 and overdue(idle + listing_seconds, config))) and idle <= limit
+        if (overdue(idle, config) or (idle > 0 and overdue(idle + took, config))) and idle <= limit
     ]
     usual_pause = scaled(LOOK_SECONDS, config)
     # A long look that begins a moment too early judges no one, and the next one ends a whole listing later.
-    soonest = (
-        min(seconds_left) if seconds_left and listing_seconds >= usual_pause else min([usual_pause, *seconds_left])
-    )
+    soonest = min(seconds_left) if seconds_left and took >= usual_pause else min([usual_pause, *seconds_left])
     # 0.05: wait at least 50 ms before the next look, however close the limit is.
     return max(scaled(0.05, config), soonest)
 

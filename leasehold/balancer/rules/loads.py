@@ -57,7 +57,7 @@ UNKNOWN = 10
 def slack(leases: Sequence[Lease], floor: int) -> int:
     """Return how far counts may differ in order to balance loads: half a share if nearly all weights are known, else 0.
 
-    It is 0 with hardly any traffic. It is also 0 next to KCL 3.x workers: they measure loads too, so if each side moved
+    It is 0 with hardly any traffic. It is also 0 next to KCL 3.x workers, which measure loads too: if each side moved
     leases because of loads, the other would take them back.
     """
     limit = len(leases) // UNKNOWN

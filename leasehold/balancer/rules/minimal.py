@@ -171,10 +171,10 @@ class Minimal(RuleSet):
         counts = {**dict.fromkeys(names, 0), **counts} if names else counts
         floor, extras = divmod(len(census.leases), max(len(counts), size))
         tolerance = 0 if census.led else slack(census.leases, floor)  # M14: with led workers, balance counts only
-        most = len(census.leases) if self.max_leases is None else self.max_leases
+        lease_limit = len(census.leases) if self.max_leases is None else self.max_leases
         # If M11 releases leases for workers without a bulletin, ours have no precedence over them.
         apart = me.history.hearing is not None and not self.release
-        return Shares(census, config, counts, floor, extras, self.groups, most, tolerance, apart), free, overdue
+        return Shares(census, config, counts, floor, extras, self.groups, lease_limit, tolerance, apart), free, overdue
 
     def calls(self, census: Census, me: Me, config: FleetSeconds) -> Mapping[str, Sequence[str]]:
         """Return the other workers that must act under M6, with the lease keys that each should read (C6).
@@ -240,7 +240,7 @@ class _Turn:
         if free:
             return _one_of([Claim(lease, "M5") for lease in drawn(free, self.me, 1 + ALTERNATES)])
         # A joiner draws a few donors and any of their leases but the last. So joiners rarely choose the same lease, and
-        # no donor is left without leases: it would have to take one to be seen, which is one more move.
+        # no donor loses its last one. It would have to take another to be seen, which is one more move.
         digest, counts = digest_under(f"{self.me.worker}\0{self.me.turn}"), self.shares.counts
         donors = [worker for worker, count in counts.items() if count > max(self.shares.floor, 1)]
         drawn_donors = nsmallest(1 + ALTERNATES, donors, key=lambda donor: (digest(donor), donor))
@@ -326,8 +326,8 @@ class _Turn:
         shares, full = self.shares, self._held >= self.shares.limit
         if overdue:
             return () if full else tuple(Claim(lease, "M9") for lease in drawn(overdue, self.me, 1))
-        most, fullest = max((count, worker) for worker, count in shares.counts.items())
-        if not full and most >= self._held + 2 + 2 * shares.tolerance and not shares.loaded(self.me.worker):
+        highest, fullest = max((count, worker) for worker, count in shares.counts.items())
+        if not full and highest >= self._held + 2 + 2 * shares.tolerance and not shares.loaded(self.me.worker):
             return tuple(_steal(lease, "M9") for lease in shares.donated({fullest: slice(0, 1)}))
         # M11: some peers never steal, so an overloaded worker releases a lease for them, after twice the wait of M9.
         overloaded = self._held >= min(shares.counts.values()) + 2 + 2 * shares.tolerance

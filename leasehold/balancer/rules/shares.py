@@ -77,9 +77,9 @@ def path_of(worker: str, groups: Groups) -> tuple[str, ...]:
         return (worker.rpartition("-")[0],)
     path = []
     for separator in groups:
-        name, found, after = worker.partition(separator)
-        path.append(name if found else "")
-        worker = after if found else worker
+        name, match, remainder = worker.partition(separator)
+        path.append(name if match else "")
+        worker = remainder if match else worker
     return tuple(path)
 
 
@@ -210,21 +210,21 @@ def uneven(counts: Mapping[str, int], takers: Iterable[str], leases: int, groups
         leases: The number of all leases, including those without an owner.
         groups: How workers form groups.
     """
-    least = min(takers, key=lambda worker: (counts[worker], worker), default=None)
-    if least is None:
+    emptiest = min(takers, key=lambda worker: (counts[worker], worker), default=None)
+    if emptiest is None:
         return ""
-    most = max(counts, key=lambda worker: (counts[worker], worker))
-    if counts[most] - counts[least] > 1:
-        return f"{most} holds {counts[most]} leases, and {least} {counts[least]}"
+    fullest = max(counts, key=lambda worker: (counts[worker], worker))
+    if counts[fullest] - counts[emptiest] > 1:
+        return f"{fullest} holds {counts[fullest]} leases, and {emptiest} {counts[emptiest]}"
     # A worker counts toward its group at every level.
     held: dict[tuple[str, ...], list[int]] = {}
     for worker, count in counts.items():
         path = path_of(worker, groups)
         for depth in range(1, len(path) + 1):
             held.setdefault(path[:depth], []).append(count)
-    for group, of in held.items():
-        if abs(sum(of) - leases * len(of) / len(counts)) >= 1:
-            share = f"{sum(of)} of {leases} leases, with {len(of)} of {len(counts)} workers"
+    for group, sizes in held.items():
+        if abs(sum(sizes) - leases * len(sizes) / len(counts)) >= 1:
+            share = f"{sum(sizes)} of {leases} leases, with {len(sizes)} of {len(counts)} workers"
             return f"group {'/'.join(group)} holds {share}"
     return ""
 
