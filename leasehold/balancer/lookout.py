@@ -201,8 +201,8 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
     Args:
         leases: The known leases.
         config: The settings of the group of workers.
-        me: The calling worker, if the row should be the one named by the latest call it has read. The call is more
-            recent than an old listing about which worker is the lookout and which of its rows has the bulletin.
+        me: The calling worker, or None. If this worker has read a call, the row is the one that the latest call names.
+            It is more up to date than an old listing about which worker is the lookout and which row has its bulletin.
     """
     limit = expires_above(config)
     ranks = _ranked(leases.signers(limit) if isinstance(leases, Known) else signers(leases, limit))
@@ -539,7 +539,7 @@ def _uneven(census: Census, me: Me, config: Config) -> bool:
 def _abdication(
     mine: Sequence[Lease], leases: Sequence[Lease], me: Me, hearing: BulletinState, ours: LookoutRanks
 ) -> Notes:
-    """Return the last bulletin and call of a worker that is no longer the lookout (C3).
+    """Return the last bulletin of a worker that is no longer the lookout, and the call next to it (C3).
 
     The call names the row that carries the bulletin now. *acts* grows so that readers of earlier versions list the
     table.

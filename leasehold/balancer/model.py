@@ -74,7 +74,7 @@ class Position:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """A sort key: SHARD_END sorts last, the other sentinels first, and numbers in between by value.
+        """A sort key: sentinels first, then numbers by value and `sub`, and SHARD_END last.
 
         Sentinels are recognized by name, never by length: "17" is shorter than "LATEST".
         """
@@ -251,7 +251,7 @@ class Shard:
 class Hole:
     """A hash range of a stream that no unfinished lease covers.
 
-    `times` is how many consecutive readings have shown it.
+    `times` is the number of consecutive full readings that have shown it.
 
     Examples:
         >>> from leasehold import Hole

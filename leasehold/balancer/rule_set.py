@@ -83,16 +83,13 @@ class RuleSet:
     starts_at_time: ClassVar[bool] = False
 
     def take(self, census: Census, me: Me, config: FleetSeconds) -> tuple[Action, ...]:
-        """Return everything that this worker takes now.
-
-        This is a pure function: workers that read the same rows compute the same shares.
-        """
+        """Return everything that this worker takes now. The result depends only on the arguments."""
         raise NotImplementedError
 
     def calls(self, _census: Census, _me: Me, _config: FleetSeconds) -> Mapping[str, Sequence[str]]:
         """Return the keys of the leases that each worker will claim or be asked for (C6).
 
-        A worker with no keys should read the whole table.
+        If a worker's keys are empty, it should read the whole table.
         """
         return {}
 
@@ -166,6 +163,6 @@ class RuleSet:
     def overdue_seconds(self, _lease_seconds: float, _cycle_seconds: float) -> float | None:
         """Return how long a lease may be free before its designated taker is considered missing (M9, M14).
 
-        None if workers do not wait for each other.
+        The result is None if workers do not wait for each other.
         """
         return None

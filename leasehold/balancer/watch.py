@@ -136,8 +136,8 @@ class WorkerReports:
 class Sighting(NamedTuple):
     """What is known of one lease.
 
-    This is a named tuple because each look creates one for every lease, and an attrs class takes three times as long to
-    create.
+    This is a named tuple because each look creates one for every lease, and creating an attrs instance takes three
+    times as long.
 
     Attributes:
         lease: The lease as last read, with `idle`, `held` and `next_owner_idle` filled in.

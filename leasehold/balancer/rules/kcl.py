@@ -20,7 +20,7 @@ from leasehold.balancer.rule_set import FleetSeconds, RuleSet, number
 
 @frozen
 class Kcl(RuleSet):
-    """The Kinesis Client Library 2.x (rules K1 to K10).
+    """The rules of the Kinesis Client Library 2.x (K1 to K10).
 
     max_leases           the most leases that one worker may hold; None: no limit
     max_steals           the most leases stolen in one turn
@@ -83,8 +83,8 @@ def _steals(census: Census, me: Me, rules: Kcl, needed: int) -> tuple[Steal, ...
         return ()
     # If no worker is above the target, take one lease from a worker at the target, provided that we lack two.
     limit = min(needed, surplus) or (1 if needed > 1 else 0)
-    taken = drawn(census.held_by({from_owner}), me, min(limit, rules.max_steals))
-    return tuple(Steal(lease, from_owner=from_owner, rule="K8") for lease in taken)
+    leases = drawn(census.held_by({from_owner}), me, min(limit, rules.max_steals))
+    return tuple(Steal(lease, from_owner=from_owner, rule="K8") for lease in leases)
 
 
 def _claims(leases: tuple[Lease, ...], rule: str) -> tuple[Claim, ...]:
@@ -93,7 +93,7 @@ def _claims(leases: tuple[Lease, ...], rule: str) -> tuple[Claim, ...]:
 
 @frozen
 class KclRust(RuleSet):
-    """kcl-rust (rules R1 to R3).
+    """The rules of kcl-rust (R1 to R3).
 
     leases_to_acquire  the most free leases claimed in one turn
     max_leases         the most leases that one worker may hold; None: no limit
@@ -134,8 +134,8 @@ class KclRust(RuleSet):
         mine = len(census.mine)
         room = len(census.leases) if self.max_leases is None else self.max_leases - mine
         if census.free or census.expired:  # R1
-            taken = drawn(census.available, me, min(self.leases_to_acquire, room))
-            return tuple(Claim(lease, rule="R1") for lease in taken)
+            leases = drawn(census.available, me, min(self.leases_to_acquire, room))
+            return tuple(Claim(lease, rule="R1") for lease in leases)
         highest = max(census.counts.values())
         if highest < mine + 2 or room < 1:  # R2: with a difference of less than two, the lease would only change places
             return ()

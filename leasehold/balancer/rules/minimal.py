@@ -82,7 +82,7 @@ class Minimal(RuleSet):
                       or separators, outermost first, for a tree
     expected_workers  the workers that are expected, or only their number; None: only those seen
     max_leases        the most leases that one worker may hold; None: no limit
-    max_steals        the most leases taken from the living in one turn; None: no limit
+    max_steals        the most leases taken from living workers in one turn; None: no limit
     patience          turns for which an unbalanced group may stay unchanged before any worker may act (M9)
     grace_seconds     how long a gracefully released lease is reserved for newcomers (M12); 0: off
     release           whether an overloaded worker gives up a lease for peers that never steal (M11)
