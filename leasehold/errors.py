@@ -92,7 +92,7 @@ class ProducerError(LeaseholdError):
 class RecordLate(ProducerError):
     """Raised when a record's time to live has expired.
 
-    The record may be in the stream nevertheless; if so, the message says it.
+    If the message says so, the record may be in the stream nevertheless.
 
     Examples:
         >>> import leasehold
@@ -104,7 +104,7 @@ class RecordLate(ProducerError):
 class RecordFailed(ProducerError):
     """Raised when this record cannot be sent, although others can.
 
-    The record may be in the stream nevertheless; if so, the message says it.
+    If the message says so, the record may be in the stream nevertheless.
 
     Examples:
         >>> import leasehold

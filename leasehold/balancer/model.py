@@ -314,8 +314,8 @@ class History:
             shorter of the last two times for which we saw it stand still before the owner renewed it, in seconds. This
             is a lower bound of the owner's renewal interval.
         paces: For each owner, a lower bound of its renewal interval in seconds, computed from how far counters moved
-            between two readings, if the store counts renewals. An owner is slow by this measure, or died before the
-            second reading (C16).
+            between two readings, if the store counts renewals. A high value shows that the owner is slow, or that it
+            died before the second reading (C16).
         full_still: Seconds since the whole table was last read; 0 right after that.
         full_apart: Seconds between the last two readings of the whole table; infinite before the second.
         full_took: How many seconds the last reading of the whole table took.

@@ -251,14 +251,14 @@ class _LoadBalancer:
 
         The gain is half of the decrease in the sum of squared loads.
         """
-        max_weight = gap - BAND * self.mean
+        most = gap - BAND * self.mean
         if self.spare[donor] <= 0:
             # Its count is as low as it may be, so it gives only leases that leave it above the mean.
-            max_weight = min(max_weight, self.loads[donor] - self.mean)
+            most = min(most, self.loads[donor] - self.mean)
         gains = [
             (weight * (gap - weight), lease.key, lease)
             for lease in self.held[donor]
-            if 0 < (weight := weight_of(lease, self.unknown)) < max_weight
+            if 0 < (weight := weight_of(lease, self.unknown)) < most
         ]
         gain, _, best = max(gains, default=(0, "", None), key=lambda one: one[:2])
         return best if gain >= (BAND * self.mean) ** 2 / 4 else None

@@ -243,8 +243,8 @@ class _Turn:
         # no donor loses its last one. It would have to take another to be seen, which is one more move.
         digest, counts = digest_under(f"{self.me.worker}\0{self.me.turn}"), self.shares.counts
         donors = [worker for worker, count in counts.items() if count > max(self.shares.floor, 1)]
-        drawn_donors = nsmallest(1 + ALTERNATES, donors, key=lambda donor: (digest(donor), donor))
-        spare = self.shares.donated({donor: slice(0, counts[donor] - 1) for donor in drawn_donors})
+        few = nsmallest(1 + ALTERNATES, donors, key=lambda donor: (digest(donor), donor))
+        spare = self.shares.donated({donor: slice(0, counts[donor] - 1) for donor in few})
         return _one_of([_steal(lease, "M5") for lease in drawn(spare, self.me, 1 + ALTERNATES)])
 
     def fill(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
