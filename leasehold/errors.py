@@ -1,7 +1,6 @@
-"""The errors that users catch, under one base.
+"""The exceptions that leasehold raises, with a common base class.
 
-Everything here is importable from `leasehold` itself. A bad argument is a ValueError or TypeError as usual, and is none
-of these.
+All of them can be imported from `leasehold` itself. A bad argument raises ValueError or TypeError instead.
 """
 
 
@@ -16,7 +15,7 @@ class LeaseholdError(Exception):
 
 
 class StoreError(LeaseholdError):
-    """The store cannot be used as asked: the table is missing, credentials are wrong, or the request was rejected.
+    """Raised when a store cannot be used: the table is missing, credentials are wrong, or the request was rejected.
 
     Examples:
         >>> from leasehold.stores import StoreError, open_store
@@ -29,7 +28,9 @@ class StoreError(LeaseholdError):
 
 
 class OutcomeUnknown(StoreError):
-    """The store could not be reached or did not answer: the write may or may not have happened.
+    """Raised when the store could not be reached or did not respond, so a write may or may not have happened.
+
+    The next consistent read shows which.
 
     Examples:
         >>> from leasehold.stores import OutcomeUnknown, StoreError
@@ -39,7 +40,7 @@ class OutcomeUnknown(StoreError):
 
 
 class SourceError(LeaseholdError):
-    """The source cannot be used as asked: there is no such stream, or credentials are wrong.
+    """Raised when a source cannot be used: the stream does not exist, or credentials are wrong.
 
     Examples:
         >>> import leasehold
@@ -49,7 +50,7 @@ class SourceError(LeaseholdError):
 
 
 class SourceUnavailable(SourceError):
-    """The source could not be reached or throttled the request; trying again later may work.
+    """Raised when the source could not be reached or throttled the request. Retrying later may work.
 
     Examples:
         >>> import leasehold
@@ -59,7 +60,7 @@ class SourceUnavailable(SourceError):
 
 
 class Trimmed(SourceError):
-    """The source answered, but the position asked for is no longer there, or never was.
+    """Raised when the requested position no longer exists in the source, or never did.
 
     Examples:
         >>> import leasehold
@@ -69,7 +70,7 @@ class Trimmed(SourceError):
 
 
 class WorkerError(LeaseholdError):
-    """The worker must not go on; the message says what is wrong and what to do about it.
+    """Raised when the worker must stop. The message says what is wrong and what to do about it.
 
     Examples:
         >>> import leasehold
@@ -79,7 +80,7 @@ class WorkerError(LeaseholdError):
 
 
 class ProducerError(LeaseholdError):
-    """A record was not written, as far as is known.
+    """Raised when a record was not written, as far as we know.
 
     Examples:
         >>> import leasehold
@@ -89,7 +90,9 @@ class ProducerError(LeaseholdError):
 
 
 class RecordLate(ProducerError):
-    """The record's time to live is over; if the message says so, it may be in the stream all the same.
+    """Raised when a record's time to live has expired.
+
+    If the message says so, the record may be in the stream nevertheless.
 
     Examples:
         >>> import leasehold
@@ -99,7 +102,9 @@ class RecordLate(ProducerError):
 
 
 class RecordFailed(ProducerError):
-    """The record cannot be sent, but others can; if the message says so, it may be in the stream all the same.
+    """Raised when this record cannot be sent, although others can.
+
+    If the message says so, the record may be in the stream nevertheless.
 
     Examples:
         >>> import leasehold
@@ -109,7 +114,7 @@ class RecordFailed(ProducerError):
 
 
 class DeadLetterError(LeaseholdError):
-    """Dead letters cannot be written to, or read from, this place; the message says why.
+    """Raised when dead letters cannot be written or read at a location. The message says why.
 
     Examples:
         >>> import leasehold

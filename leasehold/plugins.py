@@ -1,8 +1,9 @@
-"""Finds the stores, sources, rule sets and commands that other installed distributions add by entry points.
+"""Finds the stores, sources, rule sets and commands that other installed distributions add as entry points.
 
-The group of an entry point is `leasehold.stores`, `.sources`, `.rules` or `.commands`; its name is the scheme, the rule
-set's name or the command. Our own stores, sources and rule sets stand in tables of this package, so that a worker also
-runs where a copy of it has no metadata, such as a zip that Spark ships.
+The entry-point groups are `leasehold.stores`, `leasehold.sources`, `leasehold.rules` and `leasehold.commands`. The name
+of an entry point is the URL scheme, the rule set's name or the command. Our own stores, sources and rule sets are
+listed in tables in this package instead, so that a worker also runs from a copy without metadata, such as a zip that
+Spark ships.
 """
 
 from collections.abc import Mapping
@@ -15,10 +16,13 @@ from leasehold.balancer.rule_set import RuleSet
 
 @cache
 def plugins(kind: str) -> Mapping[str, EntryPoint]:
-    """Return the entry points of one kind (`stores`, say) by their names."""
-    return {each.name: each for each in entry_points(group=f"leasehold.{kind}")}
+    """Return the entry points of one kind (`stores`, for example) by name."""
+    return {entry_point.name: entry_point for entry_point in entry_points(group=f"leasehold.{kind}")}
 
 
 def known_rule_sets() -> tuple[type[RuleSet], ...]:
-    """Return the rule sets of the planner and of other distributions, whose entry points name a class."""
-    return (*config.RULE_SETS, *(each.load() for each in plugins("rules").values()))
+    """Return our own rule sets and those of other distributions.
+
+    Each entry point in `leasehold.rules` names a class.
+    """
+    return (*config.RULE_SETS, *(entry_point.load() for entry_point in plugins("rules").values()))

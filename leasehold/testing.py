@@ -1,7 +1,7 @@
-"""For tests of one's own: strategies, the laws of the seam, the contract of stores, fleets under virtual time.
+"""Tools for your own tests: Hypothesis strategies, the planner's laws, the store contract, and simulated fleets.
 
-It wants `leasehold[testing]`. A name is loaded when it is first asked for: the contract needs no Hypothesis, the laws
-no simulator.
+Install them with `leasehold[testing]`. Each name is imported on first use, so the store contract does not need
+Hypothesis and the laws do not load the simulator.
 """
 
 from importlib import import_module

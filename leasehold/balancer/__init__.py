@@ -1,4 +1,4 @@
-"""The rules, as pure functions of a listing."""
+"""The lease balancer: pure functions that decide, from a listing of the lease table, what a worker does next."""
 
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal
 from leasehold.balancer.config import Config

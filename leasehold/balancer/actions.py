@@ -1,7 +1,8 @@
-"""The verbs a plan may speak: a closed union, each with the lease as seen and the rule that asked.
+"""The actions that a plan can contain: a closed union.
 
-The class is the reason: `Claim` takes what is free or expired, `Steal` what is alive. Each names the lease as it was
-read, so that a store can refuse what is no longer true; a refusal is an expected answer, and never an error.
+The class tells how a lease is obtained: `Claim` takes a free or expired lease, `Steal` one whose owner is alive. Each
+action holds the lease as it was read and the rule that asked for it. A store rejects an action if the lease has changed
+since; a rejection is an expected result, not an error.
 """
 
 from attrs import frozen
@@ -11,7 +12,7 @@ from leasehold.balancer.model import Lease, Notes
 
 @frozen
 class Create:
-    """Make this lease, which nobody owns yet, unless its key exists.
+    """Create this lease, without an owner, unless its key exists.
 
     Examples:
         >>> from leasehold import Config, Me, Shard, TRIM_HORIZON, plan
@@ -26,7 +27,9 @@ class Create:
 
 @frozen
 class Renew:
-    """Say that the lease's owner is alive; `notes` travel in the same write.
+    """Renew a lease to show that its owner is alive.
+
+    `notes` are written in the same request.
 
     Examples:
         >>> from leasehold import Config, Lease, Me, plan
@@ -42,9 +45,9 @@ class Renew:
 
 @frozen
 class Claim:
-    """Take a free or expired lease, under the version as seen.
+    """Take a free or expired lease, provided that its version has not changed.
 
-    If the write is refused, the alternates are tried in turn until one succeeds.
+    If the store rejects the write, the alternates are tried in turn until one succeeds.
 
     Examples:
         >>> from leasehold import Config, Lease, Me, plan
@@ -60,7 +63,7 @@ class Claim:
 
 @frozen
 class Steal:
-    """Take a lease from its living owner, under the owner as seen.
+    """Take a lease from a living worker, provided that it still owns the lease.
 
     Examples:
         >>> from leasehold import Config, Kcl, Lease, Me, plan
@@ -77,9 +80,9 @@ class Steal:
 
 @frozen
 class RequestHandoff:
-    """Ask the living owner to drain and hand over (H2); replaces a stale heir if one is named.
+    """Ask the living owner to drain the shard and hand off the lease (H2), replacing a stale next owner if any.
 
-    If somebody else was faster, the alternates are asked for in turn.
+    If another worker was faster, the alternates are requested in turn.
 
     Examples:
         >>> from leasehold import Lease, RequestHandoff
@@ -97,9 +100,10 @@ class RequestHandoff:
 
 @frozen
 class Release:
-    """Give up a lease: mine after draining, to its heir where one is named; or an expired one, for all.
+    """Give up one of this worker's leases after draining it, or free an expired lease for everyone.
 
-    An heir that the lease itself does not name asked for nothing: it finds the lease by its own reading (M14).
+    If the lease has a next owner, that worker gets it. A `next_owner` that the lease itself does not name has not asked
+    for it and finds the lease in its own next reading (M14).
 
     Examples:
         >>> from leasehold import Lease, Release
@@ -128,16 +132,20 @@ class Delete:
 
 
 Taking = Claim | Steal | RequestHandoff
-"""Each of these is a way to come by a lease; where one is refused, another may follow."""
+"""The ways to obtain a lease. If one is rejected, another may follow."""
 
 Action = Create | Renew | Claim | Steal | RequestHandoff | Release | Delete
 
 
 @frozen
 class Look:
-    """A look says when to look next (seconds from now), at which leases (None: all), and what renewals should carry.
+    """When to read the table next, which rows to read, and what renewals should carry until then.
 
-    stale_ok  whether those leases may be read as they were a moment ago
+    Attributes:
+        seconds: How many seconds from now to read.
+        keys: The keys of the leases to read, or None to read the whole table.
+        notes: The attributes that renewals should write.
+        stale_ok: Whether an eventually consistent read is good enough.
 
     Examples:
         >>> from leasehold import Config, Lease, Me, look_again

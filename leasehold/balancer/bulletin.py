@@ -1,29 +1,31 @@
-"""The bulletin as it stands on a row, whom it calls, and what a reader keeps of all that it has read (C4, C6, C7).
+"""Reads and writes the lookout's bulletin and its calls, and tracks the bulletins that a worker has read (C4, C6, C7).
 
-A row carries the bulletin's counts as text, "looks acts warns". The furthest of all bulletins ever read is the latest,
-so that an old row that a former lookout left behind says nothing new. For each count the time is kept for which it has
-stood still, by this worker's own clock and in the same way as for leases: from the end of the reading that first
-showed it to the start of the latest reading.
+A row contains the bulletin's counts as the string "looks acts warns". The latest bulletin is the greatest ever read, so
+an old row that a former lookout left behind has no effect. For each count we keep how long it has not changed, measured
+by this worker's own clock as for leases: from the end of the reading that first showed it to the start of the latest
+reading.
 
-A call says whom a look of the lookout asks to act, at which rows, and which row carries the bulletin.
-The lookout has read the whole table, and all that read alike decide alike. So it knows who will claim which free lease,
-and who will be asked for which of its own. It writes that beside the bulletin's counts, on all its rows:
+A call names the workers that should act after a look of the lookout, the rows that each should read, and the row that
+carries the bulletin. The lookout has read the whole table, and workers that read the same rows decide the same. So it
+knows which worker will claim which free lease, and whose leases will be requested. It writes the call next to the
+bulletin's counts, on all its rows:
 
     8 0 s-17,s-5 4f2a91c0=s-3,s-4 9be01d22
     | | |    |   |                a worker that should read the whole table
     | | |    |   a worker, by the first digits of its digest, and the rows that it should read
-    | | |    a row of the worker that stands in first, and of the next ones: their bulletins would stand there
+    | | |    a row of the worker that stands in first, and of the next ones: their bulletins would be there
     | | the row that carries the bulletin: the lookout renews it more often than any other
-    | for how many seconds the listing went on; while one goes on, so far
-    the looks of the bulletin that this belongs to
+    | how many seconds the listing took or, if it is still in progress, has taken so far
+    the looks of the bulletin that the call belongs to
 
-A worker that is not named reads nothing; one that is reads those rows, claims those that are free, and hands over what
-it is asked for. `*` calls everybody to the whole table.
+A worker that is not named reads nothing. A worker that is named reads those rows, claims the free ones, and hands off
+the leases that are requested from it. `*` calls all workers to the whole table.
 
-Rule 1: a call orders nothing. What is claimed is claimed under the version as read, and the store decides.
-Rule 2: a call counts only beside the bulletin that it belongs to. Workers of earlier versions write none, and renew
-rows on which an old one still stands: its looks are others then, and the counts alone are heard.
-Rule 3: what was missed is not lost. Each look says anew who has to act, from what the table shows then.
+Rule 1: a call is not an order. A lease is claimed only if its version is still the one that was read, and the store
+decides.
+Rule 2: a call is valid only next to the bulletin it belongs to. Workers of earlier versions write no calls, but renew
+rows that may still contain an old one. Its *looks* then differ, and only the counts are used.
+Rule 3: a missed call does no lasting harm, because each look decides again, from the table, which workers have to act.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -35,23 +37,26 @@ from leasehold.balancer.chance import digest_under
 from leasehold.balancer.model import Bulletin, BulletinState, Lease, Notes
 
 NOTE = "bulletin"
-"""Our attribute with the counts; the lookout writes it with each of its renewals (C4)."""
+"""Our attribute with the counts, which the lookout writes with each of its renewals (C4)."""
 
 DIGITS_MAX = 18
-"""No fleet looks that often, and Python refuses to make a number of some thousand digits."""
+"""The most digits of a count.
+
+No lookout looks that often, and Python refuses to convert a string of thousands of digits to a number.
+"""
 
 
 def note_of(bulletin: Bulletin, call: Notes = ()) -> Notes:
-    """The bulletin as it is written on a row, and whom it calls."""
+    """Return the attributes that a row has for a bulletin and its call."""
     return ((NOTE, f"{bulletin.looks} {bulletin.acts} {bulletin.warns}"), *call)
 
 
 def bulletin_of(lease: Lease) -> Bulletin:
-    """The bulletin of this row; all counts are 0 if there is none, or none that can be read."""
+    """Return the bulletin of a row, or one with all counts 0 if there is none or it cannot be parsed."""
     return _said_in(lease.note(NOTE) or "")
 
 
-@lru_cache(maxsize=1_000)  # the rows that a lookout left behind say the same for hours
+@lru_cache(maxsize=1_000)  # rows that a former lookout left behind stay the same for hours
 def _said_in(text: str) -> Bulletin:
     words = text.split()
     digits = all(word.isascii() and word.isdigit() and len(word) <= DIGITS_MAX for word in words)
@@ -64,26 +69,33 @@ CALL = "call"
 """Our attribute with the call."""
 
 CALL_MOST = 2000
-"""A call is no longer than so many characters: it stands on each row of the lookout. Above it, everybody is called."""
+"""Maximum length of a call, in characters, since the lookout stores it on each of its rows.
+
+A longer call becomes `*`, which calls all workers.
+"""
 
 DIGITS = 8
-"""The digits of a worker's digest. Two workers of one digest would both read the rows, and one would be refused."""
+"""How many digits of a worker's digest a call contains.
+
+If two workers have the same digits, both read the rows and the store rejects one claim.
+"""
 
 SECONDS_MOST = 10**6
 
-rank_digest = lru_cache(maxsize=10_000)(digest_under("lookout"))  # each look ranks everybody
+rank_digest = lru_cache(maxsize=10_000)(digest_under("lookout"))  # each look ranks all workers
 
 
 @frozen
 class Summons:
-    """The call that stands in a note.
+    """A call, parsed from its attribute.
 
-    looks    those of the bulletin that it belongs to
-    seconds  how long the listing takes
-    row      the key of the row that carries the bulletin
-    next     a key of each worker that stands in, in this order
-    to_all   whether everybody should read the whole table
-    names    by the digits of each worker that is called, the keys to read; none: the whole table
+    Attributes:
+        looks: The looks of the bulletin that the call belongs to.
+        seconds: How many seconds the listing takes.
+        row: The key of the row that carries the bulletin.
+        next: A key of each worker that may stand in, in this order.
+        to_all: Whether all workers should read the whole table.
+        names: The keys that each called worker should read, by the digits of its digest. No keys mean the whole table.
     """
 
     looks: int
@@ -94,44 +106,55 @@ class Summons:
     names: Mapping[str, tuple[str, ...]] = field(factory=dict)
 
     def keys(self, worker: str) -> tuple[str, ...]:
-        """The rows that this worker is called to."""
+        """Return the keys of the rows that this worker is called to read."""
         return self.names.get(digits_of(worker), ())
 
     def lists(self, worker: str) -> bool:
-        """Whether this worker is called to the whole table."""
+        """Return whether this worker is called to read the whole table."""
         return self.to_all or self.names.get(digits_of(worker)) == ()
 
 
 @lru_cache(maxsize=10_000)
 def digits_of(worker: str) -> str:
-    """The name of a worker in calls."""
+    """Return the name of a worker in calls."""
     return rank_digest(worker).hex()[:DIGITS]
 
 
 def note_of_call(
     looks: int, seconds: float, rows: Sequence[str], names: Mapping[str, Sequence[str]], *, to_all: bool = False
 ) -> Notes:
-    """The note; everybody is called where the names are too many, and nobody where the row's key cannot be written.
+    """Return the attribute for a call.
 
-    rows  the bulletin's, and those of who stands in
+    All workers are called if the call would be too long or a called key cannot be written. If one of `rows` cannot be
+    written, the call is empty.
+
+    Args:
+        looks: The looks of the bulletin that the call belongs to.
+        seconds: How many seconds the listing took.
+        rows: The key of the bulletin's row, followed by those of the workers that may stand in.
+        names: The keys that each called worker should read. No keys mean the whole table.
+        to_all: Whether to call all workers.
     """
     words = {digits_of(worker): tuple(dict.fromkeys(keys)) for worker, keys in sorted(names.items())}
-    each = [name + ("=" + ",".join(keys) if keys else "") for name, keys in words.items()]
-    begin = f"{looks} {min(int(seconds), SECONDS_MOST)} {','.join(rows)}"
-    text = " ".join([begin, *each])
+    entries = [name + ("=" + ",".join(keys) if keys else "") for name, keys in words.items()]
+    prefix = f"{looks} {min(int(seconds), SECONDS_MOST)} {','.join(rows)}"
+    text = " ".join([prefix, *entries])
     if to_all or len(text) > CALL_MOST or not all(_plain(key) for keys in words.values() for key in keys):
-        text = f"{begin} *"
+        text = f"{prefix} *"
     return ((CALL, text),) if rows and all(map(_plain, rows)) else ((CALL, ""),)
 
 
 def _plain(key: str) -> bool:
-    """Keys of Kinesis and Event Hubs have neither spaces nor commas; of another stream everybody is called."""
+    """Return whether a key can be written in a call.
+
+    Keys of Kinesis and Event Hubs contain neither spaces nor commas. For other keys, all workers are called.
+    """
     return bool(key) and not set(key) & set(" ,=")
 
 
 @lru_cache(maxsize=100)
 def call_of(text: str) -> Summons | None:
-    """The call that this text says; None if it says none, or none that can be read."""
+    """Parse a call. Return None if there is none or it cannot be parsed."""
     looks, seconds, row, *words = [*text.split(" "), "", "", ""][: max(3, text.count(" ") + 1)]
     counts = all(word.isascii() and word.isdigit() and len(word) <= 18 for word in (looks, seconds))  # noqa: PLR2004  as a bulletin's
     if not counts or not row:
@@ -142,30 +165,35 @@ def call_of(text: str) -> Summons | None:
 
 
 def call_beside(lease: Lease, bulletin: Bulletin) -> str:
-    """The text of the call on this row, if it belongs to this bulletin."""
+    """Return the call on this row as a string, or "" if it does not belong to this bulletin."""
     text = lease.note(CALL) or ""
     call = call_of(text)
     return text if call is not None and call.looks == bulletin.looks else ""
 
 
 def going_on(notes: Notes, seconds: float) -> Notes:
-    """The notes of a lookout whose listing has gone on for so many seconds: no worker should stand in for it (C8)."""
-    told = []
+    """Return the attributes of a lookout whose listing has been going on for `seconds`.
+
+    Other workers see this time and do not stand in for the lookout (C8).
+    """
+    updated = []
     for name, text in notes:
         call = call_of(text) if name == CALL else None
         longer = call is not None and int(seconds) > call.seconds
         looks, _, rest = text.partition(" ")
-        told.append((name, f"{looks} {int(seconds)} {rest.partition(' ')[2]}" if longer else text))
-    return tuple(told)
+        updated.append((name, f"{looks} {int(seconds)} {rest.partition(' ')[2]}" if longer else text))
+    return tuple(updated)
 
 
 @frozen
 class BulletinTracker:
-    """The ear keeps the latest bulletin, and when each count was first read as it is.
+    """Tracks the latest bulletin and when each of its counts last changed.
 
-    looks_at  end of the first reading that showed the latest *looks*; None before the first reading
-    acts_at   the same of *acts*; None until they first move
-    warns_at  the same of *warns*; None until they first move
+    Attributes:
+        hearing: The state that the rules use.
+        looks_at: The end of the first reading that showed the latest *looks*; None before the first reading.
+        acts_at: The same for *acts*; None until they first change.
+        warns_at: The same for *warns*; None until they first change.
     """
 
     hearing: BulletinState = field(factory=BulletinState)
@@ -176,28 +204,33 @@ class BulletinTracker:
     def after(
         self, read: Iterable[Lease], began: float, ended: float, asked: Collection[str] | None, full_at: float
     ) -> "BulletinTracker":
-        """Fold this reading in; parameters as those of `Watch.look`, `read` with `held` filled in.
+        """Return the tracker after another reading.
 
-        full_at  when the last full reading ended
+        Args:
+            read: The leases as read, with `held` filled in.
+            began: When the reading began.
+            ended: When the reading ended.
+            asked: The keys that were requested, or None for a reading of the whole table.
+            full_at: When the last full reading ended.
         """
         rows, before = tuple(read), self.hearing
-        told = [(_said_in(text), lease) for lease in rows if (text := lease.note(NOTE))]
-        latest = max([before.latest, *{bulletin for bulletin, _ in told}])
-        # While a listing goes on its lookout writes the same call again, with more seconds.
-        calls = [call_beside(lease, latest) for bulletin, lease in told if bulletin == latest]
+        bulletins = [(_said_in(text), lease) for lease in rows if (text := lease.note(NOTE))]
+        latest = max([before.latest, *{bulletin for bulletin, _ in bulletins}])
+        # During a listing, its lookout rewrites the same call with a longer time.
+        calls = [call_beside(lease, latest) for bulletin, lease in bulletins if bulletin == latest]
         calls.append(before.call if latest == before.latest else "")
         looks_at = ended if self.looks_at is None or latest.looks != before.latest.looks else self.looks_at
         acts_at = ended if latest.acts != before.latest.acts else self.acts_at
         warns_at = ended if latest.warns != before.latest.warns else self.warns_at
-        # A row is kept if its owner is the one of the last full reading: held since before that reading ended.
-        kept = {lease.key for lease in rows if lease.held >= began - full_at} if asked is not None else ()
+        # A row counts as unchanged if its owner has held it since before the end of the last full reading.
+        unchanged_keys = {lease.key for lease in rows if lease.held >= began - full_at} if asked is not None else ()
         hearing = BulletinState(
             latest=latest,
             acts_read=latest.acts if asked is None else before.acts_read,
             acts_still=before.acts_still if acts_at is None else max(0.0, began - acts_at),
             looks_still=max(0.0, began - looks_at),
             warned=before.warned if warns_at is None else max(0.0, began - warns_at),
-            turned=asked is not None and not set(asked) <= set(kept),
+            turned=asked is not None and not set(asked) <= set(unchanged_keys),
             call=max(calls, key=_seconds_of),
         )
         return evolve(self, hearing=hearing, looks_at=looks_at, acts_at=acts_at, warns_at=warns_at)

@@ -1,11 +1,12 @@
-"""The census of one reading of the table: which leases are free, expired and mine, and who holds how many.
+"""The census of one reading of the table: which leases are free, expired or ours, and how many each worker holds.
 
-`counting.py` takes it; every rule set answers by it.
+`counting.py` takes the census, and every rule set uses it.
 
-A worker that reads one row of a large table must not pay for all of them. So what `Watch.look` answers to a reading of
-few rows is `Known`: the last reading of the whole table, indexed once, and the few rows read since. Every question that
-such a look asks (who is alive, who holds how many, what is mine, what moves) is answered from the index, corrected by
-those rows. `tuple(known)` holds the same leases, and gives the same answers at the price of the whole table.
+A worker that reads one row of a large table should not pay for all rows. So after a reading of a few rows, `Watch.look`
+returns a `Known`: the last reading of the whole table, indexed once, and the few rows read since. All questions of such
+a look (who is alive, how many leases each worker holds, which are mine, which are moving) are answered from the index,
+corrected by those rows. `tuple(known)` contains the same leases and gives the same answers, at the cost of the whole
+table.
 """
 
 import math
@@ -19,28 +20,30 @@ from attrs import frozen
 from leasehold.balancer.model import Lease
 
 OURS = "process"
-"""Our attribute says "process/worker". Ignore it unless it names the current owner: Java leaves it behind when it
-takes the lease.
+"""Our attribute with the value "process/worker".
+
+Ignore it unless it names the current owner, because Java leaves the attribute in place when it takes the lease.
 """
 
 
 @frozen
 class Census:
-    """The leases in play, told apart by who holds them.
+    """The leases in play, divided by who holds them.
 
-    Ended leases are not in play, except under `kcl`, which counts them as KCL 2.x does.
-    Every tuple keeps the order of the reading: sort, or order by chance, before choosing.
+    Ended leases are not in play, except under `kcl`, which counts them as KCL 2.x does. All tuples keep the order of
+    the reading, so sort them, or order them by digest, before you choose.
 
-    worker   who is asking
-    leases   all in play: free, expired and held
-    free     without an owner
-    expired  owned, but its version stood still too long; my own among them
-    mine     held by me and not expired
-    moving   held or not, with an heir named (H1 to H4)
-    counts   unexpired leases by owner. The asking worker is always there, perhaps with 0, and so are
-             those that are led. Other workers without a lease cannot be seen, and a worker whose leases
-             have all expired is not counted, or the target would be too low and its leases would wait.
-    led      workers who may yet be given leases by their KCL 3.x leader, and take none themselves (M14)
+    Attributes:
+        worker: The worker that plans.
+        leases: All leases in play: free, expired and held.
+        free: Leases without an owner.
+        expired: Leases with an owner whose version has not changed for too long, including this worker's own.
+        mine: Unexpired leases of this worker.
+        moving: Leases with a next owner, held or not (H1 to H4).
+        counts: The number of unexpired leases by owner. The planning worker and led workers are always included,
+            perhaps with 0. Other workers without a lease cannot be seen. A worker whose leases have all expired is left
+            out. Otherwise the target would be too low, and that worker's leases would wait.
+        led: Workers that may still be given leases by their KCL 3.x leader and do not take any themselves (M14).
     """
 
     worker: str
@@ -54,22 +57,28 @@ class Census:
 
     @property
     def available(self) -> tuple[Lease, ...]:
-        """The leases that may be claimed without robbing anybody: free ones and expired ones."""
+        """The leases that may be claimed without stealing: the free and the expired ones."""
         return self.free + self.expired
 
     def held_by(self, owners: Collection[str]) -> tuple[Lease, ...]:
-        """The unexpired leases of these owners."""
-        held = list(self.each_held_by(owners))  # a tuple that grows costs three times as much as a list
-        return tuple(held)
+        """Return the unexpired leases of these owners."""
+        leases = list(self.each_held_by(owners))  # building the tuple from a list takes a third of the time
+        return tuple(leases)
 
     def each_held_by(self, owners: Collection[str]) -> Iterator[Lease]:
-        """The leases of `held_by`, one after the other: for all owners a tuple costs more than the counting."""
+        """Iterate over the leases of `held_by`.
+
+        For all owners together, building a tuple would cost more than the counting.
+        """
         dead = {lease.key for lease in self.expired}
         return (lease for lease in self.leases if lease.owner in owners and lease.key not in dead)
 
 
 class Whole:
-    """A reading of the whole table, indexed when it is first asked, for all readings of few rows that follow it."""
+    """A reading of the whole table, which serves all later readings of a few rows.
+
+    Each index is built on first use.
+    """
 
     def __init__(self, leases: tuple[Lease, ...]) -> None:
         self.leases = leases
@@ -79,69 +88,73 @@ class Whole:
 
     @cached_property
     def by_key(self) -> Mapping[str, Lease]:
-        """Every lease."""
+        """All leases by key."""
         return {lease.key: lease for lease in self.leases}
 
     @cached_property
     def by_owner(self) -> Mapping[str | None, list[Lease]]:
         """The leases of each owner, in the order of the reading."""
-        found: dict[str | None, list[Lease]] = {}
+        leases_by_owner: dict[str | None, list[Lease]] = {}
         for lease in self.leases:
-            found.setdefault(lease.owner, []).append(lease)
-        return found
+            leases_by_owner.setdefault(lease.owner, []).append(lease)
+        return leases_by_owner
 
     @cached_property
     def counts(self) -> Mapping[str | None, int]:
-        """The number of leases of each owner, ended and expired ones included."""
+        """The number of leases of each owner, including ended and expired ones."""
         return {owner: len(leases) for owner, leases in self.by_owner.items()}
 
     @cached_property
     def named(self) -> Mapping[str | None, int]:
-        """The number of leases that name each worker, as owner or heir."""
+        """The number of leases that name each worker as owner or next owner."""
         return Counter([name for lease in self.leases for name in (lease.owner, lease.next_owner)])
 
     @cached_property
     def measured(self) -> tuple[int, int]:
-        """The number of leases with a weight, and the sum of their weights."""
-        known = [lease.weight for lease in self.leases if lease.weight is not None]
-        return len(known), sum(known)
+        """The number of leases with a weight, and the sum of the weights."""
+        weights = [lease.weight for lease in self.leases if lease.weight is not None]
+        return len(weights), sum(weights)
 
     @cached_property
     def loads(self) -> Mapping[str | None, tuple[int, int]]:
-        """The sum of the weights of each owner's leases, and how many of them have none."""
-        found: dict[str | None, tuple[int, int]] = {}
+        """For each owner, the sum of the weights of its leases and the number of its leases without a weight."""
+        loads: dict[str | None, tuple[int, int]] = {}
         for lease in self.leases:
-            load, unknown = found.get(lease.owner, (0, 0))
+            load, unmeasured = loads.get(lease.owner, (0, 0))
             weight = lease.weight
-            found[lease.owner] = (load, unknown + 1) if weight is None else (load + weight, unknown)
-        return found
+            loads[lease.owner] = (load, unmeasured + 1) if weight is None else (load + weight, unmeasured)
+        return loads
 
     def odd(self, limit: float) -> Mapping[str, Lease]:
-        """The few leases that are not held and alive, by key."""
+        """Return the few leases, by key, that are not simply held and alive (see `odd`)."""
         if limit not in self._odd:
             self._odd[limit] = {lease.key: lease for lease in odd(self.leases, limit)}
         return self._odd[limit]
 
     def last_of(self, worker: str, order: Callable[[Lease], Any]) -> Lease | None:
-        """The last of this owner's unended leases, in an order that goes by their keys alone."""
+        """Return the last unfinished lease of this owner in the given order, which may depend only on keys."""
         if worker not in self._last:
             unended = (lease for lease in self.by_owner.get(worker, ()) if not lease.ended)
             self._last[worker] = max(unended, key=order, default=None)
         return self._last[worker]
 
     def signers(self, limit: float) -> frozenset[str]:
-        """The workers of ours that live: idle leases prove nothing."""
+        """Return our living workers.
+
+        Idle leases do not prove that a worker is alive.
+        """
         if limit not in self._signers:
             self._signers[limit] = signers(self.leases, limit)
         return self._signers[limit]
 
 
 class Known(Sequence[Lease]):
-    """Every known lease after readings of few rows.
+    """All known leases after readings of a few rows.
 
-    whole  the last reading of the whole table
-    since  by key: the rows read since; None where a row is gone
-    moved  the keys of those that came, went, ended or changed hands since
+    Attributes:
+        whole: The last reading of the whole table.
+        since: The rows read since, by key; None if a row is gone.
+        moved: The keys of the leases that appeared, disappeared, ended or changed hands since.
     """
 
     def __init__(self, whole: Whole, since: Mapping[str, Lease | None]) -> None:
@@ -161,10 +174,10 @@ class Known(Sequence[Lease]):
         yield from (lease for key, lease in since.items() if lease is not None and key not in before)
 
     def __eq__(self, other: object) -> bool:
-        """Whether the other holds the same leases in the same order, as a tuple does."""
+        """Return whether the other sequence has the same leases in the same order, as a tuple would."""
         return tuple(self) == tuple(other) if isinstance(other, tuple | Known) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]  # nothing keeps one by its content
+    __hash__ = None  # type: ignore[assignment]  # no code hashes these
 
     @overload
     def __getitem__(self, place: int) -> Lease: ...
@@ -178,15 +191,15 @@ class Known(Sequence[Lease]):
         return tuple(self)
 
     def get(self, key: str) -> Lease | None:
-        """The lease of this key, if there is one."""
+        """Return the lease with this key, or None."""
         return self.since[key] if key in self.since else self.whole.by_key.get(key)
 
     def without(self, keys: Iterable[str]) -> "Known":
-        """All leases but those of these keys."""
+        """Return all leases except those with these keys."""
         return Known(self.whole, {**self.since, **dict.fromkeys(keys)})
 
     def owned_by(self, worker: str | None) -> Iterator[Lease]:
-        """The leases of this owner."""
+        """Yield the leases of this owner."""
         before, since = self.whole.by_key, self.since
         for old in self.whole.by_owner.get(worker, ()):
             lease = since.get(old.key, old)
@@ -198,7 +211,7 @@ class Known(Sequence[Lease]):
                 yield lease
 
     def last_of(self, worker: str, order: Callable[[Lease], Any]) -> Lease | None:
-        """The last of this owner's unended leases, in an order that goes by their keys alone."""
+        """Return the last unfinished lease of this owner in the given order, which may depend only on keys."""
         touched = (row for key in self.moved for row in (self.whole.by_key.get(key), self.since[key]))
         if any(row is not None and row.owner == worker for row in touched):
             return max((lease for lease in self.owned_by(worker) if not lease.ended), key=order, default=None)
@@ -206,15 +219,15 @@ class Known(Sequence[Lease]):
         return None if last is None else self.get(last.key)
 
     def names(self, worker: str | None) -> bool:
-        """Whether any lease names this worker as its owner or its heir."""
-        left = self.whole.named.get(worker, 0)
+        """Return whether any lease names this worker as owner or next owner."""
+        count = self.whole.named.get(worker, 0)
         for key, lease in self.since.items():
             for row, sign in ((self.whole.by_key.get(key), -1), (lease, 1)):
-                left += 0 if row is None else sign * ((row.owner == worker) + (row.next_owner == worker))
-        return left > 0
+                count += 0 if row is None else sign * ((row.owner == worker) + (row.next_owner == worker))
+        return count > 0
 
     def counts(self) -> dict[str | None, int]:
-        """The number of leases of each owner, ended and expired ones included."""
+        """Return the number of leases of each owner, including ended and expired ones."""
         counts = dict(self.whole.counts)
         for key in self.moved:
             for lease, sign in ((self.whole.by_key.get(key), -1), (self.since[key], 1)):
@@ -223,7 +236,7 @@ class Known(Sequence[Lease]):
         return counts
 
     def measured(self) -> tuple[int, int]:
-        """The number of leases with a weight, and the sum of their weights."""
+        """Return the number of leases with a weight, and the sum of the weights."""
         number, load = self.whole.measured
         for key, lease in self.since.items():
             for row, sign in ((self.whole.by_key.get(key), -1), (lease, 1)):
@@ -232,7 +245,10 @@ class Known(Sequence[Lease]):
         return number, load
 
     def load_of_each(self, unknown: int) -> dict[str | None, int]:
-        """The sum of the weights of each owner's leases; this is the weight of one that has none."""
+        """Return the sum of the weights of each owner's leases.
+
+        A lease without a weight counts as `unknown`.
+        """
         loads = {owner: load + unknown * blank for owner, (load, blank) in self.whole.loads.items()}
         for key, lease in self.since.items():
             for row, sign in ((self.whole.by_key.get(key), -1), (lease, 1)):
@@ -242,23 +258,23 @@ class Known(Sequence[Lease]):
         return loads
 
     def odd(self, limit: float) -> list[Lease]:
-        """The few leases that are anything but held and alive."""
-        found = [lease for key, lease in self.whole.odd(limit).items() if key not in self.since]
-        return found + odd((lease for lease in self.since.values() if lease is not None), limit)
+        """Return the few leases that are not simply held and alive (see `odd`)."""
+        leases = [lease for key, lease in self.whole.odd(limit).items() if key not in self.since]
+        return leases + odd((lease for lease in self.since.values() if lease is not None), limit)
 
     def signers(self, limit: float) -> frozenset[str]:
-        """The workers of ours that live."""
-        found = self.whole.signers(limit)
+        """Return our living workers."""
+        workers = self.whole.signers(limit)
         rows = [row for key, lease in self.since.items() for row in (self.whole.by_key.get(key), lease)]
         for worker in {row.owner for row in rows if row is not None and row.owner is not None}:
             lives = any(signed(lease) for lease in self.owned_by(worker) if lease.idle <= limit)
-            if lives != (worker in found):  # else the same set, for whoever ranked it already
-                found ^= {worker}
-        return found
+            if lives != (worker in workers):  # if unchanged, keep the same object: callers may have ranked it
+                workers ^= {worker}
+        return workers
 
 
 def indexed(leases: Sequence[Lease]) -> Known:
-    """These leases, indexed for several questions."""
+    """Return these leases with an index, for several lookups."""
     return leases if isinstance(leases, Known) else Known(Whole(tuple(leases)), {})
 
 
@@ -267,7 +283,10 @@ def _holder(lease: Lease | None) -> tuple[str | None, bool] | None:
 
 
 def odd(leases: Iterable[Lease], limit: float) -> list[Lease]:
-    """The leases that are anything but held and alive: without an owner, ended, moving, or idle for longer."""
+    """Return the leases that are not simply held and alive.
+
+    These have no owner, have ended, have a next owner, or were idle for more than `limit` seconds.
+    """
     return [
         lease
         for lease in leases
@@ -276,14 +295,17 @@ def odd(leases: Iterable[Lease], limit: float) -> list[Lease]:
 
 
 def signers(leases: Iterable[Lease], limit: float = math.inf) -> frozenset[str]:
-    """The owners of ours, told by the attribute that they write on their leases; by those not idle for longer."""
-    found: set[str] = set()
+    """Return our workers among the owners, recognized by the attribute that they write on their leases.
+
+    Leases idle for more than `limit` seconds are ignored.
+    """
+    workers: set[str] = set()
     for lease in leases:
-        if lease.owner is not None and lease.owner not in found and lease.idle <= limit and signed(lease):
-            found.add(lease.owner)
-    return frozenset(found)
+        if lease.owner is not None and lease.owner not in workers and lease.idle <= limit and signed(lease):
+            workers.add(lease.owner)
+    return frozenset(workers)
 
 
 def signed(lease: Lease) -> bool:
-    """Whether its owner is one of ours."""
+    """Return whether the owner of this lease is one of our workers."""
     return (lease.note(OURS) or "").partition("/")[2] == lease.owner

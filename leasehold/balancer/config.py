@@ -1,4 +1,4 @@
-"""The settings of a fleet, checked when they are built: the rule set and the seconds; and the list of rule sets."""
+"""Settings of a group of workers, validated on construction, and the list of our rule sets."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from leasehold.balancer.rules.kcl import Kcl, KclRust
 from leasehold.balancer.rules.minimal import Minimal
 
 RULE_SETS: tuple[type[RuleSet], ...] = (Kcl, KclRust, EventHubs, Minimal)
-"""Every rule set that commands, the JSON form, the simulator, the checker and the tests of the laws know."""
+"""Every rule set that the commands, the JSON form, the simulator, the checker and the law tests support."""
 
 
 def _a_start(_config: object, attribute: "Attribute[Any]", value: object) -> None:
@@ -24,8 +24,9 @@ _A_RULE_SET: Validator = instance_of(RuleSet)
 _ABOVE_ZERO = number(0, above=True)
 
 
-# Validators run after all defaults, and what these are made from may be wrong. The defaults are factories, and no
-# methods under `@lease_seconds.default`: of such a default a type checker without a plugin for attrs knows nothing.
+# attrs computes all defaults before it runs validators, so each default validates the fields that it depends on. They
+# are factories rather than `@lease_seconds.default` methods because type checkers without an attrs plugin do not
+# understand the latter.
 
 
 def _rules(config: "Config") -> RuleSet:
@@ -40,14 +41,17 @@ def _seconds(config: "Config") -> float:
 
 @frozen
 class Config:
-    """The settings by which one fleet plans; the same for every worker of it.
+    """The settings by which a group of workers plans, the same for every worker in it.
 
-    rules             the rule set and its own limits
-    lease_seconds     a lease whose version stands still for longer has no living owner
-    cycle_seconds     seconds between two plans where nothing asks for sooner
-    renew_seconds     own leases idle for this long are renewed
-    initial_position  where a shard starts that no lease says anything about
-    Raises ValueError or TypeError, naming the field, for a value out of its limits.
+    rules             the rule set, with its own options
+    lease_seconds     a lease whose version does not change for longer has no living owner
+    cycle_seconds     seconds between two plans unless something requires an earlier one
+    renew_seconds     a worker renews its leases once they are idle for this long
+    initial_position  where a shard starts if no lease determines its position
+
+    Raises:
+        ValueError: If a value is out of range; the message names the field.
+        TypeError: If a value has the wrong type; the message names the field.
 
     Examples:
         >>> from leasehold import Config, Kcl

@@ -1,9 +1,9 @@
-"""L14: where a listing of shards and the lease table contradict each other, and how leases begin anew.
+"""Finds contradictions between a listing of shards and the lease table, and plans how leases restart (L14).
 
-A stream that is deleted and created again under its name has the same shard ids. Its former leases then say of other
-records that they are done: a lease at SHARD_END is never read, and a checkpoint may lie beyond records that nobody saw.
-So the leases note the incarnation of their stream, `<stream>:<when it was made>`. A lease without that note (written by
-another library, or by a version before it) is taken for one of the present stream, unless its shard contradicts it.
+If a stream is deleted and created again under its name, it has the same shard ids. Its old leases are then wrong about
+the new records: the shard of a lease at SHARD_END is never read, and a checkpoint may be after records that no one has
+read. So each lease notes the incarnation of its stream, `<stream>:<creation time>`. A lease without that note, written
+by another library or by an earlier version, counts as a lease of the present stream unless its shard contradicts it.
 """
 
 from collections.abc import Collection, Iterable
@@ -17,13 +17,13 @@ from leasehold.balancer.lineage import lease_of
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Shard
 
 INCARNATION = "incarnation"
-"""Our attribute: the incarnation of the stream whose records the checkpoint counts."""
+"""Our attribute for the incarnation of the stream that the checkpoint belongs to."""
 
 CONTRADICTION = "contradiction"
-"""Our attribute: what a worker found wrong between this row and the stream, for those who see the table alone."""
+"""Our attribute in which a worker reports a contradiction, for tools that see only the table."""
 
 SETTLED = "-"
-"""The value of both once the row was set to a place anew, by an operator or by a worker that begins anew."""
+"""The value of both attributes once an operator, or a worker that restarts the lease, has set its position."""
 
 DO = "--if-recreated TRIM_HORIZON or LATEST has the workers begin anew, or stop them and use `leasehold reset`"
 
@@ -32,12 +32,14 @@ ContradictionKind = Literal["made anew", "another stream", "old listing", "ended
 
 @frozen
 class Contradiction:
-    """Two statements of which one is wrong.
+    """A contradiction between a listing and a lease.
 
-    kind   the first three are about the whole stream, and its workers hold nothing while they last; the others are
-           about one shard, and nothing but that shard goes unread
-    key    of the lease that shows it
-    what   a sentence that says what to do
+    Attributes:
+        kind: The first three kinds concern the whole stream, and its workers hold no leases while they last. The others
+            concern one shard, and only that shard is not read.
+        stream: The name of the stream.
+        key: The key of the lease that shows it.
+        what: A sentence that says what to do.
     """
 
     kind: ContradictionKind
@@ -52,30 +54,38 @@ class Contradiction:
 
     @property
     def mendable(self) -> bool:
-        """Whether the leases may begin anew by themselves: those of another stream may not."""
+        """Whether the leases may be restarted automatically. Those of another stream may not."""
         return self.kind in {"made anew", "ended and open", "another shard"}
 
 
 def contradictions(
     shards: Iterable[Shard], leases: Iterable[Lease], incarnation: str = ""
 ) -> tuple[Contradiction, ...]:
-    """Everything in which a complete listing and the leases contradict each other, in order of stream and key.
+    """Return all contradictions between a complete listing and the leases, sorted by stream and key.
 
-    `incarnation` is that of the one stream which was listed, "" where the source has none; leases are to be read
-    before the shards are listed, or a shard that ends in between would show. One of the whole stream stands alone.
+    If there is one about the whole stream, it is the only one returned for that stream.
+
+    Args:
+        shards: The listed shards.
+        leases: The leases. Read them before you list the shards, or a shard that ends in between would show up here.
+        incarnation: The incarnation of the one stream that was listed, or "" if the source has none.
     """
-    found: list[Contradiction] = []
+    result: list[Contradiction] = []
     for family in families(shards, leases):
-        of_stream = [each for lease in family.leases.values() if (each := _elsewhere(lease, incarnation))]
+        of_stream = [
+            contradiction for lease in family.leases.values() if (contradiction := _elsewhere(lease, incarnation))
+        ]
         if of_stream:
-            found.append(min(of_stream, key=lambda each: (each.kind, each.key)))
+            result.append(min(of_stream, key=lambda each: (each.kind, each.key)))
             continue
-        found += [each for _, lease in sorted(family.leases.items()) if (each := _unlike(lease, family))]
-    return tuple(found)
+        result += [
+            contradiction for _, lease in sorted(family.leases.items()) if (contradiction := _unlike(lease, family))
+        ]
+    return tuple(result)
 
 
 def _elsewhere(lease: Lease, incarnation: str) -> Contradiction | None:
-    """The lease is of another incarnation than the one that was listed."""
+    """Return a contradiction if the lease belongs to another incarnation than the one that was listed."""
     noted = lease.note(INCARNATION)
     if not incarnation or noted in {None, SETTLED, incarnation}:
         return None
@@ -92,19 +102,22 @@ def _elsewhere(lease: Lease, incarnation: str) -> Contradiction | None:
 
 
 def made_later(incarnation: str, known: str) -> bool:
-    """Whether this is an incarnation of the same stream that was made after the one known."""
+    """Return whether `incarnation` is the same stream as the known one, created later."""
     (now, made_now), (was, made) = _parted(incarnation), _parted(known)
     return now == was and made_now > made
 
 
 def _parted(incarnation: str) -> tuple[str, int]:
-    """The stream, and when it was made; whatever a row may say."""
+    """Return the stream and its creation time, or the whole string and 0 if it has another form."""
     stream, _, made = incarnation.rpartition(":")
     return (stream, int(made)) if made.isascii() and made.isdigit() and len(made) <= 20 else (incarnation, 0)  # noqa: PLR2004
 
 
 def _unlike(lease: Lease, family: Family) -> Contradiction | None:
-    """The lease contradicts the shard of its name. Neither parents nor hash keys of a shard ever change."""
+    """Return a contradiction if the lease does not match the shard of its name.
+
+    Neither the parents nor the hash keys of a shard ever change.
+    """
     shard = family.shards.get(lease.key)
     if shard is None:
         return None
@@ -113,7 +126,7 @@ def _unlike(lease: Lease, family: Family) -> Contradiction | None:
         return Contradiction("ended and open", lease.stream, lease.key, f"{what}; if the stream was made anew, {DO}")
     ranges = lease.hash_range is not None and shard.hash_range not in {None, lease.hash_range}
     parents = bool(lease.parents) and bool(shard.parents) and set(lease.parents) != set(shard.parents)
-    # A parent that is no longer kept may be left out of a listing; one that is listed is named by its child.
+    # A listing may leave out a parent that is past its retention, but a child always names a parent that is listed.
     listed = any(parent in family.shards for parent in lease.parents)
     strange = listed and not shard.parents and shard.hash_range is not None
     if ranges or parents or strange:
@@ -123,22 +136,28 @@ def _unlike(lease: Lease, family: Family) -> Contradiction | None:
 
 
 def noted(leases: Iterable[Lease]) -> tuple[str, ...]:
-    """The sentences that workers have noted on rows, for those who see the table alone; each once, in order of key."""
+    """Return the contradictions that workers have reported on rows, for tools that see only the table.
+
+    Each sentence occurs once, in order of key.
+    """
     ordered = sorted(leases, key=lambda lease: lease.key)
     return tuple(dict.fromkeys(filter(None, map(noted_on, ordered))))
 
 
 def noted_on(lease: Lease) -> str:
-    """The sentence that a worker has noted on this row; "" where nothing contradicts it."""
-    said = lease.note(CONTRADICTION)
-    return said if said not in {None, SETTLED} and said else ""
+    """Return the contradiction that a worker has reported on this row, or "" if there is none."""
+    sentence = lease.note(CONTRADICTION)
+    return sentence if sentence not in {None, SETTLED} and sentence else ""
 
 
 @frozen
 class Restart:
-    """A step of a new beginning: `stored` becomes `lease`. Without `stored` it is new, without `lease` it goes.
+    """A step in restarting leases: replace `stored` by `lease`.
 
-    marks  only the incarnation is noted, and the checkpoint stays
+    Attributes:
+        stored: The lease to replace, or None to create one.
+        lease: The new lease, or None to delete the stored one.
+        marks: Whether to note only the incarnation and keep the checkpoint.
     """
 
     stored: Lease | None
@@ -153,28 +172,40 @@ def restarts(
     incarnation: str,
     start: Position,
 ) -> tuple[Restart, ...]:
-    """The steps by which leases begin anew at `start`, in the order in which they must be written.
+    """Return the steps that restart leases at `start`, in the order in which they must be written.
 
-    Where the stream was created again, these are all leases that do not note its present incarnation; else those that
-    contradict their shard. Those that note none are marked first, by steps of their own: once the last one that shows
-    the contradiction is written, they would be taken for leases of the present stream. Then come leases of shards that
-    had none: were a worker to end half-way, they would be made at the initial position, and LATEST would skip records.
-    Then parents before children, or a child could be read
-    while the former lease of its parent still says SHARD_END. Leases of shards that are not there any more come last.
-    From LATEST, a closed shard has nothing to read.
+    If the stream was recreated, the steps replace all leases that do not note its present incarnation. Otherwise they
+    replace those that contradict their shards. The order is:
+
+    - Leases without a note are marked first, in steps of their own. Otherwise, once the last lease that shows the
+      contradiction is replaced, they would count as leases of the present stream.
+    - Then leases are created for shards that have none. If a worker ended halfway, these leases would be created at the
+      initial position, and LATEST would skip records.
+    - Existing leases follow, parents before children. Otherwise a child could be read while the old lease of its parent
+      is still at SHARD_END.
+    - Leases of shards that no longer exist come last.
+
+    If `start` is LATEST, a closed shard has nothing to read.
+
+    Args:
+        shards: The listed shards.
+        leases: All leases.
+        found: The contradictions between them.
+        incarnation: The present incarnation of the stream.
+        start: Where the leases restart.
     """
-    mended = {each.key for each in found if each.mendable}
-    whole = {each.stream for each in found if each.kind == "made anew"}
+    mendable_keys = {contradiction.key for contradiction in found if contradiction.mendable}
+    recreated_streams = {contradiction.stream for contradiction in found if contradiction.kind == "made anew"}
     steps: list[Restart] = []
     for family in families(shards, leases):
-        anew, here = family.stream in whole, family.leases
+        created_again, here = family.stream in recreated_streams, family.leases
         old = {
             key: lease
             for key, lease in sorted(here.items())
-            if (lease.note(INCARNATION) not in {incarnation, SETTLED} if anew else key in mended)
+            if (lease.note(INCARNATION) not in {incarnation, SETTLED} if created_again else key in mendable_keys)
         }
         former = next((note for lease in old.values() if (note := lease.note(INCARNATION)) is not None), "")
-        unmarked = [lease for lease in old.values() if anew and lease.note(INCARNATION) is None]
+        unmarked = [lease for lease in old.values() if created_again and lease.note(INCARNATION) is None]
         if unmarked:
             marked = ((lease, tuple(sorted((*lease.notes, (INCARNATION, former))))) for lease in unmarked)
             steps += [Restart(lease, evolve(lease, notes=notes), marks=True) for lease, notes in marked]
@@ -182,17 +213,17 @@ def restarts(
         names = {name: sorted(shard.parents) for name, shard in sorted(family.shards.items())}
         try:  # parents first
             ordered = [family.shards[name] for name in TopologicalSorter(names).static_order() if name in family.shards]
-        except CycleError:  # L2 says so, and nothing of such a stream is touched
+        except CycleError:  # L2 reports the cycle, and such a stream is left alone
             ordered = []
         steps += [
             Restart(None, lease_of(shard, start, ((INCARNATION, incarnation),)))
             for shard in ordered
-            if anew and shard.id not in here and (shard.open or start != LATEST)
+            if created_again and shard.id not in here and (shard.open or start != LATEST)
         ]
         for shard in ordered:
             if shard.id in old:
-                at = SHARD_END if start == LATEST and not shard.open else start
-                fresh = evolve(old[shard.id], checkpoint=at, parents=shard.parents, hash_range=shard.hash_range)
+                position = SHARD_END if start == LATEST and not shard.open else start
+                fresh = evolve(old[shard.id], checkpoint=position, parents=shard.parents, hash_range=shard.hash_range)
                 steps.append(Restart(old[shard.id], fresh))
         steps += [Restart(lease, None) for key, lease in old.items() if key not in family.shards]
     return tuple(steps)

@@ -1,15 +1,17 @@
-"""Takes the census of one reading for every rule set alike: the living workers, and the leases that each holds.
+"""Takes the census of one reading for every rule set: the living workers and the leases that each of them holds.
 
-Rule 1: every rule set is counted for here and nowhere else, so that all agree on who is alive.
-Rule 2: the passes run at C speed; most turns are balanced, and a balanced turn ends here.
+Rule 1: counting for all rule sets happens here and nowhere else, so that all of them agree on who is alive.
+Rule 2: the passes over all leases run at C speed. In most turns the leases are balanced, and such a turn ends here.
 
-A lease is free without an owner, expired if its version stood still for longer than its rule set allows, and held
-otherwise. Two kinds of owners get more time, because they live and are merely slow:
-    workers of a fleet with a longer `lease_seconds` than ours, by their own gaps between renewals (`slow_owners`);
-    a KCL 3.x worker that was just given a lease and finds it only at its next poll (M14).
-An owner that was slow once gets no more: the store may have paused, and two slow renewals in a row make a habit.
-Workers are known by what they hold. A worker without a lease is invisible, except to itself and, with a KCL 3.x
-leader, by its reports.
+A lease is free if it has no owner, expired if its version has not changed for longer than the rule set allows, and held
+otherwise. Two kinds of owners get more time because they are alive and merely slow:
+    Workers configured with longer `lease_seconds` than ours, recognized by their gaps between renewals (`slow_owners`).
+    KCL 3.x workers that were just given a lease and find it only at their next poll (M14).
+An owner that was slow only once gets no more time, because the store may have paused. Two slow renewals in a row show
+that the owner is slow.
+
+Workers are known by what they hold. A worker without a lease is invisible except to itself and, if it has a KCL 3.x
+leader, through its reports.
 """
 
 from collections import Counter
@@ -23,39 +25,40 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease, Me
 
 PATIENCE_MAX = 6
-"""No owner is spared for longer, in `lease_seconds`, however slowly it seems to renew.
+"""How many `lease_seconds` an owner is spared at most, however slowly it seems to renew.
 
-A fleet set to six times our seconds renews every two of ours, and is spared for three renewals of its own.
+Workers configured with six times our `lease_seconds` renew every two of ours, so they are spared for three of their
+renewal intervals.
 """
 
 
 def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
-    """Count one reading; `leases` have distinct keys."""
+    """Return the census of one reading of the table, whose leases must have distinct keys."""
     reading = leases if isinstance(leases, Known) else tuple(leases)
     limit = expires_above(config)
-    # Few leases are anything but held and alive: this one pass finds them, the rest only looks at them.
-    odd = reading.odd(limit) if isinstance(reading, Known) else odd_of(reading, limit)
-    out = set(_waiting(reading, odd)) if config.rules.children_later else set[str]()
+    # Only a few leases are not simply held and alive. One pass finds them, and the rest of the work is on those alone.
+    odd_leases = reading.odd(limit) if isinstance(reading, Known) else odd_of(reading, limit)
+    omitted_keys = set(_waiting(reading, odd_leases)) if config.rules.children_later else set[str]()
     if not config.rules.counts_ended:
-        out |= {lease.key for lease in odd if lease.ended}
-    if out:
-        within = reading.without(out) if isinstance(reading, Known) else None
-        reading = tuple(lease for lease in reading if lease.key not in out) if within is None else within
-        odd = [lease for lease in odd if lease.key not in out]
+        omitted_keys |= {lease.key for lease in odd_leases if lease.ended}
+    if omitted_keys:
+        remaining = reading.without(omitted_keys) if isinstance(reading, Known) else None
+        reading = tuple(lease for lease in reading if lease.key not in omitted_keys) if remaining is None else remaining
+        odd_leases = [lease for lease in odd_leases if lease.key not in omitted_keys]
     patience = {owner: patience_with(gap, config) for owner, gap in slow_owners(me, config)}
     led_by = {worker for worker, _ in me.history.led}
     expired = [
         lease
-        for lease in odd
+        for lease in odd_leases
         if lease.owner is not None
         and lease.idle > limit
         and lease.idle > patience.get(lease.owner, limit)
-        # M14: a new owner of a KCL 3.x leader renews at its next poll; KCL's come every lease_seconds.
+        # M14: the new owner, which has a KCL 3.x leader, renews at its next poll. KCL polls every lease_seconds.
         and not (lease.owner in led_by and lease.held <= lease.idle <= 2 * limit)
     ]
     by_owner = reading.counts() if isinstance(reading, Known) else Counter(map(attrgetter("owner"), reading))
     by_owner.pop(None, None)
-    # Counting all and taking off the expired is faster than asking of each lease whether it expired.
+    # Counting all leases and subtracting the expired ones is faster than testing each lease.
     for lease in expired:
         by_owner[lease.owner] -= 1
     counts = cast("dict[str, int]", by_owner)
@@ -69,31 +72,32 @@ def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
     return Census(
         worker=me.worker,
         leases=reading,
-        free=tuple(lease for lease in odd if lease.owner is None),
+        free=tuple(lease for lease in odd_leases if lease.owner is None),
         expired=tuple(expired),
         mine=tuple([lease for lease in mine if lease.owner == me.worker and lease.key not in dead]),
-        moving=tuple(lease for lease in odd if lease.next_owner is not None),
+        moving=tuple(lease for lease in odd_leases if lease.next_owner is not None),
         counts=counts,
         led=led,
     )
 
 
 def _waiting(reading: Collection[Lease], odd: Collection[Lease]) -> frozenset[str]:
-    """M1: free leases that nobody may read yet (L12), for a parent is still being read.
+    """Return the free leases that must not be read yet (L12) because a parent is still being read (M1).
 
-    Claimed early they would count for a share, and when that parent ends the counts would be uneven.
+    If such a lease were claimed early, it would count toward a share, and the counts would be uneven when the parent
+    ends.
     """
-    young = [lease for lease in odd if lease.owner is None and lease.parents]
-    names = {name for lease in young for name in lease.parents}
-    found = map(reading.get, names) if isinstance(reading, Known) else reading if names else ()
-    unread = {lease.key for lease in found if lease is not None and lease.key in names and not lease.ended}
-    return frozenset(lease.key for lease in young if not unread.isdisjoint(lease.parents))
+    free_children = [lease for lease in odd if lease.owner is None and lease.parents]
+    parent_keys = {parent_key for lease in free_children for parent_key in lease.parents}
+    candidates = map(reading.get, parent_keys) if isinstance(reading, Known) else reading if parent_keys else ()
+    unread = {lease.key for lease in candidates if lease is not None and lease.key in parent_keys and not lease.ended}
+    return frozenset(lease.key for lease in free_children if not unread.isdisjoint(lease.parents))
 
 
 def _led(expired: list[Lease], me: Me, config: Config) -> tuple[str, ...]:
-    """M14: led workers that report and may still be given leases.
+    """Return the led workers that report and may still be given leases (M14).
 
-    A led worker that lets a lease expire is left out, and so is one that was given none for too long.
+    A worker that lets a lease expire is left out, as is one that has been given no lease for too long.
     """
     limit = config.rules.overdue_seconds(config.lease_seconds, config.cycle_seconds)
     if limit is None or not me.history.led:
@@ -103,16 +107,16 @@ def _led(expired: list[Lease], me: Me, config: Config) -> tuple[str, ...]:
 
 
 def expires_above(config: Config) -> float:
-    """A lease idle for more seconds than this has no living owner."""
+    """Return the idle time in seconds above which a lease has no living owner."""
     return config.rules.expires_above(config.lease_seconds)
 
 
 def slow_owners(me: Me, config: Config) -> tuple[tuple[str, float], ...]:
-    """Living owners that renew too slowly for our `lease_seconds`, with the longest gap measured.
+    """Return the living owners that renew too slowly for our `lease_seconds`, with the longest gap measured.
 
-    Their fleet is set to a longer `lease_seconds` (failoverTimeMillis, expiry) than ours. Too slow is
-    slower than half of `lease_seconds`, and clearly slower than we renew ourselves; where our own leases
-    stood still as long, the store had paused for all, and only what was longer by `lease_seconds` counts.
+    They are configured with longer `lease_seconds` (failoverTimeMillis, expiry) than ours. A gap is too long if it
+    exceeds half of `lease_seconds` and is clearly longer than our own renewal interval. If our own leases had such gaps
+    too, the store had paused for everyone, so a gap must exceed ours by `lease_seconds`.
 
     Examples:
         >>> from leasehold import Config, History, Me, slow_owners
@@ -123,22 +127,25 @@ def slow_owners(me: Me, config: Config) -> tuple[tuple[str, float], ...]:
 
 
 def late_owners(me: Me, config: Config) -> frozenset[str]:
-    """C16: owners that renewed too seldom between two readings, and are not known for it: they may have died."""
-    late, known = (dict(_slower(measured, me, config)) for measured in (me.history.paces, me.history.gaps))
-    return frozenset(late) - frozenset(known)
+    """Return the owners that renewed too rarely between two readings, yet are not known to be slow (C16).
+
+    They may have died.
+    """
+    late, slow = (dict(_slower(measured, me, config)) for measured in (me.history.paces, me.history.gaps))
+    return frozenset(late) - frozenset(slow)
 
 
 def _slower(measured: tuple[tuple[str, float], ...], me: Me, config: Config) -> tuple[tuple[str, float], ...]:
-    # 1.25: an owner is clearly slower than we renew ourselves if its gaps are a quarter longer.
-    fair = max(config.lease_seconds / 2, 1.25 * config.renew_seconds)
-    ours = dict(measured).get(me.worker, 0.0)
-    least = ours + config.lease_seconds if ours > fair else fair
-    return tuple((owner, seconds) for owner, seconds in measured if seconds > least and owner != me.worker)
+    # 1.25: an owner is clearly slower than we are if its gaps are a quarter longer.
+    usual = max(config.lease_seconds / 2, 1.25 * config.renew_seconds)
+    our_gap = dict(measured).get(me.worker, 0.0)
+    limit = our_gap + config.lease_seconds if our_gap > usual else usual
+    return tuple((owner, seconds) for owner, seconds in measured if seconds > limit and owner != me.worker)
 
 
 def patience_with(gap: float, config: Config) -> float:
-    """The owner with this gap counts as dead after so many seconds.
+    """Return after how many idle seconds an owner with this gap counts as dead.
 
-    The limit is capped, for gaps can also come of pauses of the store.
+    The limit is capped because a gap may also result from a pause of the store.
     """
     return min(3 * gap, PATIENCE_MAX * config.lease_seconds)

@@ -1,6 +1,6 @@
-"""The family tree of a stream's shards beside the leases there are: who follows whom, and what is wrong with it.
+"""The shard tree of a stream next to its leases: which shards descend from which, and what is wrong in a listing.
 
-Rule 1: lease keys, shard ids and the names of parents are one name space per stream.
+Rule 1: lease keys, shard ids and the names of parents share one namespace per stream.
 Rule 2: a listing of shards is complete; a shard that is not listed is past its retention.
 """
 
@@ -13,10 +13,10 @@ from leasehold.balancer.model import HASH_KEYS, HashRange, Hole, Lease, Problem,
 
 
 def first_hole(ranges: Iterable[HashRange]) -> HashRange | None:
-    """The first stretch of hash keys that none of these ranges covers, or None; overlaps are fine.
+    """Return the first stretch of hash keys that no range covers, or None. Ranges may overlap.
 
-    Source: KCL's PeriodicShardSyncManager. It also sees a hole where a wide range comes before a
-    narrow one that does not reach the last key; that is no hole, and is not reported here.
+    Source: KCL's PeriodicShardSyncManager. KCL also reports a hole where a wide range is followed by a narrow one that
+    ends before the last key. That is not a hole, so we don't report it.
     """
     reach = HASH_KEYS[0] - 1
     for first, last in sorted(ranges):
@@ -27,9 +27,10 @@ def first_hole(ranges: Iterable[HashRange]) -> HashRange | None:
 
 
 def holes_after(leases: Iterable[Lease], earlier: tuple[Hole, ...]) -> tuple[Hole, ...]:
-    """The first hole of each stream in a full reading, with how many readings in a row showed it (L7).
+    """Return the first hole of each stream in a full reading, with how many consecutive readings showed it (L7).
 
-    A different hole counts from 1 again. A stream with an unended lease of unknown range says nothing.
+    A different hole starts from 1 again. No hole is reported for a stream that has an unfinished lease of unknown
+    range.
     """
     times = {(hole.stream, hole.first, hole.last): hole.times for hole in earlier}
     streams: dict[str, list[HashRange | None]] = {}
@@ -37,18 +38,18 @@ def holes_after(leases: Iterable[Lease], earlier: tuple[Hole, ...]) -> tuple[Hol
         ranges = streams.setdefault(lease.stream, [])
         if not lease.ended:
             ranges.append(lease.hash_range)
-    found = []
+    holes = []
     for stream, ranges in sorted(streams.items()):
-        known = [each for each in ranges if each is not None]
-        hole = first_hole(known) if len(known) == len(ranges) else None
+        known_ranges = [hash_range for hash_range in ranges if hash_range is not None]
+        hole = first_hole(known_ranges) if len(known_ranges) == len(ranges) else None
         if hole is not None:
-            found.append(Hole(stream, *hole, times=times.get((stream, *hole), 0) + 1))
-    return tuple(found)
+            holes.append(Hole(stream, *hole, times=times.get((stream, *hole), 0) + 1))
+    return tuple(holes)
 
 
 @frozen
 class Family:
-    """A family is one stream: its listed shards, their children, and its leases, each by name."""
+    """One stream: its listed shards, their children, and its leases, each by name."""
 
     stream: str
     shards: Mapping[str, Shard]
@@ -57,15 +58,19 @@ class Family:
 
     @property
     def settled(self) -> bool:
-        """Whether every shard has its lease, every lease its shard, and none is finished."""
+        """Whether every shard has a lease, every lease has a shard, and no lease has ended."""
         same = self.shards.keys() == self.leases.keys()
         return same and not any(lease.ended for lease in self.leases.values())
 
     @property
     def tips(self) -> frozenset[str]:
-        """The shards at which lines end: the open ones; of a stream that was disabled, those without children."""
-        found = frozenset(shard.id for shard in self.shards.values() if shard.open)
-        return found or frozenset(shard for shard in self.shards if not self.children.get(shard))
+        """The shards at which lines of descent end.
+
+        These are the open shards. If there are none, as in a stream that was disabled, they are the shards without
+        children.
+        """
+        open_shards = frozenset(shard.id for shard in self.shards.values() if shard.open)
+        return open_shards or frozenset(shard for shard in self.shards if not self.children.get(shard))
 
     @property
     def read(self) -> bool:
@@ -73,11 +78,14 @@ class Family:
         return any(lease.checkpoint.numbered or lease.ended for lease in self.leases.values())
 
     def unread(self, gone: Mapping[str, Lease]) -> frozenset[str]:
-        """Return the listed shards without a lease, of which no descendant has one; `gone` ones had a row before."""
-        had = {**gone, **self.leases}
-        parents = {key: lease.parents for key, lease in had.items()}
+        """Return the listed shards that have no lease and no descendant with a lease.
+
+        A lease in `gone`, whose row was deleted, counts as a lease.
+        """
+        leases = {**gone, **self.leases}
+        parents = {key: lease.parents for key, lease in leases.items()}
         parents |= {key: shard.parents for key, shard in self.shards.items()}
-        leased, todo = set(had), list(had)
+        leased, todo = set(leases), list(leases)
         while todo:
             new = set(parents.get(todo.pop(), ())) - leased
             leased |= new
@@ -85,16 +93,19 @@ class Family:
         return frozenset(self.shards.keys() - leased)
 
     def parents(self, shard: Shard) -> list[str]:
-        """The parents of a shard that are still listed or leased.
+        """Return the parents of a shard that are still listed or have a lease.
 
-        KCL looks at the listed ones alone, and starts the child of an unlisted parent with an
-        unfinished lease at the initial position; under LATEST its first records would be lost (L9).
+        KCL considers only listed parents. If a parent is unlisted and its lease is unfinished, KCL starts the child at
+        the initial position, and under LATEST the child's first records would be lost (L9).
         """
         return [parent for parent in shard.parents if parent in self.shards or parent in self.leases]
 
 
 def families(shards: Iterable[Shard], leases: Iterable[Lease] = ()) -> tuple[Family, ...]:
-    """The streams that have a listed shard (L1), in order of name; leases of other streams are left out."""
+    """Return the streams that have a listed shard (L1), sorted by name.
+
+    Leases of other streams are left out.
+    """
     by_stream: dict[str, dict[str, Shard]] = {}
     for shard in sorted(shards, key=lambda shard: shard.id):
         by_stream.setdefault(shard.stream, {})[shard.id] = shard
@@ -102,61 +113,62 @@ def families(shards: Iterable[Shard], leases: Iterable[Lease] = ()) -> tuple[Fam
     for lease in leases:
         if lease.stream in leased:
             leased[lease.stream][lease.key] = lease
-    found = []
+    result = []
     for stream, listed in sorted(by_stream.items()):
-        children: dict[str, tuple[str, ...]] = {}  # a parent that is no longer listed has an entry too
+        children: dict[str, tuple[str, ...]] = {}  # unlisted parents have an entry, too
         for shard in listed.values():
             for parent in dict.fromkeys(shard.parents):
                 children[parent] = (*children.get(parent, ()), shard.id)
-        found.append(Family(stream, listed, children, leased[stream]))
-    return tuple(found)
+        result.append(Family(stream, listed, children, leased[stream]))
+    return tuple(result)
 
 
 def problems(shards: Iterable[Shard]) -> tuple[Problem, ...]:
-    """Everything that is wrong with a complete listing: open parents of listed children, cycles, holes.
+    """Return everything wrong with a complete listing: open parents of listed children, cycles, holes.
 
-    The first two stop creation and deletion for their stream (L2); a hole among the open shards is
-    only said, since leases may be right where one listing was not.
+    Open parents and cycles stop the creation and deletion of leases for their stream (L2). A hole among the open shards
+    is only reported, because the leases may be right even if one listing was not.
 
     Examples:
         >>> from leasehold import Shard, problems
         >>> problems([Shard("shard-0")])
         ()
     """
-    found: list[Problem] = []
+    issues: list[Problem] = []
     for family in families(shards):
-        found += faults(family)
+        issues += faults(family)
         ranges = [shard.hash_range for shard in family.shards.values() if shard.open]
-        known = [each for each in ranges if each is not None]
-        # With a shard of unknown range nothing can be said.
-        hole = first_hole(known) if known and len(known) == len(ranges) else None
+        known_ranges = [hash_range for hash_range in ranges if hash_range is not None]
+        # If the range of an open shard is unknown, we can't tell whether there is a hole.
+        hole = first_hole(known_ranges) if known_ranges and len(known_ranges) == len(ranges) else None
         if hole is not None:
-            found.append(Problem(family.stream, "", f"no open shard covers hash keys {hole[0]} to {hole[1]}"))
-    return tuple(found)
+            issues.append(Problem(family.stream, "", f"no open shard covers hash keys {hole[0]} to {hole[1]}"))
+    return tuple(issues)
 
 
 def faults(family: Family) -> tuple[Problem, ...]:
-    """The problems that leave no safe way to create or delete a lease of this stream (L2)."""
-    # An open shard can have no children; its own entry or the child's is out of date.
-    found = [
+    """Return the problems that leave no safe way to create or delete a lease of this stream (L2)."""
+    # An open shard cannot have children, so the entry of the shard or of its child is out of date.
+    issues = [
         Problem(family.stream, parent, f"is open but has a child, {children[0]}: one of the two is out of date")
         for parent, children in sorted(family.children.items())
         if parent in family.shards and family.shards[parent].open
     ]
     try:
-        # A shard without parents stands in no ring: of ten thousand shards that were never split, none is sorted.
+        # A shard without parents cannot be part of a cycle. Leaving it out means that nothing is sorted in a stream of
+        # ten thousand shards that were never split.
         TopologicalSorter({shard.id: shard.parents for shard in family.shards.values() if shard.parents}).prepare()
-    except CycleError as error:  # a shard that is its own ancestor would wait for itself for ever
-        ring = sorted(set(error.args[1]))
-        found.append(Problem(family.stream, ring[0], f"is its own ancestor, by way of {', '.join(ring)}"))
-    return tuple(found)
+    except CycleError as error:  # a shard that is its own ancestor would wait for itself forever
+        cycle = sorted(set(error.args[1]))
+        issues.append(Problem(family.stream, cycle[0], f"is its own ancestor, by way of {', '.join(cycle)}"))
+    return tuple(issues)
 
 
 def apart(shards: Collection[Shard], unread: Collection[str]) -> tuple[Shard, ...]:
-    """The shards that are no kin of these: neither ancestors nor descendants, nor kin of such.
+    """Return the shards that are not related to any in `unread`, not even through other shards.
 
-    Where the lease of a shard begins depends on the leases of its line (L3 to L9). Of partitions,
-    which have no line, it depends on all others of their stream (L6).
+    The position at which a shard's lease starts depends on the leases of its relatives (L3 to L9). Partitions have no
+    relatives, but each depends on all the others of its stream (L6).
     """
     kin: dict[str, set[str]] = {}
     for shard in shards if unread else ():
@@ -164,9 +176,9 @@ def apart(shards: Collection[Shard], unread: Collection[str]) -> tuple[Shard, ..
         for other in (*shard.parents, *((f"partitions of {shard.stream}",) if partition else ())):
             kin.setdefault(shard.id, set()).add(other)
             kin.setdefault(other, set()).add(shard.id)
-    met, todo = set(unread), list(unread)
+    related, todo = set(unread), list(unread)
     while todo:
-        new = kin.get(todo.pop(), set()) - met
-        met |= new
+        new = kin.get(todo.pop(), set()) - related
+        related |= new
         todo += new
-    return tuple(shard for shard in shards if shard.id not in met)
+    return tuple(shard for shard in shards if shard.id not in related)

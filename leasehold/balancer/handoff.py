@@ -1,12 +1,12 @@
-"""Planned moves under way: the owner gives what it is asked for, the heir takes what it was promised (H3 and H4).
+"""Carries out hand-offs in progress: the owner releases the lease, the next owner takes it (H3 and H4).
 
-These belong to every rule set, for a fleet may change rules while a move is under way. Asking for one
-(H2, H5) is `minimal`'s own, and so is what goes by how leases will be divided then (H1).
+This applies to every rule set because a group of workers may change rules during a hand-off. Requesting one (H2, H5) is
+part of `minimal`, as is everything that depends on the division of leases after the hand-off (H1).
 
-A move has three steps. The heir writes its name on the lease; the owner sees it, finishes its batch, and releases the
-lease to the heir; the heir accepts. If the owner dies meanwhile, the heir claims the expired lease; if it lives and
-does not give, the heir steals after `lease_seconds` + 30 s. A cycle after
-that, a request stops counting if its heir still holds nothing.
+A hand-off has three steps. The next owner writes its name on the lease. The owner sees the name, finishes its batch,
+and releases the lease to the next owner. The next owner accepts it. If the owner dies in the meantime, the next owner
+claims the expired lease. If the owner lives but does not release the lease, the next owner steals it after
+`lease_seconds` + 30 s. One cycle later, the request stops counting if the next owner still holds no lease.
 """
 
 from collections.abc import Mapping
@@ -17,28 +17,29 @@ from leasehold.balancer.model import Lease
 from leasehold.balancer.rule_set import FleetSeconds
 
 STUCK_SECONDS = 30.0
-"""A living owner may take `lease_seconds` and this much more to drain, before its lease is stolen (H4)."""
+"""How much longer than `lease_seconds` a living owner may take to drain before its lease is stolen (H4)."""
 
 
 def handoffs(census: Census, config: FleetSeconds) -> tuple[Claim | Release | Steal, ...]:
-    """The leases with an heir ask this worker to do these things, in order of key."""
+    """Return this worker's actions for hand-offs in progress, sorted by lease key."""
     expired = {lease.key for lease in census.expired}
     moves = (_move(lease, census.worker, config, dead=lease.key in expired) for lease in census.moving)
     return tuple(sorted((move for move in moves if move is not None), key=lambda move: move.lease.key))
 
 
 def asked_again(asked: Lease, found: Lease) -> RequestHandoff | None:
-    """H4: the request anew, for what its owner gave and took back because the heir was late to accept it.
+    """Return a new request if the owner released the lease and took it back because the next owner was late (H4).
 
-    asked  the lease as the request left it
-    found  as it is now
+    Args:
+        asked: The lease as the request left it.
+        found: The lease as it is now.
     """
     taken_back = found.owner == asked.owner and found.next_owner is None and found.yields and not found.ended
     return RequestHandoff(found, found.owner or "", "H4") if taken_back else None
 
 
 def handed_counts(census: Census, config: FleetSeconds) -> Mapping[str, int]:
-    """Leases by worker once the planned moves under way are made (H1)."""
+    """Return the number of leases by worker, with hand-offs in progress counted as done (H1)."""
     moves = live_moves(census, config)
     if not moves:
         return census.counts
@@ -50,12 +51,14 @@ def handed_counts(census: Census, config: FleetSeconds) -> Mapping[str, int]:
 
 
 def live_moves(census: Census, config: FleetSeconds) -> dict[str, tuple[str, str]]:
-    """Owner and heir, by key, of the held leases that will be handed over (H1).
+    """Return the owner and next owner, by key, of the held leases that will be handed off (H1).
 
-    Their heir holds a lease, or was named lately (a newcomer announces itself so), or a KCL 3.x leader named it.
+    A request counts if its next owner holds a lease, was named recently (which is how a newcomer announces itself), or
+    was named by a KCL 3.x leader.
     """
     dead = {lease.key for lease in census.expired} if census.moving else set()
-    # A cycle later than the heir steals (H4): given up any earlier, two heirs replace each other for ever.
+    # One cycle after the next owner would steal (H4). If requests were given up earlier, two next owners would replace
+    # each other forever.
     given_up = config.lease_seconds + STUCK_SECONDS + config.cycle_seconds
     return {
         lease.key: (lease.owner, lease.next_owner)
@@ -68,11 +71,11 @@ def live_moves(census: Census, config: FleetSeconds) -> dict[str, tuple[str, str
 
 
 def _move(lease: Lease, worker: str, config: FleetSeconds, *, dead: bool) -> Claim | Release | Steal | None:
-    """The one step of this move that is now this worker's to make, if any."""
+    """Return the step of this hand-off that this worker must take now, if any."""
     if lease.owner is None or lease.owner == lease.next_owner or lease.ended:
         return None
     if lease.owner == worker:
-        # H3: the owner drains first, and releases then. A lease of ours that expired is claimed anew before.
+        # H3: the owner drains, then releases. If our lease has expired, we claim it again first.
         return None if dead else Release(lease, rule="H3", next_owner=lease.next_owner)
     if lease.next_owner != worker:
         return None

@@ -1,16 +1,17 @@
-"""The leases that a stream should have by the family tree of its shards (`family`): what to create, what to delete.
+"""Decides which leases of a stream to create and which to delete, given the tree of its shards (`family`).
 
-The leases to create are those of new streams, of orphans, and of the children of finished shards (L3 to L7). Why the
-start of a lease matters: under LATEST a child of a finished shard that started there would skip its first records, and
-nobody would notice. Where a lease shows that its line has been read, the child starts at its beginning. A shard that
-descends from no lease starts where the fleet was told to start; AT_TIMESTAMP is kept by L3 and L5.
+Leases are created for new streams, for orphans, and for the children of finished shards (L3 to L7). It matters where a
+lease starts: if the child of a finished shard started at LATEST, its first records would be skipped and no one would
+notice. If a lease shows that an ancestor has been read, the child starts at its beginning. A shard without a leased
+ancestor starts at the configured initial position. L3 and L5 preserve AT_TIMESTAMP.
 
-The leases to delete are finished ones whose children are under way, and those of shards long gone (L8 to L10).
+A lease is deleted once it is finished and reading of its children has begun, or if its shard is long gone (L8 to L10).
 
 Source: HierarchicalShardSyncer, ShutdownTask, PeriodicShardSyncManager and LeaseCleanupManager of the Kinesis Client
-Library 2.7, and the README of kcl-rust. Where KCL leaves a child to the worker that finished its parent, here every
-worker creates what that worker did not (L3). KCL remembers what to clean in the worker that finished the shard, and
-forgets it with that worker; here it is read from the table.
+Library 2.7, and the README of kcl-rust. There are two differences. KCL leaves the creation of a child to the worker
+that finished its parent; here every worker creates the children that are missing (L3). KCL keeps the list of leases to
+clean up in the memory of the worker that finished the shard, so it is lost with that worker; here it is computed from
+the table.
 """
 
 from bisect import bisect
@@ -26,17 +27,22 @@ from leasehold.balancer.family import Family
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, History, Hole, Lease, Notes, Position, Shard
 
 NOT_STARTED = frozenset({"TRIM_HORIZON", "AT_TIMESTAMP"})
-"""Checkpoints of a child that nobody has read from (L8); LATEST counts as started."""
+"""The checkpoints of a child that no one has read from yet (L8). LATEST counts as started."""
 
 EPOCHS_UNSEEN = 1_000_000
-"""A row written again from a reading goes on above every number that its writers may have given since (L13)."""
+"""How far the epoch of a lease skips ahead when its row is recreated from an earlier reading (L13).
+
+It must exceed every number that the row's writers may have issued since that reading.
+"""
 
 HOLE_CONFIDENCE = 3
-"""Full readings in a row that must show a hole before it is believed (L7)."""
+"""How many consecutive full readings must show a hole before we act on it (L7)."""
 
 
 def readable(lease: Lease, leases: Mapping[str, Lease]) -> bool:
-    """L12: a held lease is read only when each parent's lease is absent or at SHARD_END; `leases` by key.
+    """Return whether a held lease may be read: every parent's lease is absent or at SHARD_END (L12).
+
+    `leases` are by key.
 
     Examples:
         >>> from leasehold import Lease, readable
@@ -48,10 +54,11 @@ def readable(lease: Lease, leases: Mapping[str, Lease]) -> bool:
 
 
 def ripe(leases: Collection[Lease], worker: str) -> frozenset[str]:
-    """Finished leases that only a listing of shards keeps from being deleted (L8), where that falls to this worker.
+    """Return the finished leases that this worker should delete after it has listed the shards (L8).
 
-    One worker of those that share by our rules lists for all: the next one to the key's digest on a ring of theirs.
-    KCL 2.x counts finished leases as load, and its workers settle for fewer shards than their share while any is there.
+    For each key, one worker that follows our rules lists the shards on behalf of all: the next one after the key's
+    digest on a hash ring. Deletion must not wait long, because KCL 2.x counts finished leases as load, so its workers
+    settle for fewer shards than their share until the leases are gone.
     """
     ended = {lease.key for lease in leases if lease.ended}
     if not ended:
@@ -70,7 +77,10 @@ def ripe(leases: Collection[Lease], worker: str) -> frozenset[str]:
 
 
 def garbage(family: Family, worker: str, expired: Collection[str]) -> tuple[Lease, ...]:
-    """L10: leases of unlisted shards that rob nobody: mine, unowned, expired (by key) or ended; in order of key."""
+    """Return the leases of unlisted shards that can be deleted without taking them from a living worker (L10).
+
+    These are this worker's own leases and those that are unowned, expired (by key) or ended, sorted by key.
+    """
     return tuple(
         lease
         for key, lease in sorted(family.leases.items())
@@ -79,10 +89,10 @@ def garbage(family: Family, worker: str, expired: Collection[str]) -> tuple[Leas
 
 
 def deletions(family: Family, garbage: Collection[Lease]) -> tuple[Delete, ...]:
-    """The leases of a stream without faults that have nothing more to say.
+    """Return the deletions of leases that are no longer needed, in a stream whose listing has no faults.
 
-    A worker that deletes an unlisted one first asks the source: a listing may be behind, but a ResourceNotFound
-    for the shard, while its stream answers, is certain.
+    Before a worker deletes the lease of an unlisted shard, it asks the source, because a listing may be out of date. If
+    the source reports ResourceNotFound for the shard while the stream exists, the shard is certainly gone.
     """
     finished = (
         Delete(lease, rule="L8")
@@ -90,53 +100,57 @@ def deletions(family: Family, garbage: Collection[Lease]) -> tuple[Delete, ...]:
         if lease.ended
         and lease.key in family.shards
         and (children := family.children.get(lease.key))
-        # Every child has begun, and no parent needs this lease as the proof that its child is done.
+        # Every child has begun, and no parent lease needs this one as the proof that its child is done.
         and all(
             child in family.leases and family.leases[child].checkpoint.sequence not in NOT_STARTED for child in children
         )
         and family.leases.keys().isdisjoint({*lease.parents, *family.shards[lease.key].parents})
     )
-    gone = (
+    unlisted = (
         Delete(lease, rule="L10")
         for lease in garbage
         if all(child in family.leases for child in family.children.get(lease.key, ()))  # L9
     )
-    return (*finished, *gone)
+    return (*finished, *unlisted)
 
 
 def creations(family: Family, garbage: Collection[Lease], history: History, config: Config) -> tuple[Create, ...]:
-    """The leases that a stream without faults is short of, in order of id; `garbage` as in `cleanup`."""
+    """Return the leases that are missing in a stream whose listing has no faults, sorted by shard id.
+
+    `garbage` is the result of the function of that name.
+    """
     gone = {lease.key: lease for lease in history.gone if lease.stream == family.stream}
-    # A row goes by our own rules once its lease is finished and its children are under way (L8), or its shard is not
-    # listed (L10). So a closed shard below which anything has begun counts as finished; others were deleted behind the
-    # fleet's back, and are due again.
+    # Our rules delete a row only if its lease is finished and its children have begun (L8), or if its shard is not
+    # listed (L10). So a missing closed shard with a descendant that has begun counts as finished. Any other row was
+    # deleted by someone else, and its lease is due again.
     due = {
         key: lease
         for key, lease in gone.items()
         if key in family.shards and key not in family.leases and not lease.ended and not _begun_below(key, family)
     }
-    # L13: the least number that a new lease begins with. Where rows were deleted, one that came and went between two
-    # readings may have been among them, and its numbers were given to handlers. A table shows that by rows that are due
-    # again, or that were written again far above.
+    # L13: the lowest epoch for a new lease. If rows were deleted, one of them may have come and gone between two
+    # readings after its epochs were passed to handlers. We notice such deletions by rows that are due again, or whose
+    # epochs are far above normal because they were recreated.
     highest = max((lease.epoch for lease in (*family.leases.values(), *due.values())), default=0)
     above = highest + EPOCHS_UNSEEN if due else highest if highest >= EPOCHS_UNSEEN else 0
     created = {
         **_behind_holes(family, history.holes, config),
         **_orphans(family, gone, due, config),
         **_partitions(family),
-        # Last, for these know best: LATEST would skip a child's first records.
+        # These come last so that they take precedence: LATEST would skip a child's first records.
         **_orphaned_children(family, garbage, config),
         **_missing_children(family, config),
         **_remembered(due),
     }
-    found = (created[name] for name in sorted(created))
-    return tuple(evolve(each, lease=evolve(each.lease, epoch=max(each.lease.epoch, above))) for each in found)
+    creates = (created[name] for name in sorted(created))
+    return tuple(evolve(create, lease=evolve(create.lease, epoch=max(create.lease.epoch, above))) for create in creates)
 
 
 def child_position(config: Config) -> Position:
-    """Where the child of a finished shard starts: at its beginning, for all of it came after its parent.
+    """Return where the child of a finished shard starts.
 
-    kcl-rust started AT_TIMESTAMP starts every lease there, those of later shards too.
+    It starts at its beginning, because all its records came after its parent. If kcl-rust was started AT_TIMESTAMP,
+    every lease starts there, even those of later shards.
     """
     starts_there = config.rules.starts_at_time and config.initial_position.sequence == "AT_TIMESTAMP"
     return config.initial_position if starts_there else TRIM_HORIZON
@@ -145,10 +159,17 @@ def child_position(config: Config) -> Position:
 def births(
     parent: Lease, children: Iterable[Shard], leases: Mapping[str, Lease], listed: Collection[str], config: Config
 ) -> tuple[Create, ...]:
-    """The worker that reached a shard's end creates these before it writes SHARD_END (L3).
+    """Return the leases that a worker must create at the end of a shard before it writes SHARD_END (L3).
 
-    A crash between the two writes then strands nobody. A merge child waits until every other parent is
-    leased or no longer listed. `leases` by key; `listed` are the ids of the listed shards.
+    With this order, a crash between the two writes leaves no child without a lease. The child of a merge waits until
+    every other parent has a lease or is no longer listed.
+
+    Args:
+        parent: The lease that reached its end.
+        children: The child shards of `parent`.
+        leases: All leases by key.
+        listed: The ids of the listed shards.
+        config: The settings of the group of workers.
 
     Examples:
         >>> from leasehold import Config, Lease, Shard, births
@@ -165,7 +186,7 @@ def births(
 
 
 def lease_of(shard: Shard, position: Position, notes: Notes = ()) -> Lease:
-    """The lease of a shard that nobody owns yet."""
+    """Return a new lease, without an owner, for a shard."""
     return Lease(
         key=shard.id,
         stream=shard.stream,
@@ -182,9 +203,10 @@ def _create(shard: Shard, position: Position, rule: str) -> Create:
 
 
 def _remembered(due: Mapping[str, Lease]) -> dict[str, Create]:
-    """L13: leases that are due again begin where they were last seen.
+    """Recreate leases that are due again at the position where they were last seen (L13).
 
-    A lease that nobody has begun comes after its parents: without their rows it would be read before them (L12).
+    A lease that has not been started is recreated after its parents. Without their rows it would be read before them
+    (L12).
     """
     return {
         key: Create(evolve(lease, epoch=lease.epoch + EPOCHS_UNSEEN), rule="L13")
@@ -194,12 +216,12 @@ def _remembered(due: Mapping[str, Lease]) -> dict[str, Create]:
 
 
 def _begun_below(shard: str, family: Family) -> bool:
-    """Whether a descendant of this shard has been read."""
-    todo, met = list(family.children.get(shard, ())), set[str]()
+    """Return whether a descendant of this shard has been read."""
+    todo, visited = list(family.children.get(shard, ())), set[str]()
     while todo:
-        if (child := todo.pop()) in met:
+        if (child := todo.pop()) in visited:
             continue
-        met.add(child)
+        visited.add(child)
         lease = family.leases.get(child)
         if lease is not None and lease.checkpoint.sequence not in NOT_STARTED:
             return True
@@ -208,7 +230,11 @@ def _begun_below(shard: str, family: Family) -> bool:
 
 
 def _missing_children(family: Family, config: Config) -> dict[str, Create]:
-    """L3: children of which each parent is ended, or neither leased nor listed, and at least one is ended."""
+    """Create the children of finished shards (L3).
+
+    At least one parent must have ended. Each of the others must have ended too, or have neither a lease nor a listed
+    shard.
+    """
     created = {}
     for shard in family.shards.values():
         if shard.id in family.leases:
@@ -221,9 +247,10 @@ def _missing_children(family: Family, config: Config) -> dict[str, Create]:
 
 
 def _orphaned_children(family: Family, garbage: Collection[Lease], config: Config) -> dict[str, Create]:
-    """L9: children of a shard that is gone before its lease was finished; nobody else will create them.
+    """Create the children of a shard that disappeared before its lease was finished (L9); no other worker will.
 
-    The other parent of a merge has a row first: once the child has one, that parent would count as finished.
+    The other parent of a merge must have a lease first. Once the child has one, a parent without one counts as
+    finished.
     """
     return {
         child: _create(family.shards[child], child_position(config), "L9")
@@ -236,7 +263,7 @@ def _orphaned_children(family: Family, garbage: Collection[Lease], config: Confi
 
 
 def _partitions(family: Family) -> dict[str, Create]:
-    """L6: a partition that turns up after reading has begun starts at its beginning, or its first events are lost."""
+    """Create partitions that appear after reading has begun, at their beginning so that no events are lost (L6)."""
     unrelated = all(not shard.parents and shard.hash_range is None for shard in family.shards.values())
     if not (unrelated and any(lease.checkpoint.numbered for lease in family.leases.values())):
         return {}
@@ -248,27 +275,33 @@ def _partitions(family: Family) -> dict[str, Create]:
 
 
 def _orphans(family: Family, gone: Mapping[str, Lease], due: Mapping[str, Lease], config: Config) -> dict[str, Create]:
-    """L4 and L5: walk up from each open shard without a lease to where its line is leased, or begins.
+    """Create the leases through which reading will reach each open shard that has none (L4, L5).
 
-    Parents come before children, so that each shard can ask what was decided of its parents:
-        descends  it is leased, or a parent of it counts
-        begins    no parent of it counts, and the initial position is not LATEST: its line begins here
-    A parent counts if it descends or begins a line. Of a shard with such a parent, those parents without a lease are
-    created that begin a line or do not count, or their hash keys would not be read from where the past begins.
-    A lease whose row is gone counts as leased here (L13). Unless it is due again it is finished, and its children begin
-    at their beginning: the worker that finished it had made them before, so their rows were deleted, too. Where the
-    other parent of a merge has not ended, nobody had made the child.
+    From each such shard, we walk up to the ancestors that have a lease or begin a line. Parents are visited before
+    children, so each shard can use what was decided about its parents:
+
+    - A shard *descends* if it has a lease or if one of its parents counts.
+    - A shard *begins* a line if none of its parents counts, and the initial position is not LATEST or the shard was
+      missed in an outage (`unread`).
+
+    A parent counts if it descends or begins a line. If a shard has such a parent, we create those of its parents
+    without a lease that begin a line or do not count. Otherwise their hash keys would not be read from the requested
+    start.
+
+    A lease whose row is gone counts as a lease here (L13). Unless it is due again, it is finished, and its children
+    start at their beginning: the worker that finished it had created them before, so their rows were deleted as well.
+    If the other parent of a merge has not ended, the child had not been created yet.
     """
     created, position = dict[str, Create](), config.initial_position
-    # An outage may outlive every shard that has a lease, and its children. Once the stream was read, LATEST would skip
-    # what is left of their descendants, and of a part of the hash range that no lease covers.
+    # All shards that have leases, and their children, may disappear during a long outage. If the stream had been read,
+    # LATEST would skip what remains of their descendants, or of a hash range that no lease covers.
     unread = family.unread(gone) if position == LATEST and family.read else frozenset[str]()
     tips = family.tips
     if not family.leases.keys() <= family.shards.keys() or family.leases.keys().isdisjoint(tips):
-        # After such an outage, a closed shard ends a line if its children are not listed. Shards need not leave a
-        # listing in the order in which they were closed.
+        # After such an outage, a closed shard ends a line if its children are not listed. Shards may leave a listing in
+        # another order than the one in which they were closed.
         tips |= {name for name in unread if not family.children.get(name)}
-    descends: dict[str, bool] = {}  # from a lease, or from a shard that begins a line
+    descends: dict[str, bool] = {}  # whether it descends from a lease or from a shard that begins a line
     begins: set[str] = set()
     for name in _lines_above(tips, family):
         if name in family.leases or name in gone:
@@ -284,7 +317,7 @@ def _orphans(family: Family, gone: Mapping[str, Lease], due: Mapping[str, Lease]
                 start = TRIM_HORIZON if parent in unread else position
                 created[parent] = _create(family.shards[parent], start, "L5")
         finished = {parent for parent in shard.parents if parent in gone and parent not in due}
-        # The other parent of a merge has a row first: without one it would count as finished (L12).
+        # The other parent of a merge needs a row first: without one it would count as finished (L12).
         if finished and all(
             p in finished or p in family.leases or p not in family.shards for p in shard.parents
         ):  # L13
@@ -307,7 +340,10 @@ def _lines_above(tips: Collection[str], family: Family) -> tuple[str, ...]:
 
 
 def _behind_holes(family: Family, holes: Collection[Hole], config: Config) -> dict[str, Create]:
-    """L7: shards behind a hole seen three times, though a parent is still being read; L12 keeps the order."""
+    """Create leases for shards that cover a hole seen in three full readings (L7).
+
+    This happens even if a parent is still being read. L12 ensures the reading order.
+    """
     lasting = [hole for hole in holes if hole.stream == family.stream and hole.times >= HOLE_CONFIDENCE]
     return {
         shard.id: _create(shard, child_position(config), "L7")
@@ -315,6 +351,6 @@ def _behind_holes(family: Family, holes: Collection[Hole], config: Config) -> di
         if shard.id not in family.leases
         and any(parent in family.leases for parent in shard.parents)
         and all(parent in family.leases or parent not in family.shards for parent in shard.parents)
-        and shard.hash_range is not None  # one of unknown range covers nothing for certain
+        and shard.hash_range is not None  # a shard of unknown range might not cover the hole
         and any(shard.hash_range[0] <= hole.last and hole.first <= shard.hash_range[1] for hole in lasting)
     }

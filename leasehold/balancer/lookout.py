@@ -1,42 +1,44 @@
-"""The cadence says who looks at the table when: one lookout reads it, and the others read its bulletin (C3 to C18).
+"""The cadence: one worker, the lookout, reads the whole table, and the others read its bulletin (C3 to C18).
 
-If every worker listed the table, reading would cost workers x leases. Here each worker ranks the workers of its own
-last listing by a digest of their ids. All that read alike rank alike, so the first in rank, the lookout, needs no
-election and no lock, and there is nothing to wait for when it dies.
+If every worker listed the table, reading would cost workers x leases. Instead, each worker ranks the workers in its own
+last listing by a digest of their ids. Workers that read the same rows compute the same ranks. So the first in rank, the
+lookout, needs no election and no lock, and when it dies there is nothing to wait for.
 
-The lookout lists the table every 3 s, or sooner when an owner that is late reaches its limit (C5). It frees the leases
-of the dead, so that workers that never watched them may claim them (C6), and writes a bulletin on its own rows (C4):
-    looks   grows with each look, and proves that the lookout still lists the table
-    acts    grows when there is something for others to do, and sends every reader to the whole table
-    warns   grows when an owner may be dead, and makes readers read the bulletin every 0.5 s
-One of these rows is renewed every 1.5 s, and the others read only that row, every 2.5 s (C7). A joiner, a lease just
-freed, and a fleet that stays uneven for a cycle raise *acts*.
+The lookout lists the table every 3 s, or sooner if the leases of a late owner reach their limit (C5). It frees the
+leases of dead workers, so that workers that never watched them may claim them (C6). On its own rows it writes a
+bulletin with three counts (C4):
+    looks   grows with each look and proves that the lookout still lists the table
+    acts    grows when there is work for others and makes every reader read the whole table
+    warns   grows when an owner may be dead and makes readers read the bulletin every 0.5 s
+One of these rows is renewed every 1.5 s, and the others read only that row, every 2.5 s (C7). *acts* grows when a
+worker joins, when a lease was just freed, and when leases stay uneven for a cycle.
 
-When the lookout dies, its row stands still. Its readers read it every 0.5 s then. Once it stood still for 2.5 s the
-second in rank is on duty, the third a second later, and so on along the ranks, until the row moves or is another's.
-After 4 s the next twelve list the table once, so that their clocks for all leases start early, and the others after
-8 s (C8). Where only *looks* stands still, renewals go on and planning does not: then the second in rank is on duty
-after 7.5 s.
+When the lookout dies, its row stops changing, and its readers read it every 0.5 s. Once the row has not changed for 2.5
+s, the second in rank is on duty. A second later the third is, and so on through the ranks, until the row changes or has
+another owner. After 4 s, the next twelve list the table once, so that their clocks for all leases start early; the
+others do so after 8 s (C8). If only *looks* stops growing, renewals continue but planning does not. In that case the
+second in rank is on duty after 7.5 s.
 
-A wrong belief costs readings or delay, never ownership, for every write carries a condition that the store checks:
-    two lookouts            both list the table and both try to free a lease; the store refuses one of them
+A wrong belief costs reads or delay, never ownership, because every write has a condition that the store checks:
+    two lookouts            both list the table and both try to free a lease; the store rejects one of them
     no lookout              readers notice the silence (C8), and list the table every 20 s x workers in any case (C11)
     an old lookout          raises *acts* when it finds itself replaced (C3), so that its readers list the table
-    a bulletin unread       the counts only grow, so the next one says the same again
+    a bulletin unread       the counts only grow, so the next bulletin has the same effect
     a row given away        its readers see another owner, and list the table (C7)
 
 Example: one of twenty workers dies just after it renewed its leases. After 6.8 s the lookout suspects it (a renewal was
-due after 5.3 s), and warns at its next look. After 10.5 s the leases have expired: the lookout looks just then, frees
-them and raises *acts*. The row carries this at once, readers see it within 0.5 s, and claim.
-specs/cadence.md says what each rule is for, and what each of them earns (`python benchmarks/cadence_ablation.py`).
+due after 5.3 s) and warns at its next look. After 10.5 s the leases have expired. The lookout looks at that moment,
+frees them and raises *acts*. The new count is written to the row at once, and within 0.5 s readers see it and claim the
+leases. specs/cadence.md has the purpose and the benefit of each rule (`python benchmarks/cadence_ablation.py`).
 
 Rule 1: nothing here decides who owns a lease.
-Rule 2: seconds are those of `lease_seconds` 10, and scale with it; those that wait for requests, only downwards.
+Rule 2: times are for `lease_seconds` of 10 and scale with it; those that wait for requests scale only downwards.
 
-Nobody is elected. Workers that list differently for a moment may take two of them for the lookout, or none. Of the
-workers a, b and c let the ranks be c, a, b, and c dies. Its row moved last at 0 s. Once a has seen the row unmoved for
-2.5 s, it lists the table from then on; b does so a second later. After 10.5 s a frees c's leases, that row among them.
-Both see that the row has another owner, list the table once more, and rank a first.
+There is no election. Workers that list the table at different moments may briefly disagree: two of them may be the
+lookout, or none. For example, let the workers a, b and c rank in the order c, a, b, and let c die. Its row last changed
+at 0 s. Once a has seen the row unchanged for 2.5 s, it lists the table from then on; b does so a second later. After
+10.5 s, a frees c's leases, including that row. Both see that the row has another owner, list the table once more, and
+rank a first.
 """
 
 import math
@@ -57,68 +59,83 @@ from leasehold.balancer.rules.loads import slack, takers
 from leasehold.balancer.rules.shares import awaits_joiners, donation_order, until_gathered
 
 HEARTBEAT_SECONDS = 1.5
-"""The bulletin's row is renewed so often, so that its silence is noticed within seconds (C4)."""
+"""How often the bulletin's row is renewed, so that its silence is noticed within seconds (C4)."""
 
 SILENT_SECONDS, LOOKS_SILENT_SECONDS = 2.5, 7.5
-"""The lookout has stopped if its row stood still for so long, a heartbeat being a second late; or *looks*, of which
-two are missing then (C8)."""
+"""How long the bulletin's row, or *looks*, may stay unchanged before the lookout counts as stopped (C8).
+
+By then a heartbeat is one second late, or two looks are missing.
+"""
 
 STAND_IN_SECONDS = 1.0
-"""Each rank stands in so much later than the one before it: one is enough while it lives (C8)."""
+"""How much later each rank stands in than the one before it (C8). One is enough while it is alive."""
 
 LOOK_SECONDS, ALONE_SECONDS = 3.0, 20.0
-"""The lookout lists the table so often (C5); a worker that sees nobody else's lease, so seldom (C13)."""
+"""How often the lookout lists the table (C5), and how often a worker that sees no other worker's lease does (C13)."""
 
 LATE_SECONDS = 1.5
-"""An owner is suspected so long after a renewal was due: a request may stall, or a process pause (C5)."""
+"""How long after a renewal was due its owner is suspected (C5), since a request may stall or a process pause."""
 
 READ_SECONDS, HURRIED_SECONDS = 2.5, 0.5
-"""Readers read the bulletin so often: at rest, and while requests, a death or a late heartbeat are awaited (C7)."""
+"""How often readers read the bulletin: at rest, and while a request, a death or a late heartbeat is expected (C7)."""
 
 WARNED_SECONDS = 10.0
-"""A warning makes readers hurry for so long: until then the suspect has renewed, or is dead and freed (C5)."""
+"""How long readers hurry after a warning (C5).
+
+By then the suspect has renewed, or is dead and its leases are freed.
+"""
 
 REQUESTS_SECONDS = 15.0
-"""Requests may come for so long after the last worker came or went (C7)."""
+"""How long after the last worker joined or left its leases may still be requested (C7)."""
 
 EARLY_SECONDS, EARLY_PLACES = 4.0, 12
-"""If the row stands still for so long, so many next in rank list the table once, the others after twice that (C8).
+"""If the row is silent for this long, this many of the next in rank list the table, the others at twice that (C8).
 
-The second in rank reads the row as seldom as others, and may hear of the silence later than some of them. Those would
-list the table in vain, and the more of them the larger the fleet.
+The second in rank reads the row as rarely as the others do and may notice the silence later than some of them. Those
+would list the table in vain, and in a larger group there would be more of them.
 """
 
 LAST_RESORT_SECONDS = 20.0
-"""Each worker lists the table after so many seconds for each worker, whatever it heard (C11)."""
+"""Each worker lists the table after this time multiplied by the number of workers, whatever it has read (C11)."""
 
 FREE_SECONDS = 30.0
-"""The lookout calls at each look for a lease that was let go within so many seconds, later once a cycle (C6)."""
+"""How long after its release the lookout calls workers to a lease at every look (C6).
+
+Later it does so once per cycle.
+"""
 
 START_SECONDS, CLAIMED_SECONDS = 0.5, 0.7
-"""Workers that start together look first within half a second (C15); after claims the next look is 0.7 s away (C10)."""
+"""The longest wait before a worker's first look (C15), and the wait for the next look after claims (C10)."""
 
 OUTAGE_SECONDS = 2.0
-"""A store that answers no reading for longer has an outage: the owners could not renew either (C17)."""
+"""A store that answers no reading for longer has an outage, in which owners could not renew either (C17)."""
 
 AT_ONCE_SECONDS = 0.05
-"""A worker that finds itself called reads the rows so soon (C7)."""
+"""How soon a worker that finds itself called reads the rows (C7)."""
 
 LISTING_MOST = 60.0
-"""A lookout that has listed for longer may hang: others stand in after twice this, and two missing looks (C8)."""
+"""How long a listing may take before its lookout is assumed to hang (C8).
+
+Other workers stand in after twice this time and two missing looks.
+"""
 
 STAND_INS = 4
-"""The first in rank, whose rows are read where the bulletin's row falls silent (C8)."""
+"""How many of the first in rank have their rows read when the bulletin's row is silent (C8)."""
 
 LISTED = 12
-"""A listing reads so many rows for the price of one row asked for by its key."""
+"""How many rows a listing reads for the price of reading one row by its key."""
 
 
 @frozen
 class LookoutRanks:
-    """The living workers of ours by rank, with the row that carries the bulletin, if any does (C3, C4).
+    """Our living workers by rank, and the row that carries the bulletin, if any (C3, C4).
 
-    left   whether its owner has let that row go: nobody keeps the lookout, and the next in rank need not wait
-    place  after how many others this worker stands in, as the latest call says; None where none was heard
+    Attributes:
+        ranks: The workers, the lookout first.
+        row: The row that carries the bulletin.
+        left: Whether the row's owner has released it. If so, no worker is the lookout, and the next in rank need not
+            wait.
+        place: How many others stand in before this worker, according to the latest call; None if there is no call.
     """
 
     ranks: tuple[str, ...]
@@ -128,13 +145,17 @@ class LookoutRanks:
 
     @property
     def silent(self) -> float:
-        """For how many seconds nothing was heard from that row."""
+        """Seconds since the row last changed or, if its owner has released it, since then; infinite without a row."""
         if self.row is None:
             return math.inf
         return self.row.held if self.left else self.row.idle
 
     def on_duty(self, me: Me, hearing: BulletinState, config: Config) -> bool:
-        """Whether this worker keeps the lookout: by rank, or because the bulletin of the lookout has stopped (C8)."""
+        """Return whether this worker acts as the lookout.
+
+        It does if it is first in rank, or if the bulletin of the lookout has stopped and it is this worker's time to
+        stand in (C8).
+        """
         if self.row is None or self.ranks[0] == me.worker:
             return True
         silent = max(
@@ -146,35 +167,42 @@ class LookoutRanks:
         return silent > self.behind(me) * scaled(STAND_IN_SECONDS, config)
 
     def behind(self, me: Me) -> int:
-        """After how many others this worker stands in."""
+        """Return how many others stand in before this worker."""
         rank = self.ranks.index(me.worker) if me.worker in self.ranks else len(self.ranks)
         return rank - 1 if self.place is None else self.place
 
 
 def _listing(me: Me, hearing: BulletinState, config: Config) -> float:
-    """C8: for how many seconds this table is listed, or is being listed, as far as its lookout and this worker know."""
+    """Return how many seconds a listing of this table takes, as far as its lookout and this worker know (C8)."""
     call = call_of(hearing.call)
     return max(me.history.full_took, 0.0 if call is None else min(call.seconds, scaled(LISTING_MOST, config)))
 
 
 def _looks_silent(me: Me, hearing: BulletinState, config: Config) -> float:
-    """C8: *looks* may stand still for so long: two are missing then, each as long as the listings of this table take.
+    """Return how long *looks* may stay unchanged (C8).
 
-    While a listing goes on, its lookout says for how long (`going_on`), and nobody stands in for it.
+    By then two looks are missing, each as long as a listing of this table takes. During a listing, its lookout writes
+    how long it has taken so far (`going_on`), and no worker stands in for it.
     """
     return scaled(LOOKS_SILENT_SECONDS, config) + 2 * _listing(me, hearing, config)
 
 
 def _row_silent(me: Me, hearing: BulletinState, config: Config) -> float:
-    """C8: its row may stand still for so long. Where a listing is dear, a heartbeat that stalls may come later, too."""
+    """Return how long the bulletin's row may stay unchanged (C8).
+
+    If a listing takes long, a heartbeat that stalls may come later, too.
+    """
     return scaled(SILENT_SECONDS, config) + math.floor(_listing(me, hearing, config)) / 2
 
 
 def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None) -> LookoutRanks:
-    """The first in rank is the lookout; the others stand in for it in this order (C3, C8).
+    """Return the workers by rank: the first is the lookout, and the others stand in for it in this order (C3, C8).
 
-    me  who asks: the row is the one that the latest call names, where one was heard. The call knows better than a
-        listing of long ago who keeps the lookout, and on which of its rows.
+    Args:
+        leases: The known leases.
+        config: The settings of the group of workers.
+        me: The calling worker, or None. If this worker has read a call, the row is the one that the latest call names.
+            It is more up to date than an old listing about which worker is the lookout and which row has its bulletin.
     """
     limit = expires_above(config)
     ranks = _ranked(leases.signers(limit) if isinstance(leases, Known) else signers(leases, limit))
@@ -182,32 +210,35 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
     call = None if hearing is None else call_of(hearing.call)
     if me is not None and hearing is not None and call is not None and ranks and ranks[0] != me.worker:
         named_keys = (call.row, *call.next)
-        known = leases if isinstance(leases, Known) else {each.key: each for each in leases if each.key in named_keys}
-        rows = {key: known.get(key) for key in named_keys}
+        by_key = leases if isinstance(leases, Known) else {row.key: row for row in leases if row.key in named_keys}
+        rows = {key: by_key.get(key) for key in named_keys}
         owners = [None if (lease := rows[key]) is None else lease.owner for key in call.next]
         rank = ranks.index(me.worker) if me.worker in ranks else len(ranks)
         place = owners.index(me.worker) if me.worker in owners else max(len(owners), rank - 1)
-        # Its own row tells a worker nothing of who keeps the lookout: it stood in, and goes by the ranks; but it stays
-        # for as long as the first in rank renews and does not look.
-        named = rows[call.row]
-        if named is not None and named.owner != me.worker and not named.ended:
-            return LookoutRanks(ranks, named, left=not signed(named), place=place)
-        if named is not None and named.owner == me.worker:
+        # If the call names this worker's own row, this worker stood in, and the call does not show who is the lookout.
+        # So go by rank, but stay on duty as long as the first in rank renews its row without looking.
+        named_row = rows[call.row]
+        if named_row is not None and named_row.owner != me.worker and not named_row.ended:
+            return LookoutRanks(ranks, named_row, left=not signed(named_row), place=place)
+        if named_row is not None and named_row.owner == me.worker:
             row = bulletin_row(leases, ranks[0])
             renews = row is not None and row.idle <= _row_silent(me, hearing, config)
-            # It has not looked since somebody else wrote the bulletin.
+            # The first in rank has not looked since another worker wrote the bulletin.
             if row is not None and renews and 0 < bulletin_of(row).looks < hearing.latest.looks:
-                return LookoutRanks((me.worker, *(each for each in ranks if each != me.worker)), named)
+                return LookoutRanks((me.worker, *(worker for worker in ranks if worker != me.worker)), named_row)
     return LookoutRanks(ranks, bulletin_row(leases, ranks[0]) if ranks else None)
 
 
-@lru_cache(maxsize=100)  # most looks find the workers that the look before found
+@lru_cache(maxsize=100)  # most looks find the same workers as the look before
 def _ranked(ours: frozenset[str]) -> tuple[str, ...]:
     return tuple(sorted(ours, key=lambda worker: (rank_digest(worker), worker)))
 
 
 def bulletin_row(leases: Iterable[Lease], lookout: str) -> Lease | None:
-    """The lookout's last row in shed order carries the bulletin, for every newcomer takes from the first (C4)."""
+    """Return the lookout's row that carries the bulletin: its last in donation order (C4).
+
+    The last one is used because every newcomer takes from the front.
+    """
     if isinstance(leases, Known):
         return leases.last_of(lookout, donation_order)
     held = [lease for lease in leases if lease.owner == lookout and not lease.ended]
@@ -215,37 +246,38 @@ def bulletin_row(leases: Iterable[Lease], lookout: str) -> Lease | None:
 
 
 def heartbeat(mine: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ...]:
-    """C4: the worker that keeps the lookout renews the bulletin's row more often than any other."""
+    """Return the renewal of the bulletin's row, which the lookout renews more often than others (C4)."""
     row = bulletin_row(mine, me.worker)
     return (Renew(row, "C4"),) if row is not None and row.idle >= heartbeat_seconds(config) else ()
 
 
 def heartbeat_seconds(config: Config) -> float:
-    """The bulletin's row is renewed this often."""
+    """Return how often the bulletin's row is renewed."""
     return scaled(HEARTBEAT_SECONDS, config)
 
 
 def scaled(seconds: float, config: Config) -> float:
-    """Seconds that are given for a `lease_seconds` of 10, as they are for this one."""
+    """Convert a time given for `lease_seconds` of 10 to this configuration."""
     return seconds * config.lease_seconds / 10
 
 
 def called_for(census: Census, me: Me, config: Config) -> tuple[Claim, ...]:
-    """C6: what the latest call names for this worker, as far as it is free in this reading."""
+    """Return claims of the free leases that the latest call names for this worker (C6)."""
     hearing = me.history.hearing
     call = None if hearing is None else call_of(hearing.call)
     keys = set(call.keys(me.worker)) if call is not None and config.rules.keeps_lookout else set()
     if not keys:
         return ()
-    most = config.rules.most_leases
+    limit = config.rules.most_leases
     free = sorted((lease for lease in census.free if lease.key in keys), key=donation_order)
-    return tuple(Claim(lease, "C6") for lease in free[: None if most is None else max(0, most - len(census.mine))])
+    return tuple(Claim(lease, "C6") for lease in free[: None if limit is None else max(0, limit - len(census.mine))])
 
 
 def free_expired(census: Census, leases: Sequence[Lease], me: Me, config: Config) -> tuple[Release, ...]:
-    """C6: the worker on duty frees the expired leases, so that others may take them without having watched them.
+    """Return releases of the expired leases if this worker is on duty (C6).
 
-    Under M12 nothing is freed: a released lease waits for its owner's successor, and the dead have none.
+    Others can then claim these leases without having watched them. Under M12 nothing is freed, because a released lease
+    waits for its owner's successor, and dead workers have none.
     """
     hearing = me.history.hearing
     others = (lease for lease in census.expired if lease.owner != me.worker)
@@ -261,96 +293,101 @@ def free_expired(census: Census, leases: Sequence[Lease], me: Me, config: Config
 
 
 def start_seconds(worker: str, config: Config) -> float:
-    """C15: a worker waits for up to half a second before its first look, by the digest of its id.
+    """Return how long a worker waits before its first look: up to half a second, by the digest of its id (C15).
 
-    A worker that holds nothing cannot be seen: of those that look at one moment, many choose the same first lease.
+    A worker that holds nothing cannot be seen, so of the workers that look at the same moment, many choose the same
+    first lease.
     """
     part = int.from_bytes(rank_digest(worker)) / 2**64
     return part * _of_requests(START_SECONDS, config) if config.rules.keeps_lookout else 0.0
 
 
 def _of_requests(seconds: float, config: Config) -> float:
-    """Requests need no more time where leases are longer than 10 s; where leases are shorter, less must do."""
+    """Convert a wait for requests, given for `lease_seconds` of 10, to this configuration.
+
+    Requests take no longer if leases are longer than 10 s; if leases are shorter, less time must suffice.
+    """
     return seconds * min(1.0, config.lease_seconds / 10)
 
 
 def next_look(
     actions: Sequence[Action], leases: Sequence[Lease], me: Me, config: Config, hearing: BulletinState
 ) -> Look:
-    """The answer says when to look next, at which rows, and what to write on this worker's own."""
-    ours, partial = lookout_ranks(leases, config, me), me.history.full_still > 0
-    duty = ours.on_duty(me, hearing, config)
+    """Return when to look next, at which rows, and what to write on this worker's own rows."""
+    ranks, partial = lookout_ranks(leases, config, me), me.history.full_still > 0
+    duty = ranks.on_duty(me, hearing, config)
     census = take_census(leases, me, config)
     mine = tuple(leases.owned_by(me.worker)) if isinstance(leases, Known) else leases
-    notes = _notes(actions, leases, census, me, config) if duty else _abdication(mine, leases, me, hearing, ours)
-    settle = _settle(actions, census, me, config) if not partial or ours.row is None else None
+    notes = _notes(actions, leases, census, me, config) if duty else _abdication(mine, leases, me, hearing, ranks)
+    settle = _settle(actions, census, me, config) if not partial or ranks.row is None else None
     if settle is None and awaits_joiners(census.mine, me, config) and takes_more(census, me, config):
         settle = until_gathered(me.history, config)
     if settle is not None:
         return Look(settle, notes=notes)
-    wanted = _wanted(census, me, config)
-    if duty or ours.row is None:
-        # The rows that others will ask for are read alone between two listings (C7).
-        rest = max(0.0, _until_judged(census, me, config) - me.history.full_still)
-        own = bulletin_row(mine, me.worker) if wanted else None
-        soon = scaled(HURRIED_SECONDS, config)
-        if own is None or rest <= soon or LISTED * len(wanted) > len(leases):
-            return Look(min(rest, 2 * soon) if wanted else rest, notes=notes)
-        return Look(soon, keys=tuple(dict.fromkeys((own.key, *wanted))), notes=notes, stale_ok=True)
-    if partial and _news(leases, me, config, ours, census):
+    wanted_keys = _wanted(census, me, config)
+    if duty or ranks.row is None:
+        # The rows that others will request are read on their own between two listings (C7).
+        until_judged = max(0.0, _until_judged(census, me, config) - me.history.full_still)
+        own_row = bulletin_row(mine, me.worker) if wanted_keys else None
+        hurried_seconds = scaled(HURRIED_SECONDS, config)
+        if own_row is None or until_judged <= hurried_seconds or LISTED * len(wanted_keys) > len(leases):
+            return Look(min(until_judged, 2 * hurried_seconds) if wanted_keys else until_judged, notes=notes)
+        return Look(hurried_seconds, keys=tuple(dict.fromkeys((own_row.key, *wanted_keys))), notes=notes, stale_ok=True)
+    if partial and _news(leases, me, config, ranks, census):
         return Look(0.0, notes=notes)
     call = call_of(hearing.call)
-    called = _called(leases, me, call)
-    # C8: is it the row that stands still, or one heartbeat late?
-    silent = ours.left or ours.silent > heartbeat_seconds(config)
-    hurried = wanted or called or silent or hearing.warned < scaled(WARNED_SECONDS, config)
+    called_keys = _called(leases, me, call)
+    # C8: read more often, to learn whether the row has stopped changing or only a heartbeat is late.
+    silent = ranks.left or ranks.silent > heartbeat_seconds(config)
+    hurried = wanted_keys or called_keys or silent or hearing.warned < scaled(WARNED_SECONDS, config)
     pause = scaled(HURRIED_SECONDS if hurried else READ_SECONDS, config)
-    if called and not hearing.looks_still:
+    if called_keys and not hearing.looks_still:
         pause = scaled(AT_ONCE_SECONDS, config)
-    keys = (ours.row.key, *(() if call is None else (call.row,)), *called, *wanted)
+    keys = (ranks.row.key, *(() if call is None else (call.row,)), *called_keys, *wanted_keys)
     stopped = hearing.looks_still > _looks_silent(me, hearing, config)
-    stopped |= ours.left or ours.silent > _row_silent(me, hearing, config)
+    stopped |= ranks.left or ranks.silent > _row_silent(me, hearing, config)
     if stopped and len(leases) >= LISTED * STAND_INS:
-        # C8: who stands in says so on its rows, and need not be looked for in the whole table.
-        keys += _next_rows(leases, ours.ranks[:STAND_INS]) if call is None else call.next
-    if LISTED * len(wanted) > len(leases):
+        # C8: a worker that stands in writes this on its rows, so we need not search the whole table for it.
+        keys += _next_rows(leases, ranks.ranks[:STAND_INS]) if call is None else call.next
+    if LISTED * len(wanted_keys) > len(leases):
         return Look(2 * pause, notes=notes)
     return Look(pause, keys=tuple(dict.fromkeys(keys)), notes=notes, stale_ok=True)
 
 
 def _next_rows(leases: Sequence[Lease], workers: Iterable[str]) -> tuple[str, ...]:
-    """The rows on which the bulletin stands where these keep the lookout."""
-    rows = (bulletin_row(leases, each) for each in workers)
-    return tuple(each.key for each in rows if each is not None)
+    """Return the keys of the rows that would carry the bulletin if these workers were the lookout."""
+    rows = (bulletin_row(leases, worker) for worker in workers)
+    return tuple(row.key for row in rows if row is not None)
 
 
 def _called(leases: Sequence[Lease], me: Me, call: Summons | None) -> tuple[str, ...]:
-    """The rows that this worker is called to, unless a listing of all costs less."""
+    """Return the keys that this worker is called to read, unless listing the whole table costs less."""
     keys = () if call is None else call.keys(me.worker)
     return keys if LISTED * len(keys) <= len(leases) else ()
 
 
 def _news(leases: Sequence[Lease], me: Me, config: Config, ours: LookoutRanks, census: Census) -> bool:
-    """C7, C8, C11: whether this reader should list the whole table now."""
+    """Return whether this reader should list the whole table now (C7, C8, C11)."""
     hearing, full_still = me.history.hearing or BulletinState(), me.history.full_still
     call = call_of(hearing.call)
-    # C8: one listing starts this worker's clocks, or a second lease_seconds would be lost.
+    # C8: one listing starts this worker's clocks. Otherwise a second lease_seconds would be lost.
     early = scaled(EARLY_SECONDS, config) * (1 if ours.behind(me) < EARLY_PLACES else 2)
     unheard = full_still > ours.silent > early + (0.0 if call is None else 2 * call.seconds)
-    # A worker that is not called reads nothing. A worker without a lease cannot be seen, and so not be called.
+    # A worker that is not called reads nothing. One without a lease cannot be seen, so it cannot be called.
     cheaper = call is not None and len(call.keys(me.worker)) > len(_called(leases, me, call))
     concerns = call is None or call.lists(me.worker) or cheaper or not census.mine
     acts = hearing.latest.acts != hearing.acts_read and concerns
     turned = hearing.turned and (call is None or (ours.left and len(leases) < LISTED * STAND_INS))
-    # Of a worker that was never seen to sign a row the ranks know nothing; its leases are known.
+    # Ranks do not include workers that were never seen to sign a row, but counts do.
     last_resort = full_still > scaled(LAST_RESORT_SECONDS, config) * max(len(ours.ranks), len(census.counts))
     return acts or turned or unheard or last_resort
 
 
 def _wanted(census: Census, me: Me, config: Config) -> tuple[str, ...]:
-    """C7: while the fleet changes, others ask for what this worker holds beyond a share, in this order.
+    """Return the leases that others will request from this worker while workers join and leave (C7).
 
-    This worker reads these rows, for it would otherwise see a request only when it renews the lease.
+    These are the leases beyond its share, in donation order. The worker reads these rows because it would otherwise see
+    a request only when it renews the lease.
     """
     if me.history.fleet_still > scaled(REQUESTS_SECONDS, config):
         return ()
@@ -359,14 +396,15 @@ def _wanted(census: Census, me: Me, config: Config) -> tuple[str, ...]:
 
 
 def _present(census: Census) -> frozenset[str]:
-    """A worker is present if it holds a lease, or has asked for its first."""
+    """Return the workers that hold a lease or have requested their first."""
     return frozenset(census.counts) | {lease.next_owner for lease in census.moving if lease.next_owner is not None}
 
 
 def _settle(actions: Sequence[Action], census: Census, me: Me, config: Config) -> float | None:
-    """C10: as `settle_seconds`, but what became of a claim that was answered these leases show already.
+    """Return the same as `settle_seconds`, but ignore claims that these leases already show as successful (C10).
 
-    Of such claims another look tells nothing, unless there is more to take: M5 takes one lease at first, M9 one a turn.
+    Another look would show nothing new about such claims, unless there is more to take: M5 takes only one lease at
+    first, and M9 one per turn.
     """
     mine = {lease.key for lease in census.mine}
     answered = {action for action in actions if isinstance(action, Claim) and action.lease.key in mine}
@@ -375,15 +413,19 @@ def _settle(actions: Sequence[Action], census: Census, me: Me, config: Config) -
 
 
 def takes_more(census: Census, me: Me, config: Config) -> bool:
-    """C10: whether this worker would take something, were its wait for joiners over; if not, a listing helps nobody."""
+    """Return whether this worker would take something if its wait for joiners were over (C10).
+
+    If it would not, a listing is useless.
+    """
     return bool(config.rules.take(census, evolve(me, history=evolve(me.history, fleet_still=math.inf)), config))
 
 
 def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
-    """C10: a worker looks this soon after these actions; None if others need see none of them first.
+    """Return how soon a worker looks again after these actions (C10), or None if no one must see their result first.
 
-    Free leases are claimed fast, once all that started together have chosen (C15). After taking from the living, a
-    worker waits for others that join now: shares computed without them would be taken, and taken away again.
+    Free leases are claimed fast, once all workers that started together have chosen (C15). After taking from living
+    workers, a worker waits for others that are joining, because shares computed without them would be taken, only to be
+    taken away again.
     """
     kinds = {type(action) for action in actions}
     if kinds & {Steal, RequestHandoff}:
@@ -392,48 +434,55 @@ def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
 
 
 def until_late_judged(leases: Iterable[Lease], me: Me, config: Config) -> float:
-    """C16: the time until a second reading shows whether a late owner has died; infinite where none is late."""
+    """Return the time until a second reading shows whether a late owner has died (C16).
+
+    It is infinite if no owner is late.
+    """
     late = late_owners(me, config) if config.rules.keeps_lookout else frozenset()
-    left = [expires_above(config) - lease.idle for lease in leases if lease.owner in late and not lease.ended]
-    # 0.02: 0.2 s for the reading itself, since a lease stands still from the end of the reading that showed it.
-    return min([each + 0.02 * config.lease_seconds for each in left if each >= 0], default=math.inf)
+    seconds_left = [expires_above(config) - lease.idle for lease in leases if lease.owner in late and not lease.ended]
+    # 0.02: 0.2 s for the reading itself, because idle times start at the end of a reading.
+    return min([seconds + 0.02 * config.lease_seconds for seconds in seconds_left if seconds >= 0], default=math.inf)
 
 
 def _until_judged(census: Census, me: Me, config: Config) -> float:
-    """C5: three seconds, or just when the first suspect reaches its limit; C13: rarely with nobody to watch."""
+    """Return the seconds from one listing of the lookout to the next.
+
+    They are three, or less if the first suspect reaches its limit sooner (C5), or more if there is no one to watch
+    (C13).
+    """
     limit = expires_above(config)
     others = [lease.idle for lease in census.leases if lease.owner not in {None, me.worker}]
     if not others:
-        # Where the lookout has just let its row go, nobody else is seen only because no other row was read.
+        # If the lookout has just released its row, no other worker is seen only because no other row was read.
         turned = (me.history.hearing or BulletinState()).turned
         return 0.0 if turned else min(scaled(ALONE_SECONDS, config), config.cycle_seconds)
-    # Seconds count from the start of the reading, as `idle` does. Where listings take long, everybody renews from one
-    # to the next, and what did not move at all is suspected, too.
+    # Times count from the start of the reading, as `idle` does. If listings take long, every worker renews between two
+    # of them, so a lease that did not change at all is suspected, too.
     took = me.history.full_took
-    left = [
+    seconds_left = [
         limit - idle
         for idle in others
         if (overdue(idle, config) or (idle > 0 and overdue(idle + took, config))) and idle <= limit
     ]
-    rest = scaled(LOOK_SECONDS, config)
-    # A look that takes long and begins a moment too early judges nobody, and the next one ends a whole listing later.
-    soonest = min(left) if left and took >= rest else min([rest, *left])
-    # 0.05: however close the limit is, 50 ms pass before the next look.
+    usual_pause = scaled(LOOK_SECONDS, config)
+    # A long look that begins a moment too early judges no one, and the next one ends a whole listing later.
+    soonest = min(seconds_left) if seconds_left and took >= usual_pause else min([usual_pause, *seconds_left])
+    # 0.05: wait at least 50 ms before the next look, however close the limit is.
     return max(scaled(0.05, config), soonest)
 
 
 def overdue(idle: float, config: Config) -> bool:
-    """C5: whether the owner of a lease that stood still for so long is suspected."""
+    """Return whether the owner of a lease that has not changed for `idle` seconds is suspected (C5)."""
     return idle > config.renew_seconds + scaled(LATE_SECONDS, config)
 
 
 def _notes(actions: Iterable[Action], leases: Sequence[Lease], census: Census, me: Me, config: Config) -> Notes:
-    """The bulletin after one more look, and whom it calls.
+    """Return the bulletin after one more look, and its call.
 
-    *acts* grows if others have something to do, *warns* if one may be dead.
+    *acts* grows if there is work for others, *warns* if an owner may be dead.
     """
-    taken = {action.lease.key for action in actions if isinstance(action, Claim)}
-    open_now = [lease for lease in census.available if lease.key not in taken and lease.owner != me.worker]
+    taken_keys = {action.lease.key for action in actions if isinstance(action, Claim)}
+    open_leases = [lease for lease in census.available if lease.key not in taken_keys and lease.owner != me.worker]
     dead = {lease.key for lease in census.expired}
     warned = any(
         lease.owner not in {None, me.worker} and overdue(lease.idle, config) and lease.key not in dead
@@ -441,24 +490,26 @@ def _notes(actions: Iterable[Action], leases: Sequence[Lease], census: Census, m
     )
     hearing = me.history.hearing or BulletinState()
     mine = [lease for lease in leases if lease.owner == me.worker]
-    if me.history.full_still > 0:  # between two listings nothing new is known
+    if me.history.full_still > 0:  # nothing new is known between two listings
         again = any(bulletin_of(lease) == hearing.latest for lease in mine)
         return note_of(hearing.latest, ((CALL, hearing.call),) if hearing.call else ()) if again else ()
     joined = not me.history.fleet_still and len(census.leases) // len(_present(census)) > 0
-    # Others had no time yet to take what was let go lately, or what only became theirs as its parents ended (M1).
-    lately = scaled(FREE_SECONDS, config)
-    fresh = any(lease.idle < lately for lease in open_now)
-    if open_now and not fresh:
-        ended = {lease.key for lease in leases if lease.ended and lease.idle < lately}
-        fresh = any(not ended.isdisjoint(lease.parents) for lease in open_now)
-    # Leases that nobody wants, and moves that nobody makes, raise acts once a cycle: each costs everybody a listing.
-    # While a dead worker's leases expire one after another, its count is low for no reason that anybody could mend.
-    stands = not fresh if open_now else _uneven(census, me, config)
-    lasting = hearing.acts_still >= config.cycle_seconds and stands
+    # Others have not had time yet to take leases that were just released, or that only became available when their
+    # parents ended (M1).
+    max_idle = scaled(FREE_SECONDS, config)
+    fresh = any(lease.idle < max_idle for lease in open_leases)
+    if open_leases and not fresh:
+        ended = {lease.key for lease in leases if lease.ended and lease.idle < max_idle}
+        fresh = any(not ended.isdisjoint(lease.parents) for lease in open_leases)
+    # Leases that no worker takes and moves that no worker makes raise acts only once per cycle, because each time costs
+    # every worker a listing. While the leases of a dead worker expire one after another, its count is low, and no one
+    # could do anything about that.
+    persists = not fresh if open_leases else _uneven(census, me, config)
+    lasting = hearing.acts_still >= config.cycle_seconds and persists
     latest, row = hearing.latest, bulletin_row(mine, me.worker)
     if row is None:
         return note_of(Bulletin(latest.looks + 1, latest.acts + (lasting or joined or fresh), latest.warns + warned))
-    # A call without effect becomes one to all, once a cycle.
+    # A call that has no effect becomes a call to all workers, once per cycle.
     moves = fresh or census.moving or me.history.fleet_still <= scaled(REQUESTS_SECONDS, config)
     names = config.rules.calls(census, me, config) if moves and not lasting else {}
     rows = (row.key, *_next_rows(leases, lookout_ranks(leases, config).ranks[1:STAND_INS]))
@@ -467,15 +518,18 @@ def _notes(actions: Iterable[Action], leases: Sequence[Lease], census: Census, m
 
 
 def _uneven(census: Census, me: Me, config: Config) -> bool:
-    """Whether counts (M9), groups (M6) or loads (M13) stood uneven for a cycle, so that who should act has to look."""
+    """Return whether counts (M9), groups (M6) or loads (M13) have been uneven for a cycle.
+
+    If so, the workers that should act must look at the table.
+    """
     if me.history.owners_still <= config.cycle_seconds:
         return False
     counts = census.counts
     floor = len(census.leases) // len(counts)
     if max(counts.values()) - min(counts.values()) >= 2 + 2 * slack(census.leases, floor):
         return True
-    # Groups may be uneven where counts differ by one. A worker that should take from the living is called to the whole
-    # table.
+    # Groups may be uneven even if counts differ by only one. A worker that should take from living workers is called to
+    # the whole table.
     if not all(config.rules.calls(census, me, config).values()):
         return True
     moving = live_moves(census, config)
@@ -485,9 +539,10 @@ def _uneven(census: Census, me: Me, config: Config) -> bool:
 def _abdication(
     mine: Sequence[Lease], leases: Sequence[Lease], me: Me, hearing: BulletinState, ours: LookoutRanks
 ) -> Notes:
-    """C3: a worker that was the lookout and no longer is says so once, and which row carries the bulletin now.
+    """Return the last bulletin of a worker that is no longer the lookout, and the call next to it (C3).
 
-    It raises *acts*, so that readers of earlier versions list the table.
+    The call names the row that carries the bulletin now. *acts* grows so that readers of earlier versions list the
+    table.
     """
     latest = hearing.latest
     if not latest.looks or all(bulletin_of(lease) != latest for lease in mine if lease.owner == me.worker):

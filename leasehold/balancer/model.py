@@ -1,6 +1,6 @@
-"""The nouns every rule speaks of: leases, shards, positions, and who is asking.
+"""Defines the values that every rule works on: leases, shards, positions, and the worker that plans.
 
-Nothing here knows which store or which cloud is in use; codecs translate at the edge.
+Nothing here depends on a particular store or cloud; each store and source converts its own formats.
 """
 
 import math
@@ -9,26 +9,26 @@ from typing import Any, NewType
 from attrs import Factory, field, frozen
 
 Version = NewType("Version", str)
-"""A store's compare-and-swap token (leaseCounter or ETag): opaque, compared for equality only."""
+"""A store's compare-and-swap token (a leaseCounter or an ETag). It is opaque and compared only for equality."""
 
 HashRange = tuple[int, int]
-"""First and last hash key of a shard, both inclusive, within 0 .. 2**128 - 1."""
+"""The first and last hash key of a shard, both inclusive and within 0 .. 2**128 - 1."""
 
 Notes = tuple[tuple[str, str], ...]
-"""Our own attributes on a lease row: (name, value) pairs, sorted by name."""
+"""Our own attributes on a lease row, as (name, value) pairs sorted by name."""
 
 HASH_KEYS: HashRange = (0, 2**128 - 1)
-"""The whole hash key space of a stream."""
+"""The entire hash key space of a stream."""
 
 SENTINELS = frozenset({"TRIM_HORIZON", "LATEST", "AT_TIMESTAMP", "SHARD_END"})
 
 
 DIGITS_MAX = 129
-"""Digits of the longest sequence number: kcl-rust's own bound, and far above what any service uses."""
+"""The most digits a sequence number may have. This is kcl-rust's limit, far above what any service uses."""
 
 
 def _a_sentinel_or_number(position: Any, _attribute: object, sequence: Any) -> None:  # noqa: ANN401  as given
-    # attrs calls this once all the fields are set.
+    # attrs runs validators after it has set all fields.
     if not (isinstance(sequence, str) and isinstance(position.sub, int) and isinstance(position.token, str)):
         msg = f"checkpoint: {position!r} wants a str, an int and a str"
         raise TypeError(msg)
@@ -40,12 +40,17 @@ def _a_sentinel_or_number(position: Any, _attribute: object, sequence: Any) -> N
 
 @frozen
 class Position:
-    """A position says how far a shard has been read: up to and including (sequence, sub).
+    """A point in a shard: everything up to and including (sequence, sub) has been read.
 
-    `sequence` is a sentinel or a decimal string; `sub` counts the user records of one
-    aggregated record from 0 (under AT_TIMESTAMP it holds the time, in milliseconds since
-    1970, as kcl-rust stores it); `token` keeps an opaque offset (Event Hubs).
-    Raises ValueError, naming the field, for any other sequence.
+    Attributes:
+        sequence: A sentinel or a decimal string.
+        sub: The index of a user record within an aggregated record, from 0. For AT_TIMESTAMP it is the time in
+            milliseconds since 1970, as kcl-rust stores it.
+        token: An opaque offset (Event Hubs).
+
+    Raises:
+        ValueError: If `sequence` is neither a sentinel nor a decimal number; the message names the field.
+        TypeError: If a field has the wrong type.
 
     Examples:
         >>> from leasehold import Position
@@ -59,7 +64,7 @@ class Position:
 
     @property
     def numbered(self) -> bool:
-        """Whether this is a sequence number and not a sentinel."""
+        """Whether the sequence is a number rather than a sentinel."""
         return self.sequence not in SENTINELS
 
     @property
@@ -69,9 +74,9 @@ class Position:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Sort key: other sentinels, then numbers as big integers, then SHARD_END.
+        """A sort key: sentinels first, then numbers by value and `sub`, and SHARD_END last.
 
-        Sentinels are told apart by name, never by length: "17" is shorter than "LATEST".
+        Sentinels are recognized by name, never by length: "17" is shorter than "LATEST".
         """
         if self.sequence in SENTINELS:
             return (2, 0, 0) if self.sequence == "SHARD_END" else (0, 0, 0)
@@ -84,7 +89,7 @@ SHARD_END = Position("SHARD_END")
 
 
 def at_timestamp(milliseconds: int) -> Position:
-    """Start at the first record that arrived at or after this time (ms since 1970).
+    """Return the position of the first record that arrived at or after a time (milliseconds since 1970).
 
     Examples:
         >>> from leasehold import at_timestamp
@@ -95,7 +100,10 @@ def at_timestamp(milliseconds: int) -> Position:
 
 
 WEIGHT_MAX = 10**15
-"""Bytes a second: a thousand terabytes, so that no sum of weights loses a digit where a store keeps them as floats."""
+"""The largest weight in bytes per second.
+
+It is a thousand terabytes, small enough that sums stay exact in stores that keep floats.
+"""
 
 
 def _whole_bytes(_lease: object, _attribute: object, weight: int | None) -> None:
@@ -105,7 +113,7 @@ def _whole_bytes(_lease: object, _attribute: object, weight: int | None) -> None
 
 
 def _somebody_or_none(lease: Any, _attribute: object, owner: Any) -> None:  # noqa: ANN401  as given
-    # Likewise called once all the fields are set.
+    # This, too, runs after all fields are set.
     for name in ("key", "stream", "shard"):
         if not isinstance(value := getattr(lease, name), str):
             msg = f"{name}: {value!r} is no str"
@@ -118,32 +126,36 @@ def _somebody_or_none(lease: Any, _attribute: object, owner: Any) -> None:  # no
         raise ValueError(msg)
 
 
-# Without slots: a copy with other times is made of every lease at every look, and takes a quarter of the time so.
+# No slots: `watched` copies every lease at each look, and copying `__dict__` takes a quarter of the time.
 @frozen(slots=False)
 class Lease:
-    """A row of the lease table, as a reading showed it.
+    """A row of the lease table, as a reading of the table returned it.
 
-    key        unique among all leases of the table
-    stream     the stream it belongs to; "" where the table serves one stream
-    shard      the source's own id of the shard; the key where left out
-    parents    keys of the parent leases (two after a merge)
-    owner      the worker still processing it, or None
-    version    the store's compare-and-swap token
-    idle       seconds the version has stood still (see `Watch`); infinite only for a lease
-               first seen unowned; in a store's own listing, the row's age where it has one
-    checkpoint how far it has been processed
-    hash_range first and last hash key, or None if unknown
-    weight     throughput in whole bytes per second, or None if unmeasured; whole, because sums of fractions
-               depend on their order, and two workers that read the same would decide differently
-    held       seconds the present owner has held it, as far as we have watched
-    heir       the worker that a planned move has named
-    heir_idle  seconds that heir has been named, by our own watching
-    yields     whether the owner answers requests for a planned move
-    leaving    whether a KCL 3.x hand-off is under way (then `heir` is its leaseOwner)
-    epoch      a fencing number that grows with each owner, where the store has one; where it counts
-               every write, by one with each renewal
-    notes      our own attributes on the row
-    Raises ValueError, naming the field, for a weight out of its limits and an owner without a name.
+    Attributes:
+        key: The key of the row, unique in the table.
+        stream: The stream that the lease belongs to, or "" if the table serves a single stream.
+        shard: The source's own shard id. Defaults to the key.
+        parents: The keys of the parent leases. There are two after a merge.
+        owner: The worker that processes the shard, or None.
+        version: The store's compare-and-swap token.
+        idle: Seconds for which the version has not changed (see `Watch`). It is infinite only for a lease that had no
+            owner when first seen. In a store's own listing it is the row's age, if the store has one.
+        checkpoint: How far the shard has been processed.
+        hash_range: The first and last hash key, or None if unknown.
+        weight: Throughput in whole bytes per second, or None if unmeasured. It is whole because a sum of fractions
+            depends on their order, so two workers that read the same rows could decide differently.
+        held: Seconds for which the present owner has held the lease, as far as we have watched.
+        next_owner: The worker to which a requested hand-off will move the lease.
+        next_owner_idle: Seconds for which we have seen that worker as the next owner.
+        yields: Whether the owner responds to hand-off requests.
+        leaving: Whether a KCL 3.x hand-off is in progress. If so, `next_owner` is its leaseOwner.
+        epoch: A fencing number that grows with each owner, if the store has one. If the store counts every write, each
+            renewal also adds one.
+        notes: Our own attributes on the row.
+
+    Raises:
+        ValueError: If the weight is out of range or the owner is an empty string; the message names the field.
+        TypeError: If the key, stream, shard, owner or checkpoint has the wrong type.
 
     Examples:
         >>> from leasehold import Lease
@@ -168,7 +180,7 @@ class Lease:
     leaving: bool = False
     epoch: int = 0
     notes: Notes = ()
-    # Kept as a value because every rule asks it of every lease, each turn.
+    # Stored rather than computed because every rule reads it for every lease in each turn.
     ended: bool = field(init=False, eq=False, repr=False)
 
     @ended.default
@@ -180,19 +192,22 @@ class Lease:
         return self.checkpoint.ended
 
     def watched(self, idle: float, held: float, next_owner_idle: float) -> "Lease":
-        """The same row with these seconds, which watching has taught."""
+        """Return a copy with the times that `Watch` measured, in seconds."""
         fields = self.__dict__.copy()
         fields["idle"], fields["held"], fields["next_owner_idle"] = idle, held, next_owner_idle
         return _copy(fields)
 
     def written(self, epoch: int, notes: Notes) -> "Lease":
-        """The same row after a write that changed its counter, which is its version, and notes, and nothing else."""
+        """Return the row as a write leaves it that changes only the counter and the notes.
+
+        The counter is also the version.
+        """
         fields = self.__dict__.copy()
         fields["epoch"], fields["version"], fields["notes"] = epoch, Version(str(epoch)), notes
         return _copy(fields)
 
     def note(self, name: str) -> str | None:
-        """The value of our attribute of this name, or None."""
+        """Return the value of one of our attributes, or None if the row does not have it."""
         for key, value in self.notes:
             if key == name:
                 return value
@@ -203,7 +218,10 @@ _new, _set_fields = object.__new__, vars(Lease)["__dict__"].__set__
 
 
 def _copy(fields: dict[str, object]) -> Lease:
-    """A lease of fields of which none that is checked has changed: to check all takes four times as long."""
+    """Build a lease from already validated fields.
+
+    Running the validators again would take four times as long.
+    """
     copy = _new(Lease)
     _set_fields(copy, fields)
     return copy
@@ -211,10 +229,10 @@ def _copy(fields: dict[str, object]) -> Lease:
 
 @frozen
 class Shard:
-    """A shard of a stream, as its source lists it; a partition is a shard without parents.
+    """A shard of a stream, as its source lists it. A partition is a shard without parents.
 
-    `id` and `parents` share one name space with lease keys; where a table serves several
-    streams the source qualifies them.
+    `id` and `parents` share a namespace with lease keys. If a table serves several streams, the source adds the stream
+    to each id.
 
     Examples:
         >>> from leasehold import Shard
@@ -231,7 +249,9 @@ class Shard:
 
 @frozen
 class Hole:
-    """A hash range of a stream that no unended lease covers, and how often in a row it was seen.
+    """A hash range of a stream that no unfinished lease covers.
+
+    `times` is the number of consecutive full readings that have shown it.
 
     Examples:
         >>> from leasehold import Hole
@@ -247,10 +267,10 @@ class Hole:
 
 @frozen(order=True)
 class Bulletin:
-    """The bulletin counts how often lookouts looked, saw work for others, or had to warn (C4).
+    """Counts of how often lookouts looked, found work for other workers, or had to warn (C4).
 
-    Each count goes on where the last lookout stopped. Bulletins compare by these counts in order, so that the greatest
-    is the latest.
+    A new lookout continues the counts of the previous one. Bulletins compare by their counts in this order, so the
+    greatest is the latest.
     """
 
     looks: int = 0
@@ -260,15 +280,17 @@ class Bulletin:
 
 @frozen
 class BulletinState:
-    """The readings taught this about bulletins (C7, C8).
+    """What readings so far have shown about bulletins (C7, C8).
 
-    latest       the furthest of all bulletins ever read
-    acts_read    its acts at the last full reading
-    acts_still   seconds that the acts stood still; infinite if they never moved
-    looks_still  seconds that the looks stood still
-    warned       seconds since the warns last grew; infinite if they never did
-    turned       whether a row read alone is gone, or has another owner than at the last full reading
-    call         whom that bulletin calls, as its lookout wrote it (`bulletin.py`); "" where it says nothing of that
+    Attributes:
+        latest: The greatest bulletin read so far.
+        acts_read: The `acts` of that bulletin at the last full reading.
+        acts_still: Seconds since `acts` last grew; infinite if it never has.
+        looks_still: Seconds since `looks` last grew.
+        warned: Seconds since `warns` last grew; infinite if it never has.
+        turned: Whether, in a reading of a few rows, a row was missing or had another owner than at the last full
+            reading.
+        call: The call written beside that bulletin (`bulletin.py`), or "" if there is none.
     """
 
     latest: Bulletin = Bulletin()
@@ -282,23 +304,25 @@ class BulletinState:
 
 @frozen
 class History:
-    """Earlier readings taught this, folded by `Watch`, so that rules with patience stay pure.
+    """What earlier readings have shown, folded by `Watch` so that rules that wait can stay pure functions.
 
-    owners_still  seconds since any lease last changed hands
-    fleet_still   seconds since the set of owners and heirs last changed
-    holes         uncovered hash ranges, with how many full readings in a row showed each
-    gaps          by owner, sorted, at the last full reading, the longest of its leases: for how many seconds each was
-                  seen to stand still before the owner renewed it, the last two times (the shorter of both; a lower
-                  bound of how slowly it renews)
-    paces         the same by how far counters moved between two readings, where a store counts renewals:
-                  of who is slow, and of who died before the second (C16)
-    full_still    seconds since the whole table was last read; 0 right after it was
-    full_apart    seconds between the last two readings of the whole table; infinite before the second
-    full_took     seconds that the last reading of the whole table took
-    hearing       of bulletins; None where everybody lists the table (C14)
-    gone          leases that earlier readings showed and the last ones do not, as last read, in order of key
-    led           living workers of a KCL 3.x leader, sorted, each with the seconds for which it was given
-                  no lease more (M14)
+    Attributes:
+        owners_still: Seconds since any lease last changed hands.
+        fleet_still: Seconds since the set of owners and next owners last changed.
+        holes: Uncovered hash ranges, each with the number of consecutive full readings that showed it.
+        gaps: For each owner, sorted, the longest gap among its leases at the last full reading. A lease's gap is the
+            shorter of the last two times for which we saw it stand still before the owner renewed it, in seconds. This
+            is a lower bound of the owner's renewal interval.
+        paces: For each owner, a lower bound of its renewal interval in seconds, computed from how far counters moved
+            between two readings, if the store counts renewals. A high value shows that the owner is slow, or that it
+            died before the second reading (C16).
+        full_still: Seconds since the whole table was last read; 0 right after that.
+        full_apart: Seconds between the last two readings of the whole table; infinite before the second.
+        full_took: How many seconds the last reading of the whole table took.
+        hearing: The state of the bulletins, or None if every worker lists the table itself (C14).
+        led: The living workers of a KCL 3.x leader, sorted, each with the seconds since it was last given a lease
+            (M14).
+        gone: Leases that earlier readings contained and the latest do not, as last read, sorted by key.
 
     Examples:
         >>> from leasehold import History
@@ -321,9 +345,9 @@ class History:
 
 @frozen
 class Me:
-    """The worker that asks, and how often it has planned.
+    """The worker that plans.
 
-    `turn` counts this worker's plans; with the worker's name it is all the chance there is.
+    `turn` counts this worker's plans. Together with the worker's name it is the only source of randomness.
 
     Examples:
         >>> from leasehold import Me
@@ -338,7 +362,7 @@ class Me:
 
 @frozen
 class Problem:
-    """A problem is something wrong in a listing of shards: it is reported, never raised.
+    """Something wrong in a listing of shards. It is reported, never raised.
 
     Examples:
         >>> from leasehold import Shard, problems

@@ -1,9 +1,9 @@
-"""The seam: leases in, actions out.
+"""The entry points of the planner: leases in, actions out.
 
-`plan` decides what a worker does now, `look_again` when it decides next. Neither reads a clock, calls a store or keeps
-anything between two calls: time stands in the leases, chance in `Me.turn`, and memory in `Me.history`. Every action
-carries the lease as it was read, and a store carries it out only where that is still true. A plan from an old reading
-can therefore be refused, but it can do no harm (S1).
+`plan` decides what a worker does now, and `look_again` when it decides next. Neither reads a clock, calls a store or
+keeps state between calls: time is part of the leases, randomness comes from `Me.turn`, and memory is in `Me.history`.
+Each action contains the lease as it was read, and a store applies the action only if the lease has not changed since.
+So a plan made from an old reading can be rejected, but it cannot do harm (S1).
 """
 
 from collections.abc import Collection, Iterable
@@ -28,21 +28,26 @@ from leasehold.balancer.model import Lease, Me, Shard
 from leasehold.balancer.rules.shares import awaits_joiners, until_gathered
 
 HANDOFF_POLL_SECONDS = 0.125
-"""An heir looks at the leases it asked for so often: one read each, and no longer a pause than this.
+"""How often a next owner reads the leases that it has requested.
 
-An older reading is good enough, for half the price: the write that takes such a lease has its own condition.
+Each lease costs one read, and a hand-off is noticed no later than this. A stale read is good enough, at half the price,
+because the write that takes such a lease has its own condition.
 """
 
 
 def plan(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config: Config) -> tuple[Action, ...]:
-    """The answer is everything that this worker should do now.
+    """Return everything that this worker should do now.
 
-    leases  every known lease, as `Watch.look` answers them; distinct keys
-    shards  a complete listing of the shards of every stream it names; None or empty: nothing is
-            created or deleted
-    The same input gives the same answer on every machine, whatever the order of leases and shards.
-    No action names a key that another names, alternates included. Where two would, the first of these stands: a
-    deletion, a taking, a planned move, a release of what has expired, a renewal.
+    The same input gives the same plan on every machine, whatever the order of leases and shards. No two actions name
+    the same key, alternates included. If two actions would, the first of these is kept: a deletion, a taking, a planned
+    move, a release of an expired lease, a renewal.
+
+    Args:
+        leases: Every known lease, as `Watch.look` returns them. Their keys must be distinct.
+        shards: A complete listing of the shards of every stream that occurs in it. If it is None or empty, nothing is
+            created or deleted.
+        me: The worker that plans.
+        config: The settings of the group of workers.
 
     Examples:
         >>> from leasehold import Config, Lease, Me, plan
@@ -55,16 +60,16 @@ def plan(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config
     lifecycle_actions = lifecycle(reading, shards, census, me, config) if shards else ()
     deleted_keys = {action.lease.key for action in lifecycle_actions if isinstance(action, Delete)}
     if deleted_keys:
-        # A lease about to go is nobody's share: counted, it would have been taken only to be deleted.
+        # A lease that is about to be deleted must not count toward a share, or it would be taken only to be deleted.
         reading = tuple(lease for lease in reading if lease.key not in deleted_keys)
         census = take_census(reading, me, config)
-    # Other workers' leases may have changed since the whole table was read. A reading of a few rows serves only the
-    # moves under way (H2), and what the lookout calls this worker to (C6).
+    # Other workers' leases may have changed since the whole table was read. A reading of a few rows is used only for
+    # hand-offs in progress (H2) and for what the lookout calls this worker to do (C6).
     taken = config.rules.take(census, me, config) if me.history.full_still <= 0 else called_for(census, me, config)
     claimed_keys = deleted_keys | _keys(taken)
     moves = tuple(move for move in handoffs(census, config) if move.lease.key not in claimed_keys)
     claimed_keys |= {move.lease.key for move in moves}
-    # C6: the releases of expired leases, without those that another action names.
+    # C6: release expired leases unless another action names them.
     freed = tuple(
         release for release in free_expired(census, reading, me, config) if release.lease.key not in claimed_keys
     )
@@ -73,10 +78,10 @@ def plan(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config
 
 
 def renewals(leases: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ...]:
-    """The leases to renew now: mine, unexpired, idle for `renew_seconds`; in order of key.
+    """Return the leases to renew now, sorted by key: this worker's, unexpired and idle for at least `renew_seconds`.
 
-    A worker may ask this more often than `plan`, which includes them. A lease that is being drained for its
-    heir is renewed here too, until it is handed over.
+    `plan` includes these actions, but a worker may call this function more often. A lease that is being drained for its
+    next owner is renewed here too, until it is handed off.
 
     Examples:
         >>> from leasehold import Config, Lease, Me, renewals
@@ -88,10 +93,10 @@ def renewals(leases: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ..
 
 
 def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, config: Config) -> Look:
-    """The answer says when to look next after these actions of `plan`, and at which leases.
+    """Return when to read the table next after these actions of `plan`, and which leases to read.
 
-    Leases asked for are looked at alone, until they are handed over; but the whole table is read every
-    `cycle_seconds` meanwhile. `me.history` says whether `leases` come from a reading of all or of a few.
+    Requested leases are read on their own until they are handed off, but the whole table is still read every
+    `cycle_seconds`. `me.history` tells whether `leases` come from a reading of the whole table or of a few rows.
 
     Examples:
         >>> from leasehold import Config, Kcl, Lease, Me, look_again
@@ -99,25 +104,28 @@ def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, confi
         >>> look_again([], [Lease("shard-0", owner="worker-a")], Me("worker-a"), config).seconds
         20.05
     """
-    did, history, rules = tuple(actions), me.history, config.rules
+    done, history, rules = tuple(actions), me.history, config.rules
     reading = leases if isinstance(leases, Known) else tuple(leases)
     moving = reading.odd(expires_above(config)) if isinstance(reading, Known) else reading
-    asked = {lease.key for lease in moving if lease.next_owner == me.worker and lease.owner not in {None, me.worker}}
-    asked |= _keys([action for action in did if isinstance(action, RequestHandoff)])
-    if asked:
-        # C10: a newcomer waits for its first lease and for other joiners at the same time. Where the worker that was
-        # asked is silent, it may be dead, and have been the lookout: a listing starts the clocks of all it held (C1).
+    asked_keys = {
+        lease.key for lease in moving if lease.next_owner == me.worker and lease.owner not in {None, me.worker}
+    }
+    asked_keys |= _keys([action for action in done if isinstance(action, RequestHandoff)])
+    if asked_keys:
+        # C10: a newcomer waits for its first lease and for other joiners at the same time. If the owner that it asked
+        # is silent, that owner may be dead and may have been the lookout. A listing starts the clocks of all its leases
+        # (C1).
         gathered = history.hearing is not None and history.full_still >= until_gathered(history, config)
-        silent = any(overdue(lease.idle, config) for lease in moving if lease.key in asked)
+        silent = any(overdue(lease.idle, config) for lease in moving if lease.key in asked_keys)
         whole = history.full_still >= config.cycle_seconds or (
             gathered and (silent or takes_more(take_census(reading, me, config), me, config))
         )
-        return Look(HANDOFF_POLL_SECONDS, keys=None if whole else tuple(sorted(asked)), stale_ok=not whole)
+        return Look(HANDOFF_POLL_SECONDS, keys=None if whole else tuple(sorted(asked_keys)), stale_ok=not whole)
     if history.hearing is not None and rules.keeps_lookout:
-        return next_look(did, reading, me, config, history.hearing)
+        return next_look(done, reading, me, config, history.hearing)
     if history.full_still > 0:
-        return Look(0.0)  # the requests are settled: now see the whole
-    pause = min(_pause(did, config), until_late_judged(reading, me, config), config.cycle_seconds)
+        return Look(0.0)  # no request is pending, so read the whole table now
+    pause = min(_pause(done, config), until_late_judged(reading, me, config), config.cycle_seconds)
     if rules.keeps_lookout and awaits_joiners(reading, me, config):
         pause = min(pause, until_gathered(history, config))
     return Look(pause)
@@ -126,49 +134,49 @@ def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, confi
 def lifecycle(
     leases: Collection[Lease], shards: Iterable[Shard], census: Census, me: Me, config: Config
 ) -> tuple[Create | Delete, ...]:
-    """The listed shards ask for these leases to be created (L3 to L7, L9) and deleted (L8, L10).
+    """Return the leases to create (L3 to L7, L9) and to delete (L8, L10) for these shards.
 
-    A stream with a fault in its listing is left alone (L2). So is a stream where every shard has its lease, every lease
-    its shard, and none has ended: nearly every stream, nearly always.
+    A stream whose listing has a fault is left alone (L2). So is a stream where every shard has a lease, every lease has
+    a shard and no lease has ended, which is nearly every stream nearly all the time.
     """
     expired = {lease.key for lease in census.expired}
     actions: list[Create | Delete] = []
     for family in families(shards, leases):
         if family.settled or faults(family):  # L2
             continue
-        gone = garbage(family, me.worker, expired)
-        created = creations(family, gone, me.history, config)
-        # The last lease that shows that a stream was read goes once those that begin where it ended are there (L5).
-        actions += created or deletions(family, gone)
+        unlisted = garbage(family, me.worker, expired)
+        creates = creations(family, unlisted, me.history, config)
+        # The last lease that proves that a stream was read is deleted only after the leases of its successors exist
+        # (L5).
+        actions += creates or deletions(family, unlisted)
     if not actions:
         return ()
-    # Keys are unique in a table; a source that does not tell its streams' shards apart must not break that.
-    taken = {lease.key for lease in leases}
-    made = {action.lease.key: action for action in reversed(actions) if action.lease.key not in taken}
-    deleted = [action for action in actions if action.lease.key in taken and isinstance(action, Delete)]
-    return (*(made[key] for key in sorted(made)), *deleted)
+    # Keys must stay unique in the table even if a source gives shards of different streams the same id.
+    existing_keys = {lease.key for lease in leases}
+    created_by_key = {action.lease.key: action for action in reversed(actions) if action.lease.key not in existing_keys}
+    deleted = [action for action in actions if action.lease.key in existing_keys and isinstance(action, Delete)]
+    return (*(created_by_key[key] for key in sorted(created_by_key)), *deleted)
 
 
 def _keys(actions: Collection[Action]) -> set[str]:
-    """Every key that these actions name, alternates included."""
+    """Return every key in these actions, including those of alternates."""
     several = (action for action in actions if isinstance(action, Taking) and action.alternates)
     others = {other.lease.key for action in several for other in action.alternates}
     return others | {action.lease.key for action in actions}
 
 
 def _renewals(census: Census, config: Config) -> tuple[Renew, ...]:
-    """Each of my leases is renewed once it was idle for `renew_seconds`."""
     due = (lease for lease in census.mine if lease.idle >= config.renew_seconds)
     return tuple(Renew(lease, rule=config.rules.renewal_rule) for lease in sorted(due, key=lambda lease: lease.key))
 
 
 def _pause(actions: tuple[Action, ...], config: Config) -> float:
-    """Seconds until the next look, `cycle_seconds` at most."""
+    """Return the seconds until the next look, at most `cycle_seconds`."""
     rules, takes = config.rules, any(isinstance(action, Claim | Steal) for action in actions)
     if takes and rules.again_at_once:
         return 0.0
     if rules.keeps_lookout and (soon := settle_seconds(actions, config)) is not None:
-        return soon  # C10: see what became of it, then fill up
+        return soon  # read the result, then take what is still missing
     if any(isinstance(action, Create) for action in actions):
-        return 1.0  # a lease just made waits for nobody but us
+        return 1.0  # the new lease waits only for the next look of this worker
     return config.cycle_seconds

@@ -1,11 +1,12 @@
-"""A rule set: its options, its choice of leases, and the values that other parts need to know of it.
+"""The base class of rule sets: options, the choice of leases, and the properties that other modules read.
 
-A rule set is one file in `rules/`, with one class: options as attrs fields, each with a validator, `take`, and whatever
-of the values below differs. The class joins by its line in `RULE_SETS` of `config.py`. From there on the planner, the
-JSON form, the commands, the simulator, the checker and the tests of the laws know it.
+A rule set is one class in one file in `rules/`. It has its options as attrs fields, each with a validator, a `take`
+method, and overrides of the properties below that differ from the defaults. Add the class to `RULE_SETS` in
+`config.py`, and the planner, the JSON form, the commands, the simulator, the checker and the law tests use it.
 
-Rule 1: nothing asks which rule set it has; what it needs to know is a value or a method here.
-Rule 2: a rule set sees the settings of its fleet as `FleetSeconds`, for `Config` stands above: it holds a rule set.
+Rule 1: no code asks which rule set it has; everything it needs to know is a property or a method here.
+Rule 2: a rule set sees the settings of its group of workers as `FleetSeconds` because it cannot import `Config`, which
+contains a rule set.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,13 +19,16 @@ from leasehold.balancer.census import Census
 from leasehold.balancer.model import Me
 
 LARGEST = 1e12
-"""No count and no seconds of a real fleet come near; beyond, sums of them would overflow."""
+"""The largest count or number of seconds. No real group of workers comes near it, and sums stay finite."""
 
 Validator = Callable[[Any, "Attribute[Any]", Any], None]
 
 
 def number(least: float, *, above: bool = False, none: bool = False, whole: bool = False) -> Validator:
-    """A number of at least (or above) `least`, up to LARGEST; True and False are no numbers."""
+    """Return a validator for a number from `least` (or above it, if `above`) to LARGEST.
+
+    True and False are not accepted as numbers.
+    """
 
     def check(_config: object, attribute: "Attribute[Any]", value: Any) -> None:  # noqa: ANN401  it is given anything
         if none and value is None:
@@ -42,27 +46,28 @@ def number(least: float, *, above: bool = False, none: bool = False, whole: bool
 
 
 class FleetSeconds(Protocol):
-    """The seconds of a fleet, as rules need them; `Config` has them."""
+    """The times that rules need to know, in seconds; `Config` implements this protocol."""
 
     @property
     def lease_seconds(self) -> float:
-        """A lease whose version stands still for longer has no living owner."""
+        """The time after which a lease whose version has not changed has no living owner."""
 
     @property
     def cycle_seconds(self) -> float:
-        """Seconds between two plans where nothing asks for sooner."""
+        """The time between two plans unless something requires an earlier one."""
 
 
 @frozen
 class RuleSet:
-    """The properties by which other parts know a rule set; each set overrides those in which it differs.
+    """Base class of rule sets. Each overrides the properties in which it differs.
 
-    name             in commands, options and the JSON form
-    renewal_rule     the rule by which its workers renew
-    keeps_lookout    whether its workers share one reading of the table, and its cadence (C3 to C16)
-    counts_ended     whether ended leases are counted, claimed, renewed, and kept by their owners
-    children_later   whether a free child is counted only once its parents' leases have ended (M1)
-    starts_at_time   whether children start AT_TIMESTAMP where the stream does
+    Attributes:
+        name: The name in commands, options and the JSON form.
+        renewal_rule: The rule that renewals cite.
+        keeps_lookout: Whether its workers share one reading of the table and the cadence of C3 to C16.
+        counts_ended: Whether ended leases are counted, claimed, renewed, and kept by their owners.
+        children_later: Whether a free child lease counts only once the leases of its parents have ended (M1).
+        starts_at_time: Whether children start AT_TIMESTAMP if the stream does.
 
     Examples:
         >>> from leasehold import Kcl, Minimal, RuleSet
@@ -78,31 +83,37 @@ class RuleSet:
     starts_at_time: ClassVar[bool] = False
 
     def take(self, census: Census, me: Me, config: FleetSeconds) -> tuple[Action, ...]:
-        """Everything that this worker takes now; pure, and the same for all that read alike."""
+        """Return everything that this worker takes now. The result depends only on the arguments."""
         raise NotImplementedError
 
     def calls(self, _census: Census, _me: Me, _config: FleetSeconds) -> Mapping[str, Sequence[str]]:
-        """C6: by worker, the keys of what it will claim or be asked for; no keys: it should read the whole table."""
+        """Return the keys of the leases that each worker will claim or be asked for (C6).
+
+        If a worker's keys are empty, it should read the whole table.
+        """
         return {}
 
     @classmethod
     def variants(cls) -> Mapping[str, "RuleSet"]:
-        """The forms of this set that the simulator tries, by the names that it gives them."""
+        """Return the variants of this rule set that the simulator tries, by name."""
         return {cls.name: cls()}
 
     def given(self, **options: object) -> Self:
-        """The same set with these options; None, and an option that the set does not have, changes nothing."""
-        known = fields_dict(type(self))
-        return evolve(self, **{name: value for name, value in options.items() if name in known and value is not None})
+        """Return a copy with these options.
+
+        Options that are None or that this rule set does not have are ignored.
+        """
+        fields = fields_dict(type(self))
+        return evolve(self, **{name: value for name, value in options.items() if name in fields and value is not None})
 
     @property
     def groups(self) -> Literal["prefix"] | tuple[str, ...] | None:
-        """The way in which its workers form groups (`Groups` in `rules/shares.py`); None: they form none."""
+        """How its workers form groups (`Groups` in `rules/shares.py`), or None if they form none."""
         return None
 
     @property
     def evens_out(self) -> bool:
-        """Whether its workers leave no division alone in which two of them differ by more than one lease."""
+        """Whether its workers act until no two of them differ by more than one lease."""
         return True
 
     @property
@@ -112,17 +123,17 @@ class RuleSet:
 
     @property
     def weighs_loads(self) -> bool:
-        """Whether counts may differ for the sake of bytes a second (M13)."""
+        """Whether counts may differ in order to balance bytes per second (M13)."""
         return False
 
     @property
     def frees_expired(self) -> bool:
-        """Whether the lookout frees what has expired, for all (C6)."""
+        """Whether the lookout frees expired leases for all workers (C6)."""
         return False
 
     @property
     def most_leases(self) -> int | None:
-        """The most that one worker may hold; None: no limit."""
+        """The most leases that one worker may hold, or None for no limit."""
         return None
 
     @property
@@ -131,21 +142,27 @@ class RuleSet:
         return 10.0
 
     def cycle_seconds(self, lease_seconds: float) -> float:
-        """The default of `Config.cycle_seconds`; KCL 2.x plans every 2 x (lease_seconds + 25 ms)."""
+        """Return the default of `Config.cycle_seconds`.
+
+        KCL 2.x plans every 2 x (lease_seconds + 25 ms).
+        """
         return 2 * (lease_seconds + 0.025)
 
     def renew_seconds(self, lease_seconds: float) -> float:
-        """The default of `Config.renew_seconds`."""
+        """Return the default of `Config.renew_seconds`."""
         return lease_seconds / 3
 
     def expires_above(self, lease_seconds: float) -> float:
-        """A lease idle for more seconds than this has no living owner.
+        """Return the idle time above which a lease has no living owner.
 
-        Whether the limit itself is still alive follows the original of each rule set; "at the limit" is said as
-        "above the next smaller number", so that one comparison serves all.
+        Rule sets differ in whether a lease idle for exactly the limit is still alive. Those where it is not return the
+        next smaller number, so that one comparison serves all.
         """
         return lease_seconds
 
     def overdue_seconds(self, _lease_seconds: float, _cycle_seconds: float) -> float | None:
-        """A lease free for longer is not taken by who should take it; None where nobody waits for others (M9, M14)."""
+        """Return how long a lease may be free before its designated taker is considered missing (M9, M14).
+
+        The result is None if workers do not wait for each other.
+        """
         return None

@@ -1,20 +1,21 @@
-"""The watch measures how long each lease has stood still, by our own clock: a pure fold over readings of the table.
+"""Measures by our own clock how long each lease has not changed, as a pure fold over readings of the table.
 
-Rule 1: nothing here reads a clock; a reading comes with the times it began and ended (seconds of one
-monotonic clock). Rule 2: our watching runs from the *end* of the first reading that showed something
-to the *start* of the last that showed it, so that a stall of ours makes nobody look dead.
+Rule 1: nothing here reads a clock; each reading comes with the times at which it began and ended, in seconds of one
+monotonic clock.
+Rule 2: a lease has not changed from the *end* of the first reading that showed it as it is to the *start* of the last
+such reading, so that a delay on our side makes no worker look dead.
 
 Example: a reading from 0 s to 1 s shows version 7 for the first time, and a reading from 9 s to 12 s shows it again.
-The lease may have been renewed to 7 at 0.9 s, and to 8 at 9.1 s, after its row was read: it stood still for 8 s for
-certain, from 1 s to 9 s. The three seconds for which the second reading stalled are not counted against its owner.
+The lease may have been renewed to 7 at 0.9 s, and to 8 at 9.1 s, after its row was read. It certainly did not change
+for 8 s, from 1 s to 9 s. The three seconds for which the second reading stalled are not counted against its owner.
 
-Rule 3 (C17): an outage of the store counts against nobody. While nothing was answered no owner could renew, and the
-first reader that comes through must not take what others had no chance yet to renew. So what stood still meanwhile
-counts from the end of the first reading that was answered again. An outage is longer than `silence_seconds`: a single
-late answer counts as ever.
+Rule 3 (C17): an outage of the store counts against no worker. While the store does not respond, no owner can renew, and
+the first reader to get through must not take leases that others have had no chance to renew. So if a lease did not
+change during an outage, its time counts from the end of the first reading that succeeded again. An outage lasts longer
+than `silence_seconds`; a single late response counts as usual.
 
-Workers of a KCL 3.x leader live by what they report of themselves, beside the leases (M14). They take nothing: their
-leader gives them what is free, and until there is something to give, no lease shows them.
+Workers of a KCL 3.x leader prove that they are alive by their reports, which are stored next to the leases (M14). They
+take nothing themselves. Their leader gives them free leases, and until there are any, no lease shows these workers.
 """
 
 import math
@@ -30,17 +31,21 @@ from leasehold.balancer.family import holes_after
 from leasehold.balancer.model import History, Lease, Shard
 
 REPORT_SECONDS = 35.0
-"""A worker reports every 30 s as a rule; one that has not for so long has missed a report, or ended."""
+"""How recent a report must be for its worker to count as alive.
+
+Workers usually report every 30 s, so a worker without a report for this long has missed one, or has ended.
+"""
 SILENT_SECONDS = 60.0
-"""A leader gives nothing to a worker that has not reported for so long: twice the usual interval of reports."""
+"""How long after its last report a leader still gives leases to a worker: twice the usual report interval."""
 
 
 @frozen
 class Reports:
-    """The reports of workers, as one reading of the table shows them.
+    """The reports of workers, as one reading of the table returned them.
 
-    leader  the worker that holds the leader's lock, or None
-    stamps  by worker: a text that changes with each of its reports
+    Attributes:
+        leader: The worker that holds the leader's lock, or None.
+        stamps: For each worker, a string that changes with each of its reports.
     """
 
     leader: str | None = None
@@ -52,13 +57,16 @@ NO_REPORTS = Reports()
 
 @frozen
 class ReportTrack:
-    """The trace holds all that is known of one worker; times are the ends of the first readings that showed it so.
+    """What is known of one worker from its reports.
 
-    stamp     of its latest report
-    stood_at  when it was first seen
-    moved_at  when that came; minus infinity: it may be the last of somebody dead
-    count     its leases
-    since     when it was known to live with so few
+    Times are the ends of the first readings that showed something.
+
+    Attributes:
+        stamp: The stamp of its latest report.
+        stood_at: When that stamp was first seen.
+        moved_at: The same, or minus infinity if the report may be the last one of a dead worker.
+        count: The number of its leases.
+        since: Since when it has been known to be alive with so few leases.
     """
 
     stamp: str
@@ -70,11 +78,12 @@ class ReportTrack:
 
 @frozen
 class WorkerReports:
-    """The fold over whole readings.
+    """A fold over readings of the whole table.
 
-    leader  of the last one
-    traces  by worker
-    empty   before the first
+    Attributes:
+        leader: The leader in the last reading.
+        traces: The track of each worker.
+        empty: Whether there was no reading yet.
     """
 
     leader: str | None = None
@@ -82,18 +91,18 @@ class WorkerReports:
     empty: bool = True
 
     def after(self, reports: Reports, leases: Iterable[Lease], ended: float) -> "WorkerReports":
-        """A reading of the whole table is folded in."""
+        """Return the state after another reading of the whole table."""
         counts = Counter(lease.owner for lease in leases if not lease.ended) if reports.stamps else Counter()
         traces = {worker: self._trace(worker, stamp, counts[worker], ended) for worker, stamp in reports.stamps}
         return WorkerReports(reports.leader, traces, empty=False)
 
     def led(self, began: float) -> tuple[tuple[str, float], ...]:
-        """The living workers of a living leader, each with the seconds for which it was given nothing more.
+        """Return the living workers of a living leader, with the seconds since each was last given a lease.
 
-        Infinite where somebody gone may be taken for alive, by us or by the leader, who would give that one what it
-        finds too much with the others. So it is while the report of a worker that ended is young, and then until each
-        worker without leases has reported once more: nothing else shows that it lives. So it is, too, when another one
-        without leases has come.
+        The time is infinite while a worker that has ended may be taken for alive, by us or by the leader, which would
+        give it the surplus of the others. This is the case while the last report of a worker that ended is recent, and
+        then until every worker without leases has reported once more, because nothing else shows that it is alive. It
+        is also the case after another worker without leases has appeared.
         """
         alive = {worker: trace for worker, trace in self.traces.items() if began - trace.moved_at <= REPORT_SECONDS}
         if self.leader not in alive:
@@ -109,14 +118,15 @@ class WorkerReports:
         )
 
     def _trace(self, worker: str, stamp: str, count: int, ended: float) -> ReportTrack:
-        """The trace of a worker after another reading."""
+        """Return the track of a worker after another reading."""
         before = self.traces.get(worker)
         if before is None:
-            # A report in the very first reading may be years old; one that is new since was written since.
+            # A report in the first reading may be years old. One that appears later was written in the meantime.
             return ReportTrack(stamp, ended, -math.inf if self.empty else ended, count, ended)
         stood_at = before.stood_at if stamp == before.stamp else ended
         if before.count and not count:
-            # A worker may have lost its leases by dying just after a report: only the next report proves it alive.
+            # The worker may have lost its leases because it died just after a report. Only its next report proves it
+            # alive.
             return ReportTrack(stamp, stood_at, -math.inf, count, ended)
         moved_at = before.moved_at if stamp == before.stamp else ended
         grown = count > before.count or before.moved_at == -math.inf
@@ -124,19 +134,21 @@ class WorkerReports:
 
 
 class Sighting(NamedTuple):
-    """A sighting holds all that is known of one lease.
+    """What is known of one lease.
 
-    A named tuple: one of each lease is made at every look, and a class of attrs takes three times as long to make.
+    This is a named tuple because each look creates one for every lease, and creating an attrs instance takes three
+    times as long.
 
-    lease       as last read, with `idle`, `held` and `next_owner_idle` filled in
-    version_at  end of the first reading that showed its version
-    owner_at    the same of its owner; minus infinity where it was there before we looked
-    heir_at     the same of its heir
-    watched     seconds for which its version has stood still by our own watching alone, for the storage's clock
-                may be set anew
-    stood       how long its version last stood still before its present owner moved it
-    gap         the shorter of the last two such times: one may be a pause of the store, two are a habit
-    pace        no less than the seconds between its owner's last renewals; 0 where renewals are not counted
+    Attributes:
+        lease: The lease as last read, with `idle`, `held` and `next_owner_idle` filled in.
+        version_at: The end of the first reading that showed its version.
+        owner_at: The same for its owner; minus infinity if the owner was there before our first reading.
+        next_owner_at: The same for its next owner.
+        watched: Seconds for which its version has not changed by our own clock alone, because a store's clock may be
+            reset.
+        stood: How long its version last stayed the same before its present owner changed it.
+        gap: The shorter of the last two such times. One long time may be a pause of the store; two show a slow owner.
+        pace: A lower bound of the seconds between its owner's last renewals; 0 if renewals are not counted.
     """
 
     lease: Lease
@@ -151,16 +163,19 @@ class Sighting(NamedTuple):
 
 @frozen
 class Sightings(Mapping[str, Sighting]):
-    """The sightings of the last reading of the whole table, with those of the rows read since; None: it is gone."""
+    """The sightings of the last reading of the whole table and those of the rows read since.
+
+    A row that is gone is None in `since`.
+    """
 
     whole: Mapping[str, Sighting]
     since: Mapping[str, Sighting | None]
 
     def __getitem__(self, key: str) -> Sighting:
-        found = self.since[key] if key in self.since else self.whole[key]
-        if found is None:
+        sighting = self.since[key] if key in self.since else self.whole[key]
+        if sighting is None:
             raise KeyError(key)
-        return found
+        return sighting
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.flat())
@@ -169,25 +184,26 @@ class Sightings(Mapping[str, Sighting]):
         return len(self.flat())
 
     def flat(self) -> dict[str, Sighting]:
-        """All of them, in the order of the reading."""
-        return {key: found for key, found in {**self.whole, **self.since}.items() if found is not None}
+        """Return all sightings, in the order of the reading."""
+        return {key: sighting for key, sighting in {**self.whole, **self.since}.items() if sighting is not None}
 
 
 @frozen
 class Watch:
-    """The watch holds everything that earlier readings taught; give `history` to `Me`.
+    """All that earlier readings have shown. Pass its `history` to `Me`.
 
-    sightings   by key: every known lease
-    owners_at   end of the first reading that showed the present owner of every lease
-    fleet_at    end of the first reading that showed the present set of owners and heirs
-    full_at     end of the last reading of the whole table
-    bulletins   follows bulletins; None where none are written (C14)
-    roll        of the workers that report beside the leases
-    whole       the last reading of the whole table, as `look` answered it
-    silence_seconds
-                a store that answers nothing for longer has an outage (C17)
-    silent_at   when the first reading began of those that were not answered lately
-    back_at     end of the first reading that was answered after an outage
+    Attributes:
+        history: What the rules need to know of earlier readings.
+        sightings: The known leases by key.
+        owners_at: The end of the first reading that showed the present owners of all leases.
+        fleet_at: The end of the first reading that showed the present set of owners and next owners.
+        full_at: The end of the last reading of the whole table.
+        bulletins: Tracks bulletins; None if no worker writes any (C14).
+        roll: Tracks the workers that report next to the leases.
+        whole: The last reading of the whole table, as `look` returned it.
+        silence_seconds: If the store answers no reading for longer than this, it has an outage (C17).
+        silent_at: When the first of the recent unanswered readings began, or None.
+        back_at: The end of the first reading that succeeded after an outage.
 
     Examples:
         >>> from leasehold import Lease, Version, Watch
@@ -211,7 +227,7 @@ class Watch:
     back_at: float = -math.inf
 
     def unanswered(self, began: float) -> "Watch":
-        """The watch after a reading that began at this time and got no answer."""
+        """Return the watch after a reading that began at this time and failed."""
         return self if self.silent_at is not None else evolve(self, silent_at=began)
 
     def look(
@@ -222,21 +238,23 @@ class Watch:
         asked: Collection[str] | None = None,
         reports: Reports = NO_REPORTS,
     ) -> tuple["Watch", Sequence[Lease]]:
-        """Fold this reading in, and answer every known lease, with its `idle`, `held` and `next_owner_idle`.
+        """Fold in a reading, and return all known leases with their `idle`, `held` and `next_owner_idle`.
 
-        A reading of few rows costs what those rows cost, however many leases are known (`Known`).
+        A reading of a few rows costs only as much as those rows, however many leases are known (`Known`).
 
-        listing  the leases as read; `idle` is the store's own age of the row, 0 where it has none.
-                 A listing that failed on any page must not be given.
-        began    when the reading began, ended when its last page had come, in seconds
-        asked    the keys asked for, or None for a full reading. Asked-for keys that did not come back
-                 are gone; leases not asked for stay as they were.
-        reports  of workers, beside the leases; of a full reading only
+        `idle` is infinite only for a lease that has no owner when first seen. If it has an owner then, `idle` is the
+        store's age of the row. `held` is infinite until the owner first changes: we don't know how long the first owner
+        we saw has held the lease, so it gets no grace. If the lease has no owner, `held` is the time without one, in
+        the same way.
 
-        `idle` is infinite only at first sight without an owner; at first sight with an owner it is the
-        store's age. `held` is infinite while the owner is the one found there by the first reading: how
-        long it had been at it is unknown, and no reason to spare it. With no owner, `held` says the same
-        of the time without one.
+        Args:
+            listing: The leases as read. Their `idle` is the store's own age of the row, or 0 if it has none. Do not
+                pass a listing of which any page failed.
+            began: When the reading began, in seconds.
+            ended: When its last page arrived, in seconds.
+            asked: The requested keys, or None for a reading of the whole table. A requested lease that was not returned
+                is gone; leases that were not requested stay as they were.
+            reports: The reports of workers, only with a reading of the whole table.
         """
         if self.silent_at is not None:
             back_at = ended if began - self.silent_at > self.silence_seconds else self.back_at
@@ -276,13 +294,13 @@ class Watch:
         return evolve(seen, silence_seconds=self.silence_seconds, back_at=self.back_at), leases
 
     def _history(self, sightings: Mapping[str, Sighting], leases: Iterable[Lease], *, stood: bool) -> History:
-        """The history, with what only a reading of the whole table shows."""
+        """Return the history with everything that only a reading of the whole table shows."""
         holes = self.history.holes
         again = (evolve(hole, times=hole.times + 1) for hole in holes)
         holes = tuple(again) if stood else holes_after(leases, holes)
         gaps, paces = dict[str, float](), dict[str, float]()  # the longest of each owner
-        for each in sightings.values():
-            gap, pace, owner = each.gap, each.pace, each.lease.owner
+        for sighting in sightings.values():
+            gap, pace, owner = sighting.gap, sighting.pace, sighting.lease.owner
             if owner is None:
                 continue
             if gap > gaps.get(owner, 0.0):
@@ -292,37 +310,46 @@ class Watch:
         return evolve(self.history, holes=holes, gaps=tuple(sorted(gaps.items())), paces=tuple(sorted(paces.items())))
 
     def last_seen(self, key: str) -> Lease | None:
-        """The lease as the last reading that showed it did, also where it has no row any more."""
+        """Return the lease as in the last reading that contained it, even if its row is gone now."""
         if (sighting := self.sightings.get(key)) is not None:
             return sighting.lease
         return next((lease for lease in self.history.gone if lease.key == key), None)
 
     def recalling(self, own: Mapping[str, Lease], shards: Collection[Shard] | None) -> "Watch":
-        """The watch with what this process last wrote of leases that are gone, and without those of unlisted shards."""
+        """Return the watch with what this process last wrote to leases that are gone.
+
+        Leases of unlisted shards are dropped.
+        """
         if not self.history.gone:
             return self
         latest = (max(lease, own.get(lease.key, lease), key=lambda each: each.epoch) for lease in self.history.gone)
         listed, streams = {shard.id for shard in shards or ()}, {shard.stream for shard in shards or ()}
-        kept = tuple(lease for lease in latest if lease.key in listed or lease.stream not in streams)
-        return evolve(self, history=evolve(self.history, gone=kept))
+        gone = tuple(lease for lease in latest if lease.key in listed or lease.stream not in streams)
+        return evolve(self, history=evolve(self.history, gone=gone))
 
     def _gone(self, now: Mapping[str, Sighting], lost: Collection[str]) -> tuple[Lease, ...]:
-        """The leases that were known and have no row any more: nobody else may know how far they were."""
+        """Return the known leases that no longer have a row.
+
+        Only this worker may know how far they had been read.
+        """
         if not (self.history.gone or lost):
             return ()
-        known = {lease.key: lease for lease in self.history.gone} | {key: self.sightings[key].lease for key in lost}
-        return tuple(known[key] for key in sorted(known) if key not in now)
+        leases = {lease.key: lease for lease in self.history.gone} | {key: self.sightings[key].lease for key in lost}
+        return tuple(leases[key] for key in sorted(leases) if key not in now)
 
     def _with(self, fresh: Mapping[str, Sighting], gone: Iterable[str]) -> Sightings:
-        """The sightings of all leases after `fresh` ones, without those that are gone."""
+        """Return the sightings of all leases, updated by `fresh` ones and without those that are gone."""
         before = self.sightings if isinstance(self.sightings, Sightings) else Sightings(self.sightings, {})
         return Sightings(before.whole, {**before.since, **dict.fromkeys(gone), **fresh})
 
     def _sight(self, before: Sighting | None, lease: Lease, began: float, ended: float) -> Sighting:
-        """A lease is compared with its last sighting: each time goes on if its subject stayed, or starts anew."""
+        """Return the new sighting of a lease, given the one before.
+
+        The time of each property continues if the property has not changed, and starts again if it has.
+        """
         if before is None:
-            # A lease without an earlier sighting has no history of ours. An owner that a later reading shows for the
-            # first time came after the reading before.
+            # We have not seen this lease before. If this is not our first reading, its owner came after the previous
+            # one.
             owner_at = -math.inf if self.owners_at is None else ended
             seen = lease.watched(
                 idle=math.inf if lease.owner is None else lease.idle,
@@ -331,24 +358,24 @@ class Watch:
             )
             return Sighting(seen, version_at=ended, owner_at=owner_at, next_owner_at=ended)
         old, version_at, owner_at, next_owner_at, watched, stood, gap, pace = before
-        kept = old.owner == lease.owner
-        # A row that was deleted and written again counts from the start, and comes by versions seen before (L13).
-        if kept and old.version == lease.version:
+        same_owner = old.owner == lease.owner
+        # A row that was deleted and recreated restarts its counter, so it may repeat an earlier version (L13).
+        if same_owner and old.version == lease.version:
             version_at = max(version_at, self.back_at)
         else:
-            # Not the gap before a new owner's first renewal: it says nothing of how often that owner renews.
+            # Do not count the gap before a new owner's first renewal, which does not show how often that owner renews.
             now_stood = watched if version_at > owner_at else 0.0
-            gap = min(now_stood, stood) if kept else 0.0
-            renewals = lease.epoch - old.epoch if kept else 0
-            # An owner that renewed any faster between two readings would have moved its counter once more.
+            gap = min(now_stood, stood) if same_owner else 0.0
+            renewals = lease.epoch - old.epoch if same_owner else 0
+            # If the owner had renewed any faster between the readings, its counter would have grown once more.
             pace = max(0.0, began - version_at) / (renewals + 1) if renewals > 0 else 0.0
             stood, version_at = now_stood, ended
-        if not kept:
+        if not same_owner:
             owner_at = ended
         if old.next_owner != lease.next_owner:
             next_owner_at = ended
         watched = began - version_at if began > version_at else 0.0
-        # The store's own age of a row counts an outage, too (C17).
+        # The store's own age of a row includes an outage, so cap it (C17).
         age = min(lease.idle, max(0.0, began - self.back_at)) if lease.idle else 0.0
         idle, held = max(age, watched), began - owner_at if began > owner_at else 0.0
         seen = lease.watched(idle, held, max(0.0, began - next_owner_at) if lease.next_owner is not None else 0.0)
@@ -357,7 +384,7 @@ class Watch:
     def _changes(
         self, before: Mapping[str, Sighting], now: Mapping[str, Sighting], ended: float, *, stood: bool
     ) -> tuple[float, float]:
-        """The ends of the first readings that showed the present owners, and the present fleet."""
+        """Return the ends of the first readings that showed the present owners and the present set of workers."""
         owners_at = self.owners_at if stood or _owners(before) == _owners(now) else None
         fleet_at = self.fleet_at if stood or _fleet(before) == _fleet(now) else None
         return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
@@ -365,7 +392,10 @@ class Watch:
     def _changes_in(
         self, fresh: Mapping[str, Sighting], lost: Collection[str], now: Known, ended: float
     ) -> tuple[float, float]:
-        """The same times after a reading of few rows: only these and the workers that they name can change."""
+        """Return the same times after a reading of a few rows.
+
+        Only those rows, and the workers that they name, can have changed.
+        """
         pairs = [(self.sightings.get(key), fresh.get(key)) for key in {*fresh, *lost}]
         changed = [(old, new) for old, new in pairs if _parties(old) != _parties(new)]
         if not changed and self.owners_at is not None and self.fleet_at is not None:
@@ -380,13 +410,13 @@ class Watch:
 
 
 def _known(whole: Whole, sightings: Mapping[str, Sighting]) -> Known:
-    """Every lease of these sightings."""
+    """Return all leases of these sightings."""
     since = sightings.since if isinstance(sightings, Sightings) else {}
-    return Known(whole, {key: None if each is None else each.lease for key, each in since.items()})
+    return Known(whole, {key: None if sighting is None else sighting.lease for key, sighting in since.items()})
 
 
 def _stood(before: Mapping[str, Sighting], now: Mapping[str, Sighting]) -> bool:
-    """Whether each of these leases was there before, and is whose it was, to the same end, for the same hash range."""
+    """Return whether no lease is new, has ended, or has another owner, next owner, hash range or stream than before."""
     for key, sighting in now.items():
         if (earlier := before.get(key)) is None:
             return False
@@ -398,16 +428,18 @@ def _stood(before: Mapping[str, Sighting], now: Mapping[str, Sighting]) -> bool:
 
 
 def _parties(sighting: Sighting | None) -> tuple[str | None, ...]:
-    """The owner and the heir of a lease; nobody where there is none."""
+    """Return the owner and next owner of a lease, or an empty tuple if there is no lease."""
     return () if sighting is None else (sighting.lease.owner, sighting.lease.next_owner)
 
 
 def _owners(sightings: Mapping[str, Sighting]) -> dict[str, str | None]:
-    """The owner of each lease, by key."""
     return {key: sighting.lease.owner for key, sighting in sightings.items()}
 
 
 def _fleet(sightings: Mapping[str, Sighting]) -> frozenset[str | None]:
-    """Everybody named in the table: a worker that asked for its first lease has joined."""
+    """Return the workers named in the table.
+
+    A worker that has requested its first lease has joined.
+    """
     leases = [sighting.lease for sighting in sightings.values()]
     return frozenset([lease.owner for lease in leases] + [lease.next_owner for lease in leases]) - {None}

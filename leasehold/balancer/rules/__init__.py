@@ -1,1 +1,1 @@
-"""The rule sets, and what they share."""
+"""The rule sets and the code that they share."""

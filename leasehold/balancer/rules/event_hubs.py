@@ -1,9 +1,11 @@
-"""The Azure SDKs' P/N rules, one dialect a function: share, then what is free, then one victim (E1 to E7).
+"""The P/N rules of the Azure SDKs (E1 to E7), with one function per dialect.
 
-Sources: the load-balancing note of the Event Processor (gist), and PartitionLoadBalancer (.NET),
-PartitionBasedLoadBalancer (Java) and OwnershipManager (Python) of the SDKs. They draw at random where
-this orders by digest. E1, who is active, is the census; E2, the share, is `_share`; E7, that an
-owner writes all its partitions again, is `renewals`.
+Each dialect computes the share, claims free partitions, and otherwise steals from one worker. Sources: the
+load-balancing note of the Event Processor (gist), and PartitionLoadBalancer (.NET), PartitionBasedLoadBalancer (Java)
+and OwnershipManager (Python) of the SDKs. They draw at random where we sort by digest.
+
+E1, who is active, is the census. E2, the share, is `_share`. E7, by which an owner rewrites all its partitions, is
+`renewals`.
 """
 
 import math
@@ -26,7 +28,7 @@ DIALECTS: tuple[Dialect, ...] = ("gist", "dotnet", "java", "python")
 
 @frozen
 class EventHubs(RuleSet):
-    """The Azure SDKs' P/N rules (rules E1 to E7), in one of their dialects.
+    """The P/N rules of the Azure SDKs (E1 to E7), in one of their dialects.
 
     Examples:
         >>> from leasehold import EventHubs
@@ -42,20 +44,20 @@ class EventHubs(RuleSet):
 
     @classmethod
     def variants(cls) -> Mapping[str, RuleSet]:
-        """The dialects by their own names, and with "-greedy" those that know that mode (the note does not)."""
+        """Return the dialects by name, and with the suffix "-greedy" those that have that mode (the note has none)."""
         balanced = {dialect: cls(dialect) for dialect in DIALECTS}
         greedy = {f"{dialect}-greedy": cls(dialect, "greedy") for dialect in DIALECTS if dialect != "gist"}
         return {cls.name: cls(), **balanced, **greedy}
 
     @property
     def evens_out(self) -> bool:
-        """Whether its workers leave no division alone in which two of them differ by more than one lease."""
-        return self.dialect != "python"  # E3: 4, 2 and 2 of 8 never change
+        """Whether its workers act until no two of them differ by more than one lease."""
+        return self.dialect != "python"  # E3: counts of 4, 2 and 2 never change
 
     @property
     def again_at_once(self) -> bool:
         """Whether a worker looks again at once after it took something."""
-        # E4, E5: the greedy mode is the same rule again, as long as something was taken.
+        # E4, E5: the greedy mode applies the same rule again as long as something was taken.
         return self.mode == "greedy" and self.dialect in {"dotnet", "java"}
 
     @property
@@ -64,22 +66,22 @@ class EventHubs(RuleSet):
         return 180.0 if self.dialect == "python" else 120.0
 
     def cycle_seconds(self, _lease_seconds: float) -> float:
-        """The default of `Config.cycle_seconds`."""
+        """Return the default of `Config.cycle_seconds`."""
         return 30.0
 
     def renew_seconds(self, lease_seconds: float) -> float:
-        """The default of `Config.renew_seconds`."""
-        return min(20.0, lease_seconds / 3)  # peers may expire at 60 s
+        """Return the default of `Config.renew_seconds`."""
+        return min(20.0, lease_seconds / 3)  # the leases of peers may expire after 60 s
 
     def expires_above(self, lease_seconds: float) -> float:
-        """A lease idle for more seconds than this has no living owner."""
+        """Return the idle time above which a lease has no living owner."""
         return math.nextafter(lease_seconds, 0.0) if self.dialect in {"dotnet", "java"} else lease_seconds
 
     def take(self, census: Census, me: Me, _config: FleetSeconds) -> tuple[Action, ...]:
-        """The answer is all that this worker takes in one turn: at most one partition, but for Python's greedy mode.
+        """Return everything that this worker takes in one turn: at most one partition, except in Python's greedy mode.
 
-        The greedy mode of .NET and Java is the same rule again at once, as long as something was taken:
-        see `look_again`. The note knows no modes.
+        The greedy mode of .NET and Java applies the same rule again at once as long as something was taken (see
+        `look_again`). The note has no modes.
         """
         match self.dialect:
             case "gist":
@@ -95,14 +97,14 @@ class EventHubs(RuleSet):
 
 
 def _share(census: Census) -> tuple[int, int]:
-    """E2: whole partitions per owner, and how many owners may hold one more."""
+    """Return the whole partitions per owner and how many owners may hold one more (E2)."""
     return divmod(len(census.leases), len(census.counts))
 
 
 def _python(census: Census, me: Me, *, greedy: bool) -> tuple[Action, ...]:
-    """E3: below the share rounded up, a partition is claimed; below the share rounded down, one is stolen.
+    """Claim a partition if below the share rounded up, or steal one if below the share rounded down (E3).
 
-    A worker at the whole share never steals, so that 4, 2 and 2 of 8 never changes.
+    A worker that holds the share rounded down never steals, so counts of 4, 2 and 2 never change.
     """
     low, more = _share(census)
     high, mine = low + (more > 0), len(census.mine)
@@ -113,22 +115,23 @@ def _python(census: Census, me: Me, *, greedy: bool) -> tuple[Action, ...]:
         return tuple(Claim(lease, rule="E3") for lease in free)
     if mine >= low:
         return ()
-    # From the owner with most partitions; of several the one that a listing in order of keys shows first.
-    most = max(census.counts.values())
-    fullest = {owner for owner, count in census.counts.items() if count == most}
+    # Steal from the owner with the most partitions. If several have the most, choose the one whose partition is first
+    # in key order.
+    highest = max(census.counts.values())
+    fullest = {owner for owner, count in census.counts.items() if count == highest}
     first = min(census.each_held_by(fullest), key=attrgetter("key"))
     return _steal_one(census, me, {first.owner or census.worker}, "E3")
 
 
 def _dotnet(census: Census, me: Me) -> tuple[Action, ...]:
-    """E4: a worker takes below the whole share, or at it once nobody is below.
+    """Take a partition if below the share rounded down, or at it once no worker is below it (E4).
 
-    Free partitions come first, then those of owners above one more than the share. Only a worker below the share
-    takes from owners at one more, so that no state is stuck.
+    Free partitions come first, then those of owners that hold at least two more than the share. Only a worker below the
+    share takes from owners that hold one more, so that no state is stuck.
     """
     low, _ = _share(census)
     mine, least = len(census.mine), min(census.counts.values())
-    if mine > low or (mine == low and least < low):  # E4: at the share, those below it go first
+    if mine > low or (mine == low and least < low):  # E4: workers below the share go first
         return ()
     if census.free or census.expired:
         return _claim_one(census, me, "E4")
@@ -139,9 +142,9 @@ def _dotnet(census: Census, me: Me) -> tuple[Action, ...]:
 
 
 def _java(census: Census, me: Me) -> tuple[Action, ...]:
-    """E5: unless the counts are even already, a worker below the share, or with the least of all, takes one.
+    """Take a partition if below the share or among the workers with the fewest (E5).
 
-    With nobody active that is the one that asks.
+    If the counts are already even, take nothing. If no other worker is active, the calling worker has the fewest.
     """
     low, more = _share(census)
     mine, counts = len(census.mine), census.counts.values()
@@ -151,13 +154,13 @@ def _java(census: Census, me: Me) -> tuple[Action, ...]:
         return ()
     if census.free or census.expired:
         return _claim_one(census, me, "E5")
-    # Of several the first by name, where Java has its hash map's order.
+    # If several have the most, choose the first by name; Java uses the order of its hash map.
     fullest = min(census.counts, key=lambda owner: (-census.counts[owner], owner))
     return _steal_one(census, me, {fullest}, "E5")
 
 
 def _gist(census: Census, me: Me) -> tuple[Action, ...]:
-    """E6: up to the whole share a worker takes one partition: a free one, else of an owner two above the share."""
+    """Take one partition while not above the share: a free one, or else one of an owner two above the share (E6)."""
     low, _ = _share(census)
     mine = len(census.mine)
     if mine > low:  # E6
@@ -166,24 +169,24 @@ def _gist(census: Census, me: Me) -> tuple[Action, ...]:
         return _claim_one(census, me, "E6")
     victims = _holding(census, above=low + 1)
     if not victims and mine < low:
-        # E6: the note robs only above one more than the share, and its own example, 18 partitions
-        # and a fourth owner, would stick at 5, 5, 5 and 3.
+        # E6: the note steals only from owners above the share + 1. With its own example of 18 partitions and a fourth
+        # owner, the counts would stay at 5, 5, 5 and 3.
         victims = _holding(census, above=low)
     return _steal_one(census, me, victims, "E6")
 
 
 def _holding(census: Census, *, above: int) -> set[str]:
-    """The other owners with more than so many partitions."""
+    """Return the other owners with more than `above` partitions."""
     return {owner for owner, count in census.counts.items() if count > above and owner != census.worker}
 
 
 def _claim_one(census: Census, me: Me, rule: str) -> tuple[Action, ...]:
-    """An available partition is claimed, drawn by worker and turn."""
+    """Claim one available partition, drawn by worker and turn."""
     return tuple(Claim(lease, rule=rule) for lease in drawn(census.available, me, 1))
 
 
 def _steal_one(census: Census, me: Me, victims: Collection[str], rule: str) -> tuple[Action, ...]:
-    """A partition is stolen, as if drawn among all that the victims hold."""
+    """Steal one partition, as if drawn from all that the owners in `victims` hold."""
     if not victims:
         return ()
     from_owner = drawn_owner({owner: census.counts[owner] for owner in victims}, me)

@@ -1,12 +1,12 @@
-"""KCL 2.x: the target, the very old first, then what is free, then one victim (rules K1 to K9).
+"""The rules of KCL 2.x (K1 to K10) and of kcl-rust (R1 to R3).
 
-Source: DynamoDBLeaseTaker of the Kinesis Client Library 2.7. It shuffles where this orders by
-digest; everything else is the same, its stable disbalance included.
+KCL computes a target, takes very old leases first, then free ones, and otherwise steals from one worker. Source:
+DynamoDBLeaseTaker of the Kinesis Client Library 2.7. KCL shuffles where we sort by digest; everything else is the same,
+including its stable imbalance.
 
-kcl-rust: what is free, greedily; else one lease from a worker with two more (rules R1 and R2).
-
-Source: the README of kcl-rust, "Spawning". Which of the fullest it robs is not stated there; here it
-is drawn by chance among those with the most leases.
+kcl-rust claims free leases greedily. If none is free, it steals one lease from a worker that holds at least two more.
+Source: the README of kcl-rust, "Spawning". It does not state which of the fullest workers to steal from; we choose one
+of them by digest.
 """
 
 from attrs import field, frozen
@@ -20,11 +20,11 @@ from leasehold.balancer.rule_set import FleetSeconds, RuleSet, number
 
 @frozen
 class Kcl(RuleSet):
-    """The Kinesis Client Library 2.x (rules K1 to K10).
+    """The rules of the Kinesis Client Library 2.x (K1 to K10).
 
-    max_leases           most leases one worker may hold; None: no limit
-    max_steals           most leases stolen in one turn
-    very_old_multiplier  leases idle for more lease_seconds than this are taken first; 0: off
+    max_leases           the most leases that one worker may hold; None: no limit
+    max_steals           the most leases stolen in one turn
+    very_old_multiplier  leases idle for more than this many lease_seconds are taken first; 0: off
 
     Examples:
         >>> from leasehold import Kcl
@@ -42,62 +42,61 @@ class Kcl(RuleSet):
 
     @property
     def most_leases(self) -> int | None:
-        """The most that one worker may hold; None: no limit."""
+        """The most leases that one worker may hold, or None for no limit."""
         return self.max_leases
 
     def take(self, census: Census, me: Me, config: FleetSeconds) -> tuple[Action, ...]:
-        """The answer is all that this worker takes in one turn."""
+        """Return everything that this worker takes in one turn."""
         if not census.leases:  # K3
             return ()
         oldest = self.very_old_multiplier * config.lease_seconds
         old = tuple(lease for lease in census.available if self.very_old_multiplier and lease.idle > oldest)
-        if old:  # K5: whatever the target says, and nothing else in this turn, even where it may take none
+        if old:  # K5: ignores the target, and ends the turn even if the worker may not take any
             room = len(old) if self.max_leases is None else self.max_leases - len(census.mine)
             return _claims(drawn(old, me, room), "K5")
         needed = _target(census, self) - len(census.mine)
         if needed <= 0:  # K6
             return ()
-        if census.free or census.expired:  # K7: nobody is robbed while anything is free
+        if census.free or census.expired:  # K7: no lease is stolen while any is free
             return _claims(drawn(census.available, me, needed), "K7")
         return _steals(census, me, self, needed)
 
 
 def _target(census: Census, rules: Kcl) -> int:
-    """K4: how many leases each worker wants: an equal share rounded up and at least one, within `max_leases`."""
+    """Return how many leases each worker wants: an equal share rounded up, from 1 to `max_leases` (K4)."""
     share = max(1, -(-len(census.leases) // len(census.counts)))
     return share if rules.max_leases is None else min(share, rules.max_leases)
 
 
 def _steals(census: Census, me: Me, rules: Kcl, needed: int) -> tuple[Steal, ...]:
-    """K8: leases are stolen from one victim, the owner with the most.
+    """Steal leases from one worker, the one that holds the most (K8).
 
-    A worker that lacks two leases or more may take one from a victim that holds just the target; a worker that lacks
-    one may not.
-    This is the stable disbalance of KCL: five hundred leases stay 300 to 200 between two clusters of a hundred.
+    A worker that lacks two or more leases may take one from a worker that holds exactly the target; a worker that lacks
+    one may not. This is the stable imbalance of KCL: five hundred leases stay divided 300 to 200 between two clusters
+    of a hundred workers each.
     """
-    # Java meets equal counts in its hash map's order, which is the same in every JVM,
-    # so that all thieves rob the same worker; here that order is the one of the names.
+    # Java visits equal counts in the order of its hash map, which is the same in every JVM, so all workers steal from
+    # the same one. We use the order of names instead.
     from_owner, count = min(census.counts.items(), key=lambda entry: (-entry[1], entry[0]))
-    over = count - _target(census, rules)
-    if over < 0:
+    surplus = count - _target(census, rules)
+    if surplus < 0:
         return ()
-    # With nothing above the target, one lease of a victim at the target, if more than one is lacking.
-    most = min(needed, over) or (1 if needed > 1 else 0)
-    taken = drawn(census.held_by({from_owner}), me, min(most, rules.max_steals))
-    return tuple(Steal(lease, from_owner=from_owner, rule="K8") for lease in taken)
+    # If no worker is above the target, take one lease from a worker at the target, provided that we lack two.
+    limit = min(needed, surplus) or (1 if needed > 1 else 0)
+    leases = drawn(census.held_by({from_owner}), me, min(limit, rules.max_steals))
+    return tuple(Steal(lease, from_owner=from_owner, rule="K8") for lease in leases)
 
 
 def _claims(leases: tuple[Lease, ...], rule: str) -> tuple[Claim, ...]:
-    """Each of these leases is claimed under one rule."""
     return tuple(Claim(lease, rule=rule) for lease in leases)
 
 
 @frozen
 class KclRust(RuleSet):
-    """kcl-rust (rules R1 to R3).
+    """The rules of kcl-rust (R1 to R3).
 
-    leases_to_acquire  most free leases claimed in one turn
-    max_leases         most leases one worker may hold; None: no limit
+    leases_to_acquire  the most free leases claimed in one turn
+    max_leases         the most leases that one worker may hold; None: no limit
 
     Examples:
         >>> from leasehold import Config, KclRust
@@ -114,7 +113,7 @@ class KclRust(RuleSet):
 
     @property
     def most_leases(self) -> int | None:
-        """The most that one worker may hold; None: no limit."""
+        """The most leases that one worker may hold, or None for no limit."""
         return self.max_leases
 
     @property
@@ -123,25 +122,25 @@ class KclRust(RuleSet):
         return 20.0
 
     def cycle_seconds(self, lease_seconds: float) -> float:
-        """The default of `Config.cycle_seconds`."""
+        """Return the default of `Config.cycle_seconds`."""
         return lease_seconds
 
     def take(self, census: Census, me: Me, _config: FleetSeconds) -> tuple[Action, ...]:
-        """The answer is all that this worker takes in one turn.
+        """Return everything that this worker takes in one turn.
 
-        There is no target (R1): the first worker may claim much more than its share, and the others take it back one
-        lease a turn, until nobody has two more than another (R2).
+        There is no target (R1). The first worker may claim far more than its share, and the others take leases back one
+        per turn until no worker holds two more than another (R2).
         """
         mine = len(census.mine)
         room = len(census.leases) if self.max_leases is None else self.max_leases - mine
         if census.free or census.expired:  # R1
-            taken = drawn(census.available, me, min(self.leases_to_acquire, room))
-            return tuple(Claim(lease, rule="R1") for lease in taken)
-        most = max(census.counts.values())
-        if most < mine + 2 or room < 1:  # R2: two more, or the lease would only change places
+            leases = drawn(census.available, me, min(self.leases_to_acquire, room))
+            return tuple(Claim(lease, rule="R1") for lease in leases)
+        highest = max(census.counts.values())
+        if highest < mine + 2 or room < 1:  # R2: with a difference of less than two, the lease would only change places
             return ()
         digest = digest_under(f"{me.worker}\0{me.turn}")
-        fullest = (owner for owner, count in census.counts.items() if count == most)
+        fullest = (owner for owner, count in census.counts.items() if count == highest)
         from_owner = min(fullest, key=lambda owner: (digest(owner), owner))
         return tuple(
             Steal(lease, from_owner=from_owner, rule="R2") for lease in drawn(census.held_by({from_owner}), me, 1)

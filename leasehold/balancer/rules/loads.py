@@ -1,33 +1,38 @@
-"""Balance by throughput, where every lease's is known: the fewest moves that bring the fullest into a band (M13).
+"""Balances throughput where it is known: the fewest moves that bring the most loaded worker into a band (M13).
 
-Counts say nothing of loads: a worker with an even share of leases may carry nearly three times the mean load. Where
-weights are known, counts may therefore differ by half a share more than usual, and loads decide within that freedom.
+Counts do not show loads: a worker with an even share of leases may carry nearly three times the mean load. If weights
+are known, counts may differ by half a share more than usual, and loads decide within that range.
 
-Every worker computes the same series of moves from the same listing and takes its own part. Each step looks at the
-fullest and the emptiest worker, and moves the lease that evens the two out best. With loads A and B, a weight w lowers
-the sum of squared loads by 2 w (A - B - w). That sum falls with every step, so that fixed loads come to rest (S9).
+Every worker computes the same series of moves from the same rows and carries out its own part. Each step takes the most
+and the least loaded worker and moves the lease that evens the two out best. With loads A and B, moving a weight w
+lowers the sum of squared loads by 2 w (A - B - w). Each step lowers this sum, so the moves end while loads stay the
+same (S9).
 
-Measures wander, and a fleet must not follow their noise. Hence four limits:
-    nothing moves while nobody is more than a tenth above the mean;
-    a move leaves the taker more than a tenth of the mean below the load that the giver had;
-    it gains at least (a tenth of the mean)² / 4, the most that a lease gains where the gap is a tenth of the mean;
-    a worker that gains in a series gives nothing in it: others would carry the second step out before the first.
+Measurements fluctuate, and the workers must not follow the noise. Hence four limits:
+    No lease moves while no worker is more than a tenth above the mean.
+    A move leaves the taker more than a tenth of the mean below the load that the giver had.
+    It gains at least (a tenth of the mean)² / 4, which is the most a lease can gain if the gap is a tenth of the mean.
+    A worker that gains in a series gives nothing in it, because others could carry out the second step before the
+    first.
 
-A lease moves once in a settling: one that changed hands within the last cycle stays, and the weight of one that is on
-its way counts for its heir already. Somebody who plans from an older reading names an owner that no longer has it, and
-is refused. What M6 moved for the counts' sake may go once more for the loads': no order of M4 knows both.
+A lease moves at most once per cycle: a lease that changed hands within the last cycle stays, and a lease with a
+hand-off in progress already counts for its next owner. If a worker plans from an older reading, it names a former owner
+and its write is rejected. A lease that M6 moved because of counts may move once more because of loads, since no order
+in M4 suits both.
 
-Little traffic is no reason to move anything: below a hundredth of what a shard takes, for each lease, counts alone
-decide. Uneven counts go on to half of that, so that traffic about the limit does not move leases to and fro.
+Little traffic is no reason to move anything. Below an average of a hundredth of a shard's capacity per lease, counts
+alone decide. If counts already differ because of loads, they may stay so down to half of that, so that leases do not
+move back and forth when traffic is near the limit.
 
-Counts stay within limits too. Nobody is filled above the floor, one and the tolerance, nor above `max_leases`; a worker
-that is down to the floor less the tolerance gives only what leaves it above the mean.
+Counts have limits, too. No worker gets more than the floor + 1 + the tolerance, nor more than `max_leases`. A worker
+that is down to the floor less the tolerance gives only leases that leave it above the mean.
 
 Example: a has leases of 60, 30 and 10 kB/s, b of 20, 10 and 10, c of 10, 10 and 20. The mean is 60, the band ends at
-66, and a is at 100. Between a and b (40) the gap is 60, so that a lease must weigh less than 54: the 30 gains
-30 x 30 = 900, the 10 only 500, and the 30 goes to b. Now a is at 70 and c, at 40, is the emptiest; of a's leases only
-the 10 is below 30 - 6, and goes to c. The series ends with 60, 70, 50, for b has gained and gives nothing. The next
-listing shows b above the band, and one of its tens goes to c: 60, 60, 60. That makes three moves.
+66, and a is at 100. The gap between a and b (40) is 60, so a lease that moves must weigh less than 54. The 30 goes to
+b, because it gains 30 x 30 = 900 and the 10 would gain only 500. Now a is at 70, and c is the least loaded at 40. Of
+a's leases only the 10 is below 30 - 6, and it goes to c. The series ends with 60, 70 and 50, because b has gained and
+gives nothing. The next listing shows b above the band, and one of its tens goes to c: 60, 60, 60. That makes three
+moves.
 """
 
 import math
@@ -40,53 +45,56 @@ from leasehold.balancer.census import Census, Known, indexed
 from leasehold.balancer.model import Lease
 
 BAND = 0.1
-"""A worker's load may be so far above the mean before anything moves."""
+"""How far above the mean a worker's load may be before leases move, as a fraction of the mean."""
 
 QUIET = 10_000
-"""Bytes a second for each lease, a hundredth of what a shard of Kinesis takes: below it counts alone decide."""
+"""Bytes per second per lease below which counts alone decide: a hundredth of the capacity of a Kinesis shard."""
 
 UNKNOWN = 10
-"""One in so many leases may be unmeasured: a shard that was just split must not end the balance of loads."""
+"""One in this many leases may be unmeasured, so that a shard split does not stop the balancing of loads."""
 
 
 def slack(leases: Sequence[Lease], floor: int) -> int:
-    """Counts may differ so far for the sake of loads: half a share where nearly every weight is known, else 0.
+    """Return how far counts may differ in order to balance loads: half a share if nearly all weights are known, else 0.
 
-    With hardly any traffic, leases are balanced by count alone. Beside a KCL 3.x worker, which measures too, counts
-    are all that both go by: a lease that one moved for its load the other would take back.
+    It is 0 with hardly any traffic. It is also 0 next to KCL 3.x workers, which measure loads too: if each side moved
+    leases because of loads, the other would take them back.
     """
-    most = len(leases) // UNKNOWN
-    if not isinstance(leases, Known) and all(lease.weight is None for lease in leases[: most + 1]):
-        return 0  # where nobody measures, without a look at the rest
-    known = indexed(leases)
-    measured, load = known.measured()
-    if len(leases) - measured > most or 2 * load < QUIET * measured:
+    limit = len(leases) // UNKNOWN
+    if not isinstance(leases, Known) and all(lease.weight is None for lease in leases[: limit + 1]):
+        return 0  # no worker measures, so skip the remaining leases
+    indexed_leases = indexed(leases)
+    measured, load = indexed_leases.measured()
+    if len(leases) - measured > limit or 2 * load < QUIET * measured:
         return 0
-    counts = {owner: count for owner, count in known.counts().items() if owner is not None and count}
-    # Too little traffic to move anything for; half as much is enough where counts already differ for it.
+    counts = {owner: count for owner, count in indexed_leases.counts().items() if owner is not None and count}
+    # Too little traffic to start moving leases. Half as much is enough if counts already differ because of loads.
     if load < QUIET * measured and (not counts or max(counts.values()) - min(counts.values()) <= 1):
         return 0
-    ours = known.signers(math.inf)
+    ours = indexed_leases.signers(math.inf)
     if ours and not ours >= counts.keys():
-        return 0  # some sign their leases, and others do not
+        return 0  # some workers sign their leases and others do not
     return (floor + 1) // 2
 
 
 def average(leases: Sequence[Lease]) -> int:
-    """The weight that a lease is given until it is measured, whole like all weights; 0 if none was measured."""
+    """Return the weight to assume for a lease that is not measured yet: the integer mean, or 0 if none is known."""
     measured, load = indexed(leases).measured()
     return load // max(measured, 1)
 
 
 def weight_of(lease: Lease, unknown: int) -> int:
-    """The weight of a lease that was measured, or else that of the average lease."""
+    """Return the weight of a lease, or `unknown` if it is not measured."""
     return unknown if lease.weight is None else lease.weight
 
 
 def loads_of(
     census: Census, workers: Iterable[str], moving: Mapping[str, tuple[str, str]], unknown: int
 ) -> dict[str, int]:
-    """The load of each of these workers, with the moves under way made: counted nowhere, an heir would get more."""
+    """Return the load of each of these workers, with hand-offs in progress counted as done.
+
+    If such leases were not counted, their next owner would be given more.
+    """
     loads, dead = dict.fromkeys(workers, 0), {lease.key for lease in census.expired}
     for lease in census.leases:
         owner = moving[lease.key][1] if lease.key in moving else lease.owner
@@ -104,30 +112,34 @@ def takers(
     *,
     settling: float,
 ) -> dict[str, str]:
-    """The taker of each lease (by key) that should move, once the counts are in order; none while a lease is free.
+    """Return the worker that should take each lease that should move, by lease key.
 
-    counts       leases by worker, with the moves under way made
-    floor        the least that anybody should hold
-    moving       owner and heir, by key, of the leases that are on their way
-    most_leases  of one worker; None: no limit
-    settling     what changed hands less than so many seconds ago stays
+    The counts must already be in order. No lease moves while any lease is free.
+
+    Args:
+        census: The leases in play.
+        counts: The number of leases of each worker, with hand-offs in progress counted as done.
+        floor: The number of leases that every worker should hold at least.
+        moving: The owner and next owner, by key, of the leases with a hand-off in progress.
+        most_leases: The most leases that one worker may hold, or None for no limit.
+        settling: A lease that changed hands fewer than this many seconds ago stays.
     """
-    known = indexed(census.leases)
-    tolerance = slack(known, floor)
+    indexed_leases = indexed(census.leases)
+    tolerance = slack(indexed_leases, floor)
     if not tolerance or census.available:
         return {}
-    unknown = average(known)
+    unknown = average(indexed_leases)
     if not census.moving:
-        # Whether anybody is above the band is asked every turn, before it is worked out what to do about it.
-        loads = known.load_of_each(unknown)
+        # First find out cheaply whether any worker is above the band, because this runs in every turn.
+        loads = indexed_leases.load_of_each(unknown)
         if max(loads.values()) * len(counts) <= (1 + BAND) * sum(loads.values()):
             return {}
     held: dict[str, list[Lease]] = {worker: [] for worker in counts}
     for lease in census.leases:
         if lease.owner is not None and lease.key not in moving and lease.held >= settling:
             held[lease.owner].append(lease)
-    most = min(floor + 1 + tolerance, len(census.leases) if most_leases is None else most_leases)
-    room = {worker: most - count for worker, count in counts.items()}
+    limit = min(floor + 1 + tolerance, len(census.leases) if most_leases is None else most_leases)
+    room = {worker: limit - count for worker, count in counts.items()}
     spare = {worker: count - (floor - tolerance) for worker, count in counts.items()}
     return relief(held, room, spare, unknown, loads_of(census, counts, moving, unknown))
 
@@ -139,35 +151,41 @@ def relief(
     unknown: int = 0,
     loads: Mapping[str, int] | None = None,
 ) -> dict[str, str]:
-    """The taker of each lease (by key) that leaves an overloaded worker; the same for all that read alike.
+    """Return the worker that takes each lease that should leave an overloaded worker, by lease key.
 
-    held     the leases of each worker, those that may move
-    room     how many leases each worker may gain
-    spare    how many each may lose; a worker that stays above the mean may lose more
-    unknown  the weight of a lease that was not measured yet
-    loads    of each worker, with what may not move; None: the leases in `held` are all there are
+    The result is the same for all workers that read the same rows.
+
+    Args:
+        held: The leases of each worker that may move.
+        room: How many leases each worker may gain.
+        spare: How many leases each worker may lose. A worker that stays above the mean may lose more.
+        unknown: The weight of a lease that is not measured yet.
+        loads: The load of each worker, including leases that may not move. If None, `held` contains all leases.
     """
     if loads is None:
         loads = {worker: sum(weight_of(lease, unknown) for lease in leases) for worker, leases in held.items()}
-    scale = _LoadBalancer(
+    balancer = _LoadBalancer(
         {worker: list(leases) for worker, leases in held.items()}, dict(loads), dict(room), dict(spare), unknown
     )
-    while scale.step():
+    while balancer.step():
         pass
-    return scale.taken
+    return balancer.taken
 
 
 @frozen
 class _LoadBalancer:
-    """The scale holds everybody's load while the moves are tried out.
+    """The loads of all workers while a series of moves is tried out.
 
-    held   the leases that each worker may still give
-    loads  the bytes per second of each worker
-    room   how many leases each worker may still gain
-    spare  how many each may still lose
-    taken  the answer so far: the taker of each lease, by key
-    full   heap of the workers that may give, the fullest first
-    empty  heap of the workers that may take, the emptiest first
+    Attributes:
+        held: The leases that each worker may still give.
+        loads: The load of each worker in bytes per second.
+        room: How many leases each worker may still gain.
+        spare: How many leases each worker may still lose.
+        unknown: The weight of a lease that is not measured yet.
+        taken: The result so far: the taker of each lease, by key.
+        mean: The mean load.
+        full: A heap of the workers that may give, the most loaded first.
+        empty: A heap of the workers that may take, the least loaded first.
     """
 
     held: dict[str, list[Lease]]
@@ -197,9 +215,12 @@ class _LoadBalancer:
         return empty
 
     def step(self) -> bool:
-        """A step is one move, or one donor found beyond help; False when all who can be helped are within the band.
+        """Make one move, or drop one giver that cannot be relieved.
 
-        An entry of a heap is stale, and is dropped, once its worker's load has changed.
+        Heap entries are stale once their worker's load has changed, and are dropped.
+
+        Returns:
+            False if no worker that could be relieved is above the band.
         """
         while self.full and -self.full[0][0] != self.loads[self.full[0][1]]:
             heappop(self.full)
@@ -217,7 +238,8 @@ class _LoadBalancer:
             self.loads[worker] += sign * weight_of(lease, self.unknown)
             self.room[worker] -= sign
             self.spare[worker] += sign
-        # A gainer gives nothing in the same plan: others would carry that out before the gain is there.
+        # A worker that gains gives nothing in the same plan, because others could carry that out before the gain
+        # arrives.
         heappush(self.full, (-self.loads[donor], donor))
         for worker in (donor, taker):
             if self.room[worker] > 0:
@@ -225,13 +247,13 @@ class _LoadBalancer:
         return True
 
     def _best(self, donor: str, gap: int) -> Lease | None:
-        """The lease whose move evens the two out best, unless that is too little to be worth it.
+        """Return the lease whose move evens out two workers best, or None if that gains too little.
 
-        The gain is half of what the move takes from the sum of squared loads.
+        The gain is half of the decrease in the sum of squared loads.
         """
         most = gap - BAND * self.mean
         if self.spare[donor] <= 0:
-            # Its count is as low as it may be: it gives only what leaves it above the mean.
+            # Its count is as low as it may be, so it gives only leases that leave it above the mean.
             most = min(most, self.loads[donor] - self.mean)
         gains = [
             (weight * (gap - weight), lease.key, lease)

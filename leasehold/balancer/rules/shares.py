@@ -1,46 +1,47 @@
-"""Everybody's share of one reading, and the line in which leases wait for those that lack some (M1, M2, M4, M6, M7).
+"""Computes every worker's share and the line of leases to be taken by those that lack some (M1, M2, M4, M6, M7).
 
-A share is the floor of the mean, or one more for the workers that `favoured` names, within `max_leases`. What a
-worker holds is counted with the moves under way made (H1), so that no share changes while the fleet carries moves out.
+A share is the floor of the mean, or one more for the workers that `favoured` returns, and at most `max_leases`. Counts
+include hand-offs in progress as if they were done (H1), so no share changes while moves are carried out.
 
-The line: free leases stand in front, in an order that a digest gives them; behind them stands the surplus of each
-donor, donors by name, and each donor's own leases again by digest (M4). The workers that lack something stand along
-the line by name, each before as many leases as it lacks. All that read alike see the same line and the same places, so
-that no two of them choose one lease. Workers that write no bulletin, KCL 2.x among them, have the last places, for they
-come in their own time: nobody should wait behind them (M15).
+The line: the free leases come first, ordered by digest. The surplus of each donor follows, donors by name and each
+donor's leases by digest (M4). The workers that lack leases stand along the line in order of name, each in front of as
+many leases as it lacks. Workers that read the same rows see the same line and the same places, so no two of them choose
+the same lease. Workers that write no bulletin, such as KCL 2.x, have the last places, because they act in their own
+time and no other worker should wait for them (M15).
 
-Example: a holds s-1 to s-5, b holds s-6 to s-8, c and d hold one each, and s-11 is free. Eleven leases on four workers
-make a floor of 2 and three extras. They go to a and b, which hold more than the floor already, and to c or d by digest,
-say to c: the shares are 3, 3, 3 and 2. The line is s-11, then a's surplus of two, say s-2 and s-4. c lacks two and
-takes s-11 and s-2; d lacks one and takes s-4.
+Example: a holds s-1 to s-5, b holds s-6 to s-8, c and d hold one each, and s-11 is free. With eleven leases and four
+workers, the floor is 2 and there are three extras. They go to a and b, which already hold more than the floor, and to c
+or d by digest. If c gets the third, the shares are 3, 3, 3 and 2. The line is s-11, then a's surplus of two, say s-2
+and s-4. c lacks two and takes s-11 and s-2; d lacks one and takes s-4.
 
-Shares are even if workers and their groups differ least (M2). Every worker's share is the floor of the mean or one
-more, and every group's total is the floor of its share or one more, at every level of the tree (S8). Among all such
-shares these ask for the fewest moves, and they do not change while the moves they ask for are under way (S4).
+Shares are even if workers and their groups differ as little as possible (M2). Every worker's share is the floor of the
+mean or one more, and the total of every group is the floor of its share or one more, at every level of the tree (S8).
+Of all even divisions, this one needs the fewest moves, and it does not change while those moves are in progress (S4).
 
-Without groups the question is which workers get the extras, the leases that the floor leaves over. A worker above the
-floor keeps its extra lease without a move, so these come first. The rest is chosen by a digest of the id, which all
-workers compute alike. A move never changes the choice: a worker above the floor with an extra stays above it, and a
-worker that reaches floor + 1 by an extra is then among those that come first.
+Without groups, the only question is which workers get the extras. A worker above the floor keeps its extra lease
+without a move, so these workers come first. The others are chosen by a digest of the id, which every worker computes
+alike. No move changes the choice: a worker above the floor that gets an extra stays above it, and a worker that reaches
+floor + 1 through an extra is then among those that come first.
 
-With groups the extras go down the tree. A group of n workers, of N in all, has a claim to extras x n / N of them. It
-gets the whole part of this, its *least*, in any case. The fractions that are left over sum to whole extras, which the
-group above hands out one by one, at most one to each of its parts, and none to a part without a fraction. First come
-the parts in which one more extra saves a move, then those with the larger fraction, then by name.
+With groups, the extras are passed down the tree. A group of n workers, of N in all, is entitled to extras x n / N of
+them. It always gets the whole part of this number, its *least*. The remaining fractions add up to whole extras, which
+the parent group hands out one by one, at most one to each of its parts, and none to a part without a fraction. Parts in
+which one more extra saves a move come first, then those with the larger fraction, then by name.
 
-Example, with prefixes as groups: x-1, x-2 and x-3 hold 3, 3 and 2 leases, y-1 and y-2 hold 2 each. Twelve leases on
-five workers make a floor of 2 and two extras. Group x has a claim to 2 x 3 / 5 extras, 1 and a fraction of 1/5; group y
-to 2 x 2 / 5, none and a fraction of 4/5. One extra goes to x in any case, and one is left. By fractions alone it would
-go to y, and a lease would move from x to y. But x has two workers above the floor, more than its least of one, so that
-a second extra saves this move: x gets it, and nothing moves. Both divisions are even, for x's 8 and y's 4 are the
-ceiling and the floor of 7.2 and 4.8, as 7 and 5 would be the other way round.
+Example, with prefixes as groups: x-1, x-2 and x-3 hold 3, 3 and 2 leases, y-1 and y-2 hold 2 each. With twelve leases
+and five workers, the floor is 2 and there are two extras. Group x is entitled to 2 x 3 / 5 extras, that is 1 and a
+fraction of 1/5; group y to 2 x 2 / 5, that is 0 and a fraction of 4/5. Group x gets one extra in any case, and one is
+left. By fractions alone, it would go to y, and a lease would move from x to y. But x has two workers above the floor,
+which is more than its least of one, so a second extra saves this move: x gets it, and nothing moves. Both divisions are
+even, because 8 for x and 4 for y are the ceiling and the floor of 7.2 and 4.8, as 7 and 5 would be the floor and the
+ceiling.
 
-A group within a group answers the same question for the group above: would one more extra save a move? The answer is
-that of the part which would get it. The parts stand in the order above, the group's least is handed out from the front
-of that line, and the first part that it does not reach is the next one in line. Since parts that save a move come
-first, a no from that part is a no from all behind it.
+A nested group must tell its parent group whether one more extra would save a move. The result is that of the part that
+would get it. The parts are in the order above, the group's least is handed out from the front, and the first part that
+it does not reach is the next in line. Parts that save a move come first, so if that part would not save a move, none
+after it would.
 
-A newcomer waits for others who join now, before it takes leases from the living (C10).
+A newcomer waits for others that are joining before it takes leases from living workers (C10).
 """
 
 from collections import Counter
@@ -65,10 +66,10 @@ _digest = digest_under("minimal")
 
 
 def path_of(worker: str, groups: Groups) -> tuple[str, ...]:
-    """A worker belongs to these groups, outermost first, as its id says.
+    """Return the groups that a worker belongs to, outermost first, as given by its id.
 
-    "prefix" is the text before the last "-"; separators each end one level's name. A level whose
-    separator does not occur has the empty name, which is a group like any other.
+    "prefix" is the part of the id before the last "-". Otherwise each separator ends the name of one level. A level
+    whose separator does not occur has the empty name, which is a group like any other.
     """
     if groups is None:
         return ()
@@ -76,14 +77,14 @@ def path_of(worker: str, groups: Groups) -> tuple[str, ...]:
         return (worker.rpartition("-")[0],)
     path = []
     for separator in groups:
-        name, found, after = worker.partition(separator)
-        path.append(name if found else "")
-        worker = after if found else worker
+        name, match, remainder = worker.partition(separator)
+        path.append(name if match else "")
+        worker = remainder if match else worker
     return tuple(path)
 
 
 def favoured(counts: Mapping[str, int], floor: int, extras: int, groups: Groups) -> frozenset[str]:
-    """The `extras` workers whose share is one above `floor` (M2); all, if there are more extras than workers."""
+    """Return the `extras` workers whose share is one above `floor` (M2), or all if there are fewer workers."""
     if not extras:
         return frozenset()
     if groups is None:
@@ -94,7 +95,10 @@ def favoured(counts: Mapping[str, int], floor: int, extras: int, groups: Groups)
 
 
 def _leaf(workers: Iterable[str], counts: Mapping[str, int], floor: int, extras: int) -> list[str]:
-    """Workers above the floor keep their extra lease, the others get one by digest."""
+    """Return the workers of one group that get its extras.
+
+    Workers above the floor keep their extra lease; the others are chosen by digest.
+    """
     above = [worker for worker in workers if counts[worker] > floor]
     chosen = _first(above, extras)
     below = [] if len(above) >= extras else [worker for worker in workers if counts[worker] <= floor]
@@ -102,7 +106,7 @@ def _leaf(workers: Iterable[str], counts: Mapping[str, int], floor: int, extras:
 
 
 def _first(workers: list[str], count: int) -> list[str]:
-    """Digests choose among more workers than are wanted; without a choice none is computed."""
+    """Return the first `count` workers by digest, without computing digests if there is no choice."""
     if len(workers) <= count:
         return workers
     return nsmallest(count, workers, key=lambda worker: (_digest(worker), worker)) if count > 0 else []
@@ -110,12 +114,14 @@ def _first(workers: list[str], count: int) -> list[str]:
 
 @frozen
 class _Group:
-    """A group is a node of the tree.
+    """A node in the tree of groups.
 
-    least     extras it gets in any case: the floor of its share
-    fraction  what its share has beyond that, in parts of the fleet's size; 0: it gets no more
-    wants     whether one more than the least would save a move
-    parts     its subgroups, those first that get a further extra first
+    Attributes:
+        least: The extras that the group gets in any case: the floor of its entitlement.
+        fraction: The rest of its entitlement, as a numerator over the number of all workers. If it is 0, the group gets
+            no further extra.
+        wants: Whether one more extra than `least` would save a move.
+        parts: The subgroups, in the order in which they get further extras.
     """
 
     name: str
@@ -128,13 +134,14 @@ class _Group:
 
 @frozen
 class _Tree:
-    """The tree holds the numbers that every one of its groups is computed from.
+    """The numbers from which all groups are computed.
 
-    counts  leases by worker
-    floor   the share of every worker without an extra
-    extras  how many leases the floor leaves over
-    size    how many workers there are
-    depth   how many levels of groups
+    Attributes:
+        counts: The number of leases of each worker.
+        floor: The share of a worker without an extra.
+        extras: How many leases remain after every worker got the floor.
+        size: The number of workers.
+        depth: The number of group levels.
     """
 
     counts: Mapping[str, int]
@@ -144,7 +151,7 @@ class _Tree:
     depth: int
 
     def group(self, members: Sequence[tuple[tuple[str, ...], str]], level: int, name: str = "") -> _Group:
-        """The group of these (path, worker) pairs, which are sorted and agree in all outer levels."""
+        """Return the group of these sorted (path, worker) pairs, which have the same names in all outer levels."""
         workers = tuple(worker for _, worker in members)
         least, fraction = divmod(self.extras * len(workers), self.size)
         if level == self.depth:
@@ -153,12 +160,15 @@ class _Tree:
         inner = groupby(members, key=lambda member: member[0][level])
         parts = [self.group(tuple(inside), level + 1, part) for part, inside in inner]
         parts.sort(key=lambda part: (not part.fraction, not part.wants, -part.fraction, part.name))
-        # The group's least reaches so far along the line of parts; one more extra would go to the next part in it.
+        # How far the group's least reaches along the parts. One more extra would go to the next one.
         line = least - sum(part.least for part in parts)
         return _Group(name, workers, least, fraction, fraction > 0 and parts[line].wants, tuple(parts))
 
     def favoured(self, group: _Group, extras: int) -> list[str]:
-        """The workers of this group that get its extras: each part's least, and one more for the first in line."""
+        """Return the workers of this group that get its extras.
+
+        Each part gets its least, and the first parts in line get one more.
+        """
         if not group.parts:
             return _leaf(group.workers, self.counts, self.floor, extras)
         line = extras - sum(part.least for part in group.parts)
@@ -170,9 +180,9 @@ class _Tree:
 
 
 def least_moves(owners: Mapping[Any, str | None], workers: Iterable[str], groups: Groups = None) -> int:
-    """The fewest leases that must leave living workers until all is even, groups of one level included.
+    """Return the fewest leases that must leave living workers for an even division, with at most one level of groups.
 
-    `owners` by lease; whatever belongs to none of the workers is free for the taking (L1).
+    `owners` maps leases to their owners. A lease without an owner among `workers` is free (L1).
     """
     held = Counter(owner for owner in owners.values() if owner is not None)
     counts = {worker: held[worker] for worker in workers}
@@ -192,45 +202,51 @@ def least_moves(owners: Mapping[Any, str | None], workers: Iterable[str], groups
 
 
 def uneven(counts: Mapping[str, int], takers: Iterable[str], leases: int, groups: Groups = None) -> str:
-    """The reason why a division is not even (S8), or "" if it is: a judge's words, for no rule asks this.
+    """Return why a division is not even (S8), or "" if it is. No rule uses this function.
 
-    counts  leases by worker; takers: those of them that could take one more, without whom nothing can be asked
-    leases  all of them, those that belong to nobody included
+    Args:
+        counts: The number of leases of each worker.
+        takers: The workers that could take one more lease. If there are none, no division is called uneven.
+        leases: The number of all leases, including those without an owner.
+        groups: How workers form groups.
     """
-    least = min(takers, key=lambda worker: (counts[worker], worker), default=None)
-    if least is None:
+    emptiest = min(takers, key=lambda worker: (counts[worker], worker), default=None)
+    if emptiest is None:
         return ""
-    most = max(counts, key=lambda worker: (counts[worker], worker))
-    if counts[most] - counts[least] > 1:
-        return f"{most} holds {counts[most]} leases, and {least} {counts[least]}"
-    # A worker counts for the groups of every level that it belongs to.
+    fullest = max(counts, key=lambda worker: (counts[worker], worker))
+    if counts[fullest] - counts[emptiest] > 1:
+        return f"{fullest} holds {counts[fullest]} leases, and {emptiest} {counts[emptiest]}"
+    # A worker counts toward its group at every level.
     held: dict[tuple[str, ...], list[int]] = {}
     for worker, count in counts.items():
         path = path_of(worker, groups)
         for depth in range(1, len(path) + 1):
             held.setdefault(path[:depth], []).append(count)
-    for group, of in held.items():
-        if abs(sum(of) - leases * len(of) / len(counts)) >= 1:
-            share = f"{sum(of)} of {leases} leases, with {len(of)} of {len(counts)} workers"
+    for group, sizes in held.items():
+        if abs(sum(sizes) - leases * len(sizes) / len(counts)) >= 1:
+            share = f"{sum(sizes)} of {leases} leases, with {len(sizes)} of {len(counts)} workers"
             return f"group {'/'.join(group)} holds {share}"
     return ""
 
 
 donation_order = order_under("minimal")
-"""M4: the order in which leases are given up, and free ones are claimed."""
+"""The order in which leases are given up and free leases are claimed (M4)."""
 
 
 @frozen
 class Shares:
-    """A reading of the table, with the share of each worker.
+    """The share of each worker, computed from one reading of the table.
 
-    census     who holds what
-    counts     leases by worker, with the moves under way made (H1)
-    floor      what everybody should hold at least
-    extras     how many leases the floor leaves over
-    limit      most leases of one worker (M7)
-    tolerance  how far counts may differ for the sake of loads (M13)
-    apart      whether workers that write no bulletin come last (M15)
+    Attributes:
+        census: The leases in play and their owners.
+        config: The times that rules need.
+        counts: The number of leases of each worker, with hand-offs in progress counted as done (H1).
+        floor: The number of leases that every worker should hold at least.
+        extras: How many leases remain after every worker got the floor.
+        groups: How workers form groups.
+        limit: The most leases that one worker may hold (M7).
+        tolerance: How far counts may differ in order to balance loads (M13).
+        apart: Whether workers that write no bulletin come last (M15).
     """
 
     census: Census
@@ -245,12 +261,12 @@ class Shares:
 
     @cached_property
     def lacking(self) -> dict[str, int]:
-        """The number of leases that each worker lacks; below zero it is a surplus."""
+        """The number of leases that each worker lacks; a negative number is a surplus."""
         usual, more, chosen = min(self.floor, self.limit), min(self.floor + 1, self.limit), self._favoured
         return {worker: (more if worker in chosen else usual) - count for worker, count in self.counts.items()}
 
     def share(self, worker: str) -> int:
-        """The number of leases that this worker should hold (M1, M2, M7)."""
+        """Return the number of leases that this worker should hold (M1, M2, M7)."""
         return min(self.floor + (worker in self._favoured), self.limit)
 
     @cached_property
@@ -259,18 +275,24 @@ class Shares:
 
     @cached_property
     def non_bulletin_workers(self) -> frozenset[str]:
-        """Workers that write no bulletin (KCL 2.x), where that matters."""
+        """The workers that write no bulletin (KCL 2.x), or none if `apart` is false."""
         others = frozenset(self.census.counts) - {self.census.worker} if self.apart else frozenset()
         return others - signers(self.census.leases) if others else others
 
     def place(self, worker: str) -> int:
-        """The number of leases that the workers before this one still lack; workers without a bulletin come last."""
+        """Return how many leases the workers before this one lack.
+
+        Workers without a bulletin come last.
+        """
         strangers = self.non_bulletin_workers
         here = worker in strangers, worker
         return sum(lack for other, lack in self.lacking.items() if lack > 0 and (other in strangers, other) < here)
 
     def surplus(self, start: int, stop: int) -> tuple[Lease, ...]:
-        """The surpluses of the donors, by name, fill the line; these places of it are wanted."""
+        """Return the surplus leases at the positions from `start` to `stop`.
+
+        The line consists of the surplus of each donor, donors sorted by name.
+        """
         surplus = {worker: -lack for worker, lack in self.lacking.items() if lack < 0}
         start, place = max(start, 0), 0
         wanted = {}
@@ -282,7 +304,10 @@ class Shares:
         return self.donated(wanted)
 
     def donated(self, wanted: Mapping[str, slice]) -> tuple[Lease, ...]:
-        """Each donor gives this part of its leases, in the order of M4; none that is on its way (H5)."""
+        """Return a slice of each donor's leases in the order of M4.
+
+        Leases with a hand-off in progress are left out (H5).
+        """
         held: dict[str | None, list[Lease]] = {donor: [] for donor in sorted(wanted)}
         moving = live_moves(self.census, self.config)
         for lease in self.census.held_by(wanted):
@@ -307,47 +332,56 @@ class Shares:
         return sum(weight_of(lease, self._unknown) for lease in self.census.leases)
 
     def loaded(self, worker: str) -> bool:
-        """M13: whether a worker has its load, or a tenth less, for measures wander; no where loads are unknown."""
+        """Return whether a worker carries the mean load or at most a tenth less, since measurements fluctuate (M13).
+
+        False if loads are unknown.
+        """
         if not self.tolerance:
             return False
         return self._loads[worker] * len(self.counts) >= (1 - BAND) * self._everybodys
 
     def short(self, worker: str) -> bool:
-        """Whether this worker, seen or led, takes from the living for its count's sake (M6, M14)."""
+        """Return whether this worker, seen or led, takes leases from living workers because of its count (M6, M14)."""
         here = self.census.counts.get(worker, 0) > 0 or worker in self.census.led
         return here and self.lacking[worker] > self.tolerance and not self.loaded(worker)
 
 
 GATHER = 0.5
-"""A newcomer waits for so many `lease_seconds` after each change of the fleet for the next change (C10)."""
+"""How many `lease_seconds` a newcomer waits after each change in the group of workers (C10)."""
 MOST_SECONDS = 10.0
-"""The most that a newcomer without bulletins waits: leases may be long because renewals are dear."""
+"""The `lease_seconds` that a newcomer without bulletins assumes at most for its wait.
+
+Leases may be long only because renewals are expensive.
+"""
 
 
 def awaits_joiners(leases: Iterable[Lease], me: Me, config: FleetSeconds) -> bool:
-    """C10: whether this worker, new here, waits for others who join now before it takes from the living.
+    """Return whether this newcomer still waits for other joiners before it takes from living workers (C10).
 
-    Shares computed without them would be taken, and taken away again. The wait ends a cycle after its first lease.
+    Shares computed without them would be taken, only to be taken away again. The wait ends one cycle after the worker's
+    first lease.
     """
     history = me.history
-    # 0.8: whoever reads once a cycle waits a cycle for everybody else already.
-    seldom = history.hearing is None and history.full_apart >= 0.8 * config.cycle_seconds
-    # 0.8: four of the five seconds, for readings measure a little less than the whole wait.
-    if seldom or history.fleet_still >= 0.8 * GATHER * _scale(history, config):
+    # 0.8: a worker that reads only once per cycle already waits a cycle for the others.
+    reads_rarely = history.hearing is None and history.full_apart >= 0.8 * config.cycle_seconds
+    # 0.8: four of the five seconds suffice, because readings measure a little less than the whole wait.
+    if reads_rarely or history.fleet_still >= 0.8 * GATHER * _scale(history, config):
         return False
-    here = max((lease.held for lease in leases if lease.owner == me.worker), default=0.0)
-    return here < config.cycle_seconds
+    longest_held = max((lease.held for lease in leases if lease.owner == me.worker), default=0.0)
+    return longest_held < config.cycle_seconds
 
 
 def until_gathered(history: History, config: FleetSeconds) -> float:
-    """C10: a newcomer lists again soon after a listing that showed a change, else when the wait is over.
+    """Return the seconds until a newcomer lists the table again (C10).
 
-    Those who start together would otherwise see each other only when the waiting should be over, and wait once more.
+    If its last listing showed a change, it lists again soon, otherwise at the end of its wait. Without the early
+    listing, workers that start together would see each other only when the wait should be over, and would wait once
+    more.
     """
     scale = _scale(history, config)
     wait, stood = GATHER * scale, history.fleet_still - history.full_still
     if stood <= 0:
-        # 0.1: a second, in which others that start now take their first lease and are seen.
+        # 0.1: a second, in which other workers that start now take their first lease and become visible.
         return 0.1 * scale
     return wait - stood if stood < wait else wait
 
