@@ -69,12 +69,10 @@ class Silence:
     def lasts(self, query: StreamingQuery) -> bool:
         """Return whether the query has been stuck for that long. Between two triggers it is not stuck."""
         status, last = query.status, query.lastProgress
-        state = (
-            (status["message"], last and (last["batchId"], last["timestamp"])) if status["isTriggerActive"] else None
-        )
+        seen = (status["message"], last and (last["batchId"], last["timestamp"])) if status["isTriggerActive"] else None
         # Between two triggers a query may legitimately rest for hours.
-        if state is None or state != self._seen:
-            self._seen, self._since = state, self._clock()
+        if seen is None or seen != self._seen:
+            self._seen, self._since = seen, self._clock()
         return self._clock() - self._since > self._seconds
 
 
