@@ -125,7 +125,7 @@ class AvailableNow:
         reasons = {key: self._reason(lease, leases, feeds.get(key)) for key, lease in leases.items()}
         begun = {parent for lease in leases.values() for parent in lease.parents}.union(leases, ended)
         unborn = [
-            each.id for each in listed if each.id not in begun and each.parents and set(each.parents) <= set(ended)
+            shard.id for shard in listed if shard.id not in begun and shard.parents and set(shard.parents) <= set(ended)
         ]
         return {key: reason for key, reason in reasons.items() if reason} | dict.fromkeys(unborn, "it has no lease yet")
 

@@ -81,7 +81,7 @@ class Bounds:
         return self.since or TRIM_HORIZON
 
     def initial(self) -> dict[str, Any]:
-        """Where a query's shards without a lease begin, as a configuration has it."""
+        """Return where a query's shards without a lease begin, as in a configuration."""
         first = self.since or (LATEST if self.until is None else TRIM_HORIZON)
         position = {"initial_position": first.sequence}
         return position | ({"timestamp_ms": first.sub} if first.sequence == "AT_TIMESTAMP" else {})
@@ -208,7 +208,7 @@ def _end(source: BoundedSource, lease: Lease, bounds: Bounds) -> int:
         return EVER_MS
     else:
         until = source.latest(lease).sub + 1000  # include records put just now: the service tells time in seconds
-    deadline = time.monotonic() + AHEAD_SECONDS  # clocks differ
+    deadline = time.monotonic() + AHEAD_SECONDS  # allow for clocks that differ
     while source.settled(lease, until / 1000 - SETTLE_SECONDS) is None:
         if time.monotonic() > deadline:
             name = f"option {bounds.source}.endingPosition"

@@ -181,9 +181,9 @@ class RowBuffer(AheadBuffer):
                 ends, trail = self._columns.position(first.rows, fitting - 1), first.trail
                 if trail is not None:
                     ends, trail = evolve(ends, token=trail.token(fitting - 1)), trail.behind(fitting)
-                rest = evolve(first, rows=first.rows.slice(fitting), trail=trail)
-                self._chunks.appendleft((rest, size := self._size(rest)))
-                self.count += rest.count
+                remainder = evolve(first, rows=first.rows.slice(fitting), trail=trail)
+                self._chunks.appendleft((remainder, size := self._size(remainder)))
+                self.count += remainder.count
                 self.bytes += size
             break
         return None if ends is None else Chunk(joined(batches), ends)
@@ -348,7 +348,7 @@ class ShardPrefetcher:
             due = self._step(now)
         except (StoreError, SourceUnavailable) as fault:
             wait = self._faults.next()
-            self._behind = False  # no batch waits for a shard that cannot be read
+            self._behind = False  # so that no batch waits for a shard that cannot be read
             self.holding.progress.failed(str(fault), now)
             log.warning("shard %s: trying again in %.1f s: %s", self.key, wait, fault)
             return now + wait
@@ -374,8 +374,8 @@ class ShardPrefetcher:
         holding, cursor = self.holding, self._cursor
         if holding.lost.is_set():
             return self._leave()
-        if (done := self._writable) is not None:
-            cursor.consumer_acknowledged(done)
+        if (committed := self._writable) is not None:
+            cursor.consumer_acknowledged(committed)
             self._written()  # the lease may already contain it
         # Do not wait for rows of an earlier run that it did not commit: this run may never plan a batch of them.
         waits = self._given and cursor.out and not self._shared.ending
@@ -439,8 +439,8 @@ class ShardPrefetcher:
             self.opened = True
             self._tip.heard = now
             # Spark may have committed more while another worker held the lease. Write that as soon as rule 4 allows.
-            done = self._shared.committed(self.key)
-            self._done = None if done is None or done.order > start.order else done
+            committed = self._shared.committed(self.key)
+            self._done = None if committed is None or committed.order > start.order else committed
             self._shared.changed.notify_all()
         if not start.ended:  # if the query has read the shard to its end, only that end is left to write
             self._pull.open()
@@ -491,7 +491,7 @@ class ShardPrefetcher:
     @property
     def _full(self) -> bool:
         pace, feeds = self._shared.pace, max(1, self._shared.feeds)
-        rows, size = max(1, pace.rows // feeds), max(1, pace.bytes // feeds)  # however many there are, each is read
+        rows, size = max(1, pace.rows // feeds), max(1, pace.bytes // feeds)  # at least 1, so that every shard is read
         return self._buffer.count >= rows or self._buffer.bytes >= size
 
     def _blocked(self, now: float) -> bool:

@@ -148,7 +148,7 @@ class RowServer:
     @property
     def in_memory(self) -> int:
         """The number of bytes taken up by rows that are not in files."""
-        return sum(kept.memory for kept in self._server.kept.values())
+        return sum(task_rows.memory for task_rows in self._server.kept.values())
 
     def discard(self, number: int) -> None:
         """Drop the rows of this batch. A transfer that has begun is completed."""
@@ -233,15 +233,15 @@ class _Sending(BaseRequestHandler):
     def handle(self) -> None:
         # A peer that sends nothing, such as a port scan, must not hold a thread forever.
         self.request.settimeout(REQUEST_SECONDS)
-        token, number, place = REQUEST.unpack(received(self.request, REQUEST.size))
+        token, number, task = REQUEST.unpack(received(self.request, REQUEST.size))
         # Compare in constant time, so that timing does not reveal how much of a guess was right.
         if not compare_digest(token, self.server.token):
             log.warning("%s asked for rows without this query's token, and got none", self.client_address)
             return
-        rows = self.server.kept.get((number, place))
+        rows = self.server.kept.get((number, task))
         # Read the rows again from the source if the reader that was to send them is gone.
         try:
-            if rows is None and (reread := self.server.again(number, place)):
+            if rows is None and (reread := self.server.again(number, task)):
                 rows = Kept.of(reread)
         except Exception as fault:  # noqa: BLE001  whatever it is, it must end the task, which reports it to the user
             self.request.sendall(FAILED + said(fault).encode())
@@ -264,10 +264,10 @@ def listening(address: Address, made: Callable[[int, tuple[str, int]], Server]) 
     fault = OSError()
     for port in ports:
         try:
-            family, *_, place = socket.getaddrinfo(address.bind, port, type=socket.SOCK_STREAM)[0]
-            return made(family, (str(place[0]), int(place[1])))
-        except OSError as found:
-            fault = found
+            family, *_, sockaddr = socket.getaddrinfo(address.bind, port, type=socket.SOCK_STREAM)[0]
+            return made(family, (str(sockaddr[0]), int(sockaddr[1])))
+        except OSError as error:
+            fault = error
     raise OSError(
         f"no port could be had for tasks to fetch rows from ({printable(text_of(fault))}): give lease.fetchPort "
         "another, or set lease.transport to embedded"
@@ -359,25 +359,25 @@ def read(rows: Rows) -> Iterator[pa.RecordBatch]:
 
 def _from_readers(rows: ReaderRows) -> Iterator[pa.RecordBatch]:
     """Fetch from the readers. If one fails, fetch the rest from the planner, which has the same rows in this order."""
-    seen = 0
+    received_rows = 0
     try:
         for part in rows.parts:
             for batch in fetched(part):
                 yield batch
-                seen += batch.num_rows
+                received_rows += batch.num_rows
     except RuntimeError as fault:
         log.warning("a reader is gone, asking the planner: %s", fault)
-    skip = seen  # the planner sends all rows again, and these were returned before
-    if seen < rows.count:
+    skip = received_rows  # the planner sends all rows again, and these were returned before
+    if received_rows < rows.count:
         # Wait longer than for the network, because the planner reads these rows again first.
         for batch in fetched(rows.again, AGAIN_SECONDS):
             if skip < batch.num_rows:
                 yield batch.slice(skip)
-                seen += batch.num_rows - skip
+                received_rows += batch.num_rows - skip
             skip -= min(skip, batch.num_rows)
     # If Spark committed fewer rows, the rest would be skipped for good, so the task must fail.
-    if seen != rows.count:
-        raise RuntimeError(f"{seen} rows came of {rows.count} that were planned")
+    if received_rows != rows.count:
+        raise RuntimeError(f"{received_rows} rows came of {rows.count} that were planned")
 
 
 def fetched(rows: FetchedRows, seconds: float = NETWORK_SECONDS) -> Iterator[pa.RecordBatch]:
@@ -419,8 +419,8 @@ def received(connection: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
         # One call may return less than it asked for.
-        more = connection.recv(size - len(data))
-        if not more:
+        part = connection.recv(size - len(data))
+        if not part:
             raise ConnectionError("the other side has closed the connection without an answer")
-        data += more
+        data += part
     return data

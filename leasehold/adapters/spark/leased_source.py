@@ -82,7 +82,7 @@ class LeasedSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
         """Return the reader that makes a query a worker of its group.
 
-        Raises ValueError if the user gives a schema, if no lease table is named, or if the end is not a time.
+        Raises ValueError for a different schema, if no lease table is named, or if the end is not a time.
         """
         spec, lease, _, bounds = self._reading()
         with told_plainly():
@@ -95,7 +95,7 @@ class LeasedSource(DataSource):
         return LeasedReader(spec, lease) if cut is None else SlicedQuery(spec, lease, cut)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of one batch, without leases. Raises ValueError if the user gives a schema."""
+        """Return the reader of one batch, without leases. Raises ValueError for a different schema."""
         spec, lease, place, bounds = self._reading()
         with told_plainly():
             _refuse_another(schema, spec)
@@ -254,7 +254,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _decoded(self, stored: dict[str, Any]) -> Offset:
         # Decoding many shards is slow, and a planned offset is passed again and again until it is committed.
-        return next((offset for known, offset in self._known if known == stored), None) or decode(stored)
+        return next((offset for encoded, offset in self._known if encoded == stored), None) or decode(stored)
 
     def _running(self) -> "Run":
         if self._run is None:
@@ -290,7 +290,7 @@ class SlicedQuery(LeasedReader):
 
 def _refuse_another(schema: StructType, spec: SourceSpec) -> None:
     def shapes(fields: StructType) -> list[tuple[str, str]]:
-        return [(each.name, each.dataType.simpleString()) for each in fields]
+        return [(column.name, column.dataType.simpleString()) for column in fields]
 
     ours = from_arrow_schema(spec.columns.schema)
     if shapes(schema) != shapes(ours):

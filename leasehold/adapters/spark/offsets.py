@@ -80,7 +80,7 @@ class Offset:
     @property
     def empty(self) -> bool:
         """Whether its batch has no rows: the first offset, or a flush."""
-        return all(each.empty for _, each in self.ranges)
+        return all(part.empty for _, part in self.ranges)
 
     @property
     def keys(self) -> frozenset[str]:
@@ -118,8 +118,9 @@ class Offset:
 class Held:
     """A shard as it is held when a batch is planned.
 
-    epoch   the fencing number of the ownership
-    begins  where the next range begins: its last end, or where its reading began
+    Attributes:
+        epoch: The fencing number of the ownership.
+        begins: Where the next range begins: the end of the last range, or where reading began.
     """
 
     epoch: int
@@ -155,8 +156,8 @@ def advance(
             ranges[key] = Range(begins, begins, holding.epoch)
     if unheld := ends.keys() - ranges.keys():
         raise ValueError(f"ends: {sorted(unheld)} are not held, or have ended before")
-    more = (pair for pair in unwritten if pair[0] not in ranges)
-    return evolve(start, number=start.number + 1, ranges=(*ranges.items(), *more), tasks=0)
+    carried_over = (pair for pair in unwritten if pair[0] not in ranges)
+    return evolve(start, number=start.number + 1, ranges=(*ranges.items(), *carried_over), tasks=0)
 
 
 def resumed(checkpoint: Position, previous: Range | None, *, delivered: bool) -> Position:
@@ -180,11 +181,11 @@ def owed(start: Offset, committed: int) -> bool:
 def shares(waiting: Mapping[str, int], most: int) -> dict[str, int]:
     """Share a batch of at most `most` out among the shards by what waits on each, so that none starves another."""
     granted: dict[str, int] = {}
-    left = most
+    remaining = most
     for position, (key, count) in enumerate(sorted(waiting.items(), key=lambda pair: (pair[1], pair[0]))):
         # Begin with the smallest, so that what it leaves of its share goes to the larger ones.
-        granted[key] = min(count, left // (len(waiting) - position))
-        left -= granted[key]
+        granted[key] = min(count, remaining // (len(waiting) - position))
+        remaining -= granted[key]
     return granted
 
 
@@ -251,8 +252,8 @@ def _text(position: Position) -> str:
 
 def _position_of(text: str) -> Position:
     # The token comes last because it is a string of the source's own, and may contain a colon.
-    sequence, _, rest = text.partition(":")
-    sub, _, token = rest.partition(":")
+    sequence, _, details = text.partition(":")
+    sub, _, token = details.partition(":")
     return Position(sequence, int(sub or 0), token)
 
 

@@ -77,9 +77,9 @@ class Given:
 
     def ignore(self, names: Mapping[str, str]) -> None:
         """Read options of other connectors that have no meaning here, and log a warning for each."""
-        for name, why in names.items():
+        for name, reason in names.items():
             if self.text(name):
-                log.warning("option %s has no effect: %s", name, why)
+                log.warning("option %s has no effect: %s", name, reason)
 
     def elsewhere(self, names: Mapping[str, str]) -> None:
         """Raise ValueError for an option of another connector that has another name here."""
@@ -89,9 +89,9 @@ class Given:
 
     def refuse(self, names: Mapping[str, str]) -> None:
         """Raise ValueError for an option of another connector that is not supported here, with the reason."""
-        for name, why in names.items():
+        for name, reason in names.items():
             if name.lower() in self._left:
-                raise ValueError(f"option {name}: {why}")
+                raise ValueError(f"option {name}: {reason}")
 
     def done(self) -> None:
         """Raise ValueError for an option that was not read."""
@@ -236,11 +236,11 @@ def _config(given: Given, position: Mapping[str, Any], seconds: float, cores: in
         log.warning("%s", warning)
     rules = given.choice("lease.rules", "minimal", *(name for name in RULES if name != "minimal"))
     # Limit by a number or by the session's cores, so that a large cluster takes more of a stream than a laptop (M7).
-    most, per_core = given.number("lease.maxLeases", None), given.number("lease.maxLeasesPerCore", None)
-    if most and per_core:
+    limit, per_core = given.number("lease.maxLeases", None), given.number("lease.maxLeasesPerCore", None)
+    if limit and per_core:
         raise ValueError("option lease.maxLeasesPerCore: give it or lease.maxLeases, not both")
     limits = {
-        "max_leases": per_core * cores if per_core else most,
+        "max_leases": per_core * cores if per_core else limit,
         "max_steals": given.number("lease.maxLeasesToSteal", None),
     }
     # Leave out what is not given: a configuration has its own defaults, and does not accept null.

@@ -210,14 +210,14 @@ def begun(start: Callable[[], StreamingQuery]) -> StreamingQuery:
     changed. After that loading fails, or the query ends, and we try again.
     """
     # Limit the attempts, because a machine that is too busy every time needs attention.
-    for left in reversed(range(STARTS)):
+    for retries in reversed(range(STARTS)):
         try:
             query = start()
             while query.isActive and query.status["message"].startswith("Initializing"):
                 time.sleep(LOOK_SECONDS)
             late = LATE in str(query.exception())
         except Exception as fault:  # Spark's own, or Java's
-            if not left or LATE not in text_of(fault):
+            if not retries or LATE not in text_of(fault):
                 raise
             late = True
         if not late:

@@ -85,21 +85,21 @@ def replayed(offset: Offset, place: Place, waiting: Waiting) -> dict[str, pa.Rec
     leases, over = _leases(ranges, place), Event()
     # Do not wait for a range that an earlier run found to be gone.
     wanted = {key: each for key, each in ranges.items() if not _given_up(leases[key], each)}
-    again = {key: Repetition(leases[key], each, place, over) for key, each in wanted.items()}
+    attempts = {key: Repetition(leases[key], each, place, over) for key, each in wanted.items()}
     with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-replay") as pool:
         try:
-            work = {key: pool.submit(each.rows) for key, each in again.items()}
+            work = {key: pool.submit(each.rows) for key, each in attempts.items()}
             looks = 0
-            while left := {key: again[key].trouble for key, each in work.items() if not each.done()}:
-                waiting.go_on(left, sum(each.answers for each in again.values()))
+            while left := {key: attempts[key].trouble for key, each in work.items() if not each.done()}:
+                waiting.go_on(left, sum(each.answers for each in attempts.values()))
                 # Log this now and then, so that a query that waits for a stream does not look as if it hung.
                 looks += 1
                 if not looks % SAID_LOOKS:
                     log.warning("the repeated batch waits for %s", told(left))
                 ended, _ = wait(work.values(), LOOK_SECONDS, FIRST_EXCEPTION)
                 # A fault of one range ends the wait and the query at once. The next run repeats the batch.
-                for done in ended:
-                    done.result()
+                for finished in ended:
+                    finished.result()
         finally:
             over.set()  # if one range fails, end the others: the batch is complete or the query fails
     rows_by_key = {key: each.result() for key, each in work.items()}

@@ -102,7 +102,7 @@ class ArrowBatch(Batch):
 
 
 def _seconds(times: pa.Array) -> list[float | None]:
-    return [None if each is None else each / 1e6 for each in times.cast(pa.int64()).to_pylist()]
+    return [None if micros is None else micros / 1e6 for micros in times.cast(pa.int64()).to_pylist()]
 
 
 @frozen

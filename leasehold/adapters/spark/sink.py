@@ -271,5 +271,5 @@ class StreamSinkWriter(_Writer, DataSourceStreamArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
         """Log that the batch was abandoned. Parts of it may be in the stream; our readers drop duplicates later."""
         speak()
-        done = sum(each is not None for each in messages)
-        log.warning("batch %d: %d of %d tasks had written when it was given up", batchId, done, len(messages))
+        finished = sum(message is not None for message in messages)
+        log.warning("batch %d: %d of %d tasks had written when it was given up", batchId, finished, len(messages))

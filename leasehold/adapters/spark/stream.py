@@ -119,7 +119,7 @@ class Run:
         current, former = self._identity(), offset.incarnation
         if current and not former:
             # An offset of the old form belongs to the former incarnation that its leases note, or to the current one.
-            # Cache the answer: the notes change when the leases start over, but the offsets do not.
+            # Cache the answer, because these annotations change when the leases start over, but the offsets do not.
             if self._former is None and offset.keys:
                 notes = [lease.note(INCARNATION) for lease in self._store.get(offset.keys)]
                 self._former = next((note for note in notes if note and made_later(current, note)), "")
@@ -225,25 +225,25 @@ class Run:
         behind = {key: round(seconds * 1000) for key, seconds in self._loop.behind.items()}
         worst = sorted(((key, each) for key, each in behind.items() if each), key=lambda pair: (-pair[1], pair[0]))
         shown = dict(sorted(worst[:REPORTED]))
-        most, undecided = max(behind.values(), default=0), self._loop.undecided
-        return {"shards": len(behind), "behindMs": most, "behindMsByShard": shown, "undecidedRows": undecided}
+        worst_lag, undecided = max(behind.values(), default=0), self._loop.undecided
+        return {"shards": len(behind), "behindMs": worst_lag, "behindMsByShard": shown, "undecidedRows": undecided}
 
     def close(self) -> None:
         """Release the leases, and close connections and files."""
-        with ExitStack() as rest:  # closes everything in reverse order, even if one of them fails
+        with ExitStack() as closing:  # closes everything in reverse order, even if one of them fails
             # End the loop first, while it can still write and release; `stop` keeps it from waiting for a reader.
             once_more = () if self._once_more is self._source else (self._once_more.close,)
             for close in (self._store.close, self._source.close, *once_more, self._way.close, self._loop.close):
-                rest.callback(close)
+                closing.callback(close)
             self._way.stop()
 
     def _next(self, start: Offset, limit: ReadLimit) -> Plan | None:
         rows, size = self._options.trigger_rows, self._trigger_bytes
         match limit:
-            case ReadMaxRows(max_rows=most):
-                rows = min(rows, most)
-            case ReadMaxBytes(max_bytes=most):
-                size = min(size, most)
+            case ReadMaxRows(max_rows=maximum):
+                rows = min(rows, maximum)
+            case ReadMaxBytes(max_bytes=maximum):
+                size = min(size, maximum)
         while True:
             self._loop.wait(LOOK_SECONDS if self._only_now else IDLE_SECONDS)
             enough = self._loop.linger(self._options.linger_seconds, rows, min(size, LINGER_BYTES))
@@ -261,12 +261,12 @@ class Run:
                 rows_of = {key: chunk.rows for key, chunk in taken.items() if chunk.count}
                 end = evolve(end, tasks=self._options.tasks(len(rows_of)) if rows_of else 0)
                 return Plan(start, end, rows_of)
-            left = self._loop.unfinished if self._only_now else {}
-            if self._flush_due(start, left):
+            unfinished = self._loop.unfinished if self._only_now else {}
+            if self._flush_due(start, unfinished):
                 # A flush, because Spark commits a batch only when it plans the next one, even an empty one.
                 return Plan(start, advance(start, held, {}, self._unwritten(start, held)), {})
-            if left:
-                self._waiting.go_on(left, self._loop.answers)
+            if unfinished:
+                self._waiting.go_on(unfinished, self._loop.answers)
                 continue
             if self._loop.over:
                 if not self._reads_up():

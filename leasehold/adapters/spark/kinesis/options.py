@@ -178,19 +178,19 @@ def _by_shard(given: Given) -> tuple[dict[str, Position], Given]:
         if shard in {"default", "metadata"}:
             continue
         if isinstance(start, str):
-            kind, place = start, ""
+            kind, detail = start, ""
         elif isinstance(start, dict) and {"iteratorType"} <= start.keys() <= {"iteratorType", "iteratorPosition"}:
-            kind, place = str(start["iteratorType"]), str(start.get("iteratorPosition", ""))
+            kind, detail = str(start["iteratorType"]), str(start.get("iteratorPosition", ""))
         else:
             raise ValueError(f"option {name}: {printable(shard)} wants iteratorType and iteratorPosition")
         match kind.upper():
             case "TRIM_HORIZON" | "EARLIEST":
                 starts[shard] = TRIM_HORIZON
             case "AT_TIMESTAMP":
-                starts[shard] = at_timestamp(checked_time(int(_milliseconds(name, place)), f"option {name}"))
-            case "AFTER_SEQUENCE_NUMBER" if place.isascii() and place.isdigit():
+                starts[shard] = at_timestamp(checked_time(int(_milliseconds(name, detail)), f"option {name}"))
+            case "AFTER_SEQUENCE_NUMBER" if detail.isascii() and detail.isdigit():
                 # Begin after the whole record, even if it is an aggregate.
-                starts[shard] = Position(place, AFTER_ALL)
+                starts[shard] = Position(detail, AFTER_ALL)
             case _:
                 raise ValueError(
                     f"option {name}: {printable(shard)} begins at {printable(kind)!r}; write TRIM_HORIZON, "
@@ -202,16 +202,16 @@ def _by_shard(given: Given) -> tuple[dict[str, Position], Given]:
 def _position(given: Given, name: str, first: tuple[str, ...]) -> dict[str, Any] | None:
     """Parse a word, or the JSON that the awslabs connector takes: {"at_timestamp": time}."""
     text, timestamp = given.text(name), ""
-    word, _, rest = text.partition(" ")
+    word, _, time = text.partition(" ")
     if word.upper() == "AT_TIMESTAMP":
-        timestamp = _milliseconds(name, rest)
+        timestamp = _milliseconds(name, time)
     elif text.startswith("{"):
         try:
-            (key, value), *more = json.loads(text).items()
+            (key, value), *others = json.loads(text).items()
         except (ValueError, AttributeError, RecursionError):
             raise ValueError(f"option {name}: not the JSON of a position") from None
         # A second key would otherwise be silently ignored, and it might be the one that was meant.
-        if more or key.lower() != "at_timestamp":
+        if others or key.lower() != "at_timestamp":
             raise ValueError(f'option {name}: as JSON it is {{"at_timestamp": time}}')
         timestamp = _milliseconds(name, str(value))
     return start_of(name, text, first, ("LATEST",), timestamp) if text else None

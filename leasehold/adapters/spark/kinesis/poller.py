@@ -125,7 +125,7 @@ class ArrowPoller(Poller):
         # was tried again.
         if self._had or any(records.tags for records in others.values()):
             users, trail = self._unrepeated(rows.numbers, users, others)
-        place = users["record"]
+        indices = users["record"]
         numbers = pa.array(rows.numbers, pa.string())
         times = pa.array(
             [None if arrived is None else round(arrived * 1e6) for arrived in rows.arrived], pa.timestamp("us", "UTC")
@@ -136,9 +136,9 @@ class ArrowPoller(Poller):
             pa.repeat(pa.scalar(self._shard), users.num_rows),
             users["partition_key"],
             users["explicit_hash_key"],
-            numbers.take(place),
+            numbers.take(indices),
             users["sub_sequence_number"].cast(pa.int64()),
-            times.take(place),
+            times.take(indices),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), end, trail
 

@@ -65,8 +65,8 @@ class KeptReaders:
 
     def begin(self) -> None:
         """Start all readers."""
-        for place in range(self._number):
-            self._threads.append(spawn("leasehold-reader", partial(self._keep, place), partial(self._failed, place)))
+        for number in range(self._number):
+            self._threads.append(spawn("leasehold-reader", partial(self._keep, number), partial(self._failed, number)))
 
     def close(self) -> None:
         """End all readers and start no more. Their rows are either not needed any more or read again."""

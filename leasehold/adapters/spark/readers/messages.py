@@ -197,8 +197,8 @@ def _said(message: FromReader | FromPlanner) -> Any:  # noqa: ANN401  what JSON 
         case Hello(host, port, token):
             return [host, port, token.hex()]
         case ShardReport(opening, pieces, behind, size, ended, children):
-            piece_fields = [[each.rows, each.bytes, _position_said(each.ends)] for each in pieces]
-            return [opening, piece_fields, behind, size, ended, [shard_json(each) for each in children]]
+            piece_fields = [[piece.rows, piece.bytes, _position_said(piece.ends)] for piece in pieces]
+            return [opening, piece_fields, behind, size, ended, [shard_json(piece) for piece in children]]
         case ShardFailure(opening, text):
             return [opening, text]
         case Open(opening, lease, start):
@@ -253,6 +253,6 @@ def _piece(value: JsonValue) -> Piece:
 
 
 def _part(value: JsonValue) -> tuple[int, tuple[tuple[int, int], ...]]:
-    place, openings = _fields(value, 2)
+    task, openings = _fields(value, 2)
     pairs = (_fields(each, 2) for each in openings.items())
-    return place.whole(), tuple((opening.whole(), count.whole(most=NUMBER_MOST)) for opening, count in pairs)
+    return task.whole(), tuple((opening.whole(), count.whole(most=NUMBER_MOST)) for opening, count in pairs)

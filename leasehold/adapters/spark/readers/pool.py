@@ -499,11 +499,11 @@ class FarTransport:
             # Keep the order in which readers send rows, because rows that are read again must come in the same order.
             # Keep them until Spark is done with the batch, because a task may be repeated hours later.
             planned = self._planned[number, task] = tuple(each for part in share.values() for each in part)
-            there = [reader.rows for reader in share if reader is not None]
-            fetched = tuple(FetchedRows(each.host, each.port, each.token, number, task) for each in there)
+            addresses = [reader.rows for reader in share if reader is not None]
+            fetched = tuple(FetchedRows(each.host, each.port, each.token, number, task) for each in addresses)
             rows_in_all = sum(each.num_rows for each in planned)
-            again = self._here.promised(number, task)
-            partitions.append(ReaderRows(fetched if len(there) == len(share) else (), rows_in_all, again))
+            fallback = self._here.promised(number, task)
+            partitions.append(ReaderRows(fetched if len(addresses) == len(share) else (), rows_in_all, fallback))
         return partitions
 
     def discard(self, number: int) -> None:

@@ -177,10 +177,10 @@ class ShardReadAhead:
                 return
             pieces = [] if chunk is None else pieces_of(columns, chunk, spec.piece_rows, spec.piece_bytes)
             reported = tuple(Piece(piece.count, size, piece.ends) for piece, size in pieces)
-            rest = (batch.behind_seconds, batch.size, batch.ended, batch.children)
+            details = (batch.behind_seconds, batch.size, batch.ended, batch.children)
             with self._lock:  # otherwise the planner could ask for pieces that are not here yet
                 # Report them before they count: the planner names pieces by number, and knows only what was reported.
-                self._say(ShardReport(self._asked.opening, reported, *rest))
+                self._say(ShardReport(self._asked.opening, reported, *details))
                 if chunk is not None and not self.closed:
                     self._pieces.extend(pieces)
                     self._rows += chunk.count
@@ -225,8 +225,8 @@ class ShardReader:
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             address = spec.address
             if not address.host:
-                here = self._connection.getsockname()[0]
-                address = Address(here, here, address.port)
+                host = self._connection.getsockname()[0]
+                address = Address(host, host, address.port)
             with closing(RowServer(address, spec.bytes // 2, spec.folder)) as self._rows:
                 # Send the token first. Without it the planner would send nothing, and close the connection.
                 self._connection.sendall(spec.token)
@@ -281,7 +281,7 @@ class ShardReader:
                 assert_never(message)
 
     def _keep(self, message: Keep) -> None:
-        for place, openings in message.parts:
+        for task, openings in message.parts:
             taken = [
                 (opening, None if (ahead := self._read_aheads.get(opening)) is None else ahead.take(count))
                 for opening, count in openings
@@ -289,7 +289,7 @@ class ShardReader:
             complete = [rows for _, rows in taken if rows is not None]
             if len(complete) == len(taken) and any(complete):  # otherwise tasks ask the planner
                 try:
-                    self._rows.keep(message.number, place, [batch for rows in complete for batch in rows])
+                    self._rows.keep(message.number, task, [batch for rows in complete for batch in rows])
                 except OSError as fault:  # keep reading: the disk may just be full
                     log.warning(
                         "batch %d: rows cannot be kept here, so tasks ask the planner: %s", message.number, fault
@@ -299,7 +299,7 @@ class ShardReader:
 
     def _say(self, message: FromReader) -> None:
         try:
-            with self._writing:  # readings of several shards report at once
+            with self._writing:  # several shards may report at once
                 self._connection.sendall(line_of(message))
         except OSError as fault:
             first = not self._over.is_set()  # otherwise it is already known that the planner is gone
