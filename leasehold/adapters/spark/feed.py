@@ -162,13 +162,13 @@ class RowBuffer(AheadBuffer):
 
         Positions without rows that follow the last row taken are removed with it.
         """
-        batches, ends = list[pa.RecordBatch](), None
+        taken, ends = list[pa.RecordBatch](), None
         while self._chunks:
             first, size = self._chunks[0]
             if first.count <= count and size <= most_bytes:
                 count, most_bytes = count - first.count, most_bytes - size
                 # Take the whole chunk: slicing it, and measuring the rest, would be wasted work.
-                batches.append(first.rows)
+                taken.append(first.rows)
                 ends = first.ends
                 self._pop()
                 continue
@@ -177,16 +177,16 @@ class RowBuffer(AheadBuffer):
             fitting = min(count, int(np.searchsorted(np.cumsum(sizes), most_bytes, side="right")))
             if fitting:
                 self._pop()
-                batches.append(first.rows.slice(0, fitting))
+                taken.append(first.rows.slice(0, fitting))
                 ends, trail = self._columns.position(first.rows, fitting - 1), first.trail
                 if trail is not None:
                     ends, trail = evolve(ends, token=trail.token(fitting - 1)), trail.behind(fitting)
-                remainder = evolve(first, rows=first.rows.slice(fitting), trail=trail)
-                self._chunks.appendleft((remainder, size := self._size(remainder)))
-                self.count += remainder.count
+                rest = evolve(first, rows=first.rows.slice(fitting), trail=trail)
+                self._chunks.appendleft((rest, size := self._size(rest)))
+                self.count += rest.count
                 self.bytes += size
             break
-        return None if ends is None else Chunk(joined(batches), ends)
+        return None if ends is None else Chunk(joined(taken), ends)
 
     def _pop(self) -> None:
         chunk, size = self._chunks.popleft()
@@ -374,8 +374,8 @@ class ShardPrefetcher:
         holding, cursor = self.holding, self._cursor
         if holding.lost.is_set():
             return self._leave()
-        if (committed := self._writable) is not None:
-            cursor.consumer_acknowledged(committed)
+        if (done := self._writable) is not None:
+            cursor.consumer_acknowledged(done)
             self._written()  # the lease may already contain it
         # Do not wait for rows of an earlier run that it did not commit: this run may never plan a batch of them.
         waits = self._given and cursor.out and not self._shared.ending
@@ -427,7 +427,7 @@ class ShardPrefetcher:
         if resumed == lease.checkpoint:
             if (pinned := self._first.find(parents)) is None:  # the lease was lost while LATEST was pinned
                 return self._leave()
-            # The query knows its token at the beginning of the shard, even if the leases of its parents are gone.
+            # Prefer the query's own token, which it has even if the leases of the shard's parents are gone.
             start = evolve(pinned, token=resumed.token or pinned.token)
         else:
             # A recreated row contains LATEST. Pinning that to the present would skip the records since the last batch.

@@ -45,7 +45,7 @@ class LeaseLoop:
         pace: How fast and how far to read ahead.
         resume: Returns where to read a lease from, given the position of its checkpoint.
         sliced: Whether the shards end where a slice ends.
-        anew: Whether the worker may restart the leases if the stream was recreated.
+        anew: Whether the worker lets the leases of a recreated stream start over.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class LeaseLoop:
     def check(self) -> None:
         """Raise the fault that ended the loop: a table or stream that cannot be used, but never a lost lease.
 
-        Also raises SourceError if the leases are of another stream, or of one that was recreated since (L14) and may
-        not be restarted. A query that waited instead would look idle forever.
+        Also raises SourceError if the leases are of another stream, or if the stream was recreated since (L14) and no
+        option lets them start over. A query that waited instead would look idle forever.
         """
         # Raise it in the thread that Spark calls, because a fault in another thread would end nothing.
         if self._fault is not None:
@@ -203,7 +203,7 @@ class LeaseLoop:
                 self._feeds[key].commit(ends[key])
         for key in ours:
             self._runner.hurry(key)
-        # Of leases that were never ours nothing is lost: they belonged to an earlier run, and their owners read on.
+        # Leases that were never ours need no warning: an earlier run had them, and their owners know where they are.
         if lost := sorted((ends.keys() & self._ever) - set(ours)):
             log.warning("lost meanwhile, so their checkpoints are for others to move: %s", few(lost))
 
@@ -232,7 +232,7 @@ class LeaseLoop:
 
     @property
     def over(self) -> bool:
-        """Whether the query may end once nothing is left for it. A slice must have been read by all its workers."""
+        """Whether the query may end once nothing is left for it: a slice must be read completely, by any worker."""
         return not self._sliced or is_read(self._member)
 
     @property

@@ -85,13 +85,13 @@ def replayed(offset: Offset, place: Place, waiting: Waiting) -> dict[str, pa.Rec
     leases, over = _leases(ranges, place), Event()
     # Do not wait for a range that an earlier run found to be gone.
     wanted = {key: each for key, each in ranges.items() if not _given_up(leases[key], each)}
-    attempts = {key: Repetition(leases[key], each, place, over) for key, each in wanted.items()}
+    again = {key: Repetition(leases[key], each, place, over) for key, each in wanted.items()}
     with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-replay") as pool:
         try:
-            work = {key: pool.submit(each.rows) for key, each in attempts.items()}
+            work = {key: pool.submit(each.rows) for key, each in again.items()}
             looks = 0
-            while left := {key: attempts[key].trouble for key, each in work.items() if not each.done()}:
-                waiting.go_on(left, sum(each.answers for each in attempts.values()))
+            while left := {key: again[key].trouble for key, each in work.items() if not each.done()}:
+                waiting.go_on(left, sum(each.answers for each in again.values()))
                 # Log this now and then, so that a query that waits for a stream does not look as if it hung.
                 looks += 1
                 if not looks % SAID_LOOKS:
@@ -107,12 +107,12 @@ def replayed(offset: Offset, place: Place, waiting: Waiting) -> dict[str, pa.Rec
 
 
 def believed(offset: Offset, place: Place) -> frozenset[str]:
-    """Return the shards of which the sink has everything up to this offset, once committed. Raises StoreError."""
+    """Return the shards that the sink has up to this offset once Spark has committed its batch. Raises StoreError."""
     ranges = dict(offset.ranges)
     leases = {lease.key: lease for lease in place.store.get(ranges)}
     # A missing row had no other owner that we know of, and it is recreated from this offset.
-    rows = {key: leases.get(key, Lease(key, epoch=each.epoch)) for key, each in ranges.items()}
-    return frozenset(key for key, each in ranges.items() if place.believes(rows[key], each))
+    seen = {key: leases.get(key, Lease(key, epoch=each.epoch)) for key, each in ranges.items()}
+    return frozenset(key for key, each in ranges.items() if place.believes(seen[key], each))
 
 
 def _given_up(lease: Lease, wanted: Range) -> bool:

@@ -1,4 +1,4 @@
-"""The write side of a format: rows of a DataFrame become records of a stream, with tags that reveal duplicates.
+"""The write side of a format: rows of a DataFrame become records of a stream, each with a tag that exposes duplicates.
 
 A task takes its rows in sections, orders each section by partition key, tags every row (`sources/deduplication.py`) and
 sends the rows with a writer of the stream (`RowWriter`), which preserves order within a shard.

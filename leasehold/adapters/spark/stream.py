@@ -310,7 +310,7 @@ class Run:
         waiting = Waiting(self._options.config.lease_seconds, doing=f"batch {end.number}, which is repeated")
         # Replay before joining: otherwise our own lease's connection would displace it, if a shard has one reader.
         rows = replayed(end, self._place, waiting)
-        self._loop.was_read(rows)  # these ranges could be read, so the checkpointLocation is of this stream
+        self._loop.was_read(rows)  # these ranges were there to be read: the checkpointLocation is of this stream
         self.join(end, repeated=rows)
         return rows
 

@@ -216,7 +216,7 @@ class _ReaderWish(BaseRequestHandler):
                 raise PermissionError(f"user {user} asked for them")
         context = self.server.jobs.context
         java: Any = context._jsc  # noqa: SLF001  only Java has this
-        executors = max(0, len(java.sc().statusTracker().getExecutorInfos()) - 1)  # one entry is the driver
+        executors = max(0, len(java.sc().statusTracker().getExecutorInfos()) - 1)  # one entry is the driver's own
         self.request.settimeout(REQUEST_SECONDS)
         self.request.sendall(CAPACITY.pack(executors, context.defaultParallelism))
         number, size = WISH.unpack(received(self.request, WISH.size))
