@@ -367,7 +367,7 @@ def _from_readers(rows: ReaderRows) -> Iterator[pa.RecordBatch]:
                 received_rows += batch.num_rows
     except RuntimeError as fault:
         log.warning("a reader is gone, asking the planner: %s", fault)
-    skip = received_rows  # the planner sends all rows again, and these were returned before
+    skip = received_rows  # these were yielded already, and the planner sends all rows again
     if received_rows < rows.count:
         # Wait longer than for the network, because the planner reads these rows again first.
         for batch in fetched(rows.again, AGAIN_SECONDS):

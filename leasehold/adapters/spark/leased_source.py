@@ -235,7 +235,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read(partition)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  Spark's name
-        """Return how far behind each shard is, for `sources[].latestOffset` of the query's progress."""
+        """Return how far behind each shard is, for the query's `sources[].latestOffset`; None before reading."""
         return None if self._run is None else self._run.report()
 
     @told_plainly()

@@ -3,7 +3,7 @@
 A repeated batch has either the same rows of a shard or none of them, and never more. Otherwise a sink that skips a
 batch it knows would lose the rows that only the repetition had.
 
-Rule 1: a fault says nothing about the records. A read that is throttled, fails to connect or gets no response is tried
+Rule 1: a fault says nothing about the records. A read that is throttled, cannot connect or gets no response is tried
 again, and the wait is logged. If all shards are silent for too long, the query fails, so that Spark repeats the batch
 when it is started again.
 Rule 2: a range is given up only if the source answers and no longer has it, or if another worker owns a partition that
@@ -72,7 +72,7 @@ class Place:
         return not self.taken_since(lease, wanted) and not _given_up(lease, wanted)
 
     def taken_since(self, lease: Lease, wanted: Range) -> bool:
-        """Return whether another worker may have read this exclusive range. True if the store does not count owners."""
+        """Return whether another worker may since own this exclusive shard. True if the store does not count owners."""
         return self.exclusive and (not self.store.capabilities.counts_owners or lease.epoch != wanted.epoch)
 
 
@@ -194,13 +194,13 @@ class Repetition:
         elif answer.behind_seconds is not None:
             self.answers += 1
             self._silent = 0.0 if answer.behind_seconds else self._silent + pause
-            # Count only at the tip, because elsewhere there is more to come.
+            # Count only at the tip: a response behind it shows that there is more to come.
             if self._silent > SILENT_SECONDS:
                 raise Trimmed(f"nothing comes up to {self._wanted.ends.sequence}, and the source says that this is all")
         return pause
 
     def _ask_about(self, mute: float) -> None:
-        """Find out from the lease and the source if a silent link is idle, displaced or down."""
+        """Find out from the lease and the source whether a silent link is idle, displaced or down."""
         if mute - self._looked > SILENT_SECONDS_OWNED:
             self._looked, earlier = mute, self._lease
             try:

@@ -269,7 +269,7 @@ class StreamSinkWriter(_Writer, DataSourceStreamArrowWriter):
     """The writer of one query, by Spark's interface."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        """Log that the batch was abandoned. Parts of it may be in the stream; our readers drop duplicates later."""
+        """Log that the batch was abandoned. Parts may be in the stream; if it is repeated, our readers drop those."""
         speak()
         finished = sum(message is not None for message in messages)
         log.warning("batch %d: %d of %d tasks had written when it was given up", batchId, finished, len(messages))

@@ -163,7 +163,7 @@ class Run:
         return self._incarnation
 
     def join(self, start: Offset, repeated: Collection[str] | None = None) -> None:
-        """Join the group as a worker, if not yet.
+        """Join the group as a worker, unless this was done before.
 
         Args:
             start: How far this query came. Spark has its batch in the sink, unless this run repeats the batch.
@@ -186,7 +186,7 @@ class Run:
     def plan(self, start: Offset, limit: ReadLimit) -> Offset | None:
         """Return the end of the batch after `start`, or None. It is the same however often it is requested."""
         self._loop.check()
-        # Spark may ask again after a fault of its own, and rows that were taken once are in no buffer any more.
+        # Spark may ask again after a fault of its own, but rows that were taken are no longer in a buffer.
         earlier_plan = self._plans.get(start.number + 1)
         if earlier_plan is not None and earlier_plan.start == start:
             return earlier_plan.end
@@ -308,7 +308,7 @@ class Run:
             return {}
         log.warning("batch %d was planned by an earlier run: reading its %d ranges again", end.number, len(end.ranges))
         waiting = Waiting(self._options.config.lease_seconds, doing=f"batch {end.number}, which is repeated")
-        # Replay before joining: otherwise our own lease's connection would displace it, if a shard has one reader.
+        # Replay before joining. If a shard has one reader at a time, our lease's reader would displace the replay's.
         rows = replayed(end, self._place, waiting)
         self._loop.was_read(rows)  # these ranges were there to be read: the checkpointLocation is of this stream
         self.join(end, repeated=rows)
@@ -333,8 +333,8 @@ class Run:
 def lease_table(opened: Callable[..., Store], url: str, source: Source, *, create: bool) -> Store:
     """Open the lease table. If there is none yet, create it once the source has listed its shards.
 
-    A source that is unavailable does not prevent this. Raises what `opened` raises, and SourceError if the stream does
-    not exist.
+    The table is created even if the source is unavailable. Raises what `opened` raises, and SourceError if the stream
+    does not exist.
     """
     try:
         return opened(url, create=False)
