@@ -5,7 +5,7 @@ what is buffered (`held`, `waiting`), takes rows out of the buffer (`take`), and
 (`commit`). One condition in `ReadAheadState` guards the state that both threads use. Rows are Arrow rows from the
 source on, and are cut at any row without copying. `Columns` returns the position of any row.
 
-Rule 1: a step reads at most once, and only if there is room, so a blocked sink bounds the memory used.
+Rule 1: a step reads at most once, and only if there is room, so memory stays bounded while a sink is blocked.
 Rule 2: the checkpoint moves only to a position that Spark has committed. Rows that were read ahead do not count.
 Rule 3: a shard that another worker requests is released once Spark has committed the rows it was given, so that nothing
 is done twice. When the query ends or the lease is stolen, it is released at once.

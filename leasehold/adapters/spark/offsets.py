@@ -212,10 +212,7 @@ def decode(stored: object) -> Offset:
     """Return the offset of a stored value. Raises ValueError if another source or a later version wrote it."""
     # Check the version first: in a later one these fields may have another meaning.
     version = stored.get("v") if isinstance(stored, Mapping) else None
-    if not isinstance(stored, Mapping) or version not in (
-        READABLE,
-        PACKED,
-    ):  # a tuple, because the value may be unhashable
+    if not isinstance(stored, Mapping) or version not in (READABLE, PACKED):  # not a set: the value may be unhashable
         raise ValueError(
             f"offset: version {version!r} was not written by this source; "
             "give the query a checkpointLocation of its own, and the lease table says where to go on"

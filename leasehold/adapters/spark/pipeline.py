@@ -109,7 +109,7 @@ def landed(records: DataFrame, recipe: Recipe) -> DataFrame:
     fields = parse(f.col("data").cast("string"), f"{recipe.schema}, {_CORRUPT} string", options)
     parsed_rows = _identified(records).withColumn("row", fields)
     good = f.col("row").isNotNull() & f.col(f"row.{_CORRUPT}").isNull() & f.col(f"row.{recipe.time}").isNotNull()
-    # Replace null by false, otherwise such a row would be of neither kind.
+    # Replace null with false, otherwise such a row would be of neither kind.
     marked = parsed_rows.withColumn("parsed", f.coalesce(good, f.lit(False)))
     return marked.select(
         *IDENTITY,
@@ -195,9 +195,8 @@ class OutputPlace:
 
 def land(records: DataFrame, recipe: Recipe, place: OutputPlace, *, once: bool) -> StreamingQuery:
     """Start landing records as they arrive, or with `once` only those that are there now."""
-    if (
-        place.tables == "delta"
-    ):  # create the table before the query writes: two concurrent creators make each other fail
+    # Create a Delta table before the query writes, because two concurrent creators make each other fail.
+    if place.tables == "delta":
         no_rows = records.sparkSession.createDataFrame([], recipe.landed_schema)
         no_rows.write.format("delta").mode("ignore").partitionBy(*ROWS_BY).save(place.rows())
     return _started(landed(records, recipe), f"rows-{place.name}", place.rows(), place, ROWS_BY, once=once)

@@ -32,7 +32,7 @@ class SourceSpec:
     """Where the rows of a query come from.
 
     Attributes:
-        open: Opens the source. Only the source-runner process calls it.
+        open: Opens the source, in the source-runner process or in a reader.
         columns: The columns that its records become.
         interval_seconds: The least time between two reads of a shard.
         shard_rows: The most rows of one shard in one batch.
