@@ -34,7 +34,8 @@ class ShardTip:
 
     Attributes:
         key: The key of the shard's lease.
-        target: The latest record, or the time of the request if the source names none; None before the request.
+        target: The latest record at the time of the request, or that time if the source has no number for the record;
+            None before the request.
         asked: When the target was requested.
         heard: When a record was last read.
         reached: Whether reading has reached the target.

@@ -67,7 +67,7 @@ class Bounds:
             return
         if self.since == LATEST:
             raise ValueError(self._no_beginning)
-        begins_ms = self.begins.sub if self.begins.sequence == "AT_TIMESTAMP" else -1  # the oldest record is before all
+        begins_ms = self.begins.sub if self.begins.sequence == "AT_TIMESTAMP" else -1  # TRIM_HORIZON is before any time
         if self.until != LATEST and self.until.sub <= begins_ms:
             raise ValueError(
                 f"option {self.source}.endingPosition: it is not later than {self.source}.startingPosition"

@@ -31,7 +31,7 @@ class KinesisLeased(LeasedSource):
         # Stored records are polled at the usual pace. With a consumer the service pushes events without requests.
         live = parsed.consumer if parsed.bounds.until is None else ""
         spec = SourceSpec(
-            # Readers on other machines get only these values, and no credentials.
+            # Readers on other machines get only these values.
             open=partial(_source, parsed.stream, {**parsed.place, "consumer": live}),
             again=partial(_source, parsed.stream, parsed.place),
             columns=kinesis_rows.columns(parsed.name),

@@ -51,7 +51,7 @@ class KinesisOptions:
         stream: The stream's name or its ARN, as the query gives it.
         name: The stream's name.
         region: The stream's region; "" for the environment's.
-        endpoint: The endpoint URL; "" for the service's own.
+        endpoint: The endpoint URL; "" for the environment's.
         wire: The form in which records are requested.
         misplaced: What to do with an aggregate that landed on a shard which does not own all of its records.
         interval_seconds: The least time between two requests for one shard.

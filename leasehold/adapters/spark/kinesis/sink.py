@@ -34,7 +34,7 @@ class KinesisSinkTarget:
     Attributes:
         stream: The stream's name or its ARN.
         region: The stream's region; "" for the environment's.
-        endpoint: The endpoint URL; "" for the service's own.
+        endpoint: The endpoint URL; "" for the environment's.
         wire: The form in which records are sent.
         share: The share of each shard's write rate that a task may use.
         linger_seconds: How long records may wait to be sent together.
