@@ -353,4 +353,4 @@ class Waiting:
 
 def told(left: Mapping[str, str]) -> str:
     """Return the first of these shards, each with its reason."""
-    return few([f"{key} ({why})" for key, why in sorted(left.items())])
+    return few([f"{key} ({reason})" for key, reason in sorted(left.items())])

@@ -178,7 +178,7 @@ class Run:
         # of an exclusive source's ranges whose lease has changed owner.
         self._had = believed(start, self._place) & (start.keys if repeated is None else set(repeated))
         # Write the checkpoint of a recreated row before another worker starts from it.
-        done = {key: self._done(key, start, each) if repeated is None else each.begins for key, each in start.ranges}
+        done = {key: self._done(key, start, part) if repeated is None else part.begins for key, part in start.ranges}
         self._loop.commit(done)
         self._way.begin(self._loop.hurry)  # before the loop starts, because the loop opens shards through it
         self._loop.start(only_now=self._only_now)
@@ -211,7 +211,7 @@ class Run:
 
     def commit(self, end: Offset) -> None:
         """Commit the batch that ends at `end`, whose rows Spark has in the sink."""
-        done = {key: each.ends for key, each in end.ranges if not each.empty and self._delivered(key, end)}
+        done = {key: part.ends for key, part in end.ranges if not part.empty and self._delivered(key, end)}
         self._loop.commit(done)
         self._committed = end.number
         # Spark may run a task again until it has committed the batch, but not after that.
@@ -223,7 +223,7 @@ class Run:
     def report(self) -> dict[str, Any]:
         """Return how far reading is behind, in total and for the shards furthest behind."""
         behind = {key: round(seconds * 1000) for key, seconds in self._loop.behind.items()}
-        worst = sorted(((key, each) for key, each in behind.items() if each), key=lambda pair: (-pair[1], pair[0]))
+        worst = sorted(((key, lag) for key, lag in behind.items() if lag), key=lambda pair: (-pair[1], pair[0]))
         shown = dict(sorted(worst[:REPORTED]))
         worst_lag, undecided = max(behind.values(), default=0), self._loop.undecided
         return {"shards": len(behind), "behindMs": worst_lag, "behindMsByShard": shown, "undecidedRows": undecided}
@@ -286,7 +286,7 @@ class Run:
     def _flush_due(self, start: Offset, left: Mapping[str, str]) -> bool:
         is_owed, on_idle = owed(start, self._committed), self._options.flush
         # A shard's children wait for its end to be committed, and it has no later rows to make Spark commit.
-        ended, handing_off = any(each.ends.ended for _, each in start.ranges), self._loop.handing_off
+        ended, handing_off = any(part.ends.ended for _, part in start.ranges), self._loop.handing_off
         if self._only_now:
             return flush_due(owed=is_owed, left=bool(left), ended=ended, handing_off=handing_off, on_idle=on_idle)
         idle = handing_off or time.monotonic() - self._planned > FLUSH_SECONDS
@@ -294,9 +294,9 @@ class Run:
 
     def _unwritten(self, start: Offset, held: Mapping[str, Held]) -> list[tuple[str, Range]]:
         """Return the ends of the previous batch that are not checkpointed yet, for shards absent from this one."""
-        left = [(key, each) for key, each in start.ranges if key not in held or held[key].begins.ended]
-        done = [(key, self._handed.get(key) or self._done(key, start, each), each.epoch) for key, each in left]
-        return [(key, Range(end, end, epoch)) for key, end, epoch in done if not self._loop.says(key, end)]
+        absent = [(key, part) for key, part in start.ranges if key not in held or held[key].begins.ended]
+        positions = [(key, self._handed.get(key) or self._done(key, start, part), part.epoch) for key, part in absent]
+        return [(key, Range(end, end, epoch)) for key, end, epoch in positions if not self._loop.says(key, end)]
 
     def _done(self, key: str, offset: Offset, each: Range) -> Position:
         """Return how far a shard of this offset is complete in the sink."""

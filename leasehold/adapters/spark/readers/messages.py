@@ -154,11 +154,11 @@ def from_reader(line: bytes) -> FromReader:
             opening, pieces, behind, size, ended, children = _fields(value, 6)
             return ShardReport(
                 opening.whole(),
-                tuple(_piece(each) for each in pieces.items()),
+                tuple(_piece(piece) for piece in pieces.items()),
                 behind.unless_null(JsonValue.number, null=None),
                 size.whole(most=NUMBER_MOST),
                 ended.flag(),
-                tuple(shard_of(each) for each in children.items()),
+                tuple(shard_of(child) for child in children.items()),
             )
         case "ShardFailure":
             opening, text = _fields(value, 2)
@@ -183,7 +183,7 @@ def from_planner(line: bytes) -> FromPlanner:
             return Close(value.whole())
         case "Keep":
             number, parts = _fields(value, 2)
-            return Keep(number.whole(most=NUMBER_MOST), tuple(_part(each) for each in parts.items()))
+            return Keep(number.whole(most=NUMBER_MOST), tuple(_part(part) for part in parts.items()))
         case "Discard":
             return Discard(value.whole(most=NUMBER_MOST))
     raise BadJsonField(f"message: {name!r} is nothing that the planner says")
@@ -254,5 +254,5 @@ def _piece(value: JsonValue) -> Piece:
 
 def _part(value: JsonValue) -> tuple[int, tuple[tuple[int, int], ...]]:
     task, openings = _fields(value, 2)
-    pairs = (_fields(each, 2) for each in openings.items())
+    pairs = (_fields(pair, 2) for pair in openings.items())
     return task.whole(), tuple((opening.whole(), count.whole(most=NUMBER_MOST)) for opening, count in pairs)

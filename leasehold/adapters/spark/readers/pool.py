@@ -406,8 +406,10 @@ class ReaderPool:
                 self._connected.append(reader)
                 # A late reader would otherwise be idle until shards happen to move, so each of the others gives up
                 # what exceeds its share.
-                even = -(-sum(len(each.openings) for each in self._connected) // len(self._connected))
-                moved = [opening for each in self._connected for opening in list(each.openings.values())[even:]]
+                even = -(-sum(len(connected.openings) for connected in self._connected) // len(self._connected))
+                moved = [
+                    opening for connected in self._connected for opening in list(connected.openings.values())[even:]
+                ]
                 unread, self._unread = self._unread, set()
                 self._changed.notify_all()
             log.info("reader %s has come: %d now", peer, len(self.connected))
@@ -419,7 +421,7 @@ class ReaderPool:
             reader.serve()
         finally:
             with self._changed:
-                self._connected = [each for each in self._connected if each is not reader]
+                self._connected = [connected for connected in self._connected if connected is not reader]
                 closed = self._closed
             shards = len(reader.openings)
             # Whatever ended it, others read again what it read ahead and no batch has.
@@ -527,16 +529,16 @@ class FarTransport:
         if not planned:
             return []
         log.warning("batch %d: reading %d ranges again, whose reader is gone", number, len(planned))
-        offset = Offset(number, tuple((each.opening.lease.key, each.range) for each in planned))
+        offset = Offset(number, tuple((part.opening.lease.key, part.range) for part in planned))
         reread = replayed(offset, self._place, Waiting(self._seconds, doing=f"batch {number}, whose reader is gone"))
-        for each in planned:
-            key = each.opening.lease.key
+        for part in planned:
+            key = part.opening.lease.key
             # Different rows under the same plan would be committed as those that were planned, so fail the task.
-            if (rows := reread.get(key)) is None or rows.num_rows != each.num_rows:
-                left = "none" if rows is None else rows.num_rows
-                raise ValueError(f"shard {key}: of {each.num_rows} rows that were planned {left} can be read again")
+            if (rows := reread.get(key)) is None or rows.num_rows != part.num_rows:
+                count = "none" if rows is None else rows.num_rows
+                raise ValueError(f"shard {key}: of {part.num_rows} rows that were planned {count} can be read again")
         # Keep the order in which readers would have sent them: a task may already have the first rows.
-        return [reread[each.opening.lease.key] for each in planned]
+        return [reread[part.opening.lease.key] for part in planned]
 
 
 MEND = "add executors, or lower lease.readers"
