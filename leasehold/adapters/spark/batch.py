@@ -1,14 +1,14 @@
-"""A batch of a stream, without leases: its shards are cut into parts, and each task of Spark's reads one part alone.
+"""A batch of a stream, without leases: its shards are cut into parts, and each of Spark's tasks reads one part.
 
-The options say where the batch begins and ends (`Bounds`), the driver plans its parts (`planned`), and an executor
-opens the stream with credentials of its own and reads one of them (`PartReading`).
+The options give the bounds of the batch (`Bounds`), the driver plans its parts (`planned`), and each executor opens the
+stream with its own credentials and reads one of them (`PartReading`).
 
-Rule 1: parts are cut at positions, found once, and not at times: whatever the times of arrival are, each record lies in
-exactly one part of its shard. A time is only asked where to cut, and parts take about the same time.
-Rule 2: a cut that is not found quickly is left out; the part before it is larger then.
-Rule 3: the shards are listed once the end of the slice has passed, so that none that a reshard makes later has records
-of it. A parent and its children all take part: each record is in one of them.
-Rule 4: a slice up to the present ends with the last number where the source has one, else with a time.
+Rule 1: parts are cut at positions that were looked up once, not at times. So each record lies in exactly one part of
+its shard, whatever the times of arrival are. Times only help to find positions such that parts take about equally long.
+Rule 2: a cut that is not found quickly is left out, which makes the part before it larger.
+Rule 3: the shards are listed once the end of the slice has passed, so that shards created later by a reshard have no
+records of it. A parent and its children all take part, because each record is in only one of them.
+Rule 4: a slice up to the present ends with the last sequence number if the source has one, else with a time.
 """
 
 import logging
@@ -38,7 +38,7 @@ from leasehold.stores.printable import escaped
 log = escaped(logging.getLogger("leasehold.spark"))
 
 PARTS_MOST = 4
-"""Parts of one shard: their readers share five requests and 2 MB a second (Kinesis), or are five (Event Hubs)."""
+"""The most parts of one shard. A Kinesis shard allows five requests and 2 MB a second, and Event Hubs five readers."""
 EVER_MS = 2**53
 THREADS = 16
 PROBE_SECONDS, LOOK_SECONDS, AHEAD_SECONDS = 20.0, 0.2, 10.0
@@ -47,12 +47,13 @@ FAULT_SECONDS = 0.4, 10.0
 
 @frozen
 class Bounds:
-    """The bounds of what is read, both None where nobody says.
+    """The bounds of what is read. Both positions are None if the options do not give them.
 
-    since   the oldest record, LATEST, or a time
-    until   LATEST, which is the present end, or a time
-    tasks   how many tasks a batch should have at least; 0: as many as there are cores
-    source  what the names of the source's options begin with
+    Attributes:
+        since: The oldest record, LATEST, or a time.
+        until: LATEST, which is the present end, or a time.
+        tasks: The least number of tasks in a batch; 0 for as many as there are cores.
+        source: The prefix of the source's option names.
     """
 
     since: Position | None
@@ -61,12 +62,12 @@ class Bounds:
     source: str
 
     def __attrs_post_init__(self) -> None:
-        """Raises ValueError, naming the option."""
+        """Raise ValueError, naming the option."""
         if self.until is None:
             return
         if self.since == LATEST:
             raise ValueError(self._no_beginning)
-        begins_ms = self.begins.sub if self.begins.sequence == "AT_TIMESTAMP" else -1  # the oldest record is before all
+        begins_ms = self.begins.sub if self.begins.sequence == "AT_TIMESTAMP" else -1  # TRIM_HORIZON is before any time
         if self.until != LATEST and self.until.sub <= begins_ms:
             raise ValueError(
                 f"option {self.source}.endingPosition: it is not later than {self.source}.startingPosition"
@@ -80,13 +81,13 @@ class Bounds:
         return self.since or TRIM_HORIZON
 
     def initial(self) -> dict[str, Any]:
-        """Where a query's shards without a lease begin, as a configuration has it."""
+        """Return where a query's shards without a lease begin, as in a configuration."""
         first = self.since or (LATEST if self.until is None else TRIM_HORIZON)
-        named = {"initial_position": first.sequence}
-        return named | ({"timestamp_ms": first.sub} if first.sequence == "AT_TIMESTAMP" else {})
+        position = {"initial_position": first.sequence}
+        return position | ({"timestamp_ms": first.sub} if first.sequence == "AT_TIMESTAMP" else {})
 
     def of_query(self) -> Slice | None:
-        """The slice that a query reads under leases before it ends; None if it does not end. Raises ValueError."""
+        """Return the slice that a query reads before it ends, or None if it does not end. Raises ValueError."""
         if self.until == LATEST:
             raise ValueError(
                 f"option {self.source}.endingPosition: a query wants a time, since LATEST is another one for each "
@@ -103,7 +104,7 @@ class Bounds:
 
 
 def bounds_of(given: Given, source: str, since: Mapping[str, Any] | None, until: Mapping[str, Any] | None) -> Bounds:
-    """The bounds that options say, positions as a configuration has them. Raises ValueError, naming the option."""
+    """Return the bounds from the options; positions are as in configurations. Raises ValueError, naming the option."""
     return Bounds(_position(since), _position(until), given.number("minPartitions", 0) or 0, source)
 
 
@@ -115,11 +116,11 @@ def _position(told: Mapping[str, Any] | None) -> Position | None:
 
 
 class BoundedSource(Source, Sliceable, Protocol):
-    """A source that can tell when a shard has been read up to a time."""
+    """A source that knows when a shard has been read up to a time."""
 
 
 class StreamPlace(Protocol):
-    """A stream that anybody can open, the driver or an executor, with credentials of their own: it holds no secret."""
+    """A stream that the driver or an executor can open with its own credentials. It contains no secret."""
 
     @property
     def columns(self) -> Columns:
@@ -128,25 +129,29 @@ class StreamPlace(Protocol):
 
     @property
     def pause_seconds(self) -> float:
-        """Between two readings of a shard, if it has one reader."""
+        """The time between two reads of a shard that has one reader."""
         ...
 
     def open(self) -> Source:
-        """The stream, for reading. Raises SourceError, ValueError."""
+        """Open the stream for reading. Raises SourceError, ValueError."""
         ...
 
     def probe(self) -> BoundedSource:
-        """The stream, for looking at single records. Raises SourceError, ValueError."""
+        """Open the stream for looking up single records. Raises SourceError, ValueError."""
         ...
 
 
 @frozen
 class ShardPart(InputPartition):
-    """A part of a shard, for one task: what lies behind `begins`, up to and including `ends`.
+    """A part of a shard, for one task: the records after `begins`, up to and including `ends`.
 
-    cut            the slice: what arrived at other times is left out
-    ends           None: where the slice ends
-    pause_seconds  between two readings
+    Attributes:
+        cut: The slice. Records that arrived at other times are left out.
+        shard: The shard.
+        hash_range: The shard's hash range.
+        begins: The position after which the part begins.
+        ends: The position at which the part ends; None for the end of the slice.
+        pause_seconds: The time between two reads.
     """
 
     cut: Slice
@@ -160,50 +165,50 @@ class ShardPart(InputPartition):
 def between(
     begins: Position, marks: Iterable[Position], ends: Position | None
 ) -> list[tuple[Position, Position | None]]:
-    """Parts that follow one another without a gap from `begins` to `ends`, cut behind each mark in between (rule 1)."""
-    # Behind every number: where a time ends the part, no mark lies beyond it.
-    most = (2, 0, 0) if ends is None else ends.order
-    found = {mark.order: mark for mark in marks if begins.order < mark.order < most}
-    inner = [found[order] for order in sorted(found)]
+    """Return parts that cover `begins` to `ends` without a gap, cut after each mark in between (rule 1)."""
+    # The default is larger than any number: if a time ends the part, no mark lies after it.
+    upper = (2, 0, 0) if ends is None else ends.order
+    marks_by_order = {mark.order: mark for mark in marks if begins.order < mark.order < upper}
+    inner = [marks_by_order[order] for order in sorted(marks_by_order)]
     return list(zip([begins, *inner], [*inner, ends], strict=True))
 
 
 def moments(since_ms: int, until_ms: int, parts: int) -> list[int]:
-    """The times that cut this one into equal parts."""
-    return [since_ms + (until_ms - since_ms) * each // parts for each in range(1, parts)]
+    """Return the times that cut this interval into equal parts."""
+    return [since_ms + (until_ms - since_ms) * part // parts for part in range(1, parts)]
 
 
 def planned(place: StreamPlace, bounds: Bounds, tasks: int) -> list[ShardPart]:
-    """At least so many parts, where the shards allow it: the first ones of all shards before their second ones.
+    """Plan at least `tasks` parts if the shards allow it, with the first parts of all shards before their second ones.
 
     Raises SourceError, ValueError.
     """
-    begins = bounds.begins  # refused before anything is opened
+    begins = bounds.begins  # check this before anything is opened
     with closing(place.probe()) as source:
-        # Listed once before, for any shard of it tells the service's own time.
+        # List the shards first, because any shard can show the service's own time.
         if not (listed := source.shards()):
             return []
         if (until := _end(source, _lease(listed[0]), bounds)) <= begins.sub:
-            return []  # it is to begin later than now
+            return []  # the batch begins later than now
         listed = source.shards()  # rule 3
         plan = _ShardPlanner(place, source, Slice(begins, until), min(PARTS_MOST, -(-tasks // len(listed))))
-        # Each shard is asked for several records, and a large stream has hundreds of shards.
+        # Use threads: each shard takes several requests, and a large stream has hundreds of shards.
         with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-plan") as pool:
             rows = zip_longest(*pool.map(plan.parts, listed))
-        # Tasks start in this order: with few cores all shards are begun before any is read by two.
+        # Tasks start in this order, so with few cores all shards are begun before any is read by two tasks.
         return [part for row in rows for part in row if part is not None]
 
 
 def _end(source: BoundedSource, lease: Lease, bounds: Bounds) -> int:
-    """When the slice ends, once that has passed."""
-    # A batch must be the same however often its tasks run, so its end is one fixed time, or one number.
+    """Wait until the slice has ended, and return its end in milliseconds."""
+    # A batch must be the same however often its tasks run, so its end is one fixed time or number.
     if bounds.until is not None and bounds.until != LATEST:
         until = bounds.until.sub
     elif _told(source, lease).last is not None:
         return EVER_MS
     else:
-        until = source.latest(lease).sub + 1000  # the service tells its time in seconds: what was put just now is in it
-    deadline = time.monotonic() + AHEAD_SECONDS  # clocks differ
+        until = source.latest(lease).sub + 1000  # include records put just now: the service tells time in seconds
+    deadline = time.monotonic() + AHEAD_SECONDS  # allow for clocks that differ
     while source.settled(lease, until / 1000 - SETTLE_SECONDS) is None:
         if time.monotonic() > deadline:
             name = f"option {bounds.source}.endingPosition"
@@ -217,7 +222,7 @@ def _lease(shard: Shard) -> Lease:
 
 
 def _told(source: BoundedSource, lease: Lease) -> Settled:
-    """The last record that is there, where the source tells."""
+    """Return the last record that is there, if the source knows it."""
     return source.settled(lease, 0.0) or Settled()
 
 
@@ -228,30 +233,30 @@ class _ShardPlanner:
         self._place, self._source, self._cut, self._parts = place, source, cut, parts
 
     def parts(self, shard: Shard) -> list[ShardPart]:
-        """The parts of one shard; none if it has no records in the slice."""
+        """Return the parts of one shard. There are none if it has no records in the slice."""
         lease, cut, ends = _lease(shard), self._cut, None
-        told = Settled()
+        settled = Settled()
         if self._parts > 1 or cut.until_ms == EVER_MS:
-            told = _told(self._source, lease)
-        # A task for nothing would open the shard, and wait at its tip until the service says that it is empty.
-        if told.last == TRIM_HORIZON or (told.arrived is not None and told.arrived * 1000 < cut.begin.sub):
+            settled = _told(self._source, lease)
+        # A task without records would open the shard, and wait at its tip until the service reports that it is empty.
+        if settled.last == TRIM_HORIZON or (settled.arrived is not None and settled.arrived * 1000 < cut.begin.sub):
             return []
         if cut.until_ms == EVER_MS:
-            ends = told.last
-        newest = cut.until_ms if told.arrived is None else min(cut.until_ms, int(told.arrived * 1000))
+            ends = settled.last
+        newest = cut.until_ms if settled.arrived is None else min(cut.until_ms, int(settled.arrived * 1000))
         marks = list[Position]()
         if self._parts > 1 and (first := self._first(lease, cut.begin)) is not None:
-            # From the first record that is there: equal parts of a time without records would leave most tasks empty.
+            # Start at the first record, because cutting a time without records would leave most tasks empty.
             times = moments(max(first[1], cut.since_ms), newest, self._parts)
-            firsts = (self._first(lease, at_timestamp(each)) for each in times)
+            firsts = (self._first(lease, at_timestamp(moment)) for moment in times)
             marks = [mark[0] for mark in firsts if mark is not None]
-        found = between(cut.begin, marks, ends)
-        # Tasks read the parts of a shard at the same time, and share what the service allows its readers.
-        pause = self._place.pause_seconds * len(found)
-        return [ShardPart(cut, shard.id, shard.hash_range, begins, until, pause) for begins, until in found]
+        spans = between(cut.begin, marks, ends)
+        # Tasks read the parts of a shard at the same time, and share the service's limits on readers.
+        pause = self._place.pause_seconds * len(spans)
+        return [ShardPart(cut, shard.id, shard.hash_range, begins, until, pause) for begins, until in spans]
 
     def _first(self, lease: Lease, start: Position) -> tuple[Position, int] | None:
-        """The first position behind this start, and when its record arrived (rule 2)."""
+        """Return the first position after `start`, and when its record arrived (rule 2)."""
         deadline = time.monotonic() + PROBE_SECONDS
         try:
             with closing(self._source.open(lease, start)) as reader:
@@ -263,7 +268,7 @@ class _ShardPlanner:
                         break
                     time.sleep(batch.wait_seconds)
         except SourceUnavailable:
-            pass  # rule 2: reading will have to wait for it, planning need not
+            pass  # rule 2: planning need not wait for the source, although reading will have to
         return None
 
 
@@ -278,8 +283,8 @@ class SlicedReader(DataSourceReader):
         return [*planned(self._place, self._bounds, self._tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task, on an executor; the same ones however often it is run."""
-        if isinstance(partition, ShardPart):  # Spark makes one of its own where there are none
+        """Read the rows of one task on an executor, the same ones however often it runs."""
+        if isinstance(partition, ShardPart):  # if there are no parts, Spark passes a partition of its own
             with closing(self._place.open()) as source:
                 yield from PartReading(source, self._place.columns, partition).rows()
 
@@ -289,7 +294,7 @@ class PartReading:
 
     def __init__(self, source: Source, columns: Columns, part: ShardPart) -> None:
         self._columns, self._part = columns, part
-        # A part that ends with a number needs no time to end at, so no odd time can end it early.
+        # A part that ends with a number must not end at a time too, because odd times could end it early.
         source = part.cut.source(source) if part.ends is None else source
         self._lease = Lease(part.shard, hash_range=part.hash_range)
         self._cursor = Cursor(part.begins, until=part.ends or SHARD_END)
@@ -298,21 +303,21 @@ class PartReading:
         self._heard = time.monotonic()
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """All of them. Raises TimeoutError if nothing comes for too long; SourceError."""
+        """Read all rows. Raises SourceError, or TimeoutError if nothing comes for too long."""
         began = time.monotonic()
         with closing(read_through(self._pull, self._columns, self._lease, within=self._part.cut.within)) as answers:
-            for answer, parts in answers:
-                if isinstance(answer, SourceUnavailable):
-                    log.warning("shard %s: trying again: %s", self._part.shard, answer)
-                yield from (rows for rows in parts if rows.num_rows)
+            for response, batches in answers:
+                if isinstance(response, SourceUnavailable):
+                    log.warning("shard %s: trying again: %s", self._part.shard, response)
+                yield from (rows for rows in batches if rows.num_rows)
                 if not self._cursor.over:
-                    time.sleep(self._pause(answer, began))
+                    time.sleep(self._pause(response, began))
                 began = time.monotonic()
 
     def _pause(self, answer: Batch | SourceUnavailable, began: float) -> float:
         now = time.monotonic()
-        # At the tip there is nothing to hear, and what is to come is there at once.
-        # An answer that is behind the tip is one, though it brought nothing: shards have empty stretches.
+        # Silence counts only at the tip, because the records of the slice are there already. A response behind the
+        # tip shows that there is more, even if it is empty: shards have empty stretches.
         if isinstance(answer, Batch) and (answer.end is not None or answer.behind_seconds):
             self._heard = now
         elif now - self._heard > STUCK_SECONDS:

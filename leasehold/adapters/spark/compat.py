@@ -1,12 +1,12 @@
 """Provides the parts of PySpark's data source API that its older versions lack.
 
-Each part is looked for by itself: a vendor's Spark may have a part that Spark's own release of that number has not.
+Each part is detected separately, because a vendor's Spark may have a part that Spark's release of that number lacks.
 
 part                      since   without it
-read limits               4.2     our options alone limit a batch
-`latestOffset(start, …)`  4.2     Spark calls `latestOffset()`; the reader follows which batch was planned last
-availableNow              4.2     the source is not told of the trigger, and the query plans one batch in a run
-Arrow for a stream sink   4.1     Spark gives Arrow to any `DataSourceArrowWriter`, so the writer is one, too
+read limits               4.2     only our options limit a batch
+`latestOffset(start, …)`  4.2     Spark calls `latestOffset()`; the reader tracks which batch was planned last
+availableNow              4.2     the source does not learn of the trigger, and the query plans one batch in a run
+Arrow for a stream sink   4.1     Spark gives Arrow to any `DataSourceArrowWriter`, so the writer is also one of those
 filters of a batch        4.1     Spark filters by itself
 """
 
@@ -42,7 +42,7 @@ else:
         TELLS_AVAILABLE_NOW = False
 
         class ReadLimit:
-            """Limits a batch."""
+            """A limit on a batch."""
 
         @frozen
         class ReadAllAvailable(ReadLimit):
@@ -50,27 +50,27 @@ else:
 
         @frozen
         class ReadMaxRows(ReadLimit):
-            """At most so many rows."""
+            """At most `max_rows` rows."""
 
             max_rows: int
 
         @frozen
         class ReadMaxBytes(ReadLimit):
-            """At most so many bytes."""
+            """At most `max_bytes` bytes."""
 
             max_bytes: int
 
         class SupportsTriggerAvailableNow:
-            """Marks a reader that can be told to end with what is there now."""
+            """Marks a reader that Spark can ask to end with what is there now."""
 
     try:
         from pyspark.sql.datasource import DataSourceStreamArrowWriter
     except ImportError:
 
         class DataSourceStreamArrowWriter(datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter):
-            """A writer of a query that gets record batches."""
+            """A query's writer that receives record batches."""
 
-    # Named in annotations, and compared with filters that only a later Spark pushes down.
+    # Used in annotations, and to recognize filters that only later versions of Spark push down.
     Filter = getattr(datasource, "Filter", Any)
     EqualTo = getattr(datasource, "EqualTo", ())
 

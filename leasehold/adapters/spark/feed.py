@@ -1,19 +1,21 @@
 """Reads one held shard ahead of Spark into a bounded buffer, and writes its checkpoint once Spark has committed.
 
-The runner calls `ShardPrefetcher.step` in a thread of its own, one step of a shard at a time. Spark's main thread asks
-what waits (`held`, `waiting`), takes rows out of the buffer (`take`), and says what it has committed (`commit`). What
-both see is guarded by the one condition in `ReadAheadState`. Rows are Arrow's from the source on, cut at any row
-without copying; `Columns` says of any row the position that it stands for.
+The runner calls `ShardPrefetcher.step` in a thread of its own, one step of a shard at a time. Spark's main thread reads
+what is buffered (`held`, `waiting`), takes rows out of the buffer (`take`), and reports what Spark has committed
+(`commit`). One condition in `ReadAheadState` guards the state that both threads use. Rows are Arrow rows from the
+source on, and are cut at any row without copying. `Columns` returns the position of any row.
 
-Rule 1: a step reads at most once and only where there is room, so a blocked sink bounds what is in memory.
-Rule 2: the checkpoint moves only to what Spark has committed; what was read ahead counts for nothing.
-Rule 3: a shard asked away leaves once Spark has committed what it was given, so that nothing is done twice;
-in the end, and after a theft, it leaves at once.
-Rule 4: what an earlier run committed is written once this run has read the shard: it may be of another stream.
-Rule 5: what is read is held, or read again; nothing is read or planned once the lease has expired by our own clock.
+Rule 1: a step reads at most once, and only if there is room, so memory stays bounded while a sink is blocked.
+Rule 2: the checkpoint moves only to a position that Spark has committed. Rows that were read ahead do not count.
+Rule 3: a shard that another worker requests is released once Spark has committed the rows it was given, so that nothing
+is done twice. When the query ends or the lease is stolen, it is released at once.
+Rule 4: a commit of an earlier run is written only once this run has read the shard, since it may be of another stream.
+Rule 5: rows that were read are either kept or read again. Nothing is read or planned once the lease has expired by our
+own clock.
 
-Its marks (`consumer/cursor.py`): what Spark was given is delivered, what it has committed is acknowledged. If the query
-planned a batch that it has not committed, it begins before the shard's checkpoint: `delivered` begins there.
+In terms of the cursor (`consumer/cursor.py`), rows that Spark was given are delivered, and rows that it has committed
+are acknowledged. If the query planned a batch that it has not committed, it begins before the shard's checkpoint, and
+so does `delivered`.
 """
 
 import logging
@@ -53,17 +55,19 @@ from leasehold.stores.printable import escaped
 log = escaped(logging.getLogger("leasehold.spark"))
 
 ROW_BYTES = 100
-"""Bytes that a row takes besides its data, about: keys, numbers and times."""
+"""Approximate size of a row without its data: keys, numbers and times."""
 LARGE_BYTES = 1 << 18
-"""From here on it takes longer to copy a batch than to send one more."""
+"""At this size, copying a batch takes longer than sending one more."""
 ANY_SIZE = 1 << 62
-"""So large is no row: whatever comes first is taken."""
+"""Larger than any row, so the first row always fits."""
 
 
 class AheadBuffer(ABC):
-    """The rows that were read ahead of one shard, in order. Not safe for threads by itself.
+    """The rows of one shard that were read ahead, in order. Not thread-safe.
 
-    count, bytes  how much waits
+    Attributes:
+        count: The number of buffered rows.
+        bytes: Their size.
     """
 
     def __init__(self) -> None:
@@ -71,24 +75,24 @@ class AheadBuffer(ABC):
 
     @abstractmethod
     def __bool__(self) -> bool:
-        """Whether anything waits, be it a position without rows."""
+        """Return whether anything is buffered, even if it is only a position without rows."""
 
     @property
     def gone(self) -> bool:
-        """Whether something waits of which nobody has the rows any more."""
+        """Whether the buffered rows can no longer be obtained (their process is gone, say)."""
         return False
 
     @abstractmethod
     def put(self, chunk: Chunk) -> None:
-        """Add what was read next."""
+        """Append the chunk that was read next."""
 
     @abstractmethod
     def take(self, count: int, most_bytes: int) -> Chunk | None:
-        """The first rows, at most so many and so large; None if nothing fits."""
+        """Remove and return the first rows within both limits, or None if nothing fits."""
 
 
 def up_to(columns: Columns, chunk: Chunk, end: Position) -> pa.RecordBatch:
-    """The rows of a chunk that do not lie behind a position."""
+    """Return the rows of a chunk up to and including the position `end`."""
     if chunk.ends.order <= end.order:
         return chunk.rows
     orders = range(chunk.count)
@@ -103,65 +107,72 @@ def read_through(
     within: Callable[[Batch], Batch] = lambda batch: batch,
     ended: Callable[[], bool] = lambda: False,
 ) -> Generator[tuple[Batch | SourceUnavailable, list[pa.RecordBatch]]]:
-    """Read up to the cursor's end, or `ended`: each answer, or why there was none, and the rows that it brought.
+    """Read up to the cursor's end, or until `ended` returns true, then close the pull. Raises SourceError.
 
-    within  the part of an answer that counts
-    The pull is closed at the end. Raises SourceError.
+    Args:
+        pull: What to read with.
+        columns: The columns that records become.
+        lease: The lease of the shard.
+        within: Returns the part of a response that counts.
+        ended: Whether to stop.
+
+    Yields:
+        Each response, or the fault if there was none, and the rows that it contained.
     """
-    cursor, found = pull.cursor, list[Chunk]()
+    cursor, fetched_chunks = pull.cursor, list[Chunk]()
 
     def keep(batch: Batch) -> None:
         if (chunk := chunk_of(columns, lease, within(batch))) is not None:
-            found.append(chunk)
+            fetched_chunks.append(chunk)
             cursor.batch_read(chunk.ends)
 
     try:
         while not (ended() or cursor.over):
-            answer: Batch | SourceUnavailable
+            response: Batch | SourceUnavailable
             try:
-                answer = pull.read(keep)
+                response = pull.read(keep)
             except SourceUnavailable as fault:
-                answer = fault
-            yield answer, [up_to(columns, chunk, cursor.until) for chunk in found]
-            found.clear()
+                response = fault
+            yield response, [up_to(columns, chunk, cursor.until) for chunk in fetched_chunks]
+            fetched_chunks.clear()
     finally:
         pull.close()
 
 
 class RowBuffer(AheadBuffer):
-    """A buffer that has the rows themselves."""
+    """A buffer in this process that holds the rows themselves."""
 
     def __init__(self, columns: Columns) -> None:
         super().__init__()
         self._columns = columns
-        self._chunks: deque[tuple[Chunk, int]] = deque()  # each with its size, which takes a while to tell
+        self._chunks: deque[tuple[Chunk, int]] = deque()  # each with its size, which is slow to compute
 
     def __bool__(self) -> bool:
         return bool(self._chunks)
 
     def put(self, chunk: Chunk) -> None:
-        """Add what was read next."""
-        size = self._size(chunk)  # which may fail, and then nothing is added
+        """Append the chunk that was read next."""
+        size = self._size(chunk)  # first, because it may raise, and then nothing must be added
         self._chunks.append((chunk, size))
         self.count += chunk.count
         self.bytes += size
 
     def take(self, count: int, most_bytes: int) -> Chunk | None:
-        """The first rows, at most so many and so large; None if not even one fits.
+        """Remove and return the first rows within both limits, or None if not even one fits.
 
-        Positions without rows behind the last row taken go with it.
+        Positions without rows that follow the last row taken are removed with it.
         """
         taken, ends = list[pa.RecordBatch](), None
         while self._chunks:
             first, size = self._chunks[0]
             if first.count <= count and size <= most_bytes:
                 count, most_bytes = count - first.count, most_bytes - size
-                # The whole chunk: cutting it would cost a slice, and the measure of what is left, for nothing.
+                # Take the whole chunk: slicing it, and measuring the rest, would be wasted work.
                 taken.append(first.rows)
                 ends = first.ends
                 self._pop()
                 continue
-            # Only of the chunk in which the limit falls: the size of each row takes a while to tell.
+            # Measure single rows only in the chunk where the limit falls, because measuring each row is slow.
             sizes = np.asarray(pc.binary_length(first.rows[self._columns.data])) + ROW_BYTES
             fitting = min(count, int(np.searchsorted(np.cumsum(sizes), most_bytes, side="right")))
             if fitting:
@@ -187,7 +198,7 @@ class RowBuffer(AheadBuffer):
 
 
 def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Batches as one; large ones stay where they are, side by side in a table, since each copy of a row costs."""
+    """Concatenate batches, keeping large ones as separate chunks."""
     if len(batches) == 1:
         return batches[0]
     small = sum(batch.nbytes for batch in batches) < LARGE_BYTES * len(batches)
@@ -198,10 +209,12 @@ def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 class ReadAheadPace:
     """How fast and how far shards are read ahead.
 
-    columns          what records become
-    rows, bytes      most that waits, of all shards together
-    interval_seconds least time between the beginnings of two readings of a shard
-    buffer           where what was read of a shard waits
+    Attributes:
+        columns: The columns that records become.
+        rows: The most rows to buffer, over all shards.
+        bytes: The most bytes to buffer, over all shards.
+        interval_seconds: The least time between the starts of two reads of a shard.
+        buffer: Makes the buffer of a shard.
     """
 
     columns: Columns
@@ -213,23 +226,26 @@ class ReadAheadPace:
 
 COMMIT_SECONDS, ROOM_SECONDS, EXCLUDED_SECONDS = 0.25, 1.0, 60.0
 BEHIND_SECONDS = 1.0
-"""So far behind the tip a shard is worth waiting for; some sources tell how old the last record is."""
+"""A shard that is at least this far behind its tip is worth waiting for. Some sources report the last record's age."""
 
 
 @define
 class ReadAheadState:
     """The state that all prefetchers of a query share. One condition guards it, and is notified of each change.
 
-    ending      whether everything must be let go now
-    only_now    whether nothing is read beyond what is there when reading begins (AvailableNow)
-    feeds       how many shards are held
-    measure     told what each reading brought
-    answers     how many readings were answered, be it that there is nothing
-    undecided   how many rows were read that a Spark sink may have written before, and nothing tells whether it has
-    resume      where a lease is to be read from, given where its checkpoint says
-    committed   how far Spark has committed a lease, or None
-    read        the shards of which a reading was answered in this run
-    closed      returns the shards that are known to be closed
+    Attributes:
+        pace: How fast and how far to read.
+        changed: The condition.
+        resume: Returns where to read a lease from, given the position of its checkpoint.
+        committed: Returns how far Spark has committed a lease, or None.
+        ending: Whether everything must be released now.
+        only_now: Whether to stop at the records that exist when reading begins (AvailableNow).
+        feeds: How many shards are held.
+        measure: Receives each response.
+        answers: How many reads were answered, empty responses included.
+        undecided: How many rows were read that a Spark sink may have written before, with no way to know.
+        read: The shards that were read successfully in this run.
+        closed: Returns the shards that are known to be closed.
     """
 
     pace: ReadAheadPace
@@ -249,10 +265,11 @@ class ReadAheadState:
 class ShardPrefetcher:
     """Reads one held shard ahead, and writes its checkpoint.
 
-    member   the worker
-    holding  its lease
-    shared   with the other feeds
-    left     called when it is over
+    Args:
+        member: The worker.
+        holding: Its lease.
+        shared: The state shared with the other prefetchers.
+        left: Called with this prefetcher when it is finished.
     """
 
     def __init__(
@@ -262,23 +279,23 @@ class ShardPrefetcher:
         self._member, self._shared, self._left = member, shared, left
         self._first = ReadingStart(holding, member.source, member.config)
         self._cursor = Cursor(holding.lease.checkpoint)
-        # Under the epoch of this claim, so that whoever held the shard before is disconnected (Event Hubs).
+        # Open with the epoch of this claim, so that the previous owner is disconnected (Event Hubs).
         self._pull = ShardPull(self._cursor, lambda at: member.source.open(holding.claimed, at))
-        self.opened = False  # whether it is known where the query goes on
-        self._behind = False  # whether the last answer says that much more is there
+        self.opened = False  # whether it is known where the query continues
+        self._behind = False  # whether the last response says that much more is there
         self._buffer = shared.pace.buffer(shared.pace.columns)
-        self._held: Held | None = None  # as it was told last
-        self._done: Position | None = None  # committed by Spark, and not yet written
+        self._held: Held | None = None  # the last value of `held`
+        self._done: Position | None = None  # committed by Spark, not yet written
         self._given = False
         self._tip = ShardTip(holding.key)
         self._parents_wait, self._faults = PARENT_WAITS[0], Backoff(*FAULT_WAITS, member.uniform)
         self._rejections, self._asks_at = Backoff(*REJECTED_WAITS, member.uniform), -math.inf
 
-    # For the planning of batches; call these with `shared.changed` held
+    # For planning batches; call these with `shared.changed` held
 
     @property
     def held(self) -> Held | None:
-        """The shard as the next batch may take it; None if no batch may."""
+        """The shard as the next batch may take it, or None if no batch may take it."""
         if not self.opened or self.holding.lost.is_set() or self.holding.releasing or self.holding.expired:
             return None
         if self._held is None or self._held.begins is not self._cursor.delivered:
@@ -287,51 +304,51 @@ class ShardPrefetcher:
 
     @property
     def waiting(self) -> tuple[int, int]:
-        """Rows and bytes read ahead; a position to be moved without rows counts as one row."""
-        # A position without rows counts as one: never planned, it would never be committed, and after each start the
-        # records that were dropped would be read again.
+        """The number of rows and bytes read ahead."""
+        # A position without rows counts as one row. If it were never planned, it would never be committed, and after
+        # each start the records that were dropped would be read again.
         return (max(1, self._buffer.count), self._buffer.bytes) if self._buffer else (0, 0)
 
     @property
     def behind(self) -> bool:
-        """Whether more is there to be read, and room for it."""
+        """Whether there is more to read, and room for it."""
         return self._behind and not self._tip.reached and not self._full
 
     @property
     def read_up(self) -> bool:
-        """Whether all that was there when reading began has been read, of a query that ends with that."""
+        """Whether an AvailableNow query has read everything that was there when reading began."""
         return self._tip.reached
 
     @property
     def idle(self) -> bool:
-        """Whether all that was there when reading began has been handed over, and all commits are written."""
+        """Whether everything that was there when reading began was given to Spark, and all commits are written."""
         return (self._tip.reached or self._cursor.over) and not self._buffer and self._writable is None
 
     @property
     def _writable(self) -> Position | None:
-        """The position that Spark has committed and the lease does not say, once it may be written (rule 4)."""
+        """The position that Spark has committed and that may be written now (rule 4), if the lease lacks it."""
         return self._done if self.opened and (self._cursor.over or self.key in self._shared.read) else None
 
     def take(self, rows: int, size: int) -> Chunk | None:
-        """The next rows, at most so many."""
+        """Remove and return the next rows within both limits."""
         chunk = self._buffer.take(rows, size)
         if chunk is not None:
             self._cursor.rows_delivered(chunk.ends)
-            # From now on a hand-over waits for a commit: the next owner would deliver these rows a second time.
+            # From now on a hand-off waits for a commit, otherwise the next owner would deliver these rows again.
             self._given = True
         return chunk
 
     def commit(self, position: Position) -> None:
-        """Spark is done up to here."""
+        """Note that Spark has committed everything up to this position."""
         self._done = position
 
     def step(self, now: float) -> float:
-        """Do one bounded piece of work, and return when to call again: never (infinity) once it is over."""
+        """Do one bounded piece of work, and return when to call again: infinity once the shard is released."""
         try:
             due = self._step(now)
         except (StoreError, SourceUnavailable) as fault:
             wait = self._faults.next()
-            self._behind = False  # no batch waits for a shard that cannot be read
+            self._behind = False  # so that no batch waits for a shard that cannot be read
             self.holding.progress.failed(str(fault), now)
             log.warning("shard %s: trying again in %.1f s: %s", self.key, wait, fault)
             return now + wait
@@ -342,8 +359,8 @@ class ShardPrefetcher:
                 self.holding.progress.failed(str(fault), now)
                 log.warning("shard %s: rejected, trying again in %.1f s: %s", self.key, wait, fault)
                 return now + wait
-            # Trying again would not help here; another worker may have what is missing, as a permission.
-            # Before the release, or the next look might take it right back.
+            # Trying again would not help here, but another worker may have what is missing, such as a permission.
+            # Exclude the lease before releasing it, otherwise the next look might take it right back.
             self._member.exclude(self.key, EXCLUDED_SECONDS)
             self.holding.ask_release()
             self._member.hurry()
@@ -359,22 +376,22 @@ class ShardPrefetcher:
             return self._leave()
         if (done := self._writable) is not None:
             cursor.consumer_acknowledged(done)
-            self._written()  # the lease may say so already
-        # What an earlier run was given and did not commit is not waited for: this one may never plan a batch of it.
+            self._written()  # the lease may already contain it
+        # Do not wait for rows of an earlier run that it did not commit: this run may never plan a batch of them.
         waits = self._given and cursor.out and not self._shared.ending
         if holding.releasing and not (waits or cursor.acknowledged.ended):
             return self._leave() if holding.release(cursor.storable) else now
         if self._buffer.gone:
-            # The process that had these rows is gone: what Spark was not given yet is read again.
+            # The process that held these rows is gone, so read again what Spark was not given yet.
             self._pull.close()
             with self._shared.changed:
                 self._buffer = self._shared.pace.buffer(self._shared.pace.columns)
                 cursor.rows_dropped()
                 self._tip.reached = False
         match cursor.order(expired=holding.expired, free=False):
-            # Only what Spark has committed comes here: rows that were planned and not committed are planned again.
+            # Only committed positions get here. Rows that were planned and not committed are planned again.
             case StoreCheckpoint(to):
-                if holding.checkpoint(to):  # else another has it: what Spark was given stays the sink's
+                if holding.checkpoint(to):  # otherwise the lease is lost, and the sink keeps the rows Spark was given
                     cursor.checkpoint_stored(to)
                     self._written()
                 return self._step(now)
@@ -391,9 +408,9 @@ class ShardPrefetcher:
                 return now + (COMMIT_SECONDS if holding.releasing else ROOM_SECONDS)
 
     def _written(self) -> None:
-        """Forget what Spark has committed if the lease says it now; Spark may have committed more meanwhile."""
+        """Drop the committed position if the lease contains it now."""
         with self._shared.changed:
-            # Not simply forgotten: Spark may have committed more while the write was under way.
+            # Compare before dropping: Spark may have committed more while the write was under way.
             if self._done is not None and self._done.order <= self._cursor.committed.order:
                 self._done = None
             self._shared.changed.notify_all()
@@ -405,33 +422,33 @@ class ShardPrefetcher:
             self.holding.progress.excused("its parents are not done", now)
             wait, self._parents_wait = self._parents_wait, min(2 * self._parents_wait, PARENT_WAITS[1])
             return now + wait
-        # Where the query itself came to; only what it knows nothing of starts where the lease says.
-        start = known = self._shared.resume(self.holding, lease.checkpoint)
-        if known == lease.checkpoint:
-            if (found := self._first.find(parents)) is None:  # the lease was lost while LATEST was pinned
+        # Continue where the query itself stopped. Use the lease's position only if the query knows no other.
+        start = resumed = self._shared.resume(self.holding, lease.checkpoint)
+        if resumed == lease.checkpoint:
+            if (pinned := self._first.find(parents)) is None:  # the lease was lost while LATEST was pinned
                 return self._leave()
-            # The query knows what it had at the beginning of the shard, also where its parents' leases are gone.
-            start = evolve(found, token=known.token or found.token)
+            # Prefer the query's own token, which it has even if the leases of the shard's parents are gone.
+            start = evolve(pinned, token=resumed.token or pinned.token)
         else:
-            # A row made anew says LATEST: pinned to the present, it would skip what came since the last batch.
+            # A recreated row contains LATEST. Pinning that to the present would skip the records since the last batch.
             log.info(
-                "shard %s: its lease says %s, going on behind %s", self.key, lease.checkpoint.sequence, known.sequence
+                "shard %s: its lease says %s, going on behind %s", self.key, lease.checkpoint.sequence, resumed.sequence
             )
         with self._shared.changed:
             self._cursor.begun_at(start)
             self.opened = True
             self._tip.heard = now
-            # Spark may have committed more while another worker held the lease: that is written as soon as it may be.
-            done = self._shared.committed(self.key)
-            self._done = None if done is None or done.order > start.order else done
+            # Spark may have committed more while another worker held the lease. Write that as soon as rule 4 allows.
+            committed = self._shared.committed(self.key)
+            self._done = None if committed is None or committed.order > start.order else committed
             self._shared.changed.notify_all()
-        if not start.ended:  # of a shard that the query has read to its end only the end is to be written
+        if not start.ended:  # if the query has read the shard to its end, only that end is left to write
             self._pull.open()
         return now
 
     def _read(self, now: float) -> float:
         if self._shared.only_now and self._tip.target is None:
-            # Asked once the shard is opened, and by the source: what arrives from here on is for the next run.
+            # Ask the source once the shard is opened: records that arrive from here on are for the next run.
             self._tip.begin(self._member.source.latest(self.holding.lease), now)
             self._look(now, behind=None)
         if self._tip.reached:
@@ -444,7 +461,7 @@ class ShardPrefetcher:
                 if chunk is not None:
                     self._buffer.put(chunk)
                     self._tip.heard = now
-                    # Of nothing nobody is told: whoever plans would look through all shards at each empty answer.
+                    # Do not notify of empty responses: each would make the planner look through all shards.
                     self._shared.changed.notify_all()
                 self._cursor.batch_read(None if chunk is None else chunk.ends, batch.children)
                 self._behind = (batch.behind_seconds or 0.0) >= BEHIND_SECONDS
@@ -454,40 +471,41 @@ class ShardPrefetcher:
                     self._shared.read.add(self.key)
                 self._look(now, behind=batch.behind_seconds)
 
-        # The position and the rows move under one lock: a batch planned in between would skip or repeat some.
+        # The position and the rows must move under one lock, otherwise a batch planned in between would skip or repeat
+        # some.
         self.holding.progress.asking(now)
-        batch = self._pull.read(keep)  # kept first: what follows may raise
+        batch = self._pull.read(keep)  # `keep` runs first: what follows may raise
         if batch.answered and not batch.fault:
             self._rejections.reset()
         self.holding.throughput.add(batch.size, now)
         self._shared.measure(self.holding, batch)
-        # At most 4.5 requests a second, from one beginning to the next, even if the answer asks for no wait: the limit
-        # of a shard is shared by all who read it.
+        # Make at most 4.5 requests a second, measured from start to start, even if the response allows more: all
+        # readers of a shard share its limit.
         return max(now + self._shared.pace.interval_seconds, self._member.clock() + batch.wait_seconds)
 
     def _look(self, now: float, *, behind: float | None) -> None:
-        """Note whether all that was there at the start is read."""
+        """Note whether everything that was there at the start has been read."""
         if self._tip.look(self._cursor.read, now, behind, closed=self.holding.lease.shard in self._shared.closed()):
-            self._shared.read.add(self.key)  # rule 4: that stream
+            self._shared.read.add(self.key)  # rule 4: it is the same stream
 
     @property
     def _full(self) -> bool:
         pace, feeds = self._shared.pace, max(1, self._shared.feeds)
-        rows, size = max(1, pace.rows // feeds), max(1, pace.bytes // feeds)  # however many there are, each is read
+        rows, size = max(1, pace.rows // feeds), max(1, pace.bytes // feeds)  # at least 1, so that every shard is read
         return self._buffer.count >= rows or self._buffer.bytes >= size
 
     def _blocked(self, now: float) -> bool:
-        """Whether what was read ahead must go before more is read."""
+        """Return whether rows that were read ahead must leave the buffer before more are read."""
         if not self._full:
             return False
         self.holding.progress.excused("what was read ahead waits for the query", now)
-        self.holding.throughput.rest(now)  # else a blocked query would be measured as idle, and be given more leases
+        self.holding.throughput.rest(now)  # otherwise a blocked query would look idle, and get more leases
         return True
 
     def _leave(self) -> float:
         self._pull.close()
         with self._shared.changed:
-            # Closed before it is told: a link that is still open would be in the next owner's way.
+            # Close before notifying: a connection that is still open would get in the next owner's way.
             self._left(self)
             self._shared.changed.notify_all()
         return math.inf

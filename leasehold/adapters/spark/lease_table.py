@@ -2,8 +2,8 @@
 
     spark.read.format("lease-table").load("dynamodb://my-application?region=eu-west-1")
 
-The columns are those of a lease as JSON, and one for rows that are none. A DynamoDB table is read in parallel parts.
-Each task opens the store by itself, with the credentials of where it runs.
+The columns are those of a lease as JSON, and one for rows that cannot be read as leases. A DynamoDB table is read in
+parallel parts. Each task opens the store by itself, with the credentials of the machine it runs on.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,12 +33,12 @@ _TYPES: Mapping[CellKind, str] = {
     "flag": "boolean",
     "notes": "map<string,string>",
 }
-"""The others are strings."""
+"""All other columns are strings."""
 
 _COLUMNS = {
     **{JSON_NAMES.get(field.name, field.name): _TYPES.get(field.kind, "string") for field in FIELDS},
     "ended": "boolean",
-    "hash_range": "array<string>",  # of 39 digits at most, more than any number of Spark's
+    "hash_range": "array<string>",  # up to 39 digits, more than any number type of Spark has
     "malformed": "string",
 }
 _ORDER = (
@@ -50,26 +50,29 @@ DDL = ", ".join(f"{name} {_COLUMNS[name]}" for name in _ORDER)
 
 
 def row(read: Lease | Malformed) -> tuple[Any, ...]:
-    """The row of a lease; of a malformed one, its key and what is wrong."""
+    """Return the row of a lease, or of a malformed one its key and what is wrong."""
     if isinstance(read, Malformed):
-        told: dict[str, Any] = {"key": read.key, "malformed": f"{read.field}: {read.why}"}
+        values: dict[str, Any] = {"key": read.key, "malformed": f"{read.field}: {read.why}"}
     else:
-        told = cells(read) | {"ended": read.ended, "heir": read.next_owner}
-        if told["idle"] is not None:
-            told["idle"] = float(told["idle"])  # Spark takes no whole number in a column of doubles
-    return tuple(told.get(name) for name in _ORDER)
+        values = cells(read) | {"ended": read.ended, "heir": read.next_owner}
+        if values["idle"] is not None:
+            values["idle"] = float(values["idle"])  # Spark accepts no whole number in a column of doubles
+    return tuple(values.get(name) for name in _ORDER)
 
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
-"""Spark's own setting; off by default, and then Spark refuses readers that would take filters."""
+"""Spark's own setting. It is off by default, and then Spark rejects readers that accept filters."""
 
 
 class LeaseTable(DataSource):
-    """`spark.read.format("lease-table")`.
+    """The data source `lease-table`, as in `spark.read.format("lease-table")`.
 
-    Options: `store`, a URL (or the path given to `load`); `segments`, the parts in which a DynamoDB table
-    is read, 4 by default; `pushFilters`, true where the setting `PUSHDOWN` is on, so that a filter on
-    one `owner` is applied by DynamoDB: that saves traffic, not read units.
+    The options are:
+
+    - `store`, the URL of the table, unless it is the path given to `load`.
+    - `segments`, the number of parts to read a DynamoDB table in, 4 by default.
+    - `pushFilters`, true if the setting `PUSHDOWN` is on. DynamoDB then applies a filter on one `owner`, which saves
+      traffic, but no read units.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -89,16 +92,16 @@ class LeaseTable(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return "lease-table"
 
     def schema(self) -> str:
-        """The columns."""
+        """Return the columns."""
         return DDL
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  Spark's
-        """Return a reader of the table, for one query."""
-        # Only DynamoDB reads a table in parts: any other store would be listed whole by each task.
+        """Return a reader of the table for one query."""
+        # Only DynamoDB can read a table in parts. With any other store each task would list the whole table.
         segments = self._segments if self._scheme == "dynamodb" else 1
         return (FilteringReader if self._filters else LeaseTableReader)(self._store, segments)
 
@@ -112,7 +115,7 @@ class Segment(InputPartition):
 
 
 class LeaseTableReader(DataSourceReader):
-    """Reads every part by a task of its own."""
+    """Reads each part in a task of its own."""
 
     def __init__(self, store: str, segments: int) -> None:
         self._store, self._segments = store, segments
@@ -120,60 +123,60 @@ class LeaseTableReader(DataSourceReader):
         self._owner: str | None = None
 
     def partitions(self) -> list[Segment]:
-        """The parts."""
+        """Return the parts."""
         return [Segment(number) for number in range(self._segments)]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        """The leases of one part, then what cannot be read as a lease."""
-        opened = open_store(self._store, create=False, write=False)
+        """Yield the leases of one part, then the rows that cannot be read as leases."""
+        store = open_store(self._store, create=False, write=False)
         try:
             if self._scheme == "dynamodb":
-                # Only where it is needed, since it needs boto3.
+                # Import here, because it needs boto3, which other stores do not.
                 from leasehold.stores.dynamodb.store import DynamoStore  # noqa: PLC0415
 
                 part = cast("Segment", partition).number
-                listing = cast("DynamoStore", opened).scan(part, self._segments, self._owner)
+                listing = cast("DynamoStore", store).scan(part, self._segments, self._owner)
             else:
-                listing = opened.list()
+                listing = store.list()
         finally:
-            opened.close()
+            store.close()
         yield from map(row, listing.leases)
-        # Rows of the answer, too: a query that counts leases must show that some could not be read.
+        # Include malformed rows, because a query that counts leases must show that some could not be read.
         yield from map(row, listing.malformed)
 
 
 class FilteringReader(LeaseTableReader):
-    """Also lets DynamoDB leave out what a filter on the owner does not want."""
+    """Also lets DynamoDB apply a filter on the owner."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
-        """Take note of the owner; Spark applies all filters again, for a row in a hand-off has two owners."""
-        for each in filters:
-            # Anything else is for Spark alone, which sees the decoded columns.
-            if isinstance(each, EqualTo) and each.attribute == ("owner",):
-                self._owner = each.value
+        """Note the owner. Return all filters, so that Spark applies them too: a lease in a hand-off has two owners."""
+        for pushed in filters:
+            # Leave all other filters to Spark, which sees the decoded columns.
+            if isinstance(pushed, EqualTo) and pushed.attribute == ("owner",):
+                self._owner = pushed.value
         return filters
 
 
-# Counted by Spark: the figures of a distribution are made of these counts, as everywhere
+# Spark counts; the figures of a distribution are computed from these counts, as everywhere
 
 
 @frozen
 class Counted:
-    """The counts that Spark made of a table: the leases by owner and progress, and the rows that are no lease."""
+    """The counts that Spark made of a table: the leases by owner and progress, and the malformed rows."""
 
     tallies: tuple[Tally, ...]
     malformed: int
 
 
 def lease_table(spark: SparkSession, store: str, segments: int = 4) -> DataFrame:
-    """The leases of the store with this URL; the session must know the source (see `register`)."""
+    """Return the leases of the store with this URL. The session must know the source (see `register`)."""
     pushed = str(spark.conf.get(PUSHDOWN, "false")).lower()
     return spark.read.format("lease-table").option("segments", segments).option("pushFilters", pushed).load(store)
 
 
 def counted(leases: DataFrame) -> Counted:
-    """How many leases each owner has, by progress: all that `distribution` asks for."""
-    # By Spark, on its executors: the table may be too large for the memory of one process.
+    """Return how many leases each owner has, by progress: all that `distribution` needs."""
+    # Count on Spark's executors, because the table may be too large for the memory of one process.
     progress = f.when(f.col("checkpoint").isin(*sorted(SENTINELS)), f.col("checkpoint")).otherwise(NUMBER)
     counts = (
         leases.groupBy("owner", progress.alias("progress"), f.col("malformed").isNotNull().alias("bad"))

@@ -1,6 +1,7 @@
-"""A Spark data source whose query is one worker of a group: what those of Kinesis and Event Hubs have in common.
+"""A Spark data source whose query is one worker of a group: the common part of the Kinesis and Event Hubs formats.
 
-Spark makes it of its options without saying whether a query or a batch is to come: a lease table is asked for later.
+Spark creates it from its options without telling whether it wants a query or a batch, so the lease table is required
+only later.
 """
 
 from abc import abstractmethod
@@ -45,7 +46,8 @@ from leasehold.stores.urls import open_store
 class LeasedSource(DataSource):
     """A format whose query joins a group, on any cluster.
 
-    known  options that the session itself answers, where the user does not; `register` sets it
+    Attributes:
+        known: Options that the session supplies and the user may override; `register` sets it.
     """
 
     known: ClassVar[Mapping[str, str]] = {}
@@ -58,16 +60,16 @@ class LeasedSource(DataSource):
         self._read: tuple[SourceSpec, LeaseOptions, StreamPlace | None, Bounds] | None = None
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        # Options are read once more by the process that runs a query: what it warns of is seen in the driver's log.
+        # The process that runs a query parses the options again, and the driver's log shows its warnings.
         return unpacking(type(self), {**self.__dict__, "_read": None}), ()
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return cls.FORMAT
 
     def schema(self) -> str:
-        """The columns. Raises ValueError for options that nothing can be read by."""
+        """Return the columns. Raises ValueError if the options are invalid."""
         self._reading()
         return self.DDL
 
@@ -80,7 +82,7 @@ class LeasedSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
         """Return the reader that makes a query a worker of its group.
 
-        Raises ValueError for a schema of the user's, where no lease table is named, and for an end that is no time.
+        Raises ValueError for a different schema, if no lease table is named, or if the end is not a time.
         """
         spec, lease, _, bounds = self._reading()
         with told_plainly():
@@ -93,7 +95,7 @@ class LeasedSource(DataSource):
         return LeasedReader(spec, lease) if cut is None else SlicedQuery(spec, lease, cut)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of one batch, without leases. Raises ValueError for a schema of the user's."""
+        """Return the reader of one batch, without leases. Raises ValueError for a different schema."""
         spec, lease, place, bounds = self._reading()
         with told_plainly():
             _refuse_another(schema, spec)
@@ -107,41 +109,43 @@ class LeasedSource(DataSource):
         return SlicedReader(place, bounds, lease.cores)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the writer of one job. Raises ValueError for columns or options that nothing can be written by."""
+        """Return the writer of one job. Raises ValueError if the columns or options are invalid."""
         with told_plainly():
             return SinkWriter(*self._writing(schema, replaces=overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802  Spark's
-        """Return the writer of a query. Raises ValueError for columns or options that nothing can be written by."""
+        """Return the writer of a query. Raises ValueError if the columns or options are invalid."""
         with told_plainly():
             return StreamSinkWriter(*self._writing(schema, replaces=overwrite))
 
     def _writing(self, schema: StructType, *, replaces: bool) -> tuple[SinkTarget, WriteNames]:
         if replaces:
             raise ValueError('mode: what is in a stream stays; use mode("append"), or outputMode("append")')
-        # What `register` knows of the session stands among the options, too; a sink has no use for it.
-        given = Given({name: text for name, text in self._given.items() if not name.lower().startswith("lease.")})
-        given.refuse({"asyncProgressTrackingEnabled": ASYNC})
-        # Asked for, or they would be refused as unknown below.
+        # The options include what `register` knows of the session, which a sink does not use.
+        options = Given({name: value for name, value in self._given.items() if not name.lower().startswith("lease.")})
+        options.refuse({"asyncProgressTrackingEnabled": ASYNC})
+        # Read them, otherwise `done` would reject them as unknown.
         for name in SPARKS_OWN:
-            given.text(name)
-        names = WriteNames.asked(given)
-        target = self.writes_to(given)
-        given.done()
+            options.text(name)
+        names = WriteNames.asked(options)
+        target = self.writes_to(options)
+        options.done()
         target.columns.check(schema)
         return target, names
 
     @abstractmethod
     def asked(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamPlace | None, Bounds]:
-        """The source and the leases that these options ask for; where it is, and what of it is read by a batch.
-
-        Where it is None there are no batches.
+        """Parse the options of reading.
 
         Raises ValueError, naming the option.
+
+        Returns:
+            The source spec, the lease options, the stream for batches and the bounds to read. The stream is None if the
+            format has no batches.
         """
 
     def writes_to(self, given: Given) -> SinkTarget:  # noqa: ARG002  for those that can be written to
-        """The stream that these options ask to write to. Raises ValueError, naming the option."""
+        """Return the stream that these options ask to write to. Raises ValueError, naming the option."""
         raise ValueError(f"format {self.FORMAT}: nothing can be written to it")
 
 
@@ -157,9 +161,9 @@ ONCE = (
 class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The reader of one query, by Spark's interface; the work is done by `Run`.
 
-    Spark makes it in its source-runner process and calls it there, one call at a time; copies of it go to the
-    executors, where only `read` is called. Nothing is opened before the first batch is planned. What a user is to mend
-    is told in one sentence, without tracebacks.
+    Spark creates it in its source-runner process and calls it there, one call at a time. Copies of it go to the
+    executors, where only `read` is called. Nothing is opened before the first batch is planned. Errors that a user can
+    fix are reported in one sentence, without a traceback.
     """
 
     def __init__(self, source_spec: SourceSpec, options: LeaseOptions, opened: Opened = open_store) -> None:
@@ -168,22 +172,22 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stopping = Lock()
         self._run: Run | None = None
         self._known: deque[tuple[dict[str, Any], Offset]] = deque(maxlen=2)
-        self._planned: dict[str, Any] | None = None  # the end of the batch that Spark planned last
+        self._planned: dict[str, Any] | None = None  # the end of the last batch that Spark planned
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        # Executors call `read` alone, which knows all from its partition; options may hold a secret.
+        # Executors call only `read`, which needs only its partition. Options may contain a secret.
         return unpacking(type(self), {}), ()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
-        """The offset of a query that has read nothing; Spark asks for it twice, and not after a restart."""
+        """Return the offset of a query that has read nothing. Spark calls this twice, and not after a restart."""
         return encode(Offset(stream=self._source_spec.stream))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
-        """Any limit at all: Spark asks for all that is available under `trigger(once=True)` alone."""
+        """Return a limit on rows. Any limit will do: Spark reads without one only under `trigger(once=True)`."""
         return ReadMaxRows(self._options.trigger_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
-        """End with what is there now."""
+        """Stop once everything that is there now is read."""
         self._only_now = True
 
     @told_plainly()
@@ -192,8 +196,8 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[str, Any]:
         """Return the end of the next batch, or `start` itself if there is nothing to do.
 
-        Before 4.2 Spark gives no arguments. A batch then starts where the last one that Spark planned has ended, so an
-        end that was returned and not planned is returned again.
+        Before 4.2 Spark passes no arguments. A batch then starts at the end of the last one that Spark planned, so an
+        end that was returned but not planned is returned again.
 
         Raises ValueError under `trigger(once=True)`.
         """
@@ -213,9 +217,9 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @told_plainly()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the tasks of a batch: the one just planned, or after a restart one that was planned before.
+        """Return the tasks of a batch: the one just planned, or after a restart one that was planned earlier.
 
-        Before 4.2 Spark begins a restart with the last batch's end as both arguments, and no batch.
+        Before 4.2 Spark begins a restart by passing the last batch's end as both arguments, which means no batch.
         """
         offset = self._decoded(end).named(self._source_spec.stream)
         self._planned = end
@@ -225,32 +229,32 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return list(run.partitions(run.present(offset)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task, on an executor; as often as Spark likes."""
+        """Read the rows of one task, on an executor. Spark may call this any number of times."""
         if not isinstance(partition, Rows):
             raise TypeError(f"{type(partition).__name__} is no partition of this source")
         return read(partition)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  Spark's name
-        """How far behind each shard is, for `sources[].latestOffset` of the query's progress; None before reading."""
+        """Return how far behind each shard is, for the query's `sources[].latestOffset`; None before reading."""
         return None if self._run is None else self._run.report()
 
     @told_plainly()
     def commit(self, end: dict[str, Any]) -> None:
-        """Everything up to here is in the sink."""
+        """Commit the batch that ends here, because all of it is in the sink."""
         offset = self._decoded(end).named(self._source_spec.stream)
         run = self._running()
         run.commit(run.present(offset))
 
     def stop(self) -> None:
-        """Release what is held."""
-        with self._stopping:  # Spark closes its channel, on which the main thread stops, and sends a signal
+        """Release the leases and close everything."""
+        with self._stopping:  # Spark both closes its channel, which stops the main thread, and sends a signal
             if self._run is not None and not self._stopped:
                 self._stopped = True
                 self._run.close()
 
     def _decoded(self, stored: dict[str, Any]) -> Offset:
-        # Of many shards it takes a while, and what was planned is asked for again and again, until it is committed.
-        return next((offset for known, offset in self._known if known == stored), None) or decode(stored)
+        # Decoding many shards is slow, and a planned offset is passed again and again until it is committed.
+        return next((offset for encoded, offset in self._known if encoded == stored), None) or decode(stored)
 
     def _running(self) -> "Run":
         if self._run is None:
@@ -260,21 +264,21 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class SlicedQuery(LeasedReader):
-    """The reader of a query whose shards end where a slice does; its offsets, and its leases, say of which slice."""
+    """The reader of a query whose shards end where a slice ends. Its offsets and its leases name the slice."""
 
     def __init__(self, spec: SourceSpec, options: LeaseOptions, cut: Slice) -> None:
         def opened(url: str, *, create: bool) -> Store:
             return cut.store(open_store(url, create=create))
 
         note = f"{spec.stream} {cut.note}"
-        named = evolve(spec, open=lambda: cut.source(spec.open()), again=None, stream=note, sliced=True)
-        super().__init__(named, options, opened)
+        sliced_spec = evolve(spec, open=lambda: cut.source(spec.open()), again=None, stream=note, sliced=True)
+        super().__init__(sliced_spec, options, opened)
 
     @told_plainly()
     def latestOffset(  # noqa: N802  Spark's name
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
-        """Return the end of the next batch. Raises ValueError for a trigger with which the query would never end."""
+        """Return the end of the next batch. Raises ValueError for a trigger under which the query would never end."""
         if not TELLS_AVAILABLE_NOW:
             raise ValueError("option endingPosition: this Spark does not tell a query when to end; 4.2 is the first")
         if not self._only_now:
@@ -286,7 +290,7 @@ class SlicedQuery(LeasedReader):
 
 def _refuse_another(schema: StructType, spec: SourceSpec) -> None:
     def shapes(fields: StructType) -> list[tuple[str, str]]:
-        return [(each.name, each.dataType.simpleString()) for each in fields]
+        return [(column.name, column.dataType.simpleString()) for column in fields]
 
     ours = from_arrow_schema(spec.columns.schema)
     if shapes(schema) != shapes(ours):

@@ -1,7 +1,7 @@
 """The options of a leased source, checked by name before anything is opened.
 
-Names are compared in lower case, since Spark hands them over so. Secrets are taken out of every text
-that could be shown: they are in no `repr`, no message and no offset.
+Names are compared in lower case, because Spark passes them on like that. Secrets are removed from every string that
+could be shown: no `repr`, message or offset contains them.
 """
 
 import logging
@@ -23,48 +23,48 @@ log = escaped(logging.getLogger("leasehold.spark"))
 
 MIB = 1 << 20
 EMBEDDED_BYTES = 4 * MIB
-"""Rows within tasks pass through the driver, so that batches must stay small."""
+"""The most embedded bytes in a batch. Rows within tasks pass through the driver, so such batches must stay small."""
 
 
 READERS_MOST = 15
-"""Sixteen ports are tried from `lease.fetchPort` on, and the process that plans needs one, too."""
+"""Sixteen ports are tried from `lease.fetchPort` on, and the planning process needs one of them."""
 
 
 class Given:
-    """Options as Spark hands them over; each is read once, and one that was not read is unknown."""
+    """Options as Spark passes them on. Each is read once, and one that was never read is unknown."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._left = {name.lower(): value for name, value in options.items()}
         self._known: list[str] = []
 
     def text(self, name: str, default: str = "") -> str:
-        """A text, not empty if it is given at all."""
+        """Return the value of an option. Raises ValueError if it is given and empty."""
         self._known.append(name)
-        # Spark knows options in any case, and hands some on in small letters.
+        # Spark ignores the case of options, and passes some on in lower case.
         value = self._left.pop(name.lower(), None)
-        # Most often a variable of the environment that is not set: the default would then hide it.
+        # An empty value is most often an unset environment variable, which the default would hide.
         if value is not None and not value.strip():
             raise ValueError(f"option {name}: it is empty; leave it out, or give a value")
         return default if value is None else value.strip()
 
     def need(self, name: str, hint: str) -> str:
-        """A text that must be there."""
+        """Return the value of a required option."""
         if not (value := self.text(name)):
             raise ValueError(f"option {name}: is missing; {hint}")
         return value
 
     def number(self, name: str, default: int | None, *, least: int = 1, most: int = 2**53) -> int | None:
-        """A whole number within limits."""
+        """Return a whole number within limits."""
         text = self.text(name)
         if not text:
             return default
-        found = decimal(text, most)
-        if found is None or found < least:
+        value = decimal(text, most)
+        if value is None or value < least:
             raise ValueError(f"option {name}: {text!r} is not a whole number from {least} to {most}")
-        return found
+        return value
 
     def choice(self, name: str, *choices: str) -> str:
-        """Read a word out of these, in any case; the first where it is left out."""
+        """Return the choice that equals the option in any case, or the first one if the option is left out."""
         text = self.text(name, choices[0])
         for choice in choices:
             if choice.lower() == text.lower():
@@ -72,41 +72,42 @@ class Given:
         raise ValueError(f"option {name}: {text!r} is not one of {', '.join(choices)}")
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """True or false."""
+        """Return true or false."""
         return self.choice(name, *(("true", "false") if default else ("false", "true"))) == "true"
 
     def ignore(self, names: Mapping[str, str]) -> None:
-        """Options of other connectors that have no meaning here: said, and let pass."""
-        for name, why in names.items():
+        """Read options of other connectors that have no meaning here, and log a warning for each."""
+        for name, reason in names.items():
             if self.text(name):
-                log.warning("option %s has no effect: %s", name, why)
+                log.warning("option %s has no effect: %s", name, reason)
 
     def elsewhere(self, names: Mapping[str, str]) -> None:
-        """Raises ValueError for an option of another connector that has another name here."""
+        """Raise ValueError for an option of another connector that has another name here."""
         for theirs, ours in names.items():
             if theirs.lower() in self._left:
                 raise ValueError(f"option {theirs}: unknown; did you mean {ours}?")
 
     def refuse(self, names: Mapping[str, str]) -> None:
-        """Raises ValueError for an option of another connector that cannot be had here, and says why."""
-        for name, why in names.items():
+        """Raise ValueError for an option of another connector that is not supported here, with the reason."""
+        for name, reason in names.items():
             if name.lower() in self._left:
-                raise ValueError(f"option {name}: {why}")
+                raise ValueError(f"option {name}: {reason}")
 
     def done(self) -> None:
-        """Raises ValueError for an option that was not read."""
-        # A name with a slip would be passed over in silence, and the query be another than was meant.
+        """Raise ValueError for an option that was not read."""
+        # A misspelled option would otherwise be silently ignored, and the query would differ from what was meant.
         for name in sorted(self._left):
             raise ValueError(f"option {printable(name)}: unknown; choose among {', '.join(sorted(self._known))}")
 
 
 @frozen
 class Address:
-    """Where tasks reach the reading process.
+    """Where tasks reach the process that has their rows.
 
-    host  by which name tasks look for it
-    bind  the address it listens on
-    port  the first to try; 0: any that is free
+    Attributes:
+        host: The host name that tasks use.
+        bind: The address that it listens on.
+        port: The first port to try; 0 for any free one.
     """
 
     host: str
@@ -116,25 +117,26 @@ class Address:
 
 @frozen
 class LeaseOptions:
-    """How a query takes part in its group; the same for the two sources.
+    """How a query takes part in its group. The options are the same for both sources.
 
-    store             URL of the lease table; "" where none is named
-    create            whether it is made where there is none
-    worker            what this worker's id begins with, up to its last "-"
-    config            rules, seconds and limits of the group
-    flush             whether an empty batch follows the last one before idleness, so that it is committed
-    fetch             where tasks fetch rows; None: rows are embedded in them
-    spool_folder      where rows wait to be fetched; "" for the system's own place
-    buffer_rows, buffer_bytes
-                      most that is read ahead
-    trigger_rows, trigger_bytes
-                      most that goes into one batch
-    cores             of the whole session
-    shards_per_task   0: shards by cores, rounded up
-    readers           how many processes read; 0: the one that plans reads, too; None: as many as there is room for
-    reader_jobs       where readers on executors are asked for; "": they are children of the process that plans
-    if_recreated      where leases begin anew if the stream was made anew under its name; None: the query ends then
-    linger_seconds    how long a batch may grow while shards are behind
+    Attributes:
+        store: The URL of the lease table; "" if none is named.
+        create: Whether to create the table if there is none.
+        worker: The beginning of this worker's id, up to its last "-".
+        config: The rules, durations and limits of the group.
+        flush: Whether an empty batch follows the last one before idleness, so that the last one is committed.
+        fetch: Where tasks fetch rows, or None to embed rows in tasks.
+        spool_folder: Where to keep rows on disk until they are fetched; "" for the system's default.
+        buffer_rows: The most rows to read ahead.
+        buffer_bytes: The most bytes to read ahead.
+        trigger_rows: The most rows in one batch.
+        trigger_bytes: The most bytes in one batch.
+        cores: The cores of the whole session.
+        shards_per_task: The shards of each task; 0 for shards divided by cores, rounded up.
+        readers: The number of reader processes; 0 if the planning process reads, None for as many as there is room for.
+        reader_jobs: Where to request readers on executors; "" for child processes of the planning process.
+        if_recreated: Where to restart the leases if the stream was recreated under its name; None to end the query.
+        linger_seconds: How long a batch may grow while shards are behind.
     """
 
     store: str = field(repr=False)
@@ -157,25 +159,27 @@ class LeaseOptions:
 
     @property
     def worker_id(self) -> str:
-        """A new one for each run of a query: two runs under one id would renew each other's leases."""
+        """A new id for each run of a query. Two runs with one id would renew each other's leases."""
         return f"{self.worker}-{os.getpid()}x{uuid4().hex[:8]}"
 
     def tasks(self, shards: int) -> int:
-        """Over how many tasks so many shards are spread: a task costs as much as reading thousands of rows."""
-        # Each task on a core of its own, as far as there are cores: with more tasks than that the last ones wait.
+        """Return the number of tasks for `shards` shards. A task costs as much as reading thousands of rows."""
+        # Make at most one task per core, because with more tasks the last ones would wait.
         per_task = self.shards_per_task or -(-shards // self.cores)
         return -(-shards // per_task) if shards else 0
 
 
 def lease_options(given: Given, store: str, position: Mapping[str, Any], seconds: float, rows: str) -> LeaseOptions:
-    """The options of the group. Raises ValueError, naming the option.
+    """Return the options of the group. Raises ValueError, naming the option.
 
-    store     the URL where `lease.store` is left out; "" if there is no such default
-    position  `initial_position` and `timestamp_ms`, as a configuration has them
-    seconds   the lease's duration where none is given
-    rows      the name this source's users know for the most rows in a batch
+    Args:
+        given: All options.
+        store: The URL to use if `lease.store` is left out; "" if there is no such default.
+        position: `initial_position` and `timestamp_ms`, as in a configuration.
+        seconds: The default duration of a lease.
+        rows: The name of the option for the most rows in a batch, as users of this source know it.
     """
-    # `register` answers for the session; a client of Spark Connect can only count the cores of its own machine.
+    # `register` sets this for the session. A client of Spark Connect can only count the cores of its own machine.
     cores = given.number("lease.cores", os.cpu_count()) or 1
     url = given.text("lease.store", store)
     if url.startswith("memory:"):
@@ -186,21 +190,21 @@ def lease_options(given: Given, store: str, position: Mapping[str, Any], seconds
             "`leasehold copy-leases FROM TO`, and start them again with the new lease.store"
         )
     buffer_bytes = given.number("lease.bufferBytes", 256 * MIB, least=MIB) or 0
-    # Spark's own address, as the session tells it.
+    # Spark's own address, which `register` sets from the session.
     transport = given.choice("lease.transport", "auto", "fetch", "embedded")
     host, port = given.text("lease.fetchHost"), given.number("lease.fetchPort", 0, most=65_535) or 0
     bind = given.text("lease.fetchBindHost", host)
-    # Asked for by name: embedding the rows in place of it would cost memory that nobody reckoned with.
+    # The user chose fetch by name, and embedding rows instead would take memory that was not planned for.
     if transport == "fetch" and not host:
         raise ValueError("option lease.transport: fetch needs the driver's address; give lease.fetchHost")
-    # Without a host there is nothing that an executor could connect to: rows travel with their tasks.
+    # Without a host executors have nothing to connect to, so rows travel with their tasks.
     fetch = None if transport == "embedded" or not host else Address(host, bind, port)
     text = given.text("lease.readers", "0")
     readers = decimal(text, READERS_MOST)
     if readers is None and text.lower() != "auto":
         raise ValueError(f"option lease.readers: {text!r} is not a whole number from 0 to {READERS_MOST}, or auto")
     if readers != 0 and fetch is None:
-        # A reader's rows never pass through the planner, so they cannot be embedded in its tasks.
+        # Rows of a reader never pass through the planner, so they cannot be embedded in its tasks.
         raise ValueError("option lease.readers: tasks fetch from readers; give lease.fetchHost, and no lease.transport")
     if_recreated = given.text("lease.ifRecreated").upper() or None
     if if_recreated not in {"TRIM_HORIZON", "LATEST", None}:
@@ -231,15 +235,15 @@ def _config(given: Given, position: Mapping[str, Any], seconds: float, cores: in
     if warning := checked_duration("lease_seconds", milliseconds / 1000, "option lease.durationMs"):
         log.warning("%s", warning)
     rules = given.choice("lease.rules", "minimal", *(name for name in RULES if name != "minimal"))
-    # By number, or by the session's cores, so that a large cluster takes more of a stream than a laptop (M7).
-    most, per_core = given.number("lease.maxLeases", None), given.number("lease.maxLeasesPerCore", None)
-    if most and per_core:
+    # Limit by a number or by the session's cores, so that a large cluster takes more of a stream than a laptop (M7).
+    limit, per_core = given.number("lease.maxLeases", None), given.number("lease.maxLeasesPerCore", None)
+    if limit and per_core:
         raise ValueError("option lease.maxLeasesPerCore: give it or lease.maxLeases, not both")
     limits = {
-        "max_leases": per_core * cores if per_core else most,
+        "max_leases": per_core * cores if per_core else limit,
         "max_steals": given.number("lease.maxLeasesToSteal", None),
     }
-    # What is not given is left out: a configuration has defaults of its own, and null is none of their values.
+    # Leave out what is not given: a configuration has its own defaults, and does not accept null.
     fields: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
     fields |= {"rules": rules, "lease_seconds": milliseconds / 1000, **position}
     try:
@@ -249,10 +253,14 @@ def _config(given: Given, position: Mapping[str, Any], seconds: float, cores: in
 
 
 def start_of(name: str, text: str, first: Collection[str], last: Collection[str], timestamp: str) -> dict[str, Any]:
-    """A starting position by the words other connectors have for it.
+    """Return a starting position from other connectors' words for it. Raises ValueError, naming the option.
 
-    `timestamp` is the milliseconds since 1970 that a position in time was found to mean, or "".
-    Raises ValueError, naming the option.
+    Args:
+        name: The option.
+        text: Its value.
+        first: The words for the oldest record.
+        last: The words for the present end.
+        timestamp: If the value is a time, its milliseconds since 1970; else "".
     """
     if timestamp:
         milliseconds = decimal(timestamp, 2**53)

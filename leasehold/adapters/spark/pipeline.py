@@ -1,16 +1,16 @@
-"""The pipeline that is ready to use: lands records of a stream as rows, and aggregates these in windows.
+"""The ready-made pipeline: lands the records of a stream as rows, and aggregates the rows in windows.
 
-FOLDER/rows/NAME       what an application of this name has landed, by kind (row, dead-letter) and date
-FOLDER/windows         the windows that are complete, by date
-FOLDER/progress        Spark's own checkpoints of the queries
+FOLDER/rows/NAME       what the application of this name has landed, by kind (row, dead-letter) and date
+FOLDER/windows         the complete windows, by date
+FOLDER/progress        Spark's checkpoints of the queries
 
-Rule 1: one query reads the stream, since every query is a worker of its group and gets shards of its own.
-What it lands, parsed or not, goes into one table by one sink that knows each batch, so that a batch
-that is replayed, whole or empty, neither doubles nor loses a row of it.
-Rule 2: across hand-offs a record may land twice, in one application's table or in two. Its shard, sequence
-number and sub-sequence number say that it is the same; windows count it once.
+Rule 1: one query reads the stream, because every query is a worker of its group and gets shards of its own. Everything
+it lands, parsed or not, goes into one table through one sink that knows each batch. So a replayed batch, whole or
+empty, neither duplicates nor loses a row of the table.
+Rule 2: across hand-offs a record may land twice, in one application's table or in two. The two rows have the same
+shard, sequence number and sub-sequence number, so windows count the record once.
 
-The session is the one that spark-submit prepared, or one on this machine's own processors.
+The session is the one that spark-submit prepared, or else one on this machine.
 """
 
 import logging
@@ -37,25 +37,26 @@ from leasehold.stores.printable import escaped, text_of
 log = escaped(logging.getLogger("leasehold.spark"))
 
 IDENTITY = ("shardId", "sequenceNumber", "subSequenceNumber")
-"""The columns that name the record a row was (rule 2)."""
+"""The columns that identify the record of a row (rule 2)."""
 
 ROW, DEAD_LETTER = "row", "dead-letter"
-"""Kinds of what has landed."""
+"""The kinds of landed rows."""
 
 _CORRUPT = "_unparsable"
 
 
 @frozen
 class Recipe:
-    """How records are read and added up.
+    """How records are parsed and aggregated.
 
-    format     what one record holds
-    schema     its fields, as DDL: `name type, …`
-    time       the field that says when it happened, a timestamp
-    window     how long one window lasts, as Spark writes it: "10 minutes"
-    watermark  how late a record may be and still count
-    by         fields whose values each have windows of their own
-    values     numeric fields to add up
+    Attributes:
+        format: The format of a record.
+        schema: The fields of a record, as DDL: `name type, …`.
+        time: The timestamp field with the time of the event.
+        window: The length of a window, as Spark writes it: "10 minutes".
+        watermark: How late a record may be and still count.
+        by: Fields to group by. Each of their values has its own windows.
+        values: Numeric fields to aggregate.
     """
 
     format: Literal["json", "csv"]
@@ -67,18 +68,18 @@ class Recipe:
     values: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raises ValueError, naming the option, for a field that the schema does not have."""
+        """Raise ValueError, naming the option, for a field that the schema does not have."""
         if any(quote in self.schema for quote in "`'\""):
-            return  # What is quoted may hold anything: Spark will tell.
-        names = {part.replace(":", " ").split()[0].lower() for part in _top_level(self.schema) if part.strip()}
-        given = {"--time": (self.time,), "--by": self.by, "--value": self.values}
-        for option, name in ((option, name) for option, found in given.items() for name in found):
-            if name.partition(".")[0].lower() not in names:
-                raise ValueError(f"{option}: {name!r} is no field of --schema, which has {', '.join(sorted(names))}")
+            return  # Quotes may contain anything, so leave the check to Spark.
+        fields = {part.replace(":", " ").split()[0].lower() for part in _top_level(self.schema) if part.strip()}
+        by_option = {"--time": (self.time,), "--by": self.by, "--value": self.values}
+        for option, name in ((option, name) for option, chosen in by_option.items() for name in chosen):
+            if name.partition(".")[0].lower() not in fields:
+                raise ValueError(f"{option}: {name!r} is no field of --schema, which has {', '.join(sorted(fields))}")
 
     @property
     def landed_schema(self) -> str:
-        """The columns of what has landed, as DDL."""
+        """The columns of the landed rows, as DDL."""
         return (
             "shardId string, sequenceNumber string, subSequenceNumber bigint, arrived timestamp, "
             f"row struct<{self.schema}>, data binary, kind string, date date"
@@ -86,7 +87,7 @@ class Recipe:
 
 
 def _top_level(schema: str) -> list[str]:
-    """The fields of DDL, without those within a type: commas in brackets part no fields."""
+    """Split DDL at the commas between fields, not at those in brackets."""
     parts, depth = [""], 0
     for letter in schema:
         depth += (letter in "<(") - (letter in ">)")
@@ -98,19 +99,19 @@ def _top_level(schema: str) -> list[str]:
 
 
 def landed(records: DataFrame, recipe: Recipe) -> DataFrame:
-    """Make one row of each record: its fields, or, where they cannot be read or have no time, its bytes.
+    """Make one row of each record, with its fields, or with its bytes if it cannot be parsed or has no time.
 
     Takes the columns of `kinesis-leased` or of `eventhubs-leased`.
     """
     parse = {"json": f.from_json, "csv": f.from_csv}[recipe.format]
-    # One record that cannot be read must not end the query: it lands as it came, beside the others.
+    # A record that cannot be parsed must not end the query. It lands as it came, next to the others.
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     fields = parse(f.col("data").cast("string"), f"{recipe.schema}, {_CORRUPT} string", options)
-    read = _identified(records).withColumn("row", fields)
+    parsed_rows = _identified(records).withColumn("row", fields)
     good = f.col("row").isNotNull() & f.col(f"row.{_CORRUPT}").isNull() & f.col(f"row.{recipe.time}").isNotNull()
-    # Null is neither true nor false: such a row would be in none of the two kinds.
-    told = read.withColumn("parsed", f.coalesce(good, f.lit(False)))
-    return told.select(
+    # Replace null with false, otherwise such a row would be of neither kind.
+    marked = parsed_rows.withColumn("parsed", f.coalesce(good, f.lit(False)))
+    return marked.select(
         *IDENTITY,
         "arrived",
         f.when(f.col("parsed"), f.col("row").dropFields(_CORRUPT)).alias("row"),
@@ -126,13 +127,13 @@ def landed(records: DataFrame, recipe: Recipe) -> DataFrame:
 
 
 def _identified(records: DataFrame) -> DataFrame:
-    """The columns that both sources have, under one name each."""
+    """Rename the columns that both sources have to common names."""
     if "body" not in records.columns:
         return records.select(*IDENTITY, f.col("approximateArrivalTimestamp").alias("arrived"), "data")
     return records.select(
         f.col("partition").alias("shardId"),
         f.col("sequenceNumber").cast("string"),
-        # Events of a hub have no parts: one column more, and all that follows is the same for both.
+        # Events of a hub have no parts. Adding this column makes everything that follows the same for both.
         f.lit(0).cast("bigint").alias("subSequenceNumber"),
         f.col("enqueuedTime").alias("arrived"),
         f.col("body").alias("data"),
@@ -140,14 +141,14 @@ def _identified(records: DataFrame) -> DataFrame:
 
 
 def windowed(rows: DataFrame, recipe: Recipe) -> DataFrame:
-    """How many records each window has, and the sum and mean of each value, every record once (rule 2)."""
+    """Count each window's records, and compute the sum and mean of each value, counting every record once (rule 2)."""
     timed = (
         rows.where(f.col("kind") == ROW)
         .withColumn("time", f.col(f"row.{recipe.time}"))
         .withWatermark("time", recipe.watermark)
     )
     identity = list(IDENTITY)
-    # A stream forgets which records it has seen once the watermark has passed them; a table is seen whole.
+    # A stream forgets records that the watermark has passed. A table is deduplicated as a whole.
     once = timed.dropDuplicatesWithinWatermark(identity) if timed.isStreaming else timed.dropDuplicates(identity)
     groups = [f.col(f"row.{name}").alias(name) for name in recipe.by]
     sums = [f.sum(f"row.{name}").alias(f"{name}_sum") for name in recipe.values]
@@ -162,7 +163,7 @@ def windowed(rows: DataFrame, recipe: Recipe) -> DataFrame:
 STARTS = 5
 LOOK_SECONDS = 0.2
 LATE = "failed to connect back"
-"""Spark's words of a Python process that it has given up."""
+"""Part of Spark's error message when a Python process did not start in time."""
 
 WINDOWS = "windows"
 ROWS_BY = ("kind", "date")
@@ -173,9 +174,10 @@ NOT_THERE = {"PATH_NOT_FOUND", "DELTA_SCHEMA_NOT_SET"}
 class OutputPlace:
     """Where an application writes.
 
-    folder  of all applications of one pipeline; any file system that Spark knows
-    name    of this application
-    tables  how they are written: as files that Spark's own log makes exact, or as Delta tables
+    Attributes:
+        folder: The folder of all applications of a pipeline, on any file system that Spark knows.
+        name: The name of this application.
+        tables: The kind of tables: Parquet files that Spark's own log makes exact, or Delta tables.
     """
 
     folder: str
@@ -183,37 +185,38 @@ class OutputPlace:
     tables: Literal["parquet", "delta"] = "parquet"
 
     def rows(self, name: str | None = None) -> str:
-        """The rows that this application, or another, has landed."""
+        """Return the path of the rows that this application, or the one with the given name, has landed."""
         return f"{self.folder}/rows/{name or self.name}"
 
     def progress(self, query: str) -> str:
-        """Where Spark keeps how far a query is."""
+        """Return the path where Spark stores the progress of a query."""
         return f"{self.folder}/progress/{query}"
 
 
 def land(records: DataFrame, recipe: Recipe, place: OutputPlace, *, once: bool) -> StreamingQuery:
-    """Start writing what arrives; `once`: only what is there now."""
-    if place.tables == "delta":  # created once, before the query writes: two that create a table make each other fail
-        nothing = records.sparkSession.createDataFrame([], recipe.landed_schema)
-        nothing.write.format("delta").mode("ignore").partitionBy(*ROWS_BY).save(place.rows())
+    """Start landing records as they arrive, or with `once` only those that are there now."""
+    # Create a Delta table before the query writes, because two concurrent creators make each other fail.
+    if place.tables == "delta":
+        no_rows = records.sparkSession.createDataFrame([], recipe.landed_schema)
+        no_rows.write.format("delta").mode("ignore").partitionBy(*ROWS_BY).save(place.rows())
     return _started(landed(records, recipe), f"rows-{place.name}", place.rows(), place, ROWS_BY, once=once)
 
 
 def begun(start: Callable[[], StreamingQuery]) -> StreamingQuery:
-    """The query that `start` loads and starts, once its source is open.
+    """Return the query that `start` loads and starts, once its source is open.
 
-    Spark waits ten seconds for each Python process that it starts, whatever else the machine has to do, and cannot be
-    told to wait longer; then loading fails, or the query ends.
+    Spark waits ten seconds for each Python process that it starts, however busy the machine is, and this cannot be
+    changed. After that loading fails, or the query ends, and we try again.
     """
-    # Bounded: a machine that is too busy every time needs somebody who looks at it.
-    for left in reversed(range(STARTS)):
+    # Limit the attempts, because a machine that is too busy every time needs attention.
+    for retries in reversed(range(STARTS)):
         try:
             query = start()
             while query.isActive and query.status["message"].startswith("Initializing"):
                 time.sleep(LOOK_SECONDS)
             late = LATE in str(query.exception())
         except Exception as fault:  # Spark's own, or Java's
-            if not left or LATE not in text_of(fault):
+            if not retries or LATE not in text_of(fault):
                 raise
             late = True
         if not late:
@@ -225,26 +228,26 @@ def begun(start: Callable[[], StreamingQuery]) -> StreamingQuery:
 def aggregate(
     spark: SparkSession, recipe: Recipe, place: OutputPlace, others: Sequence[str], *, once: bool
 ) -> StreamingQuery:
-    """Start adding up what this application and the others land."""
-    added = windowed(rows(spark, recipe, place, others), recipe)
-    return _started(added, WINDOWS, f"{place.folder}/{WINDOWS}", place, ("date",), once=once)
+    """Start aggregating the rows of this application and the others."""
+    windows = windowed(rows(spark, recipe, place, others), recipe)
+    return _started(windows, WINDOWS, f"{place.folder}/{WINDOWS}", place, ("date",), once=once)
 
 
 def aggregated(
     spark: SparkSession, recipe: Recipe, place: OutputPlace, others: Sequence[str]
 ) -> tuple[StreamingQuery, ...]:
-    """Aggregate them, if all of them have begun to land; Spark reads nothing that is not there."""
+    """Aggregate the rows if all applications have landed some, because Spark cannot read a missing table."""
     try:
         return (aggregate(spark, recipe, place, others, once=False),)
     except AnalysisException as fault:
-        # The others may land their first rows later: asked again then, it is no fault.
+        # The others may land their first rows later, so the caller tries again.
         if fault.getCondition() not in NOT_THERE:
             raise
         return ()
 
 
 def rows(spark: SparkSession, recipe: Recipe, place: OutputPlace, others: Sequence[str]) -> DataFrame:
-    """The rows that land, as a stream; each folder by itself, because its log says which files count."""
+    """Return the landed rows as a stream. Each folder is read by itself, because its log lists the files that count."""
     folders = [place.rows(name) for name in (place.name, *others)]
     reader = spark.readStream.format(place.tables)
     reader = reader.schema(recipe.landed_schema) if place.tables == "parquet" else reader
@@ -265,32 +268,41 @@ def finished(
     look: Callable[[], object] = lambda: None,
     ending: Callable[[], bool] = lambda: False,
 ) -> Iterator[BatchProgress | ReadingProgress]:
-    """Yield the queries' progress, until one of them ends, or `ending`. Raises what ended it, if it failed.
+    """Yield the progress of the queries until one of them ends, or until `ending` returns true.
 
-    Each batch is told once, and how far behind reading is whenever Spark says so, every ten seconds at least: also
-    while no batch comes. `look` is called now and then, and may add to the queries.
+    Each batch is reported once. The lag of reading is reported whenever Spark does so, at least every ten seconds even
+    if there are no batches.
+
+    Args:
+        queries: The queries.
+        seconds: How long to wait for each query before looking at its progress.
+        look: Called now and then. It may add to the queries.
+        ending: Whether to stop.
+
+    Raises:
+        Exception: The error that ended a query, if it failed.
     """
-    told: dict[str, int] = {}
-    heard: dict[str, str] = {}
+    last_batches: dict[str, int] = {}
+    last_times: dict[str, str] = {}
     active = True
     while active and not ending():
-        # Looked at once more after the end, so that the last batch is reported.
+        # Look once more after the end, so that the last batch is reported.
         active = not any(query.awaitTermination(seconds) for query in queries)
         for query in queries:
             for progress in query.recentProgress:
-                # Spark tells the same progress at each look until it has a newer one.
-                if progress.timestamp > heard.get(query.id, ""):
-                    heard[query.id] = progress.timestamp
+                # Spark returns the same progress again until it has a newer one.
+                if progress.timestamp > last_times.get(query.id, ""):
+                    last_times[query.id] = progress.timestamp
                     yield from filter(None, [reading_of(progress)])
-                # While a query is idle, Spark reports on the next batch, which has not begun, under its number.
-                if "addBatch" in progress.durationMs and progress.batchId > told.get(query.id, -1):
-                    told[query.id] = progress.batchId
+                # While a query is idle, Spark reports on the next batch under its number, although it has not begun.
+                if "addBatch" in progress.durationMs and progress.batchId > last_batches.get(query.id, -1):
+                    last_batches[query.id] = progress.batchId
                     yield told_of(progress)
         look()
 
 
 SUBMITTED = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")
-"""Set where spark-submit runs Java already, or a server elsewhere does."""
+"""Environment variables that are set if spark-submit or a remote server already runs Java."""
 
 SETTINGS: dict[str, bool | float | int | str | None] = {
     "spark.ui.enabled": False,
@@ -300,7 +312,7 @@ SETTINGS: dict[str, bool | float | int | str | None] = {
     "spark.sql.shuffle.partitions": 2,
     "spark.log.level": "ERROR",
 }
-"""Settings of a session on this machine alone: no page, and no network but loopback."""
+"""Settings of a session on this machine alone: no web page, and no network except loopback."""
 
 DELTA: dict[str, bool | float | int | str | None] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -309,40 +321,48 @@ DELTA: dict[str, bool | float | int | str | None] = {
 
 
 def session(name: str, *, delta: bool = False, quiet: bool = False) -> SparkSession:
-    """A session that knows our sources, and Delta tables where they are asked for.
+    """Return a session that knows our sources, and Delta tables if requested.
 
-    One of this machine alone that is `quiet` logs no faults, which whoever asked for it tells of.
+    Args:
+        name: The name of the application.
+        delta: Whether to support Delta tables.
+        quiet: Whether a session on this machine alone logs no errors, because the caller reports them.
 
-    Raises ServiceError if there is no Java to start it with, ValueError if Delta's package is missing.
+    Raises:
+        ServiceError: There is no Java to start the session with.
+        ValueError: Delta's package is missing.
     """
     builder = SparkSession.builder.appName(name)
-    if not any(each in os.environ for each in SUBMITTED):
+    if not any(variable in os.environ for variable in SUBMITTED):
         os.environ["JAVA_HOME"] = str(java_home())
-        # By default Spark's workers run the first python3 on the PATH, where this package is not installed.
+        # By default Spark's workers run the first python3 on the PATH, which may lack this package.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = builder.config(map=SETTINGS)
         builder = builder.config("spark.log.level", "FATAL") if quiet else builder
         if delta:  # as spark-submit's `--packages` and `--conf` would
             if find_spec("delta") is None:
                 raise ValueError("--tables delta: install delta-spark, in a version for this Spark")
-            # Delta's own package knows which jars go with this version of it.
+            # Delta's own package knows the matching jars.
             from delta import configure_spark_with_delta_pip  # type: ignore[import-not-found]  # noqa: PLC0415  optional
 
             builder = configure_spark_with_delta_pip(builder.config(map=DELTA))
-    started = builder.getOrCreate()
-    register(started)
-    return started
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
 
 
 def session_at(master: str, name: str) -> SparkSession:
-    """A session of the cluster at this address, `local[*]` being this machine. Raises ServiceError without a Java."""
+    """Return a session of the cluster at this address; `local[*]` is this machine.
+
+    Raises ServiceError if there is no Java.
+    """
     os.environ.setdefault("JAVA_HOME", str(java_home()))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     return SparkSession.builder.master(master).appName(name).getOrCreate()
 
 
 class PipelineMetrics:
-    """The metrics of a pipeline, for alarms; each series carries the query's name."""
+    """The metrics of a pipeline, for alarms. Each series carries the query's name."""
 
     def __init__(self, meter: Meter) -> None:
         self._rows = meter.create_counter("pipeline_rows", "{row}", "Rows read by a query.")
@@ -353,7 +373,7 @@ class PipelineMetrics:
         self._seconds = meter.create_gauge("pipeline_batch", "s", "How long the last batch took.")
 
     def tell(self, told: BatchProgress | ReadingProgress) -> None:
-        """Count one more batch, or note how far behind reading is."""
+        """Count one more batch, or record how far behind reading is."""
         series = {"query": told.query}
         if isinstance(told, ReadingProgress):
             self._behind.set(told.behind, series)

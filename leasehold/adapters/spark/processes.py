@@ -1,7 +1,7 @@
 """Prepares the processes that Spark starts for a source: they log to the driver's log, and end in good order.
 
-Spark sets up neither, and takes any fault of theirs for one of its own. Its source-runner process plans a query's
-batches; tasks and readers run on executors, where this package may be missing.
+Spark does neither, and reports any error of theirs as its own. Its source-runner process plans a query's batches. Tasks
+and readers run on executors, where this package may be missing.
 """
 
 import logging
@@ -23,17 +23,17 @@ from leasehold.stores.printable import escaped, said
 log = escaped(logging.getLogger("leasehold.spark"))
 
 HIDING = "SPARK_HIDE_TRACEBACK"
-"""Spark's own variable, looked at when a fault has ended one of its Python processes."""
+"""Spark's own variable, which it checks when an error has ended one of its Python processes."""
 
 SIGNALS = 64
-"""How many signals are read at a time, a byte for each."""
+"""How many signals to read at a time, one byte each."""
 
 
 @contextmanager
 def told_plainly() -> Iterator[None]:
-    """Have Spark tell of a fault that tells a user its cause in that one sentence, without tracebacks.
+    """Make Spark report an error that explains itself to users as one sentence, without tracebacks.
 
-    The process ends with the fault, so that the setting outlives nothing.
+    The error ends the process, so the setting affects nothing later.
     """
     try:
         yield
@@ -44,28 +44,28 @@ def told_plainly() -> Iterator[None]:
 
 def speak() -> None:
     """Send warnings, and the events of the query's leases, to the driver's log."""
-    # Spark sets up no logging in this process; if the user did, it is left as it is.
+    # Spark sets up no logging in this process. If the user did, leave it as it is.
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if log.logger.level == logging.NOTSET:
         log.setLevel(logging.INFO)
 
 
 def end_on_signal(stop: Callable[[], None]) -> None:
-    """End the process once `stop` has returned, when Spark sends SIGTERM, sometimes twice, or Ctrl-C reaches it.
+    """On SIGTERM, which Spark may send twice, or Ctrl-C, call `stop` and then end the process.
 
-    `stop` is called in a thread of its own. An exception in the main thread could cut off releases, which begin when
-    Spark closes its channel, just before it sends the signal; or leave a lock held that they need.
+    `stop` is called in a thread of its own. An exception in the main thread could interrupt releases, which begin when
+    Spark closes its channel just before it sends the signal, or could leave a lock held that they need.
     """
-    ends = {each for each in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(each) is not signal.SIG_IGN}
-    hears, tells = socket.socketpair()
-    tells.setblocking(False)  # else it cannot be written to while a signal is taken
-    for each in ends:
-        replace_handler(each, lambda _number, _frame: None)
-    signal.set_wakeup_fd(tells.fileno(), warn_on_full_buffer=False)
+    ends = {number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN}
+    reading_end, writing_end = socket.socketpair()
+    writing_end.setblocking(False)  # `set_wakeup_fd` requires this
+    for number in ends:
+        replace_handler(number, lambda _number, _frame: None)
+    signal.set_wakeup_fd(writing_end.fileno(), warn_on_full_buffer=False)
 
     def end() -> None:
-        with hears, tells:
-            while ends.isdisjoint(hears.recv(SIGNALS)):
+        with reading_end, writing_end:
+            while ends.isdisjoint(reading_end.recv(SIGNALS)):
                 pass
             try:
                 stop()
@@ -80,31 +80,31 @@ def end_on_signal(stop: Callable[[], None]) -> None:
 
 
 def unpacking(kind: type, state: dict[str, Any]) -> Callable[[], object]:
-    """Make the function that gives another process this object, or tells which package its Python lacks.
+    """Return a function that recreates this object in another process, or reports which package its Python lacks.
 
-    Spark pickles what is made within a function whole, and not by a name that would have to be imported.
+    Spark pickles a nested function by value, so the other process need not import it by name.
     """
     packed = dumps((kind, state))  # type: ignore[no-untyped-call]  # Spark's
     home = str(Path(__file__).parents[3])
 
     def unpacked() -> object:
-        import os  # noqa: PLC0415  nothing of this module is there yet
+        import os  # noqa: PLC0415  the function cannot use imports of this module
         import pickle  # noqa: PLC0415  likewise
         import sys  # noqa: PLC0415  likewise
 
-        # Of a query's source and sink Spark looks for what --py-files has shipped in a folder that nobody fills.
-        if os.path.isfile(home) and home not in sys.path:  # noqa: PTH113  a zip of the driver's machine, as Spark's own
+        # For a query's source and sink, Spark looks for files from --py-files in a folder that is always empty.
+        if os.path.isfile(home) and home not in sys.path:  # noqa: PTH113  the driver's zip file, like Spark's own
             sys.path.append(home)
         try:
-            found, state = pickle.loads(packed)  # noqa: S301  by Spark's own processes, as all they get
+            cls, state = pickle.loads(packed)  # noqa: S301  Spark's own processes unpickle everything they get
         except ImportError as missing:
             os.environ["SPARK_HIDE_TRACEBACK"] = "1"
             raise ImportError(
                 f"{missing}: the Python of Spark's tasks is {sys.executable}; set PYSPARK_PYTHON to one with "
                 "'leasehold[spark]' on every machine, or ship such an environment with the query (spark.archives)"
             ) from None
-        made = found.__new__(found)
-        made.__dict__.update(state)
-        return made
+        instance = cls.__new__(cls)
+        instance.__dict__.update(state)
+        return instance
 
     return unpacked

@@ -1,4 +1,4 @@
-"""What is read for Spark: the columns of a source, its rows with their positions, and what a query reads them from."""
+"""The columns of a source, its rows with their positions, and what a query reads them from."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,10 +14,11 @@ from leasehold.balancer.model import Lease, Position
 class Columns:
     """The columns of one kind of source.
 
-    schema    as Arrow has it
-    data      the name of the column that holds the bytes
-    rows      records of a lease as these columns
-    position  the position that a row stands for
+    Attributes:
+        schema: The Arrow schema.
+        data: The name of the column with the bytes.
+        rows: Converts records of a lease to these columns.
+        position: Returns the position of a row.
     """
 
     schema: pa.Schema
@@ -28,18 +29,19 @@ class Columns:
 
 @frozen
 class SourceSpec:
-    """Where rows come from, as one kind of source has it.
+    """Where the rows of a query come from.
 
-    open              opens the source; called in the runner process only
-    columns           what its records become
-    interval_seconds  least time between two readings of a shard
-    shard_rows        most rows of one shard in one batch
-    rereadable        whether anyone may read a shard at any time, so that every batch was delivered in full
-    stream            what is read, as offsets name it: a checkpointLocation of another stream is refused
-    sliced            whether shards end where a slice does, and a query once all of them have ended, whoever reads them
-    starts            where shards begin of which neither a lease nor the query knows how far they are done, by shard
-    again             opens the source for what is read once more, if otherwise: of one consumer a shard has
-                      one subscription at a time, which a repeated batch would take from the shard's owner
+    Attributes:
+        open: Opens the source, in the source-runner process or in a reader.
+        columns: The columns that its records become.
+        interval_seconds: The least time between two reads of a shard.
+        shard_rows: The most rows of one shard in one batch.
+        rereadable: Whether anyone may read a shard at any time, so that every batch was delivered in full.
+        stream: The name of the stream in offsets. A checkpointLocation of another stream is rejected.
+        sliced: Whether shards end where a slice ends, and the query ends once all of them have been read by any worker.
+        starts: By shard, where to begin if neither a lease nor the query knows how far the shard is done.
+        again: Opens the source for reading ranges again, if not `open`. A consumer has one subscription per shard at a
+            time, which a repeated batch would take from the shard's owner.
     """
 
     open: Callable[[], Source]
@@ -55,9 +57,12 @@ class SourceSpec:
 
 @frozen
 class ArrowBatch(Batch):
-    """A reading whose records are rows already; `arrived` names the column that says when they arrived, or is "".
+    """A read whose records are rows already.
 
-    trail  what the position of each row carries along, where the rows cannot tell
+    Attributes:
+        rows: The rows.
+        arrived: The name of the column with the times of arrival, or "".
+        trail: What the position of each row carries along, if the rows cannot show it.
     """
 
     rows: pa.RecordBatch | None = None
@@ -66,7 +71,7 @@ class ArrowBatch(Batch):
 
     @property
     def count(self) -> int:
-        """How many user records: as rows, so that `records` has none of them."""
+        """The number of user records. These are rows, so `records` has none of them."""
         return len(self.records) if self.rows is None else int(self.rows.num_rows)
 
     @property
@@ -76,35 +81,38 @@ class ArrowBatch(Batch):
 
     @property
     def first_arrived(self) -> float | None:
-        """When the first row arrived; None where the rows are a reader's."""
+        """When the first row arrived, or None if a reader has the rows."""
         return super().first_arrived if self.rows is None else self._arrived_in(slice(0, 1))
 
     @property
     def last_arrived(self) -> float | None:
-        """When the last row arrived; None where the rows are a reader's."""
+        """When the last row arrived, or None if a reader has the rows."""
         return super().last_arrived if self.rows is None else self._arrived_in(slice(-1, None))
 
     def _arrived_in(self, part: slice) -> float | None:
         return next(iter(_seconds(self.rows[self.arrived][part])), None) if self.rows and self.arrived else None
 
     def between(self, since: float, until: float) -> Batch:
-        """Return the reading with only the rows that arrived between these times."""
+        """Return this read with only the rows that arrived between these times."""
         if self.rows is None:
             return super().between(since, until)
-        kept = [time is None or since <= time < until for time in self.arrivals]
-        trail = None if self.trail is None else self.trail.where(kept)
-        return evolve(self, rows=self.rows.filter(pa.array(kept)), read_to=self.end, trail=trail)
+        within = [time is None or since <= time < until for time in self.arrivals]
+        trail = None if self.trail is None else self.trail.where(within)
+        return evolve(self, rows=self.rows.filter(pa.array(within)), read_to=self.end, trail=trail)
 
 
 def _seconds(times: pa.Array) -> list[float | None]:
-    return [None if each is None else each / 1e6 for each in times.cast(pa.int64()).to_pylist()]
+    return [None if micros is None else micros / 1e6 for micros in times.cast(pa.int64()).to_pylist()]
 
 
 @frozen
 class Chunk:
-    """Some rows, a batch or a table, and the position behind them: rows that were dropped count as read.
+    """Some rows, as a batch or a table, and the position after them. Rows that were dropped count as read.
 
-    trail  what the position of each row carries along, where that is not in its columns
+    Attributes:
+        rows: The rows.
+        ends: The position after them.
+        trail: What the position of each row carries along, if its columns do not contain it.
     """
 
     rows: pa.RecordBatch
@@ -113,12 +121,12 @@ class Chunk:
 
     @property
     def count(self) -> int:
-        """How many rows."""
+        """The number of rows."""
         return int(self.rows.num_rows)
 
 
 def chunk_of(columns: Columns, lease: Lease, batch: Batch) -> Chunk | None:
-    """The rows and the position that a reading brought; None if it brought neither. A shard's end is a position."""
+    """Return the rows and the position of a read, or None if it has neither. The end of a shard is a position too."""
     ends = batch.reached
     if ends is None:
         return None

@@ -1,19 +1,19 @@
-"""The write side of a format: rows of a DataFrame become records of a stream, each named so that it is had once.
+"""The write side of a format: rows of a DataFrame become records of a stream, each with a tag that exposes duplicates.
 
-A task takes its rows in sections, orders each by partition key, names every row (`sources/repeats.py`) and sends it by
-a writer of the stream (`RowWriter`), which keeps the order of what goes to one shard.
+A task takes its rows in sections, orders each section by partition key, tags every row (`sources/deduplication.py`) and
+sends the rows with a writer of the stream (`RowWriter`), which preserves order within a shard.
 
-1. Spark gives a task the rows of its partition. They are gathered into sections of `SECTION_BYTES`, cut by the rows'
-   own sizes: the same rows make the same sections, in however many batches they come.
-2. A section is ordered by partition key, rows of one key as they came. So it is the same section also where the rows of
-   two shards of a source were fetched in another order, or by another reader, when the batch was repeated.
-3. Its edition is a digest of its rows in that order. Nothing of a section is sent before all of it is there.
-4. Its rows are sent, and the task goes on once all of them are known to be written; else it fails, and Spark runs it
-   again. What was under way may then still be written: it has the same names.
+1. Spark gives a task the rows of its partition. They are gathered into sections of `SECTION_BYTES`, cut by the sizes of
+   the rows alone. So the same rows make the same sections, in however many batches they come.
+2. A section is ordered by partition key, and rows of one key stay in their order. So the section stays the same if a
+   repeated batch fetches the rows of two shards of a source in another order, or with another reader.
+3. The edition of a section is a digest of its rows in that order. Nothing of a section is sent before it is complete.
+4. The rows are sent, and the task continues once all of them are known to be written. Otherwise it fails, and Spark
+   runs it again. Requests under way may still be written after that, with the same tags.
 
-Of a streaming query the names come from Spark: its id and its checkpointLocation, the run and the batch. The id alone
-is not enough, since it is copied with the checkpointLocation. A job of `df.write` has an id of its own, or the name and
-batch that options give it. Each batch of a name is another job, because several may be written at the same time.
+For a streaming query the tags come from Spark: the query's id and checkpointLocation, the run and the batch. The id
+alone is not enough, because it is copied with the checkpointLocation. A job of `df.write` has an id of its own, or the
+name and batch from the options. Each batch of a name is a separate job, because several may be written at once.
 """
 
 import logging
@@ -42,20 +42,22 @@ log = escaped(logging.getLogger("leasehold.spark"))
 SECTION_BYTES = 32 * MIB
 ROW_BYTES = 100
 QUERY_ID, BATCH_ID, RUN_ID = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"
-"""Spark's own local properties of a task that belongs to a micro-batch; the group of its jobs is the run."""
+"""Local properties that Spark sets for the tasks of a micro-batch. The job group is the run."""
 RUNS = 10**12
-"""The run of a tag has at most twelve digits."""
+"""A tag's run number has at most twelve digits."""
 
 SPARKS_OWN = ("checkpointLocation", "queryName", "path", "outputMode")
-"""Options that Spark hands on to a sink with the user's."""
+"""Options that Spark passes on to a sink along with the user's."""
 
 
 @frozen
 class SinkColumns:
-    """The columns that a sink takes, by name: each of them as this type of Arrow.
+    """The columns that a sink takes, by name.
 
-    order  by which a section is ordered
-    must   those that have to be there, and whose values may not be null
+    Attributes:
+        kinds: The Arrow type that each column is cast to.
+        order: The columns to order a section by.
+        must: The columns that are required, and whose values must not be null.
     """
 
     kinds: Mapping[str, pa.DataType]
@@ -63,30 +65,30 @@ class SinkColumns:
     must: frozenset[str]
 
     def check(self, schema: StructType) -> None:
-        """Raises ValueError, naming a column that is missing, or is no column of the sink, or cannot become one."""
-        found = {field.name.lower(): field for field in schema}
-        known = {name.lower() for name in self.kinds}
+        """Raise ValueError for a column that is missing, unknown to the sink, or of the wrong type."""
+        fields = {field.name.lower(): field for field in schema}
+        column_names = {name.lower() for name in self.kinds}
         for name in sorted(self.must):
-            if name.lower() not in found:
+            if name.lower() not in fields:
                 raise ValueError(f"column {name}: is missing; select it, as col(...).alias({name!r})")
-        # A column that is left out in silence is data that somebody believes to be written.
-        for name, each in found.items():
-            if name not in known:
-                raise ValueError(f"column {each.name}: unknown; the sink takes {', '.join(self.kinds)}: drop the rest")
+        # If a column were silently left out, users would believe that its data is written.
+        for name, field in fields.items():
+            if name not in column_names:
+                raise ValueError(f"column {field.name}: unknown; the sink takes {', '.join(self.kinds)}: drop the rest")
         for name, kind in self.kinds.items():
-            told = found[name.lower()].dataType.simpleString() if name.lower() in found else ""
-            if told and told not in _TAKEN[str(kind)]:
-                raise ValueError(f"column {name}: is {told}, and the sink takes {' or '.join(_TAKEN[str(kind)])}")
+            spark_type = fields[name.lower()].dataType.simpleString() if name.lower() in fields else ""
+            if spark_type and spark_type not in _TAKEN[str(kind)]:
+                raise ValueError(f"column {name}: is {spark_type}, and the sink takes {' or '.join(_TAKEN[str(kind)])}")
 
     def of(self, batch: pa.RecordBatch) -> pa.Table:
-        """The rows of a batch with these columns, in this order. Raises ValueError for a null where none may be."""
-        found = {name.lower(): column for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+        """Return the rows of a batch with these columns, in this order. Raises ValueError for a null in `must`."""
+        by_name = {name.lower(): column for name, column in zip(batch.schema.names, batch.columns, strict=True)}
         columns = {
-            name: found[name.lower()].cast(kind) if name.lower() in found else pa.nulls(batch.num_rows, kind)
+            name: by_name[name.lower()].cast(kind) if name.lower() in by_name else pa.nulls(batch.num_rows, kind)
             for name, kind in self.kinds.items()
         }
         for name in sorted(self.must):
-            # Told before any row of this batch is sent: half a section could not be taken back.
+            # Raise this before any row of the batch is sent, because half a section could not be taken back.
             if columns[name].null_count:
                 raise ValueError(f"column {name}: a row has null there; leave such rows out")
         return pa.table(columns)
@@ -103,25 +105,29 @@ ROWS_AT_ONCE = 10_000
 
 
 def values_of(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
-    """The values of each row, in the order of its columns."""
-    # A part at a time: as Python's objects a whole section would take several times its bytes.
+    """Yield the values of each row, in the order of the columns."""
+    # Convert a part at a time: as Python objects a whole section would take several times its bytes.
     for batch in rows.to_batches(ROWS_AT_ONCE):
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 class RowWriter(Protocol):
-    """Writes the rows of one section after the other to a stream, in a task's process."""
+    """Writes sections of rows to a stream, one after another, in a task's process."""
 
     def write(self, rows: pa.Table, tag: Tag) -> None:
-        """Write these rows, the first with this tag, the next ones with the numbers that follow, and wait for them.
+        """Write these rows and wait for them.
 
-        Raises what cannot be mended by sending again; what is under way then is given up.
+        Raises any error that sending again cannot fix. Requests under way are then abandoned.
+
+        Args:
+            rows: The rows.
+            tag: The tag of the first row. The next rows get the numbers that follow.
         """
         ...
 
 
 class SinkTarget(Protocol):
-    """A stream that a task can open for writing, with credentials of its own: it holds no secret."""
+    """A stream that a task can open for writing with its own credentials. It contains no secret."""
 
     @property
     def columns(self) -> SinkColumns:
@@ -129,19 +135,20 @@ class SinkTarget(Protocol):
         ...
 
     def writer(self) -> RowWriter:
-        """A writer, kept by this process for the tasks that follow. Raises SourceError, ValueError."""
+        """Return a writer, which this process keeps for later tasks. Raises SourceError, ValueError."""
         ...
 
 
 @frozen
 class WriteNames:
-    """How the records of a job are named where Spark does not say it.
+    """The names in the tags of a job, where Spark does not supply them.
 
-    query     ours, or the name that options gave
-    batch     0, or the batch that options gave
-    run       drawn; it stands for a run of which Spark tells nothing
-    given     whether the names are the options', and Spark's own count for nothing
-    location  of a query's checkpoint, "" where options do not name it
+    Attributes:
+        query: A random id, or the name from the options.
+        batch: 0, or the batch from the options.
+        run: A random number, used if Spark does not supply the run.
+        given: Whether the options name the job, so that Spark's names are ignored.
+        location: The query's checkpointLocation, or "" if the options do not name it.
     """
 
     query: str
@@ -152,16 +159,16 @@ class WriteNames:
 
     @classmethod
     def asked(cls, given: Given) -> "WriteNames":
-        """The names that options give. Raises ValueError if one of the two is given without the other."""
+        """Return the names from the options. Raises ValueError if only one of the two is given."""
         query, batch = given.text("writer.name"), given.number("writer.batch", None, least=0)
-        # One without the other names two runs alike, and the second one's rows would be taken for repeats.
+        # With only one, two runs could have the same names, and the rows of the second would count as duplicates.
         if bool(query) != (batch is not None):
             raise ValueError("option writer.name: give it with writer.batch, or neither: both name what is written")
         location = given.text("checkpointLocation").rstrip("/")
         return cls(query or uuid4().hex, batch or 0, uuid4().int % RUNS, bool(query), location)
 
     def first(self) -> Tag:
-        """The tag of the first row of this task."""
+        """Return the tag of the first row of this task."""
         context = TaskContext.get()
         names = (QUERY_ID, BATCH_ID, RUN_ID)
         query_id, batch_id, run_id = (context.getLocalProperty(name) if context else None for name in names)
@@ -169,13 +176,13 @@ class WriteNames:
         if not self.given and query_id and batch_id:
             query, batch = f"{query_id} {self.location}", int(batch_id)
             run = int.from_bytes(sha256(run_id.encode()).digest()[:8]) % RUNS if run_id else run
-        # The tag goes with each record: a few bytes tell queries apart, whatever they are called.
+        # Each record carries the tag, so hash the name to a few bytes, whatever its length.
         named = urlsafe_b64encode(sha256(query.encode()).digest()[:8]).decode().rstrip("=")
         return Tag(named, run, batch, str(context.partitionId() if context else 0), "", 0)
 
 
 def sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The rows in sections of about `SECTION_BYTES`, wherever the batches are cut; each ordered by key."""
+    """Yield the rows in sections of about `SECTION_BYTES`, ordered by key. The cuts of the batches do not matter."""
     waiting, size = list[pa.Table](), 0
     for batch in batches:
         rows = columns.of(batch)
@@ -185,7 +192,7 @@ def sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch]) -> Iterato
                 if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
                     sizes += np.asarray(pc.fill_null(pc.binary_length(rows[name]), 0))
             ends = np.cumsum(sizes) + size
-            # The row with which a section reaches its size is its last.
+            # The row that brings a section to its size is its last.
             count = min(rows.num_rows, int(np.searchsorted(ends, SECTION_BYTES)) + 1)
             waiting.append(rows.slice(0, count))
             size, rows = int(ends[count - 1]), rows.slice(count)
@@ -198,31 +205,31 @@ def sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch]) -> Iterato
 
 def _ordered(columns: SinkColumns, parts: list[pa.Table]) -> pa.Table:
     rows = pa.concat_tables(parts)
-    # By their place last, so that rows which are equal in all else stay in their order.
+    # Order by the row's index last, so that otherwise equal rows stay in their order.
     numbered = rows.append_column("", pa.array(np.arange(rows.num_rows)))
     return rows.take(pc.sort_indices(numbered, [(name, "ascending") for name in (*columns.order, "")])).combine_chunks()
 
 
 def edition_of(rows: pa.Table) -> str:
-    """A digest of these rows, in their order."""
-    told = blake2b(digest_size=6)
+    """Return a digest of these rows, in their order."""
+    digest = blake2b(digest_size=6)
     for column in rows.columns:
         if pa.types.is_map(column.type):
-            # A map has no order of its own, and a task that is tried again may bring it in another.
-            told.update(repr([value and sorted(value) for value in column.to_pylist()]).encode())
+            # A map has no order of its own, and a repeated task may have it in another order.
+            digest.update(repr([value and sorted(value) for value in column.to_pylist()]).encode())
             continue
-        # Lengths first: the same bytes, cut in other places, are other rows.
-        told.update(np.asarray(pc.fill_null(pc.binary_length(column), -1)).tobytes())
+        # Hash the lengths first: the same bytes cut in other places are different rows.
+        digest.update(np.asarray(pc.fill_null(pc.binary_length(column), -1)).tobytes())
         for chunk in column.chunks:
             _, ends, values = chunk.buffers()
             first, last = np.frombuffer(ends, np.int64)[[chunk.offset, chunk.offset + len(chunk)]]
-            told.update(memoryview(values)[first:last] if values is not None else b"")
-    return urlsafe_b64encode(told.digest()).decode()
+            digest.update(memoryview(values)[first:last] if values is not None else b"")
+    return urlsafe_b64encode(digest.digest()).decode()
 
 
 @frozen
 class TaskWritten(WriterCommitMessage):
-    """The count of what a task has written."""
+    """The number of rows and bytes that a task has written."""
 
     rows: int
     bytes: int
@@ -233,14 +240,14 @@ def written(target: SinkTarget, names: WriteNames, batches: Iterator[pa.RecordBa
     first, rows, size = names.first(), 0, 0
     writer: RowWriter | None = None
     for number, section in enumerate(sections(target.columns, batches)):
-        writer = writer or target.writer()  # a task without rows asks nothing of the stream
+        writer = writer or target.writer()  # a task without rows makes no request to the stream
         writer.write(section, first._replace(part=f"{first.part}-{number}", edition=edition_of(section)))
         rows, size = rows + section.num_rows, size + section.nbytes
     return TaskWritten(rows, size)
 
 
 class _Writer:
-    """The writing of one task, which writers of a job and of a query do alike."""
+    """The write method that the writers of a job and of a query share."""
 
     def __init__(self, target: SinkTarget, names: WriteNames) -> None:
         self._target, self._names = target, names
@@ -262,7 +269,7 @@ class StreamSinkWriter(_Writer, DataSourceStreamArrowWriter):
     """The writer of one query, by Spark's interface."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        """Leave the batch; a part may be in the stream, and our readers leave out what they had when it is repeated."""
+        """Log that the batch was abandoned. Parts may be in the stream; if it is repeated, our readers drop those."""
         speak()
-        done = sum(each is not None for each in messages)
-        log.warning("batch %d: %d of %d tasks had written when it was given up", batchId, done, len(messages))
+        finished = sum(message is not None for message in messages)
+        log.warning("batch %d: %d of %d tasks had written when it was given up", batchId, finished, len(messages))

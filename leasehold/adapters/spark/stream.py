@@ -1,8 +1,8 @@
-"""A run of a query: plans batches of what was read ahead, and commits them to the leases.
+"""A run of a query: plans batches of the rows that were read ahead, and commits them to the leases.
 
-Spark's reader (`leased_source`) calls it in the source-runner process, one call at a time. It joins the group as the
-first batch is planned. The order of a batch's events, and why nothing is skipped, are told in the package's own text;
-here `join`, `plan`, `partitions` and `commit` of `Run` stand in that order.
+Spark's reader (`leased_source`) calls it in the source-runner process, one call at a time. It joins the group when the
+first batch is planned. The package's docstring explains the order of a batch's events and why nothing is skipped. The
+methods `join`, `plan`, `partitions` and `commit` of `Run` follow that order.
 """
 
 import logging
@@ -39,24 +39,24 @@ from leasehold.stores.swap import OneTableStore
 log = escaped(logging.getLogger("leasehold.spark"))
 
 Opened = Callable[..., Store]
-"""Opens the lease table; `open_store`, unless a test stands in between."""
+"""Opens the lease table. This is `open_store`, unless a test wraps it."""
 
 IDLE_SECONDS, LOOK_SECONDS = 0.1, 0.3
 REPORTED = 50
-"""How many shards a report names: those that are furthest behind."""
+"""How many shards a report names, starting with those furthest behind."""
 UNREACHED_SECONDS_MOST = 10.0
-"""Between two tries to learn which stream it is that a run reads."""
+"""The longest wait between two attempts to learn which incarnation of the stream a run reads."""
 READ_UP_SECONDS = 20.0
-"""How long a run waits to have read what is there, where Spark does not ask for that."""
+"""How long a run waits to read everything that is there, on versions of Spark that do not announce AvailableNow."""
 LINGER_BYTES = 32 << 20
-"""With so much a batch costs little more than its rows."""
+"""A batch of this size costs little more than its rows."""
 FLUSH_SECONDS = 1.0
-"""Idle for so long, a query commits its last batch by an empty one; sooner if a lease is asked for."""
+"""A query that is idle this long commits its last batch with an empty one, or sooner if a lease is requested."""
 
 
 @frozen
 class Plan:
-    """A batch that was planned: the offsets on both sides, and the rows of each shard."""
+    """A planned batch: its start and end offsets, and the rows of each shard."""
 
     start: Offset
     end: Offset
@@ -64,15 +64,15 @@ class Plan:
 
 
 class Run:
-    """A run of a query, in the runner process: plans batches, repeats them, and commits them to the leases."""
+    """A run of a query, in the source-runner process: plans batches, repeats them, and commits them to the leases."""
 
     def __init__(self, source_spec: SourceSpec, options: LeaseOptions, opened: Opened, *, only_now: bool) -> None:
         speak()
         self._source_spec, self._options, self._only_now = source_spec, options, only_now
-        most = options.trigger_bytes
-        self._trigger_bytes = min(most, EMBEDDED_BYTES) if options.fetch is None else most
+        trigger_bytes = options.trigger_bytes
+        self._trigger_bytes = min(trigger_bytes, EMBEDDED_BYTES) if options.fetch is None else trigger_bytes
         self._source = source_spec.open()
-        # A swap of lease tables is refused: it raises epochs, by which a range that Spark repeats is known.
+        # Reject a swap of lease tables: it raises the epochs by which a repeated range is recognized.
         self._store = OneTableStore(lease_table(opened, options.store, self._source, create=options.create))
         self._once_more = self._source if source_spec.again is None else source_spec.again()
         self._place = Place(self._store, self._once_more, source_spec.columns, exclusive=not source_spec.rereadable)
@@ -85,67 +85,77 @@ class Run:
             source_spec.interval_seconds,
             self._way.buffer,
         )
-        anew = options.if_recreated
+        start_if_recreated = options.if_recreated
         worker = Worker(
-            store=self._store, source=self._way.source, me=options.worker_id, config=options.config, if_recreated=anew
+            store=self._store,
+            source=self._way.source,
+            me=options.worker_id,
+            config=options.config,
+            if_recreated=start_if_recreated,
         )
         log.info("query joins as worker %s", worker.me)
         self._discovery = worker.discovery
-        self._loop = LeaseLoop(worker, pace, self._resume, sliced=source_spec.sliced, anew=anew is not None)
+        self._loop = LeaseLoop(
+            worker, pace, self._resume, sliced=source_spec.sliced, anew=start_if_recreated is not None
+        )
         self._waiting = Waiting(options.config.lease_seconds)
         self._joined = False
-        self._incarnation: str | None = None  # asked for once: a run reads one incarnation of its stream
-        self._former: str | None = None  # of offsets that name none
+        self._incarnation: str | None = None  # cached, because a run reads one incarnation of its stream
+        self._former: str | None = None  # the incarnation of offsets that name none
         self._begun_anew = False
         self._plans: dict[int, Plan] = {}
         self._parts: dict[int, Sequence[Rows]] = {}
         self._previous = Offset()
-        self._had: frozenset[str] = frozenset()  # its shards whose rows the sink is known to have
+        self._had: frozenset[str] = frozenset()  # the shards whose rows of `_previous` the sink is known to have
         self._planned = time.monotonic()
         self._handed: dict[str, Position] = {}
         self._committed = -1
 
     def present(self, offset: Offset) -> Offset:
-        """Return the offset as one of the stream that is there now; of a former one no range has a meaning any more.
+        """Rebase the offset on the current stream. If the stream was recreated, drop its ranges.
 
-        Raises SourceError where it is of a former stream and nobody said that its leases begin anew, or of another.
+        Raises SourceError if the offset is of another stream, or of a former incarnation without `lease.ifRecreated`.
         """
-        now, was = self._identity(), offset.incarnation
-        if now and not was:
-            # An offset of the old form is of the former incarnation that its leases note, or of the present stream.
-            # Asked once: the notes change as the leases begin anew, and the offsets do not.
+        current, former = self._identity(), offset.incarnation
+        if current and not former:
+            # An offset of the old form belongs to the former incarnation that its leases note, or to the current one.
+            # Cache the answer, because these annotations change when the leases start over, but the offsets do not.
             if self._former is None and offset.keys:
                 notes = [lease.note(INCARNATION) for lease in self._store.get(offset.keys)]
-                self._former = next((note for note in notes if note and made_later(now, note)), "")
-            was = self._former or now
-        if now in {"", was}:
-            # As it is where it can be: its ranges, perhaps thousands, would be put in order again for each batch.
-            return offset if offset.incarnation == was else evolve(offset, incarnation=was)
-        if not made_later(now, was):
-            raise SourceError(f"offset: the checkpointLocation is of {was}, and the query reads {now}; give it its own")
-        if (start := self._options.if_recreated) is None:
+                self._former = next((note for note in notes if note and made_later(current, note)), "")
+            former = self._former or current
+        if current in {"", former}:
+            # Return the same object if possible, otherwise perhaps thousands of ranges would be sorted for each batch.
+            return offset if offset.incarnation == former else evolve(offset, incarnation=former)
+        if not made_later(current, former):
             raise SourceError(
-                f"stream {was} was deleted and made anew, and is {now} now: nothing is read; option lease.ifRecreated "
-                "TRIM_HORIZON or LATEST has all its leases begin there, or give the query a checkpointLocation and a "
-                "lease table of its own"
+                f"offset: the checkpointLocation is of {former}, and the query reads {current}; give it its own"
+            )
+        if (restart := self._options.if_recreated) is None:
+            raise SourceError(
+                f"stream {former} was deleted and made anew, and is {current} now: nothing is read; option "
+                "lease.ifRecreated TRIM_HORIZON or LATEST has all its leases begin there, or give the query a "
+                "checkpointLocation and a lease table of its own"
             )
         if not self._begun_anew:
             self._begun_anew = True
-            log.warning("stream %s was made anew, and is %s now: its leases begin at %s, as asked", was, now, start)
-        return evolve(offset, ranges=(), incarnation=now)
+            log.warning(
+                "stream %s was made anew, and is %s now: its leases begin at %s, as asked", former, current, restart
+            )
+        return evolve(offset, ranges=(), incarnation=current)
 
     def _identity(self) -> str:
-        """The incarnation that this run reads, "" where the source cannot tell it; all depends on it, so it waits."""
+        """Return the incarnation that this run reads, waiting until it is known; "" if the source has none."""
         waits = Backoff(LOOK_SECONDS, UNREACHED_SECONDS_MOST)
         while self._incarnation is None:
             source = self._source
             try:
-                source.shards()  # some sources learn it by that
+                source.shards()  # some sources learn their incarnation from a listing
                 self._incarnation = source.incarnation() if isinstance(source, Identified) else ""
             except SourceUnavailable as fault:
                 if not waits.faults:
                     log.warning("the stream cannot be reached, trying again: %s", fault)
-                # A query over what is there now must end; another one waits, as it does for records.
+                # An AvailableNow query must end. Any other waits as it does for records.
                 self._waiting.go_on({"(the stream)": str(fault)}, 0 if self._only_now else time.monotonic_ns())
                 time.sleep(waits.next())
             else:
@@ -153,84 +163,87 @@ class Run:
         return self._incarnation
 
     def join(self, start: Offset, repeated: Collection[str] | None = None) -> None:
-        """Become a worker of the group, if not yet; `start` is how far this query came.
+        """Join the group as a worker, unless this was done before.
 
-        Spark has it in the sink, unless its batch is `repeated` in this run, with the rows of these shards.
+        Args:
+            start: How far this query came. Spark has its batch in the sink, unless this run repeats the batch.
+            repeated: If this run repeats the batch of `start`, the shards whose rows it has.
         """
         if self._joined:
             return
         self._joined, self._previous = True, start
         if not start.ranges:
             log.info("no earlier batch is known: each shard goes on at its lease's checkpoint")
-        # Spark takes the batch for done; of what an earlier run repeated, or only one may read, we know it is not.
+        # Spark assumes that the whole batch was delivered. That is not true of ranges that a replay could not read, or
+        # of an exclusive source's ranges whose lease has changed owner.
         self._had = believed(start, self._place) & (start.keys if repeated is None else set(repeated))
-        # A row that was made anew gets its checkpoint before another worker starts from it.
-        done = {key: self._done(key, start, each) if repeated is None else each.begins for key, each in start.ranges}
+        # Write the checkpoint of a recreated row before another worker starts from it.
+        done = {key: self._done(key, start, part) if repeated is None else part.begins for key, part in start.ranges}
         self._loop.commit(done)
-        self._way.begin(self._loop.hurry)  # before the loop, which opens shards by it
+        self._way.begin(self._loop.hurry)  # before the loop starts, because the loop opens shards through it
         self._loop.start(only_now=self._only_now)
 
     def plan(self, start: Offset, limit: ReadLimit) -> Offset | None:
-        """The end of the batch behind `start`, the same however often it is asked; None if there is none."""
+        """Return the end of the batch after `start`, or None. It is the same however often it is requested."""
         self._loop.check()
-        # Spark asks again after a fault of its own; rows that were taken once are in no buffer any more.
-        known = self._plans.get(start.number + 1)
-        if known is not None and known.start == start:
-            return known.end
+        # Spark may ask again after a fault of its own, but rows that were taken are no longer in a buffer.
+        earlier_plan = self._plans.get(start.number + 1)
+        if earlier_plan is not None and earlier_plan.start == start:
+            return earlier_plan.end
         if (plan := self._next(start, limit)) is None:
             return None
         self._plans[plan.end.number] = plan
         return plan.end
 
     def partitions(self, end: Offset) -> Sequence[Rows]:
-        """The tasks of the batch that ends here."""
+        """Return the tasks of the batch that ends at `end`."""
         if end.number not in self._parts:
             plan = self._plans.get(end.number)
-            # Under the same number another run may have planned something else: the offset decides, not the number.
+            # Compare offsets, not numbers: another run may have planned a different batch under the same number.
             plan = plan if plan is not None and plan.end == end else None
             rows = self._again(end) if plan is None else plan.rows
-            # Of a batch of an earlier run not the cores of today: a sink may know a row by its place in a task.
+            # A batch of an earlier run keeps its number of tasks, because a sink may know a row by its place in a task.
             tasks = end.tasks or self._options.tasks(len(rows))
             self._parts[end.number] = self._transport.partitions(end.number, spread(rows, tasks))
-            if plan is not None:  # the tasks hold its rows now, and not before: to make them may fail
+            if plan is not None:  # drop its rows only now, because making the tasks may fail
                 self._plans[end.number] = evolve(plan, rows={})
         return self._parts[end.number]
 
     def commit(self, end: Offset) -> None:
-        """Spark is done with the batch that ends here."""
-        done = {key: each.ends for key, each in end.ranges if not each.empty and self._delivered(key, end)}
+        """Commit the batch that ends at `end`, whose rows Spark has in the sink."""
+        done = {key: part.ends for key, part in end.ranges if not part.empty and self._delivered(key, end)}
         self._loop.commit(done)
         self._committed = end.number
-        # Spark may run a task again until it has committed its batch, and not after.
+        # Spark may run a task again until it has committed the batch, but not after that.
         for number in [number for number in (*self._plans, *self._parts) if number <= end.number]:
             self._transport.discard(number)
             self._plans.pop(number, None)
             self._parts.pop(number, None)
 
     def report(self) -> dict[str, Any]:
-        """Return where reading stands, of all shards and of those furthest behind."""
+        """Return how far reading is behind, in total and for the shards furthest behind."""
         behind = {key: round(seconds * 1000) for key, seconds in self._loop.behind.items()}
-        worst = sorted(((key, each) for key, each in behind.items() if each), key=lambda pair: (-pair[1], pair[0]))
+        worst = sorted(((key, lag) for key, lag in behind.items() if lag), key=lambda pair: (-pair[1], pair[0]))
         shown = dict(sorted(worst[:REPORTED]))
-        most, undecided = max(behind.values(), default=0), self._loop.undecided
-        return {"shards": len(behind), "behindMs": most, "behindMsByShard": shown, "undecidedRows": undecided}
+        worst_lag, undecided = max(behind.values(), default=0), self._loop.undecided
+        return {"shards": len(behind), "behindMs": worst_lag, "behindMsByShard": shown, "undecidedRows": undecided}
 
     def close(self) -> None:
-        """Release, and let connections and files go."""
-        with ExitStack() as rest:  # all of it, in the opposite order, even if one of them fails
-            # The loop ends first, while it can still write and release; nobody waits for a reader meanwhile.
+        """Release the leases, and close connections and files."""
+        with ExitStack() as closing:  # closes everything in reverse order, even if one of them fails
+            # End the loop first, while it can still write and release; `stop` keeps it from waiting for a reader.
             once_more = () if self._once_more is self._source else (self._once_more.close,)
             for close in (self._store.close, self._source.close, *once_more, self._way.close, self._loop.close):
-                rest.callback(close)
+                closing.callback(close)
             self._way.stop()
 
     def _next(self, start: Offset, limit: ReadLimit) -> Plan | None:
         rows, size = self._options.trigger_rows, self._trigger_bytes
         match limit:
-            case ReadMaxRows(max_rows=most):
-                rows = min(rows, most)
-            case ReadMaxBytes(max_bytes=most):
-                size = min(size, most)
+            case ReadMaxRows(max_rows=maximum):
+                rows = min(rows, maximum)
+            case ReadMaxBytes(max_bytes=maximum):
+                size = min(size, maximum)
         while True:
             self._loop.wait(LOOK_SECONDS if self._only_now else IDLE_SECONDS)
             enough = self._loop.linger(self._options.linger_seconds, rows, min(size, LINGER_BYTES))
@@ -242,29 +255,29 @@ class Run:
             if taken:
                 ends = {key: chunk.ends for key, chunk in taken.items()}
                 end = advance(start, held, ends, self._unwritten(start, held))
-                # From here on a shard taken anew begins behind these rows: this run delivers them, or fails.
+                # From here on a shard that is taken again begins after these rows: this run delivers them, or fails.
                 self._handed.update(ends)
                 self._planned = time.monotonic()
                 rows_of = {key: chunk.rows for key, chunk in taken.items() if chunk.count}
                 end = evolve(end, tasks=self._options.tasks(len(rows_of)) if rows_of else 0)
                 return Plan(start, end, rows_of)
-            left = self._loop.unfinished if self._only_now else {}
-            if self._flush_due(start, left):
-                # A flush: Spark commits a batch only when it plans the next, be it one without rows.
+            unfinished = self._loop.unfinished if self._only_now else {}
+            if self._flush_due(start, unfinished):
+                # A flush, because Spark commits a batch only when it plans the next one, even an empty one.
                 return Plan(start, advance(start, held, {}, self._unwritten(start, held)), {})
-            if left:
-                self._waiting.go_on(left, self._loop.answers)
+            if unfinished:
+                self._waiting.go_on(unfinished, self._loop.answers)
                 continue
             if self._loop.over:
                 if not self._reads_up():
                     return None
                 continue
-            self._waiting.go_on({"(others)": "they read on"}, time.monotonic_ns())  # alive: however long it takes
+            self._waiting.go_on({"(others)": "they read on"}, time.monotonic_ns())  # never counts as stuck
 
     def _reads_up(self) -> bool:
-        """Return whether this run may be over what is there now, and has not read all of that.
+        """Return whether this may be an AvailableNow run that has not yet read everything that is there.
 
-        Some versions of Spark do not say so, and take the first batch of such a run for all that is there.
+        Some versions of Spark do not announce AvailableNow, and take the run's first batch for everything there is.
         """
         if TELLS_AVAILABLE_NOW or time.monotonic() - self._planned > READ_UP_SECONDS:
             return False
@@ -272,56 +285,56 @@ class Run:
 
     def _flush_due(self, start: Offset, left: Mapping[str, str]) -> bool:
         is_owed, on_idle = owed(start, self._committed), self._options.flush
-        # A shard's children wait for its end to be committed, and no later rows of it would make Spark do that.
-        ended, handing_off = any(each.ends.ended for _, each in start.ranges), self._loop.handing_off
+        # A shard's children wait for its end to be committed, and it has no later rows to make Spark commit.
+        ended, handing_off = any(part.ends.ended for _, part in start.ranges), self._loop.handing_off
         if self._only_now:
             return flush_due(owed=is_owed, left=bool(left), ended=ended, handing_off=handing_off, on_idle=on_idle)
         idle = handing_off or time.monotonic() - self._planned > FLUSH_SECONDS
         return is_owed and idle and (on_idle or ended)
 
     def _unwritten(self, start: Offset, held: Mapping[str, Held]) -> list[tuple[str, Range]]:
-        """The ends of the last batch that leases do not say yet, of the shards that this one has no part of."""
-        left = [(key, each) for key, each in start.ranges if key not in held or held[key].begins.ended]
-        done = [(key, self._handed.get(key) or self._done(key, start, each), each.epoch) for key, each in left]
-        return [(key, Range(end, end, epoch)) for key, end, epoch in done if not self._loop.says(key, end)]
+        """Return the ends of the previous batch that are not checkpointed yet, for shards absent from this one."""
+        absent = [(key, part) for key, part in start.ranges if key not in held or held[key].begins.ended]
+        positions = [(key, self._handed.get(key) or self._done(key, start, part), part.epoch) for key, part in absent]
+        return [(key, Range(end, end, epoch)) for key, end, epoch in positions if not self._loop.says(key, end)]
 
     def _done(self, key: str, offset: Offset, each: Range) -> Position:
-        """How far a shard of this offset is complete in the sink."""
+        """Return how far a shard of this offset is complete in the sink."""
         return each.ends if self._delivered(key, offset) else each.begins
 
     def _again(self, end: Offset) -> Mapping[str, pa.RecordBatch]:
-        """A batch of an earlier run, read anew."""
+        """Read a batch of an earlier run again."""
         if end.empty:
             return {}
         log.warning("batch %d was planned by an earlier run: reading its %d ranges again", end.number, len(end.ranges))
         waiting = Waiting(self._options.config.lease_seconds, doing=f"batch {end.number}, which is repeated")
-        # Before joining: with leases of our own we would displace our own link, where a shard has one reader at a time.
+        # Replay before joining. If a shard has one reader at a time, our lease's reader would displace the replay's.
         rows = replayed(end, self._place, waiting)
         self._loop.was_read(rows)  # these ranges were there to be read: the checkpointLocation is of this stream
         self.join(end, repeated=rows)
         return rows
 
     def _resume(self, holding: Holding, checkpoint: Position) -> Position:
-        if (handed := self._handed.get(holding.key)) is not None:
-            return max(handed, checkpoint, key=lambda position: position.order)
-        delivered, known = self._delivered(holding.key, self._previous), self._previous.of(holding.key)
+        if (given_to_spark := self._handed.get(holding.key)) is not None:
+            return max(given_to_spark, checkpoint, key=lambda position: position.order)
+        delivered, previous = self._delivered(holding.key, self._previous), self._previous.of(holding.key)
         start = self._source_spec.starts.get(holding.lease.shard)
-        placed = checkpoint.numbered or checkpoint.ended
-        if start is not None and known is None and not (placed or self._begun_anew):
+        checkpointed = checkpoint.numbered or checkpoint.ended
+        if start is not None and previous is None and not (checkpointed or self._begun_anew):
             return start
-        return resumed(checkpoint, known, delivered=delivered)
+        return resumed(checkpoint, previous, delivered=delivered)
 
     def _delivered(self, key: str, end: Offset) -> bool:
-        """Whether the sink has all of a shard up to this end."""
-        # What an earlier run planned may have come to the sink in part, or not at all.
+        """Return whether the sink has all of a shard up to this end."""
+        # A batch that an earlier run planned may have reached the sink in part, or not at all.
         return end != self._previous or key in self._had
 
 
 def lease_table(opened: Callable[..., Store], url: str, source: Source, *, create: bool) -> Store:
-    """Open the lease table; where there is none yet, it is made once the source has shown its shards.
+    """Open the lease table. If there is none yet, create it once the source has listed its shards.
 
-    A source that passes for a moment does not count against it. Raises what opening raises, and SourceError if there
-    is no such stream.
+    The table is created even if the source is unavailable. Raises what `opened` raises, and SourceError if the stream
+    does not exist.
     """
     try:
         return opened(url, create=False)

@@ -1,8 +1,8 @@
-"""Keeps a query running: what ended for a reason that passes is started again, and the reason is said.
+"""Keeps a query running: if it ends for a temporary reason, logs the reason and starts it again.
 
-Spark ends a query with any process of its source or sink: one that was killed for its memory, or did not start within
-the ten seconds that Spark waits. A query may also stand still, in a call that never returns. Its checkpointLocation
-knows how far it is, so that the next start repeats at most a batch.
+Spark ends a query if any process of its source or sink ends, for example because it was killed for its memory, or did
+not start within the ten seconds that Spark waits. A query may also hang in a call that never returns. Its
+checkpointLocation contains its progress, so the next start repeats at most one batch.
 """
 
 import logging
@@ -21,7 +21,7 @@ WAIT_SECONDS = 5.0, 300.0
 SILENT_SECONDS = 600.0
 LOOK_SECONDS = 1
 TEXT_MOST = 100_000
-"""Most of a fault's text that is searched: of a failed task it has all tracebacks, and the fault itself behind them."""
+"""How much of an error to search. That of a failed task has all tracebacks first, and the actual error last."""
 
 PLANNER = "the process of its source ended, killed perhaps for its memory (see the system's log for the OOM killer)"
 CAUSES = {
@@ -34,7 +34,7 @@ CAUSES = {
     "Broken pipe": PLANNER,
     "Connection reset": PLANNER,
     "Socket closed": PLANNER,
-    # Whatever its words are, where Java speaks with a process of Python.
+    # Any exception in the Java code that talks to a Python process, whatever its message.
     r"java\.(?:io|net|nio\.channels)\.\w+Exception.*(?:\n\s+at .*)*\n\s+at org\.apache\.spark\.\S*\bpython\.": PLANNER,
     "ExecutorLostFailure": "executors were lost",
     "SourceUnavailable": "the stream could not be reached",
@@ -42,21 +42,23 @@ CAUSES = {
     "MadeAnew": "its stream was deleted and made anew",
     "nothing was read for": "nothing of a shard could be read for minutes; the fault of the query says which, and why",
 }
-"""Patterns of a fault's text, each with its cause; a query that ends with any other fault is not started again."""
+"""Patterns of error messages, each with its cause. A query that ends with any other error is not started again."""
 
 
 def passing(fault: BaseException) -> str | None:
-    """Why a query may be started again after this; None where that would end as this did."""
-    # By text, since Spark tells of a fault in Python, or of a lost executor, by nothing else. A fault of Java may have
-    # none, as an EOFException where a Python process was killed: its name is in the stack that Spark keeps beside it.
-    told = text_of(fault, TEXT_MOST) + str(getattr(fault, "_stackTrace", ""))[:TEXT_MOST]
-    return next((cause for sign, cause in CAUSES.items() if re.search(sign, told)), None)
+    """Return why a query may be started again after this error, or None if it would end the same way again."""
+    # Match the message, because it is all that Spark gives for an error in Python or a lost executor. A Java exception
+    # may have no message, such as an EOFException after a Python process was killed. Its name is in the stack trace.
+    message = text_of(fault, TEXT_MOST) + str(getattr(fault, "_stackTrace", ""))[:TEXT_MOST]
+    return next((cause for sign, cause in CAUSES.items() if re.search(sign, message)), None)
 
 
 class Silence:
-    """Watches that a query moves.
+    """Detects that a query is stuck.
 
-    seconds  how long one trigger may last in which nothing is done
+    Args:
+        seconds: How long one trigger may go without any progress.
+        clock: Monotonic seconds.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -65,10 +67,10 @@ class Silence:
         self._since = clock()
 
     def lasts(self, query: StreamingQuery) -> bool:
-        """Whether it has stood still for so long; between two triggers it does not."""
-        status, told = query.status, query.lastProgress
-        seen = (status["message"], told and (told["batchId"], told["timestamp"])) if status["isTriggerActive"] else None
-        # Between two triggers a query may rightly rest for hours.
+        """Return whether the query has been stuck for that long. Between two triggers it is not stuck."""
+        status, last = query.status, query.lastProgress
+        seen = (status["message"], last and (last["batchId"], last["timestamp"])) if status["isTriggerActive"] else None
+        # Between two triggers a query may legitimately rest for hours.
         if seen is None or seen != self._seen:
             self._seen, self._since = seen, self._clock()
         return self._clock() - self._since > self._seconds
@@ -82,12 +84,21 @@ def run(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Run the query that `factory` loads and starts until it ends by itself, or `ending`; then it is stopped.
+    """Run the query that `factory` starts until it ends by itself or `ending` returns true, then stop it.
 
-    It is started again after what passes: Python processes that did not start in time or were killed, executors that
-    were lost, a stream or table that could not be reached, and `silent_seconds` in which one trigger did nothing. Each
-    time it waits longer, up to five minutes, and says which it was; a batch that is done begins that anew. Whatever
-    else ends the query is raised.
+    The query is started again after temporary failures: Python processes that did not start in time or were killed,
+    lost executors, a stream or table that could not be reached, and `silent_seconds` without progress in one trigger.
+    The reason is logged. Each wait is longer than the last, up to five minutes; a finished batch resets the waits.
+
+    Args:
+        factory: Loads and starts the query.
+        silent_seconds: How long one trigger may go without any progress.
+        ending: Whether to stop the query.
+        sleep: Waits this many seconds.
+        clock: Monotonic seconds.
+
+    Raises:
+        Exception: Any other failure of the query.
     """
     waits = Backoff(*WAIT_SECONDS)
     while not ending():
@@ -99,17 +110,17 @@ def run(
             while not query.awaitTermination(LOOK_SECONDS):
                 if ending():
                     return
-                # A batch that is done shows that the cause has passed; waits begin anew for the next one.
+                # A finished batch shows that the cause is gone, so reset the waits.
                 if _batch(query) != first:
                     waits.reset()
-                # Nothing else tells: Spark waits for ever for a task whose Python process hangs.
+                # Detect this ourselves, because Spark waits forever for a task whose Python process hangs.
                 if silence.lasts(query):
                     cause = f"nothing moved in it for {silent_seconds:g} s"
                     break
             else:
                 return
         except Exception as fault:  # Spark's own, or Java's
-            # A fault in the query itself would come again, and each start would hide it for longer.
+            # A fault in the query itself would come back, and each restart would hide it for longer.
             if (cause := passing(fault)) is None:
                 raise
         finally:
@@ -121,5 +132,5 @@ def run(
 
 
 def _batch(query: StreamingQuery) -> int | None:
-    told = query.lastProgress
-    return told["batchId"] if told else None
+    progress = query.lastProgress
+    return progress["batchId"] if progress else None

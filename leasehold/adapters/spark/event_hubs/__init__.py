@@ -1,1 +1,1 @@
-"""Spark's data source over Event Hubs."""
+"""The Spark data source over Event Hubs, `eventhubs-leased`."""

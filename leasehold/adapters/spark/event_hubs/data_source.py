@@ -23,28 +23,28 @@ DDL = (
     "publisher string, partitionKey string, properties map<string,string>, connectionDeviceID string, "
     "systemProperties map<string,string>"
 )
-"""The columns, as the Azure connector names them."""
+"""The columns, with the Azure connector's names."""
 
 
 class EventHubsLeased(LeasedSource):
-    """`spark.readStream.format("eventhubs-leased")` and `spark.read`, `df.writeStream` and `df.write`."""
+    """The format `eventhubs-leased`, for `spark.readStream`, `spark.read`, `df.writeStream` and `df.write`."""
 
     FORMAT, DDL = "eventhubs-leased", DDL
 
     def asked(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamPlace, Bounds]:
-        """Read one hub; a partition has one reader at a time, so that a batch may not be repeatable."""
-        asked = event_hubs_options(options)
+        """Read one hub. A partition has one reader at a time, so it may be impossible to repeat a batch."""
+        parsed = event_hubs_options(options)
         spec = SourceSpec(
-            # With an owner level: the link of a process that has lost the lease ends when the next owner opens its own.
-            open=lambda: _source(HubPlace.of(asked), asked.secret, asked.prefetch, exclusive=True),
+            # Use an owner level, so that a process that lost the lease is disconnected when the next owner connects.
+            open=lambda: _source(HubPlace.of(parsed), parsed.secret, parsed.prefetch, exclusive=True),
             columns=columns(),
             interval_seconds=INTERVAL_SECONDS,
             shard_rows=ALL_ROWS,
             rereadable=False,
-            # Event Hubs takes its names in any case, and one hub must not look like two.
-            stream=f"eventhubs://{asked.namespace}/{asked.hub}".lower(),
+            # Event Hubs ignores the case of names, and one hub must not look like two.
+            stream=f"eventhubs://{parsed.namespace}/{parsed.hub}".lower(),
         )
-        return spec, asked.lease, HubPlace.of(asked), asked.bounds
+        return spec, parsed.lease, HubPlace.of(parsed), parsed.bounds
 
     def writes_to(self, given: Given) -> SinkTarget:
         """Write to one hub."""
@@ -53,10 +53,15 @@ class EventHubsLeased(LeasedSource):
 
 @frozen
 class HubPlace:
-    """Where a hub is; whoever opens it looks for the connection string by itself.
+    """The address of a hub. The process that opens it looks up the connection string by itself.
 
-    file   where that stands, "" for the environment
-    keyed  whether there is one on the driver; else the identity of whoever opens it is asked for
+    Attributes:
+        namespace: The fully qualified namespace.
+        hub: The hub's name.
+        group: The consumer group.
+        prefetch: How many events of a partition to prefetch.
+        file: The file with the connection string; "" for the environment.
+        keyed: Whether the driver has a connection string. Otherwise each process uses its own identity.
     """
 
     namespace: str
@@ -68,7 +73,7 @@ class HubPlace:
 
     @classmethod
     def of(cls, asked: EventHubsOptions) -> "HubPlace":
-        """The hub that these options name."""
+        """Return the address of the hub that these options name."""
         return cls(asked.namespace, asked.hub, asked.group, asked.prefetch, asked.file, keyed=bool(asked.secret))
 
     @property
@@ -78,15 +83,15 @@ class HubPlace:
 
     @property
     def pause_seconds(self) -> float:
-        """Between two readings of a partition; what was not sent is not asked for."""
+        """The time between two reads of a partition. Reading makes no request, so it can be short."""
         return INTERVAL_SECONDS
 
     def open(self) -> Source:
-        """The hub, each partition for up to five readers beside one another."""
+        """Open the hub with up to five concurrent readers per partition."""
         return _source(self, self._secret(), self.prefetch, exclusive=False)
 
     def probe(self) -> BoundedSource:
-        """The hub, of which few events are sent ahead."""
+        """Open the hub with few prefetched events."""
         return _source(self, self._secret(), 1, exclusive=False)
 
     def _secret(self) -> str:
@@ -94,7 +99,7 @@ class HubPlace:
 
 
 def _source(place: HubPlace, secret: str, prefetch: int, *, exclusive: bool) -> BoundedSource:
-    # The planner's process needs no client.
+    # Import here, because the planner's process needs no client.
     from leasehold.adapters.sources.event_hubs.access import by_connection_string, by_identity  # noqa: PLC0415
     from leasehold.adapters.sources.event_hubs.poller import EventHubsSource  # noqa: PLC0415
 
@@ -106,7 +111,7 @@ def _source(place: HubPlace, secret: str, prefetch: int, *, exclusive: bool) -> 
 
 
 def columns() -> Columns:
-    """The columns of a hub's events."""
+    """Return the columns of a hub's events."""
     return Columns(
         SCHEMA,
         "body",

@@ -27,10 +27,15 @@ WITHOUT_EFFECT = {
 class EventHubsOptions:
     """The event hub that a query reads, in one consumer group.
 
-    namespace  fully qualified
-    secret     the connection string, or "" to go by identity
-    file       the file in which that stands, or "" for the environment
-    lease      its store is "" where none is named, as for a batch
+    Attributes:
+        namespace: The fully qualified namespace.
+        hub: The hub's name.
+        group: The consumer group.
+        secret: The connection string, or "" to use an identity.
+        file: The file with the connection string; "" for the environment.
+        prefetch: How many events of a partition to prefetch.
+        lease: The group's options. The store is "" if none is named, as for a batch.
+        bounds: The bounds of what is read.
     """
 
     namespace: str
@@ -44,7 +49,7 @@ class EventHubsOptions:
 
 
 def event_hubs_options(options: Mapping[str, str]) -> EventHubsOptions:
-    """Raises ValueError, naming the option and never repeating a secret."""
+    """Parse the options. Raises ValueError, naming the option and never repeating a secret."""
     given = Given(options)
     namespace, hub, secret, file = hub_of(given)
     group = given.text("eventhubs.consumerGroup", "$Default")
@@ -54,7 +59,7 @@ def event_hubs_options(options: Mapping[str, str]) -> EventHubsOptions:
         raise ValueError("option eventhubs.startingPositions: a partition starts where its lease says; see the docs")
     since = _position(given, "eventhubs.startingPosition", ("-1", "TRIM_HORIZON", "EARLIEST"))
     bounds = bounds_of(given, "eventhubs", since, _position(given, "eventhubs.endingPosition", ()))
-    # The SDKs' own workers expire leases after two minutes; a group without them may be quicker.
+    # The SDKs' own workers expire leases after two minutes. A group without them may be quicker.
     lease = lease_options(given, "", bounds.initial(), 120.0, "maxEventsPerTrigger")
     if lease.readers != 0:
         raise ValueError(
@@ -65,13 +70,13 @@ def event_hubs_options(options: Mapping[str, str]) -> EventHubsOptions:
 
 
 def hub_of(given: Given) -> tuple[str, str, str, str]:
-    """Namespace, hub, connection string or "", and the file in which that stands. Raises ValueError."""
+    """Return the namespace, the hub, the connection string or "", and the file that contains it. Raises ValueError."""
     refuse_secrets(given)
-    secret, said = secret_in(file := given.text(FILE))
+    secret, origin = secret_in(file := given.text(FILE))
     pairs = (part.partition("=") for part in secret.split(";") if part)
     parts = {name.strip().lower(): value.strip() for name, _, value in pairs}
     if secret and "endpoint" not in parts:
-        raise ValueError(f"{said}: it is no Event Hubs connection string")
+        raise ValueError(f"{origin}: it is no Event Hubs connection string")
     endpoint = parts.get("endpoint", "").partition("://")[2].strip("/")
     namespace = given.text("eventhubs.namespace", endpoint)
     hub = given.text("eventhubs.name", parts.get("entitypath", ""))
@@ -83,7 +88,7 @@ def hub_of(given: Given) -> tuple[str, str, str, str]:
 
 
 def refuse_secrets(given: Given) -> None:
-    """Raises ValueError for a secret given as an option: Spark shows those in plans and on its pages."""
+    """Raise ValueError for a secret given as an option, because Spark shows options in plans and on its pages."""
     if given.text("eventhubs.connectionString"):
         raise ValueError(
             "option eventhubs.connectionString: Spark would show it in plans and on its pages; give it to the driver "
@@ -92,24 +97,24 @@ def refuse_secrets(given: Given) -> None:
 
 
 def secret_in(path: str) -> tuple[str, str]:
-    """The connection string, or "", and where it was said: in this file, or where none is named in the environment.
+    """Return the connection string, or "", and where it comes from: the file if one is named, else the environment.
 
-    Raises ValueError.
+    Raises ValueError if the file cannot be read.
     """
     if not path:
         return os.environ.get(CONNECTION_STRING, ""), CONNECTION_STRING
     try:
         return Path(path).read_text().strip(), f"option {FILE}"
     except (OSError, UnicodeDecodeError) as fault:
-        # The machine is named: a file of the driver's is often missing on one executor alone.
+        # Name the machine, because a file of the driver is often missing on just one executor.
         where = f"on {socket.gethostname()} ({type(fault).__name__})"
         raise ValueError(f"option {FILE}: {path!r} cannot be read {where}") from None
 
 
 def secret_of_executor(path: str, *, keyed: bool) -> str:
-    """The connection string on an executor. Raises ValueError if the driver has one (`keyed`), not this machine."""
+    """Return the connection string on an executor. Raises ValueError if only the driver has one (`keyed`)."""
     secret, _ = secret_in(path)
-    # Else it would try its own identity in place of the key, and be refused for a reason that nobody recognises.
+    # Without this check the executor would try its own identity, and be rejected for a confusing reason.
     if keyed and not secret:
         raise ValueError(
             f"{CONNECTION_STRING}: executors use it, and {socket.gethostname()} does not have it; set it there, too, "
@@ -119,16 +124,16 @@ def secret_of_executor(path: str, *, keyed: bool) -> str:
 
 
 def _position(given: Given, name: str, first: tuple[str, ...]) -> dict[str, Any] | None:
-    """A word, or the JSON of the Azure connector: offset "-1" or "@latest", or enqueuedTime."""
+    """Parse a word, or the Azure connector's JSON with an offset ("-1" or "@latest") or an enqueuedTime."""
     if not (text := given.text(name)):
         return None
     offset, timestamp = text, ""
     if text.startswith("{"):
         try:
-            found = json.loads(text)
-            offset, moment = str(found.get("offset") or ""), found.get("enqueuedTime")
+            position = json.loads(text)
+            offset, moment = str(position.get("offset") or ""), position.get("enqueuedTime")
             timestamp = str(int(datetime.fromisoformat(moment).timestamp() * 1000)) if moment else ""
-        # Whatever the text is, a list or a number included: one sentence that names the option.
+        # Any other JSON, such as a list or a number, gets the same one sentence that names the option.
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             raise ValueError(f"option {name}: not the JSON of a position (offset, enqueuedTime)") from None
     return start_of(name, offset, first, ("@LATEST", "LATEST", "END"), timestamp)

@@ -1,8 +1,8 @@
-"""Rows of a DataFrame as events of a hub, by the official client, each named in its application properties.
+"""Rows of a DataFrame as events of a hub, by the official client, each with a tag in its application properties.
 
-A section is ordered by partition and key, and sent in that order, one batch of the client's after the other, each once
-the one before is acknowledged: so the first copies of its rows come in the order of their numbers, to whichever
-partition the service takes a key (W1 in `sources/repeats.py`). Rows of many keys are as many batches: where that is too
+A section is ordered by partition and key, and sent in that order. Each client batch is sent once the previous
+one is acknowledged. So the first copies of a section's rows arrive in the order of their numbers, whichever partition
+the service maps a key to (W1 in `sources/deduplication.py`). Rows of many keys need as many batches. If that is too
 slow, name the partition.
 """
 
@@ -37,15 +37,18 @@ COLUMNS = SinkColumns(
 )
 RETRIES, RETRY_SECONDS = 8, 1.0
 EVENT_BYTES, PROPERTY_BYTES, BYTES_OF_CHARACTER = 2048, 16, 4
-"""At least as many as AMQP adds to an event and to a property, and as UTF-8 has for a character."""
+"""At least what AMQP adds to an event and to a property, and what a character takes up in UTF-8."""
 
 
 @frozen
 class HubSinkTarget:
-    """A hub to write to; whoever opens it looks for the connection string by itself.
+    """A hub to write to. The process that opens it looks up the connection string by itself.
 
-    file   where that stands, "" for the environment
-    keyed  whether there is one on the driver; else the identity of whoever opens it is asked for
+    Attributes:
+        namespace: The fully qualified namespace.
+        hub: The hub's name.
+        file: The file with the connection string; "" for the environment.
+        keyed: Whether the driver has a connection string. Otherwise each process uses its own identity.
     """
 
     namespace: str
@@ -59,19 +62,19 @@ class HubSinkTarget:
         return COLUMNS
 
     def writer(self) -> RowWriter:
-        """The writer of this process. Raises ValueError."""
+        """Return the writer of this process. Raises ValueError."""
         if self not in _writers:
             _writers[self] = HubRowWriter(self._client(), self.hub)
         return _writers[self]
 
     def forget(self) -> None:
-        """Have the next task open another."""
+        """Drop the writer, so that the next task opens another."""
         _writers.pop(self, None)
 
     def _client(self) -> "EventHubProducerClient":
         from azure.eventhub import EventHubProducerClient  # noqa: PLC0415  an extra
 
-        # The client's own repetitions come at once, and before anything newer.
+        # The client's own retries come at once, and before anything newer.
         options: dict[str, Any] = {"retry_total": RETRIES, "retry_backoff_factor": RETRY_SECONDS}
         if secret := secret_of_executor(self.file, keyed=self.keyed):
             return EventHubProducerClient.from_connection_string(secret, eventhub_name=self.hub, **options)
@@ -81,23 +84,23 @@ class HubSinkTarget:
 
 
 _writers = dict[HubSinkTarget, "HubRowWriter"]()
-"""Those of this process, which runs one task at a time."""
+"""The writers of this process, which runs one task at a time."""
 
 
 class HubRowWriter:
-    """Writes sections by one client."""
+    """Writes sections with one client."""
 
     def __init__(self, client: "EventHubProducerClient", hub: str) -> None:
         self._client, self._hub = client, hub
 
     def write(self, rows: pa.Table, tag: Tag) -> None:
-        """Send these rows and wait for them. Raises SourceError, and ValueError for a row that no hub takes."""
+        """Send these rows and wait for them. Raises SourceError, or ValueError for a row that no hub accepts."""
         batch, route = None, None
         try:
             self._check(rows, tag)
             for number, (body, to, key, properties) in enumerate(values_of(rows), tag.row):
                 event = _event(body, properties, tag, number)
-                # A batch goes to one partition, or by one key: rows for another begin the next one.
+                # A batch goes to one partition or has one key, so a row for another begins the next batch.
                 if batch is None or route != (to, key):
                     batch = self._next(batch, to, key)
                     route = to, key
@@ -110,21 +113,21 @@ class HubRowWriter:
         except ValueError:
             raise
         except BaseException as fault:
-            # A connection that has failed is not used again: the next attempt opens its own.
+            # Do not use a connection again that has failed: the next attempt opens its own.
             for target in [target for target, writer in _writers.items() if writer is self]:
                 target.forget()
             try:
                 self._client.close()
-            except Exception as left:  # noqa: BLE001  what ended the write is told
+            except Exception as left:  # noqa: BLE001  the error that ended the write is raised below
                 log.debug("the client is left: %s", said(left))
             if isinstance(fault, KeyboardInterrupt | SystemExit):
                 raise
             raise SourceError(f"event hub {self._hub!r}: not all rows were written: {said(fault)}") from fault
 
     def _check(self, rows: pa.Table, tag: Tag) -> None:
-        """Raises ValueError, naming the column, if the hub would refuse any of these rows."""
-        # What is sent cannot be taken back, and the section without the bad row has another edition.
-        most = None
+        """Raise ValueError, naming the column, if the hub would reject any of these rows."""
+        # Rows that were sent cannot be taken back, and the section without the bad row has another edition.
+        limit = None
         for number, (body, to, key, properties) in enumerate(values_of(rows), tag.row):
             if to and key:
                 raise ValueError(
@@ -135,11 +138,11 @@ class HubRowWriter:
                 + BYTES_OF_CHARACTER * len(key or "")
                 + sum(PROPERTY_BYTES + BYTES_OF_CHARACTER * len(name + (text or "")) for name, text in properties or ())
             )
-            if most is None:
-                most = self._batch(to, key).max_size_in_bytes
-            if size + EVENT_BYTES <= most:
+            if limit is None:
+                limit = self._batch(to, key).max_size_in_bytes
+            if size + EVENT_BYTES <= limit:
                 continue
-            # Only the client knows how large an event is as it is sent.
+            # Only the client knows the encoded size of an event.
             try:
                 self._batch(to, key).add(_event(body, properties, tag, number))
             except ValueError:
@@ -168,6 +171,6 @@ def _event(body: bytes, properties: Iterable[tuple[str, str | None]] | None, tag
 
 
 def hub_sink(given: Given) -> HubSinkTarget:
-    """Raises ValueError, naming the option and never repeating a secret."""
+    """Parse the options of a sink. Raises ValueError, naming the option and never repeating a secret."""
     namespace, hub, secret, file = hub_of(given)
     return HubSinkTarget(namespace, hub, file, keyed=bool(secret))

@@ -1,1 +1,1 @@
-"""Formats whose shards are polled as those of Kinesis: `kinesis-leased`, and `dynamodb-leased`, a table's changes."""
+"""Formats whose shards are polled as Kinesis shards are: `kinesis-leased`, and `dynamodb-leased` for table changes."""

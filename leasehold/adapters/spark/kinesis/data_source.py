@@ -21,31 +21,31 @@ if TYPE_CHECKING:  # an extra
 
 
 class KinesisLeased(LeasedSource):
-    """`spark.readStream.format("kinesis-leased")` and `spark.read`, `df.writeStream` and `df.write`."""
+    """The format `kinesis-leased`, for `spark.readStream`, `spark.read`, `df.writeStream` and `df.write`."""
 
     FORMAT, DDL = "kinesis-leased", kinesis_rows.DDL
 
     def asked(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamPlace, Bounds]:
-        """Read one stream; any worker can read a shard again, from any record."""
-        asked = kinesis_options(options)
-        # What is stored is polled, and at its pace; to look for events asks nobody.
-        live = asked.consumer if asked.bounds.until is None else ""
+        """Read one stream. Any worker can read a shard again, from any record."""
+        parsed = kinesis_options(options)
+        # Stored records are polled at the usual pace. With a consumer the service pushes events without requests.
+        live = parsed.consumer if parsed.bounds.until is None else ""
         spec = SourceSpec(
-            # Readers on other machines are given no more.
-            open=partial(_source, asked.stream, {**asked.place, "consumer": live}),
-            again=partial(_source, asked.stream, asked.place),
-            columns=kinesis_rows.columns(asked.name),
-            interval_seconds=0.0 if live else asked.interval_seconds,
-            shard_rows=asked.shard_rows,
+            # Readers on other machines get only these values.
+            open=partial(_source, parsed.stream, {**parsed.place, "consumer": live}),
+            again=partial(_source, parsed.stream, parsed.place),
+            columns=kinesis_rows.columns(parsed.name),
+            interval_seconds=0.0 if live else parsed.interval_seconds,
+            shard_rows=parsed.shard_rows,
             rereadable=True,
-            stream=f"kinesis://{asked.stream}",
-            starts=asked.starts,
+            stream=f"kinesis://{parsed.stream}",
+            starts=parsed.starts,
         )
         return (
             spec,
-            asked.lease,
-            KinesisPlace(asked.stream, asked.name, asked.place, asked.interval_seconds),
-            asked.bounds,
+            parsed.lease,
+            KinesisPlace(parsed.stream, parsed.name, parsed.place, parsed.interval_seconds),
+            parsed.bounds,
         )
 
     def writes_to(self, given: Given) -> SinkTarget:
@@ -55,12 +55,13 @@ class KinesisLeased(LeasedSource):
 
 @frozen
 class KinesisPlace:
-    """Where a stream is; whoever opens it has credentials of its own.
+    """The address of a stream, which any process can open with its own credentials.
 
-    stream         its name or its ARN
-    name           its name
-    options        as a URL has them
-    pause_seconds  between two readings of a shard, if it has one reader
+    Attributes:
+        stream: The stream's name or its ARN.
+        name: The stream's name.
+        options: The options of its URL.
+        pause_seconds: The time between two reads of a shard that has one reader.
     """
 
     stream: str
@@ -74,23 +75,23 @@ class KinesisPlace:
         return kinesis_rows.columns(self.name)
 
     def open(self) -> Source:
-        """The stream; what was trimmed since a batch was planned is gone, and no reason to read nothing."""
+        """Open the stream. Records that were trimmed since a batch was planned are skipped, and the rest is read."""
         return _source(self.stream, {**self.options, "if_trimmed": "TRIM_HORIZON"})
 
     def probe(self) -> BoundedSource:
-        """The stream, read a record at a time."""
+        """Open the stream for reading one record at a time."""
         from leasehold.adapters.spark.kinesis.poller import Probe  # noqa: PLC0415  it needs a client
 
         return _source(self.stream, self.options, Probe)
 
 
 def _source(stream: str, options: Mapping[str, str], reader: "type[Poller] | None" = None) -> BoundedSource:
-    # The planner's process needs no client.
+    # Import here, because the planner's process needs no client.
     from leasehold.adapters.sources.kinesis.source import open_url  # noqa: PLC0415
     from leasehold.adapters.spark.kinesis.poller import ArrowFanOut, ArrowPoller  # noqa: PLC0415
 
     source = open_url(stream, {name: value for name, value in options.items() if value})
-    # With a consumer the service sends events; what is stored, and what is repeated, is polled.
+    # With a consumer the service pushes events. Stored records and repeated ranges are polled.
     subscriber = source.consumer and partial(ArrowFanOut, consumer=source.consumer)
     source.reader = reader or subscriber or ArrowPoller
     return source

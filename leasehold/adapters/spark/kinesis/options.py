@@ -17,7 +17,7 @@ from leasehold.stores.printable import printable
 from leasehold.stores.urls import ROLE
 
 LEAST_MS = 223
-"""Between two requests for one shard: at most 4.5 a second, of the five that all readers of a shard share."""
+"""The least time between two requests for one shard: 4.5 a second, of the five that all its readers share."""
 
 ROWS_PER_SHARD = 100_000
 
@@ -40,23 +40,27 @@ DATABRICKS = {
     "maxRecordsPerFetch": "kinesis.maxFetchRecordsPerShard",
     "minFetchPeriod": "kinesis.getRecords.fetchIntervalMs",
 }
-"""Names which that connector has for options of ours."""
+"""The Databricks connector's names of our options."""
 
 
 @frozen
 class KinesisOptions:
     """The stream that a query reads, and how fast.
 
-    stream            its name or its ARN, as the query gives it
-    name              its name
-    wire              the form in which records are asked for
-    misplaced         what becomes of aggregates that landed on a shard which is not all of their records' own
-    interval_seconds  least time between two requests for one shard
-    shard_rows        most rows of one shard in one batch
-    lease             its store is "" where none is named, as for a batch
-    starts            where shards begin of which no lease says how far they are done
-    credentials       what a source's URL says of them; empty: the environment's
-    consumer          the name or ARN of a registered consumer, by which live reading subscribes; "": it polls
+    Attributes:
+        stream: The stream's name or its ARN, as the query gives it.
+        name: The stream's name.
+        region: The stream's region; "" for the environment's.
+        endpoint: The endpoint URL; "" for the environment's.
+        wire: The form in which records are requested.
+        misplaced: What to do with an aggregate that landed on a shard which does not own all of its records.
+        interval_seconds: The least time between two requests for one shard.
+        shard_rows: The most rows of one shard in one batch.
+        lease: The group's options. The store is "" if none is named, as for a batch.
+        bounds: The bounds of what is read.
+        starts: By shard, where to begin if no lease says how far the shard is done.
+        consumer: The name or ARN of the registered consumer that live reading subscribes with; "" to poll.
+        credentials: The credential options of the source's URL; empty for the environment's credentials.
     """
 
     stream: str
@@ -75,15 +79,15 @@ class KinesisOptions:
 
     @property
     def place(self) -> dict[str, str]:
-        """Where the stream is, as a source's own options have it; "" is for the environment to say."""
+        """The address of the stream as options of a source. The environment supplies those that are ""."""
         place = {"region": self.region, "endpoint": self.endpoint, "wire": self.wire, "misplaced": self.misplaced}
         return {**place, **self.credentials}
 
 
 def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
-    """Raises ValueError, naming the option."""
+    """Parse the options. Raises ValueError, naming the option."""
     given = Given(options)
-    # Before the rest: whoever comes from another connector is told the name here, not only that his is unknown.
+    # Check these first, so that users of another connector learn our name, not only that theirs is unknown.
     given.elsewhere(DATABRICKS | {"consumer": "kinesis.consumerName", "kinesis.stsRoleArn": "kinesis.roleArn"})
     stream = given.need("kinesis.streamName", "name the stream to read")
     region, endpoint = given.text("kinesis.region"), given.text("kinesis.endpointUrl")
@@ -110,8 +114,8 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     of_table = credentials_of(given, "lease")
     if of_table and not table:
         raise ValueError("option lease.roleArn: it is for lease.applicationName; the URL of lease.store has role_arn=…")
-    told = {"region": region, "endpoint": given.text("kinesis.dynamodb.endpointUrl"), **of_table}
-    query = urlencode({name: value for name, value in told.items() if value})
+    url_options = {"region": region, "endpoint": given.text("kinesis.dynamodb.endpointUrl"), **of_table}
+    query = urlencode({name: value for name, value in url_options.items() if value})
     store = f"dynamodb://{quote(table)}{query and '?'}{query}" if table else ""
     lease = lease_options(given, store, bounds.initial(), 10.0, "maxRowsPerTrigger")
     given.done()
@@ -133,9 +137,11 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
 
 
 def credentials_of(given: Given, whose: str) -> dict[str, str]:
-    """The options of an AWS URL for credentials; empty for the environment's. Raises ValueError, naming the option.
+    """Return the options of an AWS URL for credentials; none for the environment's. Raises ValueError.
 
-    whose  "kinesis" for the stream's, "lease" for the table's
+    Args:
+        given: All options.
+        whose: "kinesis" for the stream's credentials, "lease" for the table's.
     """
     profile, role = given.text(f"{whose}.profile"), given.text(f"{whose}.roleArn")
     external = given.text(f"{whose}.externalId")
@@ -143,69 +149,69 @@ def credentials_of(given: Given, whose: str) -> dict[str, str]:
         raise ValueError(f"option {whose}.roleArn: write arn:aws:iam::ACCOUNT:role/NAME")
     if external and not role:
         raise ValueError(f"option {whose}.externalId: it goes with a role; give {whose}.roleArn, or leave it out")
-    told = {"profile": profile, "role_arn": role, "external_id": external}
-    return {name: value for name, value in told.items() if value}
+    url_options = {"profile": profile, "role_arn": role, "external_id": external}
+    return {name: value for name, value in url_options.items() if value}
 
 
 AFTER_ALL = 2**31 - 1
-"""A sub-sequence number behind all user records of an aggregate."""
+"""A sub-sequence number after all user records of an aggregate."""
 
 
 def _by_shard(given: Given) -> tuple[dict[str, Position], Given]:
-    """The positions of single shards, as awslabs and Qubole write them, and what is said of all others.
+    """Return the positions of single shards, as awslabs and Qubole write them, and the option for all other shards.
 
     {"shardId-…": {"iteratorType": "AFTER_SEQUENCE_NUMBER", "iteratorPosition": "4957…"}, "default": "LATEST"}
     """
     name = "kinesis.startingPosition"
     text = given.text(name)
     try:
-        told = json.loads(text) if text.startswith("{") else {}
+        document = json.loads(text) if text.startswith("{") else {}
     except (ValueError, RecursionError):
         raise ValueError(f"option {name}: not the JSON of a position") from None
-    # The JSON of one position for all shards, as the awslabs connector has it too.
-    if not any(key.startswith("shardId") for key in told):
+    # This is the JSON of one position for all shards, which the awslabs connector has too.
+    if not any(key.startswith("shardId") for key in document):
         return {}, Given({name: text} if text else {})
     starts = dict[str, Position]()
-    for shard, each in told.items():
-        # Those connectors write these beside the shards: `default` is for all others, and `metadata` tells nothing to
-        # read by.
+    for shard, start in document.items():
+        # Those connectors write these next to the shards. `default` is for all other shards, and `metadata` has no
+        # effect on reading.
         if shard in {"default", "metadata"}:
             continue
-        if isinstance(each, str):
-            kind, place = each, ""
-        elif isinstance(each, dict) and {"iteratorType"} <= each.keys() <= {"iteratorType", "iteratorPosition"}:
-            kind, place = str(each["iteratorType"]), str(each.get("iteratorPosition", ""))
+        if isinstance(start, str):
+            kind, detail = start, ""
+        elif isinstance(start, dict) and {"iteratorType"} <= start.keys() <= {"iteratorType", "iteratorPosition"}:
+            kind, detail = str(start["iteratorType"]), str(start.get("iteratorPosition", ""))
         else:
             raise ValueError(f"option {name}: {printable(shard)} wants iteratorType and iteratorPosition")
         match kind.upper():
             case "TRIM_HORIZON" | "EARLIEST":
                 starts[shard] = TRIM_HORIZON
             case "AT_TIMESTAMP":
-                starts[shard] = at_timestamp(checked_time(int(_milliseconds(name, place)), f"option {name}"))
-            case "AFTER_SEQUENCE_NUMBER" if place.isascii() and place.isdigit():
-                # Behind the record as a whole, also where it is an aggregate.
-                starts[shard] = Position(place, AFTER_ALL)
+                starts[shard] = at_timestamp(checked_time(int(_milliseconds(name, detail)), f"option {name}"))
+            case "AFTER_SEQUENCE_NUMBER" if detail.isascii() and detail.isdigit():
+                # Begin after the whole record, even if it is an aggregate.
+                starts[shard] = Position(detail, AFTER_ALL)
             case _:
                 raise ValueError(
                     f"option {name}: {printable(shard)} begins at {printable(kind)!r}; write TRIM_HORIZON, "
                     "AT_TIMESTAMP with a time, or AFTER_SEQUENCE_NUMBER with a number as its iteratorPosition"
                 )
-    return starts, Given({name: str(told["default"])} if "default" in told else {})
+    return starts, Given({name: str(document["default"])} if "default" in document else {})
 
 
 def _position(given: Given, name: str, first: tuple[str, ...]) -> dict[str, Any] | None:
-    """A word, or the JSON that the awslabs connector takes: {"at_timestamp": time}."""
+    """Parse a word, or the JSON that the awslabs connector takes: {"at_timestamp": time}."""
     text, timestamp = given.text(name), ""
-    word, _, rest = text.partition(" ")
+    word, _, time = text.partition(" ")
     if word.upper() == "AT_TIMESTAMP":
-        timestamp = _milliseconds(name, rest)
+        timestamp = _milliseconds(name, time)
     elif text.startswith("{"):
         try:
-            (key, value), *more = json.loads(text).items()
+            (key, value), *others = json.loads(text).items()
         except (ValueError, AttributeError, RecursionError):
             raise ValueError(f"option {name}: not the JSON of a position") from None
-        # A second key would be passed over in silence, and might be the one that was meant.
-        if more or key.lower() != "at_timestamp":
+        # A second key would otherwise be silently ignored, and it might be the one that was meant.
+        if others or key.lower() != "at_timestamp":
             raise ValueError(f'option {name}: as JSON it is {{"at_timestamp": time}}')
         timestamp = _milliseconds(name, str(value))
     return start_of(name, text, first, ("LATEST",), timestamp) if text else None
@@ -218,7 +224,7 @@ def _milliseconds(name: str, text: str) -> str:
         moment = datetime.fromisoformat(text)
     except ValueError:
         moment = None
-    # Without an offset it would be another moment on each machine that reads the option.
+    # Without an offset it would be a different time on each machine that reads the option.
     if moment is None or moment.tzinfo is None:
         raise ValueError(f"option {name}: write a time as 2026-01-31T10:23:45+00:00, or in ms since 1970")
     return str(int(moment.timestamp() * 1000))

@@ -1,4 +1,4 @@
-"""The columns of `kinesis-leased`: the names other connectors use, with shard and sub-sequence number added."""
+"""The columns of `kinesis-leased`: the names that other connectors use, plus shard and sub-sequence number."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ DDL = (
 
 
 def columns(stream: str) -> Columns:
-    """The columns of this stream's records."""
+    """Return the columns of this stream's records."""
 
     def rows(lease: Lease, records: Sequence[Record]) -> pa.RecordBatch:
         return rows_of(stream, lease.shard, records)

@@ -1,7 +1,7 @@
 """Rows of a DataFrame as records of a Kinesis stream, by the project's own ordered, aggregating producer.
 
-One producer serves the tasks that a process of Spark's runs one after another: to begin anew each time would ask
-Kinesis for its shards once a task, more often than it answers. After a fault it is left, with what was under way.
+One producer serves all tasks that a Spark process runs one after another. A new one for each task would list the
+stream's shards more often than Kinesis allows. After a fault the producer is abandoned, with its requests under way.
 """
 
 import logging
@@ -29,10 +29,16 @@ REQUESTS = 4
 
 @frozen
 class KinesisSinkTarget:
-    """A stream to write to; whoever opens it has credentials of its own.
+    """A stream to write to, which any process can open with its own credentials.
 
-    share        of each shard's write rate that a task takes at most
-    credentials  what a URL says of them; empty: the environment's
+    Attributes:
+        stream: The stream's name or its ARN.
+        region: The stream's region; "" for the environment's.
+        endpoint: The endpoint URL; "" for the environment's.
+        wire: The form in which records are sent.
+        share: The share of each shard's write rate that a task may use.
+        linger_seconds: How long records may wait to be sent together.
+        credentials: The credential options of a URL; empty for the environment's credentials.
     """
 
     stream: str
@@ -49,18 +55,18 @@ class KinesisSinkTarget:
         return COLUMNS
 
     def writer(self) -> RowWriter:
-        """The writer of this process. Raises SourceError."""
+        """Return the writer of this process. Raises SourceError."""
         if self not in _writers:
             _writers[self] = KinesisRowWriter(self)
         return _writers[self]
 
 
 _writers = dict[KinesisSinkTarget, "KinesisRowWriter"]()
-"""Those of this process, which runs one task at a time."""
+"""The writers of this process, which runs one task at a time."""
 
 
 class KinesisRowWriter:
-    """Writes sections by one producer."""
+    """Writes sections with one producer."""
 
     def __init__(self, target: KinesisSinkTarget) -> None:
         from leasehold.adapters.sources.kinesis.producer.core import Settings  # noqa: PLC0415  it wants boto3
@@ -78,46 +84,46 @@ class KinesisRowWriter:
         self._producer: Producer = Producer(clients, address.name, settings, requests=REQUESTS)
 
     def write(self, rows: pa.Table, tag: Tag) -> None:
-        """Write these rows and wait for them. Raises SourceError, and ValueError for a row that no stream takes."""
+        """Write these rows and wait for them. Raises SourceError, or ValueError for a row that no stream accepts."""
         context, put = tag.context, self._producer.put
         self._check(rows, context)
         try:
-            under_way = [
+            pending = [
                 put(data, key, hash_key, context=context, row=number)
                 for number, (data, key, hash_key) in enumerate(values_of(rows), tag.row)
             ]
-            # All are put before one is waited for: a request carries many rows.
+            # Put all before waiting for one, because a request carries many rows.
             self._producer.flush()
-            for each in under_way:
-                each.result()
+            for outcome in pending:
+                outcome.result()
         except BaseException as fault:
-            # Nobody may send the rest of it beside the next attempt's, which has these rows again.
+            # Send no more of these rows, because the next attempt sends them again.
             _writers.pop(self._target, None)
             try:
                 self._producer.close(0)
-            except Exception as left:  # noqa: BLE001  what ended it is told by whoever writes
+            except Exception as left:  # noqa: BLE001  the error that ended the write is raised below
                 log.debug("the producer is left: %s", left)
             if isinstance(fault, ValueError | KeyboardInterrupt | SystemExit):
                 raise
             raise SourceError(f"stream {self._target.stream}: not all rows were written: {said(fault)}") from fault
 
     def _check(self, rows: pa.Table, context: bytes) -> None:
-        """Raises ValueError, naming the column, if the stream would refuse any of these rows."""
-        # What is sent cannot be taken back, and the section without the bad row has another edition.
+        """Raise ValueError, naming the column, if the stream would reject any of these rows."""
+        # Rows that were sent cannot be taken back, and the section without the bad row has another edition.
         try:
             for data, key, hash_key in values_of(_extremes(rows)):
                 self._producer.check(data, key, hash_key, context=context)
         except ValueError as fault:
-            raise ValueError(f"column {text_of(fault)}") from None  # it begins with the column
+            raise ValueError(f"column {text_of(fault)}") from None  # the message begins with the column
 
 
 def _extremes(rows: pa.Table) -> pa.Table:
-    """Return rows of which at least one is refused if any of these is: the longest, and one for each hash key."""
+    """Return rows of which at least one is rejected if any of these is: the longest, and one for each hash key."""
     characters = pc.utf8_length(rows["partitionKey"])
     sizes = pc.add(pc.binary_length(rows["data"]), pc.binary_length(rows["partitionKey"]))
     longest = [
-        pc.index(each, extreme(each)).as_py()
-        for each, extreme in ((sizes, pc.max), (characters, pc.max), (characters, pc.min))
+        pc.index(lengths, extreme(lengths)).as_py()
+        for lengths, extreme in ((sizes, pc.max), (characters, pc.max), (characters, pc.min))
     ]
     if rows["explicitHashKey"].null_count < rows.num_rows:
         numbered = pa.table({"key": rows["explicitHashKey"], "row": pa.array(range(rows.num_rows), pa.int64())})
@@ -126,7 +132,7 @@ def _extremes(rows: pa.Table) -> pa.Table:
 
 
 def kinesis_sink(given: Given) -> KinesisSinkTarget:
-    """Raises ValueError, naming the option."""
+    """Parse the options of a sink. Raises ValueError, naming the option."""
     stream = given.need("kinesis.streamName", "name the stream to write to")
     given.elsewhere({"streamName": "kinesis.streamName", "region": "kinesis.region", "endpoint": "kinesis.endpointUrl"})
     percent = given.number("kinesis.sharePercent", 100, most=1000) or 100

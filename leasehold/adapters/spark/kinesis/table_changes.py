@@ -1,7 +1,7 @@
 """The Spark data source `dynamodb-leased`: the changes of a DynamoDB table, its shards shared with a group.
 
-A query alone: the service has no time of a shard up to which all is known, by which a batch could end. Items are JSON
-in DynamoDB's own types (`{"n":{"N":"17"}}`), which `from_json` takes apart: items have no fixed columns.
+It supports queries only. A batch needs a time up to which everything in a shard is known, and the service has none.
+Items are JSON with DynamoDB's own types (`{"n":{"N":"17"}}`). They have no fixed columns, so use `from_json`.
 """
 
 import json
@@ -20,7 +20,7 @@ from leasehold.adapters.spark.rows import Columns, SourceSpec
 from leasehold.balancer.model import Lease, Position
 
 INTERVAL_MS = 250
-"""Between two requests for one shard, of which the service answers five a second."""
+"""The time between two requests for one shard, of which the service allows five a second."""
 
 ROWS_PER_SHARD = 100_000
 
@@ -42,12 +42,12 @@ SCHEMA = pa.schema([
 
 
 class DynamoLeased(LeasedSource):
-    """`spark.readStream.format("dynamodb-leased")`."""
+    """The format `dynamodb-leased`, for `spark.readStream`."""
 
     FORMAT, DDL = "dynamodb-leased", DDL
 
     def asked(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, None, Bounds]:
-        """Read one table's stream; any worker can read a shard again, for a day."""
+        """Read one table's stream. For a day, any worker can read a shard again."""
         given = Given(options)
         table = given.need("dynamodb.tableName", "name the table, or give its stream's ARN")
         place = {"region": given.text("dynamodb.region"), "endpoint": given.text("dynamodb.endpointUrl")}
@@ -79,14 +79,14 @@ class DynamoLeased(LeasedSource):
 
 
 def _source(table: str, options: Mapping[str, str]) -> Source:
-    # The planner's process needs no client, nor do queries of other formats.
+    # Import here, because neither the planner's process nor queries of other formats need a client.
     from leasehold.adapters.sources.dynamodb_streams import open_url  # noqa: PLC0415
 
     return open_url(table, options)
 
 
 def columns() -> Columns:
-    """The columns of a table's changes."""
+    """Return the columns of a table's changes."""
 
     def rows(lease: Lease, records: Sequence[Record]) -> pa.RecordBatch:
         return pa.RecordBatch.from_pylist([_row(lease.shard, record) for record in records], schema=SCHEMA)
@@ -97,21 +97,21 @@ def columns() -> Columns:
 def _row(shard: str, record: Record) -> dict[str, Any]:
     from leasehold.adapters.sources.dynamodb_streams import text_of  # noqa: PLC0415  likewise
 
-    whole: Mapping[str, Any] = json.loads(record.data)
-    told = whole["dynamodb"]
+    event: Mapping[str, Any] = json.loads(record.data)
+    write = event["dynamodb"]
 
     def image(name: str) -> str | None:
-        return text_of(told[name]) if name in told else None
+        return text_of(write[name]) if name in write else None
 
     return {
         "data": record.data,
-        "event": whole["eventName"],
+        "event": event["eventName"],
         "keys": record.partition_key,
         "newImage": image("NewImage"),
         "oldImage": image("OldImage"),
         "sequenceNumber": record.sequence_number,
         "createdTime": None if record.arrived is None else datetime.fromtimestamp(record.arrived, UTC),
-        # Time to live removes items by itself, and only this tells it from a removal of a user's.
-        "expired": (whole.get("userIdentity") or {}).get("PrincipalId") == "dynamodb.amazonaws.com",
+        # Time to live removes items by itself. Only this distinguishes such a removal from a user's.
+        "expired": (event.get("userIdentity") or {}).get("PrincipalId") == "dynamodb.amazonaws.com",
         "shardId": shard,
     }

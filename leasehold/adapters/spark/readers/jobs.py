@@ -1,17 +1,16 @@
-"""Starts the readers of a query, and keeps them alive: as child processes, or as tasks on Spark's executors.
+"""Starts the readers of a query, and keeps them alive, as child processes or as tasks on Spark's executors.
 
-One that ends is started again after a pause that grows (`KeptReaders`).
+A reader that ends is started again after a pause that grows (`KeptReaders`).
 
-Under a `local` master readers are children of the process that plans batches. On a cluster they are tasks, and that
-process has no session to start tasks with. The program that called `register` has one:
+Under a `local` master readers are child processes of the planning process. On a cluster they are tasks, but the
+planning process has no session to start tasks with. The program that called `register` has one:
 
-1. It listens where only its own user can connect: at a socket in a folder of its machine that nobody else may enter
-   (`JobListener`).
-2. A query's process connects (`ExecutorReaders`), is told how many executors there are, and answers how many readers
-   it wants, and what each is to do.
-3. The program starts a job of one task for each (`ReaderJobs`). What the query's process said is handed to executors as
-   it came, and not looked into.
-4. A task reads until its planner is gone (`ReaderTask`); all of them end with the connection.
+1. The program listens on a socket in a folder that only its own user can enter (`JobListener`).
+2. A query's process connects (`ExecutorReaders`), learns how many executors there are, and replies with the number of
+   readers and a description of the task.
+3. The program starts a job of one task for each reader (`ReaderJobs`). It passes the description on to executors
+   without looking into it.
+4. A task reads until its planner is gone (`ReaderTask`). All of them end with the connection.
 """
 
 import atexit
@@ -57,7 +56,7 @@ END_SECONDS = 5.0
 
 
 class KeptReaders:
-    """Keeps a number of readers alive, from `begin` until they are closed."""
+    """Keeps a number of readers alive, from `begin` until `close`."""
 
     def __init__(self, number: int) -> None:
         self._over = Event()
@@ -65,24 +64,24 @@ class KeptReaders:
         self._threads: list[Thread] = []
 
     def begin(self) -> None:
-        """Start them all."""
-        for place in range(self._number):
-            self._threads.append(spawn("leasehold-reader", partial(self._keep, place), partial(self._failed, place)))
+        """Start all readers."""
+        for number in range(self._number):
+            self._threads.append(spawn("leasehold-reader", partial(self._keep, number), partial(self._failed, number)))
 
     def close(self) -> None:
-        """End them, and start no more: what a reader has is not needed any more, or read again."""
-        self._over.set()  # first, or one that ends now would be started again
+        """End all readers and start no more. Their rows are either not needed any more or read again."""
+        self._over.set()  # first, otherwise a reader that ends now would be started again
         self._end()
         for thread in self._threads:
             thread.join(END_SECONDS)
 
     @abstractmethod
     def _live(self, place: int) -> str:
-        """Start one, and wait for its end; what it ended with."""
+        """Start a reader, wait for its end, and return why it ended."""
 
     @abstractmethod
     def _end(self) -> None:
-        """Have all end that live."""
+        """End all living readers."""
 
     def _tell(self, text: str) -> None:
         log.warning("%s", text)
@@ -99,7 +98,7 @@ class KeptReaders:
             except Exception as fault:  # noqa: BLE001  what the system refuses now it may grant after the pause
                 status = said(fault)
             if monotonic() - began > AGAIN_SECONDS[1]:
-                pause.reset()  # it read well: a query of months loses some
+                pause.reset()  # it ran well, and a query that runs for months loses some readers
             if not self._over.is_set():
                 wait = pause.next()
                 self._tell(f"reader {place} ended with {status}, starting another in {wait:.1f} s")
@@ -110,25 +109,25 @@ COMMAND = (sys.executable, "-m", "leasehold.adapters.spark.readers.process")
 
 
 class ReaderChildren(KeptReaders):
-    """Keeps readers as child processes of the one that plans."""
+    """Keeps readers as child processes of the planning process."""
 
     def __init__(self, number: int, spec: ReaderSpec) -> None:
         super().__init__(number)
-        # Classes of the user's own program are pickled by value.
+        # cloudpickle pickles classes of the user's own program by value.
         self._spec: bytes = cloudpickle.dumps(spec)  # type: ignore[no-untyped-call]  # Spark's own
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def _end(self) -> None:
-        for process in list(self._processes.values()):  # one may be starting
+        for process in list(self._processes.values()):  # a copy, because one may be starting
             process.kill()
 
     def _live(self, place: int) -> str:
-        # What it prints goes where this process prints; modules are found where this process finds them.
+        # The child prints to this process's output, and finds the same modules.
         path = os.pathsep.join(filter(None, sys.path))
         environment = os.environ | {"PYTHONPATH": path}
         with subprocess.Popen(COMMAND, stdin=subprocess.PIPE, env=environment) as process:  # noqa: S603  our own
             self._processes[place] = process
-            if self._over.is_set():  # perhaps it was not seen
+            if self._over.is_set():  # `_end` may have missed this process
                 process.kill()
             try:
                 process.communicate(self._spec)
@@ -140,26 +139,27 @@ class ReaderChildren(KeptReaders):
 # In the program that called `register`
 
 CAPACITY = Struct(">QQ")
-"""The program sends first how many executors there are now, and how many tasks run at once on all of them."""
+"""The program first sends the number of executors, and how many tasks can run at once on all of them."""
 WISH = Struct(">QQ")
-"""The query's process answers with how many readers it wants, and how many bytes follow that describe the task."""
+"""The query's process replies with the number of readers, and the size of the task's description that follows."""
 TASK_BYTES = 1 << 24
 TEXT_MOST = 500
-"""Most of a fault's text that is logged; Spark appends all its traces."""
+"""The most characters of an error to log, because Spark appends all its stack traces."""
 _PEER = Struct("3i")
 
 
 class JobListener:
-    """Listens for queries that want readers, from its making until it is closed. Raises OSError without a place.
+    """Listens for queries that want readers, until it is closed. Raises OSError if it cannot listen.
 
-    place    where it listens
-    context  whose executors they are: that of the last session that was registered
+    Attributes:
+        place: The path of the socket.
+        context: The context whose executors run readers, of the last session that was registered.
     """
 
     context: "SparkContext"
 
     def __init__(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="leasehold-")  # its owner alone may enter
+        self._folder = tempfile.mkdtemp(prefix="leasehold-")  # only its owner may enter
         self.place = str(Path(self._folder) / "readers")
         try:
             self._server = _ReaderWishes(self)
@@ -169,12 +169,12 @@ class JobListener:
         spawn("leasehold-jobs", lambda: self._server.serve_forever(0.5), self._failed)
 
     def _failed(self, fault: BaseException) -> None:
-        """Refuse queries that want readers: they would wait for an answer."""
+        """Close the socket, so that queries that want readers fail instead of waiting for a response."""
         log.error("no readers are started on executors any more: %s", said(fault), exc_info=fault)
         self._server.server_close()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -182,15 +182,15 @@ class JobListener:
 
 @cache
 def listener() -> JobListener:
-    """The one of this process, made when it is first wanted. Raises OSError."""
-    made, process = JobListener(), getpid()
+    """Return the listener of this process, which the first call creates. Raises OSError."""
+    job_listener, process = JobListener(), getpid()
 
     def leave() -> None:
-        if getpid() == process:  # a program may have forked since
-            made.close()
+        if getpid() == process:  # the program may have forked since
+            job_listener.close()
 
     atexit.register(leave)
-    return made
+    return job_listener
 
 
 class _ReaderWishes(ThreadingUnixStreamServer):
@@ -209,13 +209,13 @@ class _ReaderWish(BaseRequestHandler):
     request: socket.socket
 
     def handle(self) -> None:
-        # Where the system does not tell who is at the other end, the folder alone guards.
+        # If the system does not identify the peer, only the folder's permissions protect the socket.
         if hasattr(socket, "SO_PEERCRED"):
             _, user, _ = _PEER.unpack(self.request.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
             if user != geteuid():
                 raise PermissionError(f"user {user} asked for them")
         context = self.server.jobs.context
-        java: Any = context._jsc  # noqa: SLF001  Spark tells it to Java alone
+        java: Any = context._jsc  # noqa: SLF001  only Java has this
         executors = max(0, len(java.sc().statusTracker().getExecutorInfos()) - 1)  # one entry is the driver's own
         self.request.settimeout(REQUEST_SECONDS)
         self.request.sendall(CAPACITY.pack(executors, context.defaultParallelism))
@@ -227,21 +227,24 @@ class _ReaderWish(BaseRequestHandler):
         readers = ReaderJobs(context, number, packed, self._told)
         try:
             readers.begin()
-            with suppress(OSError):  # a query that is killed takes leave in no other way
-                self.request.recv(1)  # nothing more is said
+            with suppress(OSError):  # this is how the connection of a killed query ends
+                self.request.recv(1)  # returns when the query ends, because it sends nothing more
         finally:
             readers.close()
 
     def _told(self, text: str) -> None:
-        with suppress(OSError):  # the query has ended
+        with suppress(OSError):  # the query may have ended
             self.request.sendall(f"{text}\n".encode())
 
 
 class ReaderJobs(KeptReaders):
-    """Keeps readers as tasks on executors, each of a job of its own.
+    """Keeps readers as tasks on executors, each in a job of its own.
 
-    packed  a function, pickled, that returns what the task is to `run`
-    told    called when one has ended, and why
+    Args:
+        context: The context whose executors run them.
+        number: How many readers to keep.
+        packed: A pickled function that returns the object whose `run` method is the task.
+        told: Called with the reason when one has ended.
     """
 
     def __init__(self, context: "SparkContext", number: int, packed: bytes, told: Callable[[str], None]) -> None:
@@ -250,17 +253,20 @@ class ReaderJobs(KeptReaders):
         self._group = f"leasehold-readers-{uuid4().hex}"
 
     def _live(self, place: int) -> str:
-        context, what = self._context, f"leasehold: reader {place} reads ahead for a query, for as long as it runs"
+        context, description = (
+            self._context,
+            f"leasehold: reader {place} reads ahead for a query, for as long as it runs",
+        )
         try:
-            context.setJobGroup(self._group, what, interruptOnCancel=True)
-            (why,) = context.parallelize([place], 1).mapPartitions(self._task).collect()
+            context.setJobGroup(self._group, description, interruptOnCancel=True)
+            (reason,) = context.parallelize([place], 1).mapPartitions(self._task).collect()
         except Exception as fault:  # noqa: BLE001  a fault of the task, of Java, or of a session that is stopped
-            why = " ".join(text_of(fault).split())
-        return str(why)[:TEXT_MOST]
+            reason = " ".join(text_of(fault).split())
+        return str(reason)[:TEXT_MOST]
 
     def _end(self) -> None:
-        # A job that is about to begin is not seen by that; its reader finds no planner, and ends by itself.
-        with suppress(Exception):  # of a session that is stopped
+        # This misses a job that is about to begin. Its reader then finds no planner, and ends by itself.
+        with suppress(Exception):  # the session may be stopped
             self._context.cancelJobGroup(self._group)
 
     def _tell(self, text: str) -> None:
@@ -268,31 +274,33 @@ class ReaderJobs(KeptReaders):
 
 
 def _task_of(packed: bytes) -> Callable[[Iterable[int]], Iterator[str]]:
-    """The task; it returns why it has ended."""
+    """Return the function of the task. It yields why the reader has ended."""
 
     def live(_places: Iterable[int]) -> Iterator[str]:
-        # Spark pickles what is made within a function whole: this package may be missing where it runs.
-        import pickle  # noqa: PLC0415  nothing of this module is there yet
+        # Spark pickles a nested function by value, so this works even if the package is missing on the executor.
+        import pickle  # noqa: PLC0415  the function cannot use imports of this module
 
         try:
-            task = pickle.loads(packed)()  # noqa: S301  by Spark's own processes, as all they get
+            task = pickle.loads(packed)()  # noqa: S301  Spark's own processes unpickle everything they get
         except ImportError as missing:
-            # Told and not raised: Spark would start a failed task four times without a pause.
+            # Return the error instead of raising it: Spark would start a failed task four times without a pause.
             return iter((str(missing),))
         return iter((task.run(),))
 
     return live
 
 
-# In the process that plans a query's batches, and in the tasks that it asked for
+# In the process that plans a query's batches, and in the tasks that it requested
 
 CONNECT_SECONDS = 30.0
 
 
 class ExecutorReaders:
-    """Readers that the program which called `register` keeps on executors; they end with the connection to it.
+    """Readers on executors, kept by the program that called `register`. They end with the connection to it.
 
-    executors, slots  how many there are now
+    Attributes:
+        executors: How many executors there are.
+        slots: How many tasks can run at once on all of them.
     """
 
     def __init__(self, place: str) -> None:
@@ -311,10 +319,10 @@ class ExecutorReaders:
             ) from fault
 
     def begin(self, number: int, spec: ReaderSpec, told: Callable[[str], None]) -> None:
-        """Have so many started, and be told why one has ended. Raises OSError."""
+        """Start `number` readers, and call `told` with the reason when one has ended. Raises OSError."""
         packed: bytes = cloudpickle.dumps(unpacking(ReaderTask, {"spec": spec}))  # type: ignore[no-untyped-call]
         self._connection.sendall(WISH.pack(number, len(packed)) + packed)
-        # Nothing is told until a reader ends, which may be days from now.
+        # Wait without limit: nothing arrives until a reader ends, which may be days from now.
         self._connection.settimeout(None)
 
         def listen() -> None:
@@ -327,7 +335,7 @@ class ExecutorReaders:
         spawn("leasehold-jobs", listen, lambda fault: told(f"readers are not heard: {said(fault)}"))
 
     def close(self) -> None:
-        """Have them end."""
+        """End the readers."""
         self._closed = True
         with suppress(OSError):  # the program may be gone
             self._connection.shutdown(socket.SHUT_RDWR)
@@ -335,15 +343,15 @@ class ExecutorReaders:
 
 
 class ReaderTask:
-    """A reader as a task of Spark's."""
+    """A reader as one of Spark's tasks."""
 
     spec: ReaderSpec
 
     def run(self) -> str:
-        """Read until the planner is gone; why it has ended."""
+        """Read until the planner is gone, and return why the reader has ended."""
         speak()
         spec, here = self.spec, socket.gethostname()
-        # A folder of the driver's machine need not be on this one.
+        # The folder from the driver's machine may not exist on this one.
         spec = evolve(spec, folder=spec.folder if os.path.isdir(spec.folder) else "")  # noqa: PTH112  "" is none
         try:
             ShardReader(spec).run()

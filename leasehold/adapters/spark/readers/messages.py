@@ -1,6 +1,6 @@
 """Messages between the planner and its readers: a line of JSON each, after the token of the query.
 
-Every message is checked field by field, since whoever has the token may still say anything.
+Every message is checked field by field, because a client that has the token may still send anything.
 """
 
 import json
@@ -13,13 +13,13 @@ from leasehold.adapters.json_form import BadJsonField, JsonValue, lease_json, le
 from leasehold.balancer.model import Lease, Position, Shard
 
 LINE_BYTES = 1 << 22
-"""The longest line: the parts of a batch of ten thousand shards fit."""
+"""The longest line. The parts of a batch of ten thousand shards fit."""
 NUMBER_MOST, TEXT_MOST = 2**53, 2000
 
 
 @frozen
 class Hello:
-    """Where tasks fetch this reader's rows."""
+    """Gives the address where tasks fetch this reader's rows."""
 
     host: str
     port: int
@@ -28,9 +28,12 @@ class Hello:
 
 @frozen
 class Piece:
-    """Rows that a reader has: as much of them as a batch takes or leaves.
+    """The smallest unit of rows that a batch takes or leaves. A reader has the rows.
 
-    ends  the position behind them
+    Attributes:
+        rows: The number of rows.
+        bytes: Their size.
+        ends: The position after them.
     """
 
     rows: int
@@ -40,14 +43,15 @@ class Piece:
 
 @frozen
 class ShardReport:
-    """A reading of a shard that was answered.
+    """Reports a successful read of a shard.
 
-    opening   by which number the planner has asked for the shard
-    pieces    in order; perhaps none
-    behind    seconds behind the tip of the shard, or None if unknown
-    size      payload bytes as the source counts them
-    ended     whether the shard is closed and this was its last reading
-    children  the shards that follow it, where the source told
+    Attributes:
+        opening: The number under which the planner opened the shard.
+        pieces: The pieces, in order. There may be none.
+        behind: Seconds behind the tip of the shard, or None if unknown.
+        size: The payload bytes, as the source counts them.
+        ended: Whether the shard is closed and this was its last read.
+        children: The shards that follow it, if the source named them.
     """
 
     opening: int
@@ -60,7 +64,7 @@ class ShardReport:
 
 @frozen
 class ShardFailure:
-    """A shard that this reader cannot read: trying again will not help."""
+    """Reports that this reader cannot read a shard, and that trying again will not help."""
 
     opening: int
     text: str
@@ -68,14 +72,14 @@ class ShardFailure:
 
 @frozen
 class BatchKept:
-    """Word that all is kept that the planner has named of this batch."""
+    """Acknowledges that this reader has retained its part of the batch."""
 
     number: int
 
 
 @frozen
 class Alive:
-    """Word of a reader that has nothing else to say."""
+    """Shows that a reader with nothing else to send is alive."""
 
 
 FromReader = Hello | ShardReport | ShardFailure | BatchKept | Alive
@@ -83,7 +87,7 @@ FromReader = Hello | ShardReport | ShardFailure | BatchKept | Alive
 
 @frozen
 class Open:
-    """Read this shard ahead, just behind `start`."""
+    """Orders a reader to read this shard ahead, beginning just after `start`."""
 
     opening: int
     lease: Lease
@@ -92,18 +96,18 @@ class Open:
 
 @frozen
 class Close:
-    """Read this shard no more, and forget what no batch has of it."""
+    """Orders a reader to stop reading this shard, and to drop its rows that are in no batch."""
 
     opening: int
 
 
 BatchParts = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
-"""Places of a batch, each with the openings of its rows, and how many pieces of each lie up to their end."""
+"""Tasks of a batch, each with the openings of its rows, and the number of pieces up to the end of its rows."""
 
 
 @frozen
 class Keep:
-    """Keep the rows of a batch for its tasks."""
+    """Orders a reader to keep the rows of a batch for its tasks."""
 
     number: int
     parts: BatchParts
@@ -111,7 +115,7 @@ class Keep:
 
 @frozen
 class Discard:
-    """Let the rows of a batch go."""
+    """Orders a reader to drop the rows of a batch."""
 
     number: int
 
@@ -120,21 +124,21 @@ FromPlanner = Open | Close | Keep | Discard
 
 
 def line_of(message: FromReader | FromPlanner) -> bytes:
-    """The message as a line."""
+    """Return the message as a line."""
     return json.dumps({type(message).__name__: _said(message)}, separators=(",", ":")).encode() + b"\n"
 
 
 def lines(stream: IO[bytes]) -> Iterator[bytes]:
     """Yield each line until the connection ends. Raises BadJsonField for one that is too long or has no end."""
     while line := stream.readline(LINE_BYTES + 1):
-        # What was cut off might still be JSON, of another meaning.
+        # What was cut off might still be valid JSON with another meaning.
         if not line.endswith(b"\n"):
             raise BadJsonField(f"message: it has no end within {LINE_BYTES} bytes, or was cut off")
         yield line
 
 
 def from_reader(line: bytes) -> FromReader:
-    """The message on a line of a reader. Raises BadJsonField, naming the field."""
+    """Parse a line from a reader. Raises BadJsonField, naming the field."""
     name, value = _taken_apart(line)
     match name:
         case "Hello":
@@ -144,21 +148,21 @@ def from_reader(line: bytes) -> FromReader:
             except ValueError as error:
                 if isinstance(error, BadJsonField):
                     raise
-                # By its field alone: whoever has the token can fetch rows, and a log is read by many.
+                # Name only the field: anyone who has the token can fetch rows, and many people can read the log.
                 raise BadJsonField(f"{token.path}: is not bytes to the base of sixteen") from None
         case "ShardReport":
             opening, pieces, behind, size, ended, children = _fields(value, 6)
             return ShardReport(
                 opening.whole(),
-                tuple(_piece(each) for each in pieces.items()),
+                tuple(_piece(piece) for piece in pieces.items()),
                 behind.unless_null(JsonValue.number, null=None),
                 size.whole(most=NUMBER_MOST),
                 ended.flag(),
-                tuple(shard_of(each) for each in children.items()),
+                tuple(shard_of(child) for child in children.items()),
             )
         case "ShardFailure":
             opening, text = _fields(value, 2)
-            # Cut: it goes into logs and notes, and nothing bounds what a library says.
+            # Cut it: it goes into logs and annotations, and a library's message may have any length.
             return ShardFailure(opening.whole(), text.text()[:TEXT_MOST])
         case "BatchKept":
             return BatchKept(value.whole(most=NUMBER_MOST))
@@ -169,7 +173,7 @@ def from_reader(line: bytes) -> FromReader:
 
 
 def from_planner(line: bytes) -> FromPlanner:
-    """The message on a line of the planner. Raises BadJsonField, naming the field."""
+    """Parse a line from the planner. Raises BadJsonField, naming the field."""
     name, value = _taken_apart(line)
     match name:
         case "Open":
@@ -179,13 +183,13 @@ def from_planner(line: bytes) -> FromPlanner:
             return Close(value.whole())
         case "Keep":
             number, parts = _fields(value, 2)
-            return Keep(number.whole(most=NUMBER_MOST), tuple(_part(each) for each in parts.items()))
+            return Keep(number.whole(most=NUMBER_MOST), tuple(_part(part) for part in parts.items()))
         case "Discard":
             return Discard(value.whole(most=NUMBER_MOST))
     raise BadJsonField(f"message: {name!r} is nothing that the planner says")
 
 
-# As JSON
+# To JSON
 
 
 def _said(message: FromReader | FromPlanner) -> Any:  # noqa: ANN401  what JSON takes; one for each kind
@@ -193,8 +197,8 @@ def _said(message: FromReader | FromPlanner) -> Any:  # noqa: ANN401  what JSON 
         case Hello(host, port, token):
             return [host, port, token.hex()]
         case ShardReport(opening, pieces, behind, size, ended, children):
-            told = [[each.rows, each.bytes, _position_said(each.ends)] for each in pieces]
-            return [opening, told, behind, size, ended, [shard_json(each) for each in children]]
+            piece_fields = [[piece.rows, piece.bytes, _position_said(piece.ends)] for piece in pieces]
+            return [opening, piece_fields, behind, size, ended, [shard_json(piece) for piece in children]]
         case ShardFailure(opening, text):
             return [opening, text]
         case Open(opening, lease, start):
@@ -218,19 +222,19 @@ def _position_said(position: Position) -> list[str | int]:
 
 def _taken_apart(line: bytes) -> tuple[str, JsonValue]:
     document = parse(line)
-    found: Mapping[str, Any] = document.found if isinstance(document.found, dict) else {}
-    if len(found) != 1:
+    messages: Mapping[str, Any] = document.found if isinstance(document.found, dict) else {}
+    if len(messages) != 1:
         raise document.bad("an object of one field, the message's name")
-    ((name, value),) = found.items()
+    ((name, value),) = messages.items()
     return name, JsonValue(name, value)
 
 
 def _fields(value: JsonValue, count: int) -> list[JsonValue]:
-    found = value.items()
-    # A newer version's message is refused as a whole: half understood, rows would be counted wrongly.
-    if len(found) != count:
+    fields = value.items()
+    # Reject a newer version's message as a whole, because if it were half understood, rows would be miscounted.
+    if len(fields) != count:
         raise value.bad(f"a list of {count}")
-    return found
+    return fields
 
 
 def _position(value: JsonValue) -> Position:
@@ -249,6 +253,6 @@ def _piece(value: JsonValue) -> Piece:
 
 
 def _part(value: JsonValue) -> tuple[int, tuple[tuple[int, int], ...]]:
-    place, openings = _fields(value, 2)
-    pairs = (_fields(each, 2) for each in openings.items())
-    return place.whole(), tuple((opening.whole(), count.whole(most=NUMBER_MOST)) for opening, count in pairs)
+    task, openings = _fields(value, 2)
+    pairs = (_fields(pair, 2) for pair in openings.items())
+    return task.whole(), tuple((opening.whole(), count.whole(most=NUMBER_MOST)) for opening, count in pairs)

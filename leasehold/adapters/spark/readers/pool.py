@@ -1,16 +1,16 @@
-"""The planner's side of readers: they connect here, shards are shared out among them, and tasks get their rows.
+"""The planner's side of the readers: they connect here, get shards to read, and serve their rows to tasks.
 
-1. A query starts its readers (`QueryReaders`), and each connects and says Hello (`ReaderPool.serve`). Nobody becomes a
-   reader without the query's token, which is compared in constant time.
-2. The worker opens a shard: the reader that has the fewest is asked to read it (`ReaderPool.open`). When a reader
-   comes, others give it their surplus; when one goes, or is not heard of, its shards go to the others at once.
-3. What a reader reports comes in as a batch whose rows are numbers (`FarReader.read`, `FarRows`): how many there are,
-   how large, and where they end. They wait in a `FarBuffer`, as rows of another source do.
-4. A batch is planned: each reader is told to keep its part, and tasks are told where to fetch it
+1. A query starts its readers (`QueryReaders`). Each connects and sends Hello (`ReaderPool.serve`). Only a process with
+   the query's token, which is compared in constant time, becomes a reader.
+2. When the worker opens a shard, the reader with the fewest shards reads it (`ReaderPool.open`). When a reader joins,
+   the others give it their surplus. When one goes or falls silent, its shards go to the others at once.
+3. A reader's report arrives as a batch whose rows are only numbers (`FarReader.read`, `FarRows`): how many rows there
+   are, how large they are, and where they end. They wait in a `FarBuffer`, as rows of another source do.
+4. When a batch is planned, each reader gets a message to keep its part, and tasks learn where to fetch it
    (`FarTransport.partitions`).
-5. A task that cannot have its rows from a reader asks the planner, which reads exactly their ranges again. A range that
-   cannot be had again whole fails its task, and with it the query: Spark repeats the batch when it is started again,
-   and then its rules hold for what is left out (`replay`).
+5. A task that cannot get its rows from a reader asks the planner, which reads exactly their ranges again. If not all of
+   a range can be read again, the task fails, and with it the query. Spark repeats the batch when the query is started
+   again, and then the rules of `replay` decide what is left out.
 """
 
 import logging
@@ -72,14 +72,15 @@ from leasehold.stores.printable import escaped, said
 log = escaped(logging.getLogger("leasehold.spark"))
 
 POLL_SECONDS = 1.0
-"""Between two looks at a shard of which nothing is reported; a report wakes it at once."""
+"""The time between two looks at a shard without reports. A report wakes it at once."""
 
 
 class FarReader:
-    """A shard as a reader reads it ahead: brings what was reported, and never waits.
+    """A shard that a reader reads ahead. It returns what was reported, and never waits.
 
-    number  of this opening: a later one of the same shard has another
-    gone    whether the rows that were reported and not planned are nobody's any more
+    Attributes:
+        number: The number of this opening; a later opening of the same shard has another.
+        gone: Whether rows that were reported and not planned are lost, because the reader is gone or has closed it.
     """
 
     def __init__(self, number: int, lease: Lease, start: Position, closed: Callable[["FarReader"], None]) -> None:
@@ -92,38 +93,38 @@ class FarReader:
         self._lock = Lock()
 
     def report(self, report: ShardReport) -> None:
-        """Take what the reader reports. Raises ValueError if it does not follow what was reported before."""
+        """Add a report of the reader. Raises ValueError if it does not follow the previous report."""
         with self._lock:
             begins, first = self._reported_to, self._count
             for piece in report.pieces:
                 before, after = self._reported_to.order, piece.ends.order
                 if after < before or (piece.rows and after == before):
-                    # Taken all the same, it would leave a gap in the shard, or have rows twice.
+                    # If it were accepted, the shard would have a gap, or rows twice.
                     raise ValueError(f"{piece.ends.sequence} was reported behind {self._reported_to.sequence}")
                 self._reported_to = piece.ends
             self._count += len(report.pieces)
-            # Nothing of a report that was refused is kept: its reader is taken for gone, and its shards are read again.
+            # Keep nothing of a rejected report: its reader counts as gone, and its shards are read again.
             self._reports.append((FarRows(self, begins, first, report.pieces), report))
 
     def fail(self, text: str) -> None:
-        """Note that the shard cannot be read, after all that was reported."""
+        """Note that the shard cannot be read, once all earlier reports are taken."""
         self._fault = text
 
     def read(self) -> Batch:
-        """Everything reported since the last call. Raises SourceUnavailable if the reader is gone, and SourceError."""
-        # What is left of its reports is of rows that nobody can send.
+        """Return everything reported since the last call. Raises SourceError, or SourceUnavailable if it is gone."""
+        # The reports that remain are of rows that no process can send any more.
         if self.gone:
             raise SourceUnavailable("the process that read it is gone, or reads it no more")
         with self._lock:
-            # All at once: a planner that was busy for a while has one position to move, not hundreds.
-            new, self._reports = self._reports, deque()
-        if not new:
-            # Only after all that was reported before: those rows can be planned.
+            # Take all reports at once, so that a planner that was busy moves one position, not hundreds.
+            reports, self._reports = self._reports, deque()
+        if not reports:
+            # Raise it only after the earlier reports, whose rows can be planned.
             if self._fault is not None:
                 raise SourceError(self._fault)
             return Batch((), None, None, POLL_SECONDS, fault="the process that reads it has told of no answer")
-        (first, _), (_, last) = new[0], new[-1]
-        rows = FarRows(self, first.begins, first.first, tuple(piece for each, _ in new for piece in each.pieces))
+        (first, _), (_, last) = reports[0], reports[-1]
+        rows = FarRows(self, first.begins, first.first, tuple(piece for part, _ in reports for piece in part.pieces))
         return ArrowBatch(
             records=(),
             read_to=rows.pieces[-1].ends if rows.pieces else None,
@@ -131,23 +132,26 @@ class FarReader:
             wait_seconds=POLL_SECONDS,
             ended=last.ended,
             children=last.children,
-            size=sum(report.size for _, report in new),
+            size=sum(report.size for _, report in reports),
             rows=rows,
             token=self._reported_to.token,
         )
 
     def close(self) -> None:
-        """Have it read no more."""
+        """Have the reader close the shard."""
         self.gone = True
         self._closed(self)
 
 
 @frozen
 class FarRows:
-    """Pieces of a shard, one behind another, which its reader has.
+    """Consecutive pieces of a shard that its reader has.
 
-    begins  the position that they lie behind
-    first   how many pieces were reported before them
+    Attributes:
+        opening: The opening of the shard.
+        begins: The position after which they begin.
+        first: How many pieces were reported before them.
+        pieces: The pieces.
     """
 
     opening: FarReader = field(repr=False, eq=False)
@@ -157,22 +161,22 @@ class FarRows:
 
     @property
     def num_rows(self) -> int:
-        """How many rows."""
+        """The number of rows."""
         return sum(piece.rows for piece in self.pieces)
 
     @property
     def through(self) -> int:
-        """How many pieces of this opening lie up to their end."""
+        """How many pieces of this opening there are up to and including these."""
         return self.first + len(self.pieces)
 
     @property
     def range(self) -> Range:
-        """The range of the shard that they are, to be read again from the source."""
+        """The range of the shard that they cover, for reading it again from the source."""
         return Range(self.begins, self.pieces[-1].ends, self.opening.lease.epoch)
 
 
 class FarBuffer(AheadBuffer):
-    """A buffer of the pieces of one shard that were reported and not planned: a reader has their rows."""
+    """A buffer for the pieces of one shard that were reported and not planned. A reader has their rows."""
 
     def __init__(self, _columns: Columns) -> None:
         super().__init__()
@@ -183,27 +187,27 @@ class FarBuffer(AheadBuffer):
 
     @property
     def gone(self) -> bool:
-        """Whether their reader is gone, or reads the shard no more."""
+        """Whether their reader is gone, or has closed the shard."""
         return any(rows.opening.gone for rows in self._rows)
 
     def put(self, chunk: Chunk) -> None:
-        """Add what was reported next."""
+        """Append the pieces that were reported next."""
         rows: FarRows = chunk.rows
         begins = rows.begins
-        for place, piece in enumerate(rows.pieces, rows.first):
-            self._rows.append(FarRows(rows.opening, begins, place, (piece,)))
+        for index, piece in enumerate(rows.pieces, rows.first):
+            self._rows.append(FarRows(rows.opening, begins, index, (piece,)))
             begins = piece.ends
             self.count += piece.rows
             self.bytes += piece.bytes
 
     def take(self, count: int, most_bytes: int) -> Chunk | None:
-        """The first pieces, at most so many rows and so large; None if not one fits: a piece is never cut."""
+        """Remove and return the first pieces within both limits, or None if none fits. A piece is never cut."""
         taken = list[FarRows]()
         while self._rows:
             first = self._rows[0]
             (piece,) = first.pieces
-            # Pieces are cut by the reader alone, which has the rows; here only their counts are known.
-            # Asked for whatever comes first: a row larger than any limit must pass, by itself.
+            # Only the reader has the rows and could cut a piece. Here only their counts are known, so with ANY_SIZE
+            # the first piece must pass by itself: it may be a row larger than any limit.
             alone = most_bytes == ANY_SIZE and not taken
             if not alone and (piece.rows > count or piece.bytes > most_bytes):
                 break
@@ -219,21 +223,23 @@ class FarBuffer(AheadBuffer):
 
 
 SILENT_SECONDS = 10.0
-"""A reader of which nothing is heard for so long is taken for gone; it says something every second."""
+"""A reader that is silent this long counts as gone, because it sends something every second."""
 
 
 class ReaderConnection:
-    """A reader as the planner knows it, from its Hello until its connection ends.
-
-    openings  the shards that it reads, by number of the opening
-    rows      where its rows are fetched
+    """A reader as the planner sees it, from its Hello until its connection ends.
 
     Raises ValueError for a connection that does not begin with a Hello.
+
+    Attributes:
+        openings: The shards that it reads, by the number of the opening.
+        rows: Its Hello, with the address of its rows.
+        over: Whether it is gone.
     """
 
     def __init__(self, connection: socket.socket, woken: Callable[[str], None]) -> None:
         self._connection, self._woken = connection, woken
-        # It says something every second: a machine that vanished closes no connection.
+        # A machine that vanished closes no connection, but a reader that lives sends something every second.
         connection.settimeout(SILENT_SECONDS)
         self._stream = connection.makefile("rb")
         self._lines = lines(self._stream)
@@ -247,11 +253,11 @@ class ReaderConnection:
         self.rows = hello
 
     def serve(self) -> None:
-        """Take what it says until the connection ends. Raises OSError, and ValueError for what no reader says."""
+        """Handle its messages until the connection ends. Raises OSError, or ValueError for an invalid message."""
         for line in self._lines:
             match from_reader(line):
                 case ShardReport(opening=number) | ShardFailure(opening=number) as message:
-                    # One that was closed in the meantime is nobody's any more: what comes late counts for nothing.
+                    # Ignore a late message about an opening that was closed in the meantime.
                     if (opening := self.openings.get(number)) is not None:
                         if isinstance(message, ShardReport):
                             opening.report(message)
@@ -268,9 +274,9 @@ class ReaderConnection:
                     raise ValueError("a reader said Hello twice")
 
     def send(self, message: FromPlanner) -> None:
-        """Tell it; where that cannot be done it is gone, and `serve` ends."""
+        """Send a message. If that fails, the reader counts as gone and `serve` ends."""
         try:
-            # Several shards are opened and closed by threads of their own, and lines must not mix.
+            # Several threads open and close shards, and their lines must not mix.
             with self._writing:
                 self._connection.sendall(line_of(message))
         except OSError as fault:
@@ -278,42 +284,46 @@ class ReaderConnection:
             log.warning("a reader does not hear: %s", fault)
 
     def wait_kept(self, number: int, seconds: float) -> None:
-        """Wait until the reader keeps its rows of this batch, or is gone, or for so long."""
+        """Wait until the reader has kept its rows of this batch, or is gone, at most `seconds`."""
         with self._heard:
-            # Numbers only grow, so a later one stands for those before it, too.
+            # Numbers only grow, so a later one acknowledges the earlier ones too.
             self._heard.wait_for(lambda: self._kept >= number or self.over, seconds)
 
     def end(self) -> None:
-        """Have the connection end, and with it the reader."""
+        """End the connection, which ends the reader."""
         try:
-            # Not closed here: another thread reads from it, and ends by this.
+            # Do not close it here: another thread reads from it, and ends because of this shutdown.
             self._connection.shutdown(socket.SHUT_RDWR)
         except OSError:
             log.debug("the connection was closed before")
 
     def lost(self) -> None:
-        """Note that it is gone: what it has read ahead is read elsewhere."""
+        """Note that the reader is gone, so that others read again what it read ahead."""
         with self._heard:
             self.over = True
             self._heard.notify_all()
         openings, self.openings = list(self.openings.values()), {}
         for opening in openings:
-            # Before its shard is woken, which then opens it again with another reader.
+            # Set this before waking the shard, which then opens again with another reader.
             opening.gone = True
             self._woken(opening.lease.key)
         self._stream.close()
 
 
 FIRST_SECONDS, NEXT_SECONDS = 60.0, 1.0
-"""How long is waited for a reader at first, and once there were some."""
+"""How long to wait for the first reader, and for a reader once there has been one."""
 
 
 class ReaderPool:
-    """The readers that are connected, from its making until it is closed. Raises OSError without a port.
+    """The readers that are connected. Raises OSError if it cannot listen.
 
-    address  where to listen
-    woken    told of each shard of which there is news
-    absent   why there is no reader, as far as is known
+    Args:
+        address: Where to listen.
+        woken: Called with the key of each shard that has news.
+
+    Attributes:
+        absent: Why there is no reader, as far as is known.
+        token: What a reader must send first.
     """
 
     def __init__(self, address: Address, woken: Callable[[str], None]) -> None:
@@ -330,51 +340,51 @@ class ReaderPool:
         spawn("leasehold-readers", lambda: self._server.serve_forever(0.1), self._failed)
 
     def _failed(self, fault: BaseException) -> None:
-        """Keep the reason for callers that ask for a reader, and let no more readers connect."""
+        """Keep the reason for callers that need a reader, and let no more readers connect."""
         self.absent = f"no reader can connect any more: {said(fault)}"
         self._server.server_close()
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port that it listens on."""
         return int(self._server.server_address[1])
 
     def open(self, lease: Lease, start: Position) -> FarReader:
-        """Have the shard read by the reader that has the fewest. Raises SourceUnavailable if there is none."""
+        """Have the reader with the fewest shards read this one. Raises SourceUnavailable if there is no reader."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._connected, self._patience)
             if not self._connected:
-                # Woken by the next reader that comes, not at the end of a wait that grows with each fault.
+                # Let the next reader wake the shard, so that it need not sit out a wait that grows with each fault.
                 self._unread.add(lease.key)
                 raise SourceUnavailable(self.absent)
-            # Processes take long to start; once there was one, a shard can wait as for any other fault.
+            # Processes start slowly, but once there was a reader, a shard can wait as after any other fault.
             self._patience = NEXT_SECONDS
             reader = min(self._connected, key=lambda each: len(each.openings))
             opening = FarReader(next(self._numbers), lease, start, self._close_opening)
             reader.openings[opening.number] = opening
-        # Outside the lock: a reader that does not take its bytes would hold up all others.
+        # Send outside the lock, otherwise a reader that accepts no bytes would block all others.
         reader.send(Open(opening.number, lease, start))
         return opening
 
     def reader_of(self, opening: FarReader) -> ReaderConnection | None:
-        """The reader that has the rows of this opening; None if it is gone, or has closed it."""
+        """Return the reader that has the rows of this opening, or None if it is gone or has closed it."""
         with self._changed:
-            return next((each for each in self._connected if opening.number in each.openings), None)
+            return next((reader for reader in self._connected if opening.number in reader.openings), None)
 
     @property
     def connected(self) -> tuple[ReaderConnection, ...]:
-        """The readers that are there now."""
+        """The readers that are connected now."""
         with self._changed:
             return tuple(self._connected)
 
     def stop(self) -> None:
-        """Take no more readers in, and have nobody wait for one."""
+        """Accept no more readers, and end all waits for one."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Have all readers end, and listen no more."""
+        """Disconnect all readers and stop listening."""
         self.stop()
         self._server.shutdown()
         self._server.server_close()
@@ -382,9 +392,9 @@ class ReaderPool:
             reader.end()
 
     def serve(self, connection: socket.socket, peer: object) -> None:
-        """Take a reader in until it goes. Raises OSError and ValueError."""
+        """Serve a reader until it goes. Raises OSError and ValueError."""
         connection.settimeout(REQUEST_SECONDS)
-        # Whoever passes is sent leases, and its rows are taken for the stream's.
+        # A process that passes this check is sent leases, and its rows are trusted.
         if not compare_digest(received(connection, TOKEN_BYTES), self.token):
             log.warning("%s wanted to read for this query without its token", peer)
             return
@@ -394,14 +404,16 @@ class ReaderPool:
                 if self._closed:
                     raise ConnectionError("the query has ended")
                 self._connected.append(reader)
-                # A reader that comes late would idle until shards move by themselves: each of the others gives what is
-                # above its share.
-                even = -(-sum(len(each.openings) for each in self._connected) // len(self._connected))
-                moved = [opening for each in self._connected for opening in list(each.openings.values())[even:]]
+                # A late reader would otherwise be idle until shards happen to move, so each of the others gives up
+                # what exceeds its share.
+                even = -(-sum(len(connected.openings) for connected in self._connected) // len(self._connected))
+                moved = [
+                    opening for connected in self._connected for opening in list(connected.openings.values())[even:]
+                ]
                 unread, self._unread = self._unread, set()
                 self._changed.notify_all()
             log.info("reader %s has come: %d now", peer, len(self.connected))
-            # Outside the lock: each is told its reader over the network. Its shard is opened again by the next step.
+            # Close them outside the lock, because each sends a message. The next step of each shard opens it again.
             for opening in moved:
                 opening.close()
             for key in {*unread, *(opening.lease.key for opening in moved)}:
@@ -409,17 +421,17 @@ class ReaderPool:
             reader.serve()
         finally:
             with self._changed:
-                self._connected = [each for each in self._connected if each is not reader]
+                self._connected = [connected for connected in self._connected if connected is not reader]
                 closed = self._closed
             shards = len(reader.openings)
-            # Whatever ended it: what it read ahead and no batch has is read again by others.
+            # Whatever ended it, others read again what it read ahead and no batch has.
             reader.lost()
             if not closed:
                 log.warning("reader %s is gone: its %d shards are read by others", peer, shards)
 
     def _close_opening(self, opening: FarReader) -> None:
         with self._changed:
-            # Forgotten before it is told: a report that is under way is then nobody's.
+            # Forget it before sending, so that a report under way is ignored.
             reader = next((each for each in self._connected if each.openings.pop(opening.number, None)), None)
         if reader is not None:
             reader.send(Close(opening.number))
@@ -446,15 +458,17 @@ class _Admission(BaseRequestHandler):
 
 
 KEPT_SECONDS = 10.0
-"""How long a reader may take to say that it keeps a batch; then its tasks are sent there all the same."""
+"""How long a reader may take to keep a batch. After that, tasks are sent to it anyway."""
 
 
 class FarTransport:
-    """Makes tasks of batches whose rows readers have; rows that are here go by the transport from here.
+    """Makes the tasks of batches whose rows readers have. Rows in this process use the ordinary transport.
 
-    pool   the readers
-    here   carries what the planner has read itself
-    place  where ranges are read again
+    Args:
+        pool: The readers.
+        here: Carries the rows that the planner has read itself.
+        place: Where ranges are read again.
+        lease_seconds: How long a lease lasts.
     """
 
     def __init__(self, pool: ReaderPool, here: Transport, place: Place, lease_seconds: float) -> None:
@@ -466,36 +480,36 @@ class FarTransport:
         """Make a partition for each task of this batch."""
         if not tasks or not isinstance(tasks[0][0], FarRows):
             return self._here.partitions(number, tasks)
-        shares: list[dict[ReaderConnection | None, list[FarRows]]] = []  # None: those whose reader is gone
+        shares: list[dict[ReaderConnection | None, list[FarRows]]] = []  # by task; None: rows whose reader is gone
         parts: dict[ReaderConnection, list[tuple[int, tuple[tuple[int, int], ...]]]] = {}
-        for place, rows in enumerate(tasks):
+        for task, rows in enumerate(tasks):
             share: dict[ReaderConnection | None, list[FarRows]] = {}
             for each in rows:
                 share.setdefault(self._pool.reader_of(each.opening), []).append(each)
             shares.append(share)
-            for reader, mine in share.items():
+            for reader, part in share.items():
                 if reader is not None:
-                    pieces = tuple((each.opening.number, each.through) for each in mine)
-                    parts.setdefault(reader, []).append((place, pieces))
-        for reader, told in parts.items():
-            # All are told before any is waited for, so that a slow one does not delay the rest.
-            reader.send(Keep(number, tuple(told)))
-        for reader in parts:  # tasks may come at any time
+                    pieces = tuple((each.opening.number, each.through) for each in part)
+                    parts.setdefault(reader, []).append((task, pieces))
+        for reader, kept_pieces in parts.items():
+            # Send to all before waiting for any, so that a slow reader does not delay the rest.
+            reader.send(Keep(number, tuple(kept_pieces)))
+        for reader in parts:  # wait, because tasks may connect at any time from now on
             reader.wait_kept(number, KEPT_SECONDS)
-        made = list[Rows]()
-        for place, share in enumerate(shares):
-            # In the order in which readers send them: what is read again must come in the same.
-            # Kept until Spark is done with the batch, for a task may come again hours later.
-            planned = self._planned[number, place] = tuple(each for mine in share.values() for each in mine)
-            there = [reader.rows for reader in share if reader is not None]
-            fetched = tuple(FetchedRows(each.host, each.port, each.token, number, place) for each in there)
+        partitions = list[Rows]()
+        for task, share in enumerate(shares):
+            # Keep the order in which readers send rows, because rows that are read again must come in the same order.
+            # Keep them until Spark is done with the batch, because a task may be repeated hours later.
+            planned = self._planned[number, task] = tuple(each for part in share.values() for each in part)
+            addresses = [reader.rows for reader in share if reader is not None]
+            fetched = tuple(FetchedRows(each.host, each.port, each.token, number, task) for each in addresses)
             rows_in_all = sum(each.num_rows for each in planned)
-            again = self._here.promised(number, place)
-            made.append(ReaderRows(fetched if len(there) == len(share) else (), rows_in_all, again))
-        return made
+            fallback = self._here.promised(number, task)
+            partitions.append(ReaderRows(fetched if len(addresses) == len(share) else (), rows_in_all, fallback))
+        return partitions
 
     def discard(self, number: int) -> None:
-        """The rows of this batch are read no more."""
+        """Drop the rows of this batch."""
         self._here.discard(number)
         for reader in self._pool.connected:
             reader.send(Discard(number))
@@ -503,39 +517,39 @@ class FarTransport:
             del self._planned[key]
 
     def close(self) -> None:
-        """Close the port, and let all rows go."""
+        """Close the port, and drop all rows."""
         self._here.close()
 
     def _again(self, number: int, place: int) -> Sequence[pa.RecordBatch]:
-        """The rows of a task read again from the source, in the same order; none of a batch that is done.
+        """Read the rows of a task again from the source, in the same order; none if the batch is done.
 
-        Raises ValueError if they are not all to be had any more.
+        Raises ValueError if not all of them can be read any more.
         """
         planned = self._planned.get((number, place), ())
         if not planned:
             return []
         log.warning("batch %d: reading %d ranges again, whose reader is gone", number, len(planned))
-        offset = Offset(number, tuple((each.opening.lease.key, each.range) for each in planned))
-        found = replayed(offset, self._place, Waiting(self._seconds, doing=f"batch {number}, whose reader is gone"))
-        for each in planned:
-            key = each.opening.lease.key
-            # Other rows under the same plan would be committed as those that were planned: better the task fails.
-            if (rows := found.get(key)) is None or rows.num_rows != each.num_rows:
-                had = "none" if rows is None else rows.num_rows
-                raise ValueError(f"shard {key}: of {each.num_rows} rows that were planned {had} can be read again")
-        # In the order in which readers would have sent them: a task may have the first ones already.
-        return [found[each.opening.lease.key] for each in planned]
+        offset = Offset(number, tuple((part.opening.lease.key, part.range) for part in planned))
+        reread = replayed(offset, self._place, Waiting(self._seconds, doing=f"batch {number}, whose reader is gone"))
+        for part in planned:
+            key = part.opening.lease.key
+            # Different rows under the same plan would be committed as those that were planned, so fail the task.
+            if (rows := reread.get(key)) is None or rows.num_rows != part.num_rows:
+                count = "none" if rows is None else rows.num_rows
+                raise ValueError(f"shard {key}: of {part.num_rows} rows that were planned {count} can be read again")
+        # Keep the order in which readers would have sent them: a task may already have the first rows.
+        return [reread[part.opening.lease.key] for part in planned]
 
 
 MEND = "add executors, or lower lease.readers"
 LOOPBACK = "127.0.0.1"
 PIECES = 64
-"""A batch at its limit has at least so many pieces, so that shards have even parts of it."""
+"""The least number of pieces in a batch at its limit, so that its shards get even shares."""
 PIECE_ROWS, PIECE_BYTES = 10_000, MIB
 
 
 class ReadHere:
-    """The way without readers."""
+    """Reads shards in the planner's own process, without readers."""
 
     buffer = RowBuffer
 
@@ -543,30 +557,30 @@ class ReadHere:
         self.source, self.transport = source, transport
 
     def begin(self, woken: Callable[[str], None]) -> None:
-        """Start nothing: this process reads."""
+        """Do nothing, because this process reads."""
 
     def stop(self) -> None:
-        """Stop nothing: there are no readers."""
+        """Do nothing, because there are no readers."""
 
     def close(self) -> None:
-        """Let all rows go."""
+        """Drop all rows."""
         self.transport.close()
 
 
 class FarSource(PassingSource):
-    """A stream whose shards are opened by readers, and which is asked all else from here."""
+    """A stream whose shards are opened by readers. All other calls go to the source in this process."""
 
     def __init__(self, source: Source, pool: ReaderPool) -> None:
         super().__init__(source)
         self._pool = pool
 
     def open(self, lease: Lease, start: Position) -> FarReader:
-        """Have a reader read it. Raises SourceUnavailable if none is connected."""
+        """Have a reader read the shard. Raises SourceUnavailable if none is connected."""
         return self._pool.open(lease, start)
 
 
 class QueryReaders:
-    """The readers of one query: on the planner's machine, or on executors where the session's program starts them."""
+    """The readers of one query, on the planner's machine or, if the session's program starts them, on executors."""
 
     buffer = FarBuffer
 
@@ -574,7 +588,7 @@ class QueryReaders:
         self, source_spec: SourceSpec, options: LeaseOptions, address: Address, place: Place, here: Transport
     ) -> None:
         self._source_spec, self._options, self._address = source_spec, options, address
-        # Readers on other machines connect where tasks do; children of this process need no network.
+        # Readers on other machines connect to the address that tasks use. Children of this process need no network.
         listens = address if options.reader_jobs else Address(LOOPBACK, LOOPBACK)
         self.pool = ReaderPool(listens, self._news)
         self._woken: Callable[[str], None] | None = None
@@ -583,24 +597,25 @@ class QueryReaders:
         self.transport = FarTransport(self.pool, here, place, options.config.lease_seconds)
 
     def begin(self, woken: Callable[[str], None]) -> None:
-        """Start them; they connect by themselves. Raises ValueError if they cannot be asked for.
+        """Start the readers, which then connect. Raises ValueError if they cannot be started.
 
-        `woken` is told of each shard of which there is news.
+        Args:
+            woken: Called with the key of each shard that has news.
         """
         self._woken = woken
         if not self._options.reader_jobs:
-            # One core is left for the planner, which all readers report to.
+            # Leave one core to the planner, which all readers report to.
             number = self._number((cpu_count() or 1) - 1)
             self._readers = children = ReaderChildren(number, self._spec(number, LOOPBACK, self._address))
             children.begin()
             return
         self._readers = readers = ExecutorReaders(self._options.reader_jobs)
-        # One slot is left for the batch itself: with readers in all of them no batch would ever begin.
+        # Leave one slot to the batch: if readers filled all of them, no batch would ever begin.
         number = self._number(min(readers.executors, readers.slots - 1))
         if number >= readers.slots:
             log.warning("%d readers leave none of %d task slots for batches: %s", number, readers.slots, MEND)
         self.pool.absent = f"no reader has come; where no slot is free, {MEND}"
-        # Tasks reach such a reader by the address by which it reaches the planner.
+        # Tasks reach such a reader at the address from which it connects to the planner.
         spec = self._spec(number, self._address.host, Address("", "", self._address.port))
 
         def told(text: str) -> None:
@@ -611,11 +626,11 @@ class QueryReaders:
         log.info("%d readers start on %d executors", number, readers.executors)
 
     def stop(self) -> None:
-        """Have nobody wait for a reader any more."""
+        """End all waits for a reader."""
         self.pool.stop()
 
     def close(self) -> None:
-        """End them all, and let all rows go."""
+        """End the readers, and drop all rows."""
         self.transport.close()
         self.pool.stop()
         if self._readers is not None:
@@ -627,8 +642,8 @@ class QueryReaders:
             self._woken(key)
 
     def _number(self, room: int) -> int:
-        asked = self._options.readers
-        return max(1, min(room, READERS_MOST)) if asked is None else asked
+        requested = self._options.readers
+        return max(1, min(room, READERS_MOST)) if requested is None else requested
 
     def _spec(self, number: int, planner: str, rows: Address) -> ReaderSpec:
         source_spec, options = self._source_spec, self._options
@@ -646,10 +661,10 @@ class QueryReaders:
 
 
 def way_of(source_spec: SourceSpec, options: LeaseOptions, source: Source, place: Place) -> ReadHere | QueryReaders:
-    """Choose by the options who reads the shards of a query: the process that plans its batches, or readers.
+    """Choose by the options who reads the shards of a query: this process, which plans its batches, or readers.
 
-    Either has a `source` that opens shards for the worker, a `buffer` in which what was read of one waits to be
-    planned, and a `transport` that has planned rows reach tasks.
+    Either choice has a `source` that opens shards for the worker, a `buffer` for what was read and not planned, and a
+    `transport` that brings planned rows to tasks.
     """
     here = Transport(options.fetch, options.buffer_bytes // 2, options.spool_folder)
     if options.readers == 0 or options.fetch is None:

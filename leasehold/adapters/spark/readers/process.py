@@ -1,4 +1,4 @@
-"""A reader as a process of the planner's machine: it is told all on its standard input, and ends with the planner."""
+"""A reader as a process on the planner's machine. It reads its spec from standard input, and ends with the planner."""
 
 import os
 import signal
@@ -11,16 +11,16 @@ from leasehold.adapters.spark.readers.reader import ShardReader
 
 
 def main() -> None:
-    """Read until the planner is gone."""
-    # Ctrl-C goes to all processes of a terminal: this one ends once the planner has.
+    """Run the reader until the planner is gone."""
+    # Ctrl-C signals all processes of a terminal, but this one must outlive the planner.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     speak()
-    # From the pipe alone, which is the planner's: nothing that comes over a network is ever unpickled.
+    # Unpickle only from this pipe, which is the planner's, and nothing that arrives over a network.
     spec = cloudpickle.loads(sys.stdin.buffer.read())
     try:
         ShardReader(spec).run()
     finally:
-        os._exit(0)  # threads that wait for an answer of the service are not waited for
+        os._exit(0)  # do not wait for threads that wait for a response of the service
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""A reader: connects to the planner, reads the shards that it is told to, and sends tasks their rows.
+"""A reader: connects to the planner, reads the shards that the planner assigns, and sends tasks their rows.
 
-It lives as long as its connection to the planner; when that ends, for whatever reason, so does the reader. It says
-something every second, so that a planner can tell it from one that hangs.
+A reader lives as long as its connection to the planner. When that ends, for whatever reason, so does the reader. It
+sends something every second, so that the planner can tell it from one that hangs.
 
-Each shard is read ahead in pieces, which wait until the planner puts them into a batch (`ShardReadAhead`):
+Each shard is read ahead in pieces, which wait until the planner puts them into a batch (`ShardReadAhead`).
 
-Rule 1: what is reported is here, and follows what was reported before without a gap.
-Rule 2: what waits is bounded: a shard has its part of the reader's room, and is not read while that is full.
-Rule 3: a fault says nothing about the records: the next reader of the source is opened behind what is here
-(`consumer/cursor.py`, whose consumer is the planner: what was reported to it is delivered).
+Rule 1: everything reported is kept here, and each report follows the previous one without a gap.
+Rule 2: buffered rows are bounded. Each shard has its share of the reader's room, and is not read while that is full.
+Rule 3: a fault says nothing about the records. The next reader of the source is opened after what is here
+(`consumer/cursor.py`, where the planner is the consumer, so whatever was reported to it is delivered).
 """
 
 import logging
@@ -61,16 +61,18 @@ FAULT_SECONDS = 0.2, 10.0
 
 @frozen
 class ReaderSpec:
-    """The instructions that a reader is given as it starts; nothing in them is secret but the token.
+    """The instructions that a reader gets at its start. Only the token is secret.
 
-    planner     where the planner listens for readers
-    token       of the query
-    address     where tasks fetch this reader's rows; its host is "" for the address by which it reaches the planner
-    source_spec       what is read
-    rows, bytes most that is read ahead, all shards of this reader together
-    piece_rows, piece_bytes
-                most of a piece
-    folder      where rows of batches wait for which there is no room in memory
+    Attributes:
+        planner: Where the planner listens for readers.
+        token: The token of the query.
+        address: Where tasks fetch this reader's rows. A host of "" stands for the address that reaches the planner.
+        source_spec: What is read.
+        rows: The most rows to read ahead, over all shards of this reader.
+        bytes: The most bytes to read ahead, over all shards of this reader.
+        piece_rows: The most rows in a piece.
+        piece_bytes: The most bytes in a piece.
+        folder: Where to keep rows of batches that do not fit into memory.
     """
 
     planner: tuple[str, int]
@@ -85,24 +87,25 @@ class ReaderSpec:
 
 
 def pieces_of(columns: Columns, chunk: Chunk, rows: int, size: int) -> list[tuple[Chunk, int]]:
-    """A chunk cut into pieces of at most so many rows and bytes, each with its size; a larger row stands alone."""
-    buffer, found = RowBuffer(columns), list[tuple[Chunk, int]]()
+    """Cut a chunk into pieces within both limits, each with its size. A row that is larger gets its own piece."""
+    buffer, pieces = RowBuffer(columns), list[tuple[Chunk, int]]()
     buffer.put(chunk)
     while buffer:
         before = buffer.bytes
         if (piece := buffer.take(rows, size) or buffer.take(1, ANY_SIZE)) is not None:
-            found.append((piece, before - buffer.bytes))
-    return found
+            pieces.append((piece, before - buffer.bytes))
+    return pieces
 
 
 class ShardReadAhead:
     """Reads one shard ahead of the planner.
 
-    asked   which shard, and from where on
-    source  opens its readers
-    spec    how far is read ahead
-    say     tells the planner
-    shards  how many shards share the room
+    Args:
+        asked: Which shard to read, and where to begin.
+        source: Opens its readers.
+        spec: How far to read ahead.
+        say: Sends a message to the planner.
+        shards: Returns how many shards share the room.
     """
 
     def __init__(
@@ -122,32 +125,32 @@ class ShardReadAhead:
         self.closed = False
 
     def take(self, count: int) -> list[pa.RecordBatch] | None:
-        """The rows up to this piece, counted from the first ever; None if they are not all here."""
+        """Remove and return the rows of the pieces up to number `count`. Return None if they are not all here."""
         with self._lock:
-            # By number from the first ever, since planner and reader count the same pieces, and no message is lost in
-            # between.
-            wanted = count - self._gone_through
-            if self.closed or not 0 <= wanted <= len(self._pieces):
+            # Number pieces from the first one ever: planner and reader count the same pieces, because the connection
+            # between them loses no message.
+            missing = count - self._gone_through
+            if self.closed or not 0 <= missing <= len(self._pieces):
                 return None
-            taken = [self._pieces.popleft() for _ in range(wanted)]
+            pieces = [self._pieces.popleft() for _ in range(missing)]
             self._gone_through = count
-            self._rows -= sum(chunk.count for chunk, _ in taken)
-            self._bytes -= sum(size for _, size in taken)
-        return [chunk.rows for chunk, _ in taken if chunk.count]
+            self._rows -= sum(chunk.count for chunk, _ in pieces)
+            self._bytes -= sum(size for _, size in pieces)
+        return [chunk.rows for chunk, _ in pieces if chunk.count]
 
     def close(self) -> None:
-        """Read no more, and let go of what waits; the next step is the last."""
+        """Stop reading and drop the pieces that wait. The next step is the last."""
         with self._lock:
             self.closed = True
-            # Another reader has it now, or the planner reads again what was not planned.
+            # Another reader has the shard now, or the planner reads again what was not planned.
             self._pieces.clear()
 
     def step(self, now: float) -> float:
-        """Read at most once, and return when to call again: never (infinity) once it is over."""
+        """Read at most once, and return when to call again: infinity once the shard is done or closed."""
         if self.closed:
             return self._end()
         spec, shards = self._spec, max(1, self._shards())
-        # However many shards there are, each has room for something.
+        # Each shard has room for something, however many there are.
         if self._rows >= max(1, spec.rows // shards) or self._bytes >= max(1, spec.bytes // shards):
             return now + ROOM_SECONDS
         try:
@@ -157,7 +160,7 @@ class ShardReadAhead:
             log.warning("shard %s: trying again in %.1f s: %s", self._asked.lease.key, wait, fault)
             return now + wait
         except SourceError as fault:
-            # Told to the planner, which alone can release the lease.
+            # Report it to the planner, because only the planner can release the lease.
             self._say(ShardFailure(self._asked.opening, str(fault)))
             return self._end()
         self._faults.reset()
@@ -169,15 +172,15 @@ class ShardReadAhead:
         def keep(batch: Batch) -> None:
             columns, spec = self._spec.source_spec.columns, self._spec
             chunk = chunk_of(columns, self._asked.lease, batch)
-            # A reading without an answer is none: told of, it would look like news of the shard.
+            # Do not report a read without a response, because it would look like news of the shard.
             if chunk is None and batch.behind_seconds is None:
                 return
             pieces = [] if chunk is None else pieces_of(columns, chunk, spec.piece_rows, spec.piece_bytes)
-            told = tuple(Piece(piece.count, size, piece.ends) for piece, size in pieces)
-            more = (batch.behind_seconds, batch.size, batch.ended, batch.children)
-            with self._lock:  # else the planner may ask for what it was told of, and it is not here yet
-                # Before it counts: the planner names pieces by their number, and knows those that it was told of.
-                self._say(ShardReport(self._asked.opening, told, *more))
+            reported = tuple(Piece(piece.count, size, piece.ends) for piece, size in pieces)
+            details = (batch.behind_seconds, batch.size, batch.ended, batch.children)
+            with self._lock:  # otherwise the planner could ask for pieces that are not here yet
+                # Report them before they count: the planner names pieces by number, and knows only what was reported.
+                self._say(ShardReport(self._asked.opening, reported, *details))
                 if chunk is not None and not self.closed:
                     self._pieces.extend(pieces)
                     self._rows += chunk.count
@@ -195,7 +198,7 @@ class ShardReadAhead:
 CONNECT_SECONDS = 30.0
 ALIVE_SECONDS = 1.0
 END_SECONDS = 5.0
-"""How long readings under way may take to end, once the planner is gone."""
+"""How long reads under way may take to end once the planner is gone."""
 THREADS = 16
 
 
@@ -213,19 +216,19 @@ class ShardReader:
         with (
             closing(
                 spec.source_spec.open()
-            ) as self._source,  # first: it may take a while, in which nothing would be said
+            ) as self._source,  # first, because opening may take a while, and nothing could be sent meanwhile
             socket.create_connection(spec.planner, CONNECT_SECONDS) as self._connection,
         ):
-            # The planner may have nothing to say for hours; that it is gone shows by the end of the connection.
+            # The planner may send nothing for hours. If it is gone, the connection ends.
             self._connection.settimeout(None)
-            # A report is small, and a batch may be waiting for it: none is kept back to be sent with the next.
+            # A report is small and a batch may be waiting for it, so do not delay it.
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             address = spec.address
             if not address.host:
-                here = self._connection.getsockname()[0]
-                address = Address(here, here, address.port)
+                host = self._connection.getsockname()[0]
+                address = Address(host, host, address.port)
             with closing(RowServer(address, spec.bytes // 2, spec.folder)) as self._rows:
-                # Before anything else: whoever does not show it is sent nothing, and the connection is closed.
+                # Send the token first. Without it the planner would send nothing, and close the connection.
                 self._connection.sendall(spec.token)
                 self._say(Hello(address.host, self._rows.port, self._rows.token))
                 try:
@@ -234,11 +237,11 @@ class ShardReader:
                     self._over.set()
 
     def _serve(self) -> None:
-        # One step of a shard at a time, each when the one before asked for it.
+        # Run one step of a shard at a time, each when the previous one requested it.
         self._steps = Schedule(THREADS, ThreadScheduler(seconds), self._fail)
 
         def beat() -> None:
-            # A planner that hears nothing for ten seconds takes this reader for gone, however idle its shards are.
+            # A planner that receives nothing for ten seconds considers this reader gone, however idle its shards are.
             while not self._over.wait(ALIVE_SECONDS):
                 self._say(Alive())
 
@@ -254,7 +257,7 @@ class ShardReader:
                 ahead.close()
                 self._steps.wake(str(opening))
             until = seconds() + END_SECONDS
-            self._steps.drain(until)  # the last step of each closes what it has open
+            self._steps.drain(until)  # the last step of each shard closes what it has open
             self._steps.close(until)
 
     def _obey(self, message: FromPlanner) -> None:
@@ -265,12 +268,12 @@ class ShardReader:
                 self._steps.add(str(message.opening), ahead.step)
             case Close(opening):
                 if (closed := self._read_aheads.pop(opening, None)) is not None:
-                    # The step that is woken closes the link: the next reader of this shard may be waiting for it.
+                    # Wake the step, which closes the connection: the next reader of this shard may be waiting for it.
                     closed.close()
                     self._steps.wake(str(opening))
             case Keep():
                 self._keep(message)
-                # After all of them are kept, for then tasks may come.
+                # Send this after everything is kept, because tasks may come from then on.
                 self._say(BatchKept(message.number))
             case Discard(number):
                 self._rows.discard(number)
@@ -278,34 +281,34 @@ class ShardReader:
                 assert_never(message)
 
     def _keep(self, message: Keep) -> None:
-        for place, openings in message.parts:
-            found = [
+        for task, openings in message.parts:
+            taken = [
                 (opening, None if (ahead := self._read_aheads.get(opening)) is None else ahead.take(count))
                 for opening, count in openings
             ]
-            whole = [rows for _, rows in found if rows is not None]
-            if len(whole) == len(found) and any(whole):  # else tasks ask the planner
+            complete = [rows for _, rows in taken if rows is not None]
+            if len(complete) == len(taken) and any(complete):  # otherwise tasks ask the planner
                 try:
-                    self._rows.keep(message.number, place, [batch for rows in whole for batch in rows])
-                except OSError as fault:  # the disk may be full: that is no reason to read no more
+                    self._rows.keep(message.number, task, [batch for rows in complete for batch in rows])
+                except OSError as fault:  # keep reading: the disk may just be full
                     log.warning(
                         "batch %d: rows cannot be kept here, so tasks ask the planner: %s", message.number, fault
                     )
-            for opening, _ in found:
+            for opening, _ in taken:
                 self._steps.wake(str(opening))  # there is room again
 
     def _say(self, message: FromReader) -> None:
         try:
-            with self._writing:  # readings of several shards report at once
+            with self._writing:  # several shards may report at once
                 self._connection.sendall(line_of(message))
         except OSError as fault:
-            first = not self._over.is_set()  # else the planner is gone, which was said
+            first = not self._over.is_set()  # otherwise it is already known that the planner is gone
             self._fail(fault)
             if first:
                 log.warning("the planner does not hear: %s", fault)
 
     def _fail(self, _fault: BaseException) -> None:
-        """End: what nobody hears of is read elsewhere."""
+        """End the reader. Others will read its shards."""
         self._over.set()
         try:
             self._connection.shutdown(socket.SHUT_RDWR)
