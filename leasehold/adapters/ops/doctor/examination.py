@@ -79,7 +79,7 @@ class Fleet:
         scheme: The scheme of the store's URL.
         leases: The number of unfinished leases.
         workers: The number of workers.
-        checkpoint_seconds: The time between two checkpoints of a shard; 0 checkpoints each batch.
+        checkpoint_seconds: The time between two checkpoints of a shard; 0 for one after every batch.
         shared: Whether a lookout can read the table for all workers (`capabilities.free_notes`).
         parts: For object stores, the number of listings that one reading of the table takes.
         sessions: Whether its table has the layout `sessions`.
@@ -381,11 +381,11 @@ def _recognise(seen: _Gathered, url: str, listing: Listing) -> None:
             seen.findings += recognised(listing, seen.shards, reads)
             incarnation = source.incarnation() if isinstance(source, Identified) else ""
             # The shards were listed after the table was read, so shards that ended in between are no contradiction.
-            contradicting = contradictions(seen.shards, listing.leases, incarnation)
+            conflicts = contradictions(seen.shards, listing.leases, incarnation)
             seen.findings += [
-                Finding("contradiction", "wrong", each.what)
-                for each in contradicting
-                if each.kind != "another shard"  # reported above
+                Finding("contradiction", "wrong", conflict.what)
+                for conflict in conflicts
+                if conflict.kind != "another shard"  # reported above
             ]
     except SourceError:  # reported with the rights on the source
         sentence = f"it has {len(listing.leases)} leases; whose they are cannot be told without the stream's shards"
