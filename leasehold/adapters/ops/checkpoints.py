@@ -145,7 +145,7 @@ def placed(store: Store, stored: Lease, lease: Lease, me: str, *, insist: bool) 
     for _ in range(_ATTEMPTS if insist else 1):
         outcome = Done(stored) if stored.owner is None else store.write(ReleaseLease(stored, me))
         if isinstance(outcome, Done):
-            # What LATEST means on this row, and which stream it belongs to: taken from the lease, or set by the next owner (L13).
+            # What LATEST means on this row, and the stream it belongs to: from `lease`, or set by the next owner (L13).
             names = (CONTRADICTION, INCARNATION, LATEST_MS, LATEST_POSITION)
             present = (name for name in names if stored.note(name) is not None or lease.note(name) is not None)
             notes = tuple((name, lease.note(name) or UNPINNED) for name in present)
