@@ -48,7 +48,7 @@ def cells(table: WatchedTable, by: str | None, *, full: bool = False) -> Cells:
 
 
 def word(table: WatchedTable, lease: Lease) -> str:
-    """Return the status of a lease as a word, or "" if it is unknown to the table or the lease is finished and OK."""
+    """Return the status of a lease as a word, or "" if it was not determined, or the lease is finished and OK."""
     status = table.statuses.get(lease.key)
     return "" if status is None or (lease.ended and status.ok) else status.word
 

@@ -238,25 +238,28 @@ def terminal_keys(fd: int) -> Iterator[TerminalKeys]:
     original = termios.tcgetattr(fd)
     try:
         tty.setcbreak(fd)
-        # Suspended, the process would leave its picture on the screen and the shell without an echo.
-        now = termios.tcgetattr(fd)
-        now[6][termios.VSUSP] = b"\0"
-        termios.tcsetattr(fd, termios.TCSANOW, now)
+        # A suspended process would leave its view on the screen, and the shell without echo.
+        modes = termios.tcgetattr(fd)
+        modes[6][termios.VSUSP] = b"\0"
+        termios.tcsetattr(fd, termios.TCSANOW, modes)
         yield TerminalKeys(fd)
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, original)
 
 
 FRAME_LINES = 4
-"""Lines of a table around its rows."""
+"""The number of lines of a table around its rows."""
 
 CHOSEN = "reverse"
 
 
 def steer(looks: Iterable[WatchedTable], by: str | None, every: float) -> None:
-    """Show each look until the user leaves; `every` is the time between two looks, in seconds.
+    """Show each reading of a table until the user leaves. The terminal is always restored.
 
-    Raises what the looks raise; the terminal is restored in any case.
+    Args:
+        looks: The readings. Exceptions that they raise are passed on.
+        by: What a row stands for at first; None for a lease.
+        every: The time between two readings, in seconds.
     """
     console = Console()
     view = LiveView(by)
@@ -266,7 +269,7 @@ def steer(looks: Iterable[WatchedTable], by: str | None, every: float) -> None:
     ):
         for table in looks:
             deadline = time.monotonic() + every
-            # The view is drawn again at each key, until the next look is due: the first round without a key.
+            # Redraw the view after each key until the next reading is due, when `pressed` is empty.
             pressed: tuple[str, ...] = ("",)
             while pressed:
                 live.update(drawn_view(table, view, console.width, console.height), refresh=True)

@@ -1,4 +1,4 @@
-"""`leasehold replay`: dead letters handed over again."""
+"""`leasehold replay`: dispatches dead letters to a handler again, or puts them back into a stream."""
 
 import json
 import sys
@@ -58,7 +58,7 @@ Exit status: 0 if every letter is done; 1 if any stays, or they cannot be listed
 
 FOLDER = "handed over and removed", "stay"
 STREAM = "handed over", "are put back at the end"
-"""Words for letters that are done, and for those that failed again."""
+"""Labels for dead letters that succeeded, and for those that failed again."""
 
 
 @app.command(help="Hand dead letters over again, in order; those that fail again stay.", epilog=MORE)
@@ -127,7 +127,7 @@ def _delivering(handler: str | None, to: str | None) -> Iterator[Deliver]:
         with closing(stream):
             yield stream.put_back
         return
-    # The same checks as of a handler of `consume`.
+    # The same checks as for a handler of `consume`.
     with HandlerCalls(Handling(load(handler or "")).handler) as calls:
         yield calls.deliver
 
