@@ -69,8 +69,8 @@ def command(
         ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items())) for reasons in (records, lost)
     )
     by = "" if COMPILED else " Read by plain Python, which is slow: this leasehold is not compiled."
-    read, left = (count or "none" for count in counts)
-    print(f"Kinesis records: {read}. User records dropped: {left}.{by}", file=sys.stderr)
+    records_text, dropped_text = (count or "none" for count in counts)
+    print(f"Kinesis records: {records_text}. User records dropped: {dropped_text}.{by}", file=sys.stderr)
 
 
 def _print(number: int, line: str, within: HashRange | None, misplaced: Misplaced, *, strict: bool) -> UserRecords:

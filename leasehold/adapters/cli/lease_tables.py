@@ -55,8 +55,8 @@ def word(table: WatchedTable, lease: Lease) -> str:
 
 def said_move(move: SeenMove) -> str:
     """Format a change of owner, with the local time of day."""
-    at = time.strftime("%H:%M:%S", time.localtime(move.at))
-    return f"{at} {move.key}: {move.before or 'nobody'} -> {move.after or 'nobody'}"
+    clock_time = time.strftime("%H:%M:%S", time.localtime(move.at))
+    return f"{clock_time} {move.key}: {move.before or 'nobody'} -> {move.after or 'nobody'}"
 
 
 def below(table: WatchedTable) -> tuple[str, tuple[str, ...]]:

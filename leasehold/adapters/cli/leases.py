@@ -162,8 +162,8 @@ def known(
     """
     until = clock() + STEPS * STEP_SECONDS
     for shown in looks:
-        known = all(status.word != "UNKNOWN" for status in shown.statuses.values())
-        if not watch or (known and not shown.trouble) or clock() >= until:
+        all_known = all(status.word != "UNKNOWN" for status in shown.statuses.values())
+        if not watch or (all_known and not shown.trouble) or clock() >= until:
             yield shown
 
 
@@ -216,11 +216,11 @@ def _json(table: WatchedTable) -> dict[str, Any]:
     lags = {key: lag.as_json() for key, lag in sorted(table.lags.items())}
     statuses = {key: status.as_json() for key, status in sorted(table.statuses.items())}
     swap = None if table.swap is None else asdict(table.swap)
-    more = {"lags": lags, "statuses": statuses, "trouble": table.trouble, "swap": swap}
+    optional = {"lags": lags, "statuses": statuses, "trouble": table.trouble, "swap": swap}
     return {
         "at": round(time.time(), 3),
         **table.status.as_json(),
         "leases": [lease_json(lease) for lease in table.leases],
         "malformed": [asdict(row) for row in table.malformed],
-        **{name: value for name, value in more.items() if value},
+        **{name: value for name, value in optional.items() if value},
     }

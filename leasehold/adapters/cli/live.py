@@ -97,7 +97,7 @@ def arranged(cells: Cells, view: LiveView) -> Cells:
 
 def sorted_by(cells: Cells, view: LiveView) -> int:
     """Return the index of the column by which the view sorts, or 0 if that column no longer exists."""
-    return next((at for at, column in enumerate(cells.columns) if column.name == view.sort), 0)
+    return next((index for index, column in enumerate(cells.columns) if column.name == view.sort), 0)
 
 
 def chosen_row(shown: Cells, view: LiveView) -> int:
@@ -211,8 +211,8 @@ class TerminalKeys:
     def pressed(self, seconds: float) -> tuple[str, ...]:
         """Return the next keys that are pressed, or none after `seconds`. Raises EOFError if the terminal is gone."""
         deadline = time.monotonic() + seconds
-        while (rest := deadline - time.monotonic()) > 0:
-            text = self._sent(rest)
+        while (remaining := deadline - time.monotonic()) > 0:
+            text = self._sent(remaining)
             # The rest of a long sequence may arrive a little later.
             while text.endswith(("\x1b", "\x1b[", "\x1bO")) and (more := self._sent(ESCAPE_SECONDS)):
                 text += more
@@ -310,8 +310,8 @@ def _table(table: WatchedTable, view: LiveView, width: int, height: int) -> Grou
     first = max(0, min(chosen - room // 2, len(shown.rows) - room))
     styles = {(row - first, place): style for (row, place), style in shown.styles}
     for place in range(len(shown.columns) if shown.rows else 0):
-        at = (chosen - first, place)
-        styles[at] = f"{styles.get(at, '')} {CHOSEN}".strip()
+        position = (chosen - first, place)
+        styles[position] = f"{styles.get(position, '')} {CHOSEN}".strip()
     window = evolve(shown, rows=shown.rows[first : first + room], styles=tuple(styles.items()))
     rows, left_out = drawn(window, width)
     hints = [_line(f"no room here for: {', '.join(left_out)}; enter shows all of a lease", "dim")] if left_out else []
@@ -337,8 +337,8 @@ def _lease(table: WatchedTable, view: LiveView) -> Group:
         name: f"{value:.1f}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
         for name, value in values.items()
     }
-    own = tuple(move for move in table.moves if move.key == lease.key)
-    return Group(_pairs(lease.key, texts.items()), back, *_moves(own))
+    lease_moves = tuple(move for move in table.moves if move.key == lease.key)
+    return Group(_pairs(lease.key, texts.items()), back, *_moves(lease_moves))
 
 
 def _pairs(title: str, pairs: Iterable[tuple[str, str]]) -> Table:

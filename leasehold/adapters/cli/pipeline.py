@@ -100,8 +100,8 @@ def command(  # noqa: PLR0917  one for each option
     except (ValueError, ServiceError, PySparkException) as error:
         text = str(error)
         lines = text.splitlines()
-        if isinstance(error, PySparkException) and (ours := OURS.search(text)):
-            lines = [ours[1]]  # our own message, which Spark has wrapped
+        if isinstance(error, PySparkException) and (match := OURS.search(text)):
+            lines = [match[1]]  # our own message, which Spark has wrapped
         elif not isinstance(error, StreamingQueryException):
             lines = lines[:1]  # only the failure of a query is printed in full
         print("leasehold pipeline: " + "\n".join(map(printable, lines)), file=sys.stderr)
@@ -114,17 +114,17 @@ def _asked_to_end() -> Callable[[], bool]:
     The first signal must not raise: py4j swallows exceptions while it releases an object. The new handler also replaces
     Spark's own, which would make running queries fail instead of stopping them.
     """
-    asked: list[int] = []
+    received: list[int] = []
 
     def ask(number: int, _frame: object) -> None:
-        if asked:
+        if received:
             raise KeyboardInterrupt
-        asked.append(number)
+        received.append(number)
 
     if threading.current_thread() is threading.main_thread():
         for signal_number in (signal.SIGINT, signal.SIGTERM):
             replace_handler(signal_number, ask)
-    return lambda: bool(asked)
+    return lambda: bool(received)
 
 
 def tell(batches: Iterable[BatchProgress | ReadingProgress], page: ProgressPage | None, metrics: str | None) -> None:

@@ -161,17 +161,17 @@ class _EndRequest:
         self.asked = self.reading = False
 
     def __enter__(self) -> Self:
-        self.before = {each: replace_handler(each, self.signal) for each in (signal.SIGINT, signal.SIGTERM)}
+        self.before = {number: replace_handler(number, self.signal) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *_fault: object) -> None:
-        for each, handler in self.before.items():
-            restore_handler(each, handler)
+        for number, handler in self.before.items():
+            restore_handler(number, handler)
 
     def signal(self, _number: int, _frame: FrameType | None) -> None:
         """Handle the first signal. From here on, a signal ends the process at once."""
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         self.asked = True
         if self.reading:
             raise _EndRequested

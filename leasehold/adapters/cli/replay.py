@@ -90,11 +90,11 @@ def command(  # noqa: PLR0917  one for each option
     if as_json:
         print(json.dumps(asdict(verdict)))
     else:
-        gone, stay = FOLDER if store is None else STREAM
+        done_label, failed_label = FOLDER if store is None else STREAM
         count = verdict.done + verdict.failed + verdict.strange
         several = "1 letter" if count == 1 else f"{count} letters"
         strange = f", {verdict.strange} are no letters, or cannot be read" if verdict.strange else ""
-        print(f"{several}: {verdict.done} {gone}, {verdict.failed} failed again and {stay}{strange}")
+        print(f"{several}: {verdict.done} {done_label}, {verdict.failed} failed again and {failed_label}{strange}")
     if verdict.failed or verdict.strange:
         raise typer.Exit(1)
 

@@ -61,9 +61,9 @@ def moves_of(plan: Iterable[PlannedReset], leases: Iterable[Lease], live: Collec
         if planned.key not in by_key:
             raise ValueError(f"--plan: there is no lease {planned.key!r}; is it the plan of another store?")
         (move,) = planned_resets((by_key[planned.key],), planned.wanted, live)
-        stands = by_key[planned.key].checkpoint
-        moved = f"it stands at {said(stands)}, no longer at {said(planned.was)}; make the plan anew"
-        moves.append(move if stands in {planned.was, planned.wanted} else move.refused(moved))
+        current = by_key[planned.key].checkpoint
+        reason = f"it stands at {said(current)}, no longer at {said(planned.was)}; make the plan anew"
+        moves.append(move if current in {planned.was, planned.wanted} else move.refused(reason))
     return tuple(moves)
 
 
@@ -148,8 +148,8 @@ def command(  # noqa: PLR0917  one for each option
                 moves = moves_of(resets, leases, live)
             else:
                 moves = _shifted(leases, seconds_on, live)
-            done = moves if dry_run else tuple(reset(opened, move, insist=even_if_owned) for move in moves)
-            raise told(done, dry_run=dry_run, as_json=as_json)
+            results = moves if dry_run else tuple(reset(opened, move, insist=even_if_owned) for move in moves)
+            raise told(results, dry_run=dry_run, as_json=as_json)
 
 
 def _position(to: str, timestamp_ms: int | None, sub: int, offset: str, *, keys: int) -> Position:
@@ -184,13 +184,13 @@ def _shifted(leases: tuple[Lease, ...], seconds_on: float, live: frozenset[str])
             continue
         # The arrival of the last record that was done, or the checkpoint itself if it is a time.
         progress = progress_of(lease) if lease.checkpoint.numbered else None
-        stands = None if progress is None else progress.arrived
+        seconds_at = None if progress is None else progress.arrived
         if lease.checkpoint.sequence == "AT_TIMESTAMP":
-            stands = lease.checkpoint.sub / 1000
-        if stands is None:
+            seconds_at = lease.checkpoint.sub / 1000
+        if seconds_at is None:
             raise ValueError(
                 f"--shift-by: the row of lease {lease.key!r} does not tell of which time its checkpoint is; "
                 "set a time by --to, or name other leases by --key"
             )
-        moves += planned_resets((lease,), at_timestamp(round(min(now, stands + seconds_on) * 1000)), live)
+        moves += planned_resets((lease,), at_timestamp(round(min(now, seconds_at + seconds_on) * 1000)), live)
     return tuple(moves)

@@ -129,12 +129,12 @@ class ChildProcess:
         try:
             while not self._answer.done():
                 # Check the process, too: the pipe stays open if a process that the child started holds it.
-                ended = self._process.returncode
+                status = self._process.returncode
                 await asyncio.wait({self._answer}, timeout=LOOK_SECONDS)
                 if self._answer.done() or self._storing:
                     continue
-                if ended is not None:
-                    raise ChildFault(f"it has ended with status {ended}")
+                if status is not None:
+                    raise ChildFault(f"it has ended with status {status}")
                 if self._loop.time() - self._heard >= self._timeout:
                     raise ChildFault(f"it has said nothing for {self._timeout:g} s")
                 if self._loop.time() >= until:
@@ -162,8 +162,8 @@ class ChildProcess:
         await asyncio.wait(self._tasks, timeout=END_SECONDS)  # read what is left in the pipes
         for task in self._tasks:
             task.cancel()
-        more = f", and {self._odd_lines} lines on its standard output were no messages" if self._odd_lines else ""
-        log.info("shard %s, child %d: ended with status %s%s", self.talk.shard, self.pid, process.returncode, more)
+        remark = f", and {self._odd_lines} lines on its standard output were no messages" if self._odd_lines else ""
+        log.info("shard %s, child %d: ended with status %s%s", self.talk.shard, self.pid, process.returncode, remark)
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Signal the process group at once. The caller that waits for an answer notices the end, and cleans up."""
@@ -306,14 +306,14 @@ class Children:
             child = await self._begun(shard, at, store)
             done = 0
             while True:
-                taken = 0
+                sent = 0
 
                 def say(rest: Sequence[Record]) -> None:
-                    nonlocal taken
-                    taken = child.talk.process_records(rest, behind_seconds)
+                    nonlocal sent
+                    sent = child.talk.process_records(rest, behind_seconds)
 
                 await self._asked(shard, child, lambda: say(records[done:]))  # noqa: B023  called before it returns
-                done += taken
+                done += sent
                 if done >= len(records):
                     return
 
@@ -344,13 +344,13 @@ class Children:
         """Notify the child that the lease is lost, after the batch in progress, and end the child."""
         turn = self._turn(shard)
         # The queued acquisition keeps its place before the next child of the shard, however long it waits.
-        mine = asyncio.ensure_future(turn.acquire())
-        done, _ = await asyncio.wait({mine}, timeout=LAST_SECONDS)
+        acquiring = asyncio.ensure_future(turn.acquire())
+        done, _ = await asyncio.wait({acquiring}, timeout=LAST_SECONDS)
         if not done and (child := self._children.get(shard)) is not None:
             # Another worker may already process its records, and the next child of this shard waits for its end.
             log.warning("shard %s, child %d: killed: its lease is gone, and it is at work", shard, child.pid)
             child.kill()
-        await mine
+        await acquiring
         try:
             if (child := self._children.get(shard)) is not None:
                 with suppress(ChildFault):

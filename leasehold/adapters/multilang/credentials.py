@@ -50,9 +50,9 @@ class _Provider:
         if ROLE.fullmatch(self.name):
             role, *name = self.arguments
             return [assumed_role(chain, role, session_name=name[0] if name else SESSION_NAME, **self.keys)]
-        wanted = _OF_THE_CHAIN.get(self.name)
+        method = _OF_THE_CHAIN.get(self.name)
         chain_providers = chain.get_component("credential_provider").providers
-        return [provider for provider in chain_providers if wanted is None or wanted == provider.METHOD]
+        return [provider for provider in chain_providers if method is None or method == provider.METHOD]
 
 
 @frozen
@@ -80,8 +80,8 @@ def credentials_of(text: str) -> Credentials:
 
 
 def _provider(text: str) -> _Provider:
-    whole, *rest = text.split("|")
-    name = whole.strip().rpartition(".")[2]
+    class_name, *parts = text.split("|")
+    name = class_name.strip().rpartition(".")[2]
     name = DEFAULT if name == _OLD_DEFAULT else name
     supported = name in {DEFAULT, PROFILE, *_OF_THE_CHAIN} or ROLE.fullmatch(name) is not None
     if not supported:
@@ -90,9 +90,9 @@ def _provider(text: str) -> _Provider:
             f"{printable(name)!r} can only be had in a JVM{did_you_mean(name, names)}; take {DEFAULT}, or "
             f"{PROFILE}|NAME: a profile may have a role, a login or a credential_process"
         )
-    arguments = tuple(part.strip() for part in rest if "=" not in part)
+    arguments = tuple(part.strip() for part in parts if "=" not in part)
     keys: dict[str, str] = {}
-    for setting in rest:
+    for setting in parts:
         key, separator, value = (part.strip() for part in setting.partition("="))
         if not separator:
             continue

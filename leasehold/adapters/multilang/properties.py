@@ -195,8 +195,8 @@ class MultiLangSettings:
 
     def table(self) -> str:
         """Return the table that is printed at the start, one key per line, without values, which may be secret."""
-        widest = max(len(each.key) for each in self.support)
-        return "\n".join(f"{each.key:<{widest}}  {each.fate:<7}  {each.meaning}".rstrip() for each in self.support)
+        widest = max(len(row.key) for row in self.support)
+        return "\n".join(f"{row.key:<{widest}}  {row.fate:<7}  {row.meaning}".rstrip() for row in self.support)
 
 
 def read_properties(
@@ -382,16 +382,16 @@ class _Understanding:
     def _credentials(self) -> tuple[Credentials, Credentials]:
         """Return the credentials for the stream and for the table, which are the same unless the file names others."""
         credentials: dict[str, Credentials] = {}
-        for given in self.given:
+        for name_in_file in self.given:
             # Java matches these keys without regard to case, unlike all others.
-            key = next((name for name in CREDENTIALS if name.lower() == given.lower()), None)
-            if key is None or (value := self._text(given)) is None:
+            key = next((name for name in CREDENTIALS if name.lower() == name_in_file.lower()), None)
+            if key is None or (value := self._text(name_in_file)) is None:
                 continue
             try:
                 credentials[key] = credentials_of(value)
             except ValueError as error:
-                raise ValueError(f"{given}: {error}") from None
-            self.support[given] = Support(given, "taken", str(credentials[key]))
+                raise ValueError(f"{name_in_file}: {error}") from None
+            self.support[name_in_file] = Support(name_in_file, "taken", str(credentials[key]))
         of_stream = credentials.get(CREDENTIALS[0], Credentials())
         return of_stream, credentials.get(CREDENTIALS[1], of_stream)
 

@@ -195,15 +195,15 @@ class Conversation:
             return
         # Children end a line with LF, CR or both. If a CR and its LF arrive separately, the result is an extra empty
         # line, which is skipped.
-        *lines, rest = (self._part + data).replace(b"\r", b"\n").split(b"\n")
+        *lines, tail = (self._part + data).replace(b"\r", b"\n").split(b"\n")
         for line in lines:
             if not self._skipping and line.strip():
                 self._lines.append(line)
             self._skipping = False
-        if len(rest) > MOST_LINE_BYTES and not self._skipping:
-            self._lines.append(rest)  # too long: reported once, and the rest of the line is skipped
+        if len(tail) > MOST_LINE_BYTES and not self._skipping:
+            self._lines.append(tail)  # too long: reported once, and the rest of the line is skipped
             self._skipping = True
-        self._part = b"" if self._skipping else rest
+        self._part = b"" if self._skipping else tail
 
     def next_event(self) -> Event | None:
         """Return the child's next message, or None if more must be read or a checkpoint is not yet stored."""
@@ -218,14 +218,14 @@ class Conversation:
 
     def checkpoint_stored(self) -> None:
         """Answer the request: the row contains the requested checkpoint."""
-        asked, position = self._taken()
+        request, position = self._taken()
         self.acknowledged = position
-        self._say(asked.answer(None))
+        self._say(request.answer(None))
 
     def checkpoint_failed(self, error: CheckpointError) -> None:
         """Answer the request: the checkpoint was not stored, for this reason. The child decides what to do."""
-        asked, _ = self._taken()
-        self._say(asked.answer(error))
+        request, _ = self._taken()
+        self._say(request.answer(error))
 
     # Their meaning
 
@@ -275,11 +275,11 @@ class Conversation:
         if number is None:
             position = SHARD_END if self._ending else last
         elif number.isascii() and number.isdigit() and len(number) <= MOST_DIGITS and sub >= 0:
-            meant = Position(str(int(number)), sub)
-            if self._ending and meant.order == last.order:
+            requested = Position(str(int(number)), sub)
+            if self._ending and requested.order == last.order:
                 position = SHARD_END
-            elif self.acknowledged.order <= meant.order <= last.order:
-                position = meant
+            elif self.acknowledged.order <= requested.order <= last.order:
+                position = requested
         if position is None:
             self._say(asked.answer("IllegalArgumentException"))
             return None

@@ -177,9 +177,9 @@ class WorkerPlan:
         if self.held == self.share:
             return "nothing: it holds its share"
         if self.loads is not None:
-            own, mean = map(kilobytes, self.loads)
+            own_load, mean_load = map(kilobytes, self.loads)
             than = "more" if self.held > self.share else "less"
-            loads = f"its leases bring {own:.1f} KB/s, those of the mean worker {mean:.1f}"
+            loads = f"its leases bring {own_load:.1f} KB/s, those of the mean worker {mean_load:.1f}"
             return f"nothing: it holds {than} than its share, as throughput is balanced before counts (M13): {loads}"
         if self.held > self.share:
             return "nothing: it holds more than its share, and leaves the others alone (M3)"
@@ -227,27 +227,27 @@ def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tupl
     aside = {lease.key: progress for lease in living if (progress := put_aside(lease, table.at)) is not None}
     more = (*more, *{progress.owner for progress in aside.values()})  # these workers may hold no leases
     named = {worker for lease in living for worker in (lease.owner, lease.next_owner) if worker} | set(more)
-    ours, wanted = signers(table.leases), shares(living, config.rules.groups, more)
+    signed, targets = signers(table.leases), shares(living, config.rules.groups, more)
     working = [lease for lease in living if not lease.ended]
     # The load of each worker, if M13 lets counts differ to balance loads; otherwise empty.
     loads: dict[str | None, int] = {}
-    if config.rules.weighs_loads and wanted and slack(working, len(working) // len(wanted)):
-        loads = dict.fromkeys(wanted, 0)
+    if config.rules.weighs_loads and targets and slack(working, len(working) // len(targets)):
+        loads = dict.fromkeys(targets, 0)
         for lease in working:
             if lease.owner is not None:
                 loads[lease.owner] += lease.weight or 0
     mean = sum(loads.values()) // len(loads) if loads else 0
     owned = Counter(lease.owner for lease in working)
-    known = Known(Whole(table.leases), {})  # indexed once for all plans, or each plan would scan every lease
+    table_index = Known(Whole(table.leases), {})  # indexed once for all plans, or each plan would scan every lease
     results = []
     for worker in sorted(named):
-        actions = plan(known, None, Me(worker, 0, table.history), config)
+        actions = plan(table_index, None, Me(worker, 0, table.history), config)
         results.append(
             WorkerPlan(
                 worker,
-                worker in ours or worker in more,
+                worker in signed or worker in more,
                 owned[worker],
-                wanted.get(worker, 0),
+                targets.get(worker, 0),
                 tuple(
                     action for action in actions if not isinstance(action, Renew) and not _left(action, worker, aside)
                 ),
@@ -330,7 +330,7 @@ def _reading(lease: Lease, now: float, lag: LeaseLag) -> tuple[str, ...]:
     now = max(now, progress.at)
     teller = "its owner" if progress.owner == lease.owner else f"{progress.owner}, who had it before,"
     lines = [f"{teller} told of its reading {now - progress.at:.1f} s ago"]
-    behind = (
+    lag_sentence = (
         "how far behind it was, nobody knows"
         if progress.behind is None
         else f"it was {progress.behind:.1f} s behind then"
@@ -339,14 +339,14 @@ def _reading(lease: Lease, now: float, lag: LeaseLag) -> tuple[str, ...]:
     tried = (
         "" if progress.tried in {None, progress.read} else f", and last tried {now - (progress.tried or now):.1f} s ago"
     )
-    lines.append(f"{behind}; it {read}{tried}")
+    lines.append(f"{lag_sentence}; it {read}{tried}")
     if lag.at_least and lag.seconds is not None:
         lines.append(f"it is at least {lag.seconds:.1f} s behind: nothing was heard of the stream since")
     if progress.fault:
         lines.append(f"the last fault: {progress.fault}")
     if progress.resting(now, 0.0) and lease.owner is None:
-        rest = (progress.aside or now) - now
-        lines.append(f"{progress.owner} put it aside, and takes it again in {rest:.0f} s at the earliest")
+        seconds_left = (progress.aside or now) - now
+        lines.append(f"{progress.owner} put it aside, and takes it again in {seconds_left:.0f} s at the earliest")
     if progress.excused:
         lines.append(f"it is not read now: {progress.excused}")
     if progress.work is not None:
@@ -375,8 +375,8 @@ def _past(table: WatchedTable, lease: Lease, config: Config) -> tuple[str, ...]:
     if lease.owner is not None and not lease.yields:
         lines.append(f"{lease.owner} answers no requests: whoever should have it steals it")
     if table.swap is not None:
-        here, _, there = place_of(lease).partition(">")
-        lines.append(f"it is on its way from {here} to {there}" if there else f"of both tables, {here} has it")
+        place, _, goal = place_of(lease).partition(">")
+        lines.append(f"it is on its way from {place} to {goal}" if goal else f"of both tables, {place} has it")
     return (*lines, f"checkpoint {lease.checkpoint.sequence}", *noted([lease]))
 
 
@@ -411,9 +411,9 @@ def _when(lease: Lease, config: Config, wanting: Sequence[tuple[WorkerPlan, Acti
     if lease.next_owner is not None:
         return "once its owner has finished the running batch"
     if (aside := put_aside(lease, now)) is not None:
-        left = (aside.aside or now) - now
-        return f"when {aside.owner} may take it again, in {left:.0f} s; or sooner, when another worker looks"
-    left = expires_above(config) - lease.idle
-    if lease.owner is None or left < 0:
+        seconds_left = (aside.aside or now) - now
+        return f"when {aside.owner} may take it again, in {seconds_left:.0f} s; or sooner, when another worker looks"
+    seconds_left = expires_above(config) - lease.idle
+    if lease.owner is None or seconds_left < 0:
         return "when a worker that lacks one looks, or one comes"
-    return f"when workers come or go; or if {lease.owner} stands still for {left:.1f} s more"
+    return f"when workers come or go; or if {lease.owner} stands still for {seconds_left:.1f} s more"

@@ -91,8 +91,8 @@ class SwapProgress(SwapPlaces):
     @property
     def arrived(self) -> bool:
         """Whether every lease has reached its destination."""
-        left = self.there if self.way in {"to", "closed"} else self.gone
-        return self.way != "" and not left and not self.moving
+        remaining = self.there if self.way in {"to", "closed"} else self.gone
+        return self.way != "" and not remaining and not self.moving
 
 
 def control_of(tables: tuple[Store, Store]) -> Lease:
@@ -127,10 +127,10 @@ def progress(tables: tuple[Store, Store], store: SwapStore, goal_name: str) -> S
 
 def refusal(unaware: tuple[tuple[str, bool], ...]) -> str:
     """Return why the swap cannot begin while these workers don't know TO."""
-    strangers = [name for name, ours in unaware if not ours]
-    if strangers:
+    foreigners = [name for name, ours in unaware if not ours]
+    if foreigners:
         return (
-            f"workers of the KCL or of an SDK share FROM ({', '.join(strangers)}): they cannot follow the leases to "
+            f"workers of the KCL or of an SDK share FROM ({', '.join(foreigners)}): they cannot follow the leases to "
             "another table; stop them first, or stop the fleet and use `leasehold copy-leases`"
         )
     names = ", ".join(name for name, _ in unaware)

@@ -105,19 +105,19 @@ def stacks(places: Sequence[int], layers: Sequence[Line], x: str, y: str) -> str
     """Draw vertical bars, one at each place, stacked from one layer per line."""
     totals = [sum(column) for column in zip(*(layer.values for layer in layers), strict=True)]
     frame = _Frame(_ticks(totals, 8), 200.0)
-    wide = frame.wide / len(places)
+    slot = frame.wide / len(places)
     step = math.ceil(len(places) / 20)
     parts = frame.parts(layers, x, y)
-    for at, place in enumerate(places):
-        middle = frame.left + wide * (at + 0.5)
-        parts += [_text(middle, frame.low + 14, f"{place:,}")] if at % step == 0 else []
-        below = 0.0
+    for index, place in enumerate(places):
+        middle = frame.left + slot * (index + 0.5)
+        parts += [_text(middle, frame.low + 14, f"{place:,}")] if index % step == 0 else []
+        height_below = 0.0
         for layer in layers:
-            height = layer.values[at]
+            height = layer.values[index]
             parts.append(
-                _box(middle - 0.4 * wide, frame.up(below + height), 0.8 * wide, frame.high(height), layer.colour)
+                _box(middle - 0.4 * slot, frame.up(height_below + height), 0.8 * slot, frame.high(height), layer.colour)
             )
-            below += height
+            height_below += height
     return _svg(frame.low + 34, parts)
 
 
@@ -285,7 +285,7 @@ def _charts(said: Report, groups: Groups) -> dict[str, Markup]:
         for share in last.workers
     ]
     colours = {"SHARD_END": COLOURS[2], NUMBER: COLOURS[0]}
-    progress = [Bar(_PROGRESS.get(name, name), many, colours.get(name, COLOURS[3])) for name, many in last.progress]
+    progress = [Bar(_PROGRESS.get(name, name), leases, colours.get(name, COLOURS[3])) for name, leases in last.progress]
     drawn = {"workers": bars([*_ends(workers), *nobody]), "held": _held(last, groups, hues), "progress": bars(progress)}
     for depth, level in enumerate(last.levels):
         rows = [Bar(group_name(share.path), share.leases, hues[share.path[:1]]) for share in level]
@@ -307,11 +307,11 @@ def _charts(said: Report, groups: Groups) -> dict[str, Markup]:
         )
         drawn |= {"spread": lines(times, of_workers, "leases"), "churn": lines(times[1:], of_owners, "leases")}
     # One value of lag makes no curve. If no row reports its lag, show how long checkpoints have stood still.
-    name, behind = ("lag", said.lags) if said.lags else ("stood", said.stood)
-    if len(behind) > (name == "lag"):
-        longest = Line("longest", tuple(lag.most for lag in behind), COLOURS[1])
-        median = Line("median", tuple(lag.median for lag in behind), COLOURS[0])
-        drawn[name] = lines([lag.at - begins for lag in behind], (longest, median), "seconds")
+    name, curve = ("lag", said.lags) if said.lags else ("stood", said.stood)
+    if len(curve) > (name == "lag"):
+        longest = Line("longest", tuple(lag.most for lag in curve), COLOURS[1])
+        median = Line("median", tuple(lag.median for lag in curve), COLOURS[0])
+        drawn[name] = lines([lag.at - begins for lag in curve], (longest, median), "seconds")
     # The charts escape the names in them.
     return {name: Markup(svg) for name, svg in drawn.items()}  # noqa: S704
 

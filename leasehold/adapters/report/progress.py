@@ -73,11 +73,11 @@ def reading_of(progress: Mapping[str, Any]) -> ReadingProgress | None:
     text = progress["sources"][0]["latestOffset"] if progress["sources"] else None
     try:
         offset = json.loads(text or "{}")
-        shards, behind, by_shard = offset["shards"], offset["behindMs"], offset["behindMsByShard"]
+        shards, milliseconds_behind, by_shard = offset["shards"], offset["behindMs"], offset["behindMsByShard"]
     except (ValueError, TypeError, LookupError):
         return None  # another source's own offset
     seconds = {shard: milliseconds / 1000 for shard, milliseconds in by_shard.items()}
-    return ReadingProgress(progress["name"], round(_ended(progress), 3), shards, behind / 1000, seconds)
+    return ReadingProgress(progress["name"], round(_ended(progress), 3), shards, milliseconds_behind / 1000, seconds)
 
 
 def told_of(progress: Mapping[str, Any]) -> BatchProgress:

@@ -84,17 +84,17 @@ class CheckpointLag:
 def changes(snapshots: Sequence[WatchedTable]) -> tuple[SnapshotChange, ...]:
     """Return the changes between consecutive snapshots, which must be sorted by time."""
     results = []
-    for before, after in pairwise(snapshots):
-        old, new = ({lease.key: lease for lease in snapshot.leases} for snapshot in (before, after))
+    for earlier, later in pairwise(snapshots):
+        old, new = ({lease.key: lease for lease in snapshot.leases} for snapshot in (earlier, later))
         workers_before, workers_now = (
-            {lease.owner for lease in snapshot.unended} - {None} for snapshot in (before, after)
+            {lease.owner for lease in snapshot.unended} - {None} for snapshot in (earlier, later)
         )
         in_both = [(old[key], lease) for key, lease in new.items() if key in old]
         owners = [(first.owner, last.owner) for first, last in in_both if not last.ended]
         results.append(
             SnapshotChange(
-                at=after.at,
-                seconds=after.at - before.at,
+                at=later.at,
+                seconds=later.at - earlier.at,
                 moved=sum(None not in (first, last) and first != last for first, last in owners),
                 claimed=sum(first is None and last is not None for first, last in owners),
                 freed=sum(first is not None and last is None for first, last in owners),

@@ -181,10 +181,10 @@ def watched(
     watch, first = TableWatch(store, lease_seconds, lease_seconds, clock=clock), clock()
     while True:
         table = watch.look()
-        left = first + seconds - clock()
-        if left <= 0:
+        seconds_left = first + seconds - clock()
+        if seconds_left <= 0:
             return table
-        wait(min(left, LOOK_SECONDS))
+        wait(min(seconds_left, LOOK_SECONDS))
 
 
 def alive(leases: Sequence[Lease], config: Config) -> tuple[Lease, ...]:
@@ -216,7 +216,7 @@ def shares(leases: Iterable[Lease], groups: Groups = None, more: Collection[str]
 
 def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
     """Return everything that is shown of a table, as JSON values: totals, workers, leases, and problems."""
-    working, whole = table.unended, fleet_lag(table.lags)
+    working, fleet = table.unended, fleet_lag(table.lags)
     living = alive(working, config)
     owned: dict[str | None, list[Lease]] = {}
     for lease in living:
@@ -228,7 +228,7 @@ def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
         weight = kilobytes(sum(lease.weight or 0 for lease in own_leases))
         shown = {"worker": worker, "leases": len(own_leases), "target": target, "lag": lag.most, "kbps": weight}
         workers.append(shown | ({"lag_at_least": True} if lag.at_least else {}))
-    even = sum(each["kbps"] for each in workers) / max(len(workers), 1)
+    even = sum(worker_row["kbps"] for worker_row in workers) / max(len(workers), 1)
     for worker_row in workers:
         worker_row["kbps_target"] = even
     leases = []
@@ -255,9 +255,9 @@ def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
             "finished": len(table.leases) - len(working),
             "unowned": sum(lease.owner is None for lease in working),
             "workers": len({lease.owner for lease in living} - {None}),
-            "lag_max": whole.most,
-            "lag_at_least": whole.at_least,
-            "lag_sum": whole.total if whole.most is not None else None,
+            "lag_max": fleet.most,
+            "lag_at_least": fleet.at_least,
+            "lag_sum": fleet.total if fleet.most is not None else None,
             "not_ok": sum(not status.ok for status in table.statuses.values()),
         },
         "workers": workers,

@@ -78,18 +78,18 @@ def drawn(cells: Cells, width: int) -> tuple[Table, tuple[str, ...]]:
     """Return the table for a screen of this width, and the names of the columns that don't fit."""
     shown = dict(enumerate(cells.columns))
     widths = {
-        at: max(len(column.name), *(len(row[at]) for row in cells.rows), 0) + 3
-        for at, column in enumerate(cells.columns)
+        index: max(len(column.name), *(len(row[index]) for row in cells.rows), 0) + 3
+        for index, column in enumerate(cells.columns)
     }
-    while sum(widths[at] for at in shown) + 1 > width and any(column.spare for column in shown.values()):
+    while sum(widths[index] for index in shown) + 1 > width and any(column.spare for column in shown.values()):
         del shown[max(shown, key=lambda at: cells.columns[at].spare)]
     styles = dict(cells.styles)
     table = Table(title=cells.title or None)
     for column in shown.values():
         table.add_column(column.name, overflow="fold", justify="right" if column.right else "left")
     for number, row in enumerate(cells.rows):
-        table.add_row(*(Text(printable(row[at]), style=styles.get((number, at), "")) for at in shown))
-    return table, tuple(column.name for at, column in enumerate(cells.columns) if at not in shown)
+        table.add_row(*(Text(printable(row[index]), style=styles.get((number, index), "")) for index in shown))
+    return table, tuple(column.name for index, column in enumerate(cells.columns) if index not in shown)
 
 
 def for_eyes(*, wide: bool) -> bool:
@@ -174,5 +174,5 @@ def said(position: Position) -> str:
 
 
 def _position(position: Position) -> dict[str, Any]:
-    more = {"sub": position.sub, "token": position.token}
-    return {"checkpoint": position.sequence} | {name: value for name, value in more.items() if value}
+    optional = {"sub": position.sub, "token": position.token}
+    return {"checkpoint": position.sequence} | {name: value for name, value in optional.items() if value}

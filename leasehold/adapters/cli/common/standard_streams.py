@@ -92,11 +92,11 @@ def run_to_output(command: Callable[[], object]) -> NoReturn:
 
     If the reader of a pipe has gone, there is no message.
     """
-    ended = SystemExit(0)
+    result = SystemExit(0)
     try:
         command()
     except SystemExit as end:
-        ended = end
+        result = end
     except OSError:
         if output_fault() is None:
             raise
@@ -113,8 +113,8 @@ def run_to_output(command: Callable[[], object]) -> NoReturn:
         os.dup2(nowhere, 1)
         os.close(nowhere)
         raw.began = True
-        ended = ended if ended.code else SystemExit(1)
-    raise ended
+        result = result if result.code else SystemExit(1)
+    raise result
 
 
 def _raw() -> _Output | None:

@@ -211,13 +211,13 @@ class Supervisor:
         In the second case the output of the process is closed. While the sink cannot be written to, such as a full
         disk, the lines wait here and the process blocks. An incomplete last line of a killed process is dropped.
         """
-        rest = b""
+        partial_line = b""
         with source, suppress(BrokenPipeError):
             while chunk := source.read(CHUNK_BYTES):
-                lines, end, rest = (rest + chunk).rpartition(b"\n")
+                lines, end, partial_line = (partial_line + chunk).rpartition(b"\n")
                 self._write(sink, lines + end)
-            if rest and process.wait() >= 0:
-                self._write(sink, rest + b"\n")
+            if partial_line and process.wait() >= 0:
+                self._write(sink, partial_line + b"\n")
 
     def _write(self, sink: WholeLines, data: bytes) -> None:
         pause = Backoff(*REFUSED_SECONDS)

@@ -56,12 +56,12 @@ def command(  # noqa: PLR0917  one for each option
     if as_json:
         print(json.dumps(examination.as_json()))
         raise typer.Exit(0 if well(examination.findings) else 1)
-    wide = max(len(finding.what) for finding in examination.findings)
+    width = max(len(finding.what) for finding in examination.findings)
     for finding in examination.findings:
         state = "WRONG" if finding.state == "wrong" else finding.state
-        print(f"{state:7}  {finding.what:{wide}}  {printable(finding.says)}")
+        print(f"{state:7}  {finding.what:{width}}  {printable(finding.says)}")
         if finding.todo:
-            print(f"{'':7}  {'':{wide}}  -> {printable(finding.todo)}")
+            print(f"{'':7}  {'':{width}}  -> {printable(finding.todo)}")
     wrong, unknown = (sum(finding.state == state for finding in examination.findings) for state in ("wrong", "unknown"))
     print(f"{len(examination.findings)} findings: {wrong} wrong, {unknown} unknown")
     raise typer.Exit(0 if well(examination.findings) else 1)

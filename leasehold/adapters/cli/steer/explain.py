@@ -76,8 +76,8 @@ def command(  # noqa: PLR0917  one for each option
         about |= {"watched_seconds": round(table.seconds, 3), "malformed": len(table.malformed)}
         about |= {"contradictions": list(against)} if (against := noted(table.leases)) else {}
         about |= {"swap": list(table.swapping)} if table.swapping else {}
-        whole = {"workers": [worker_plan.as_json() for worker_plan in chosen], "says": dict(rules_of(chosen))}
-        print(json.dumps(about | (whole if lease_story is None else lease_story.as_json())))
+        plans_json = {"workers": [worker_plan.as_json() for worker_plan in chosen], "says": dict(rules_of(chosen))}
+        print(json.dumps(about | (plans_json if lease_story is None else lease_story.as_json())))
         return
     if lease_story is not None:
         past = [f"  {line}" for line in (*lease_story.past, *lease_story.reading)]
@@ -93,5 +93,5 @@ def command(  # noqa: PLR0917  one for each option
             stranger = "" if worker_plan.ours else "  (another library's: its own rules may differ)"
             lines.append(f"{worker_plan.worker}  holds {worker_plan.held}, share {worker_plan.share}{stranger}")
             lines += [f"  {line}" for line in worker_plan.lines]
-        lines += [f"{rule}: {says}" for rule, says in rules_of(chosen).items()]
+        lines += [f"{rule}: {sentence}" for rule, sentence in rules_of(chosen).items()]
     print(*map(printable, lines), sep="\n")

@@ -84,8 +84,8 @@ def command(  # noqa: PLR0917  one for each option
                 document = {"way": "over", "from": names[0], "to": names[1], "ended_at": since}
                 print(json.dumps({name: value for name, value in document.items() if value is not None}))
             else:
-                at = "" if since is None else f" (ended {said_moment(since * 1000)})"
-                print(f"from {names[0]} to {names[1]}{at}: {_LAST[False]}")
+                ended_text = "" if since is None else f" (ended {said_moment(since * 1000)})"
+                print(f"from {names[0]} to {names[1]}{ended_text}: {_LAST[False]}")
             return
         if status or back:
             store = observed(tables, names)

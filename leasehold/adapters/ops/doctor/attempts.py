@@ -139,8 +139,8 @@ class ServiceClock(SkewWarning):
 
     def heard(self, http_response: Any, **_more: object) -> None:  # noqa: ANN401  botocore passes any arguments to hooks
         """Read the time from a response's Date header. This is a botocore hook, also called after failed requests."""
-        if (now := date_of(http_response.headers.get("date"))) is not None:
-            self.saw(now)
+        if (service_time := date_of(http_response.headers.get("date"))) is not None:
+            self.saw(service_time)
 
 
 def attempted(trial: RightsTrial, *, read_only: bool) -> Iterator[Finding]:
@@ -212,27 +212,31 @@ def recognised(listing: Listing, shards: tuple[Shard, ...], reads: Callable[[Lea
     if not leases:
         return (Finding(WHAT, "ok", f"it has no leases yet; workers make those of {len(shards)} shards"),)
     try:
-        ours = tuple(lease for lease in leases if reads(lease))
+        own_leases = tuple(lease for lease in leases if reads(lease))
     except SourceError as error:
         return (Finding(WHAT, "wrong", str(error), _OTHER),)
-    return (_of_shards(ours, len(leases) - len(ours), {shard.id: shard for shard in shards}),)
+    return (_of_shards(own_leases, len(leases) - len(own_leases), {shard.id: shard for shard in shards}),)
 
 
 def _of_shards(leases: tuple[Lease, ...], others: int, listed: Mapping[str, Shard]) -> Finding:
-    rest = f"; {others} leases are of streams that are not read here" if others else ""
+    remark = f"; {others} leases are of streams that are not read here" if others else ""
     listed_leases = [lease for lease in leases if lease.key in listed]
     if leases and not listed_leases:
         sentence = f"the stream has the shards of none of its {len(leases)} leases ({_names(leases)}): it is another's"
-        return Finding(WHAT, "wrong", sentence + rest, _OTHER)
+        return Finding(WHAT, "wrong", sentence + remark, _OTHER)
     ranges = [(lease, lease.hash_range, listed[lease.key].hash_range) for lease in listed_leases]
-    if strange := [lease for lease, ours, theirs in ranges if ours and theirs and ours != theirs]:
+    if strange := [lease for lease, own, actual in ranges if own and actual and own != actual]:
         sentence = f"{len(strange)} leases ({_names(strange)}) have other hash ranges than the stream's shards"
-        return Finding(WHAT, "wrong", f"{sentence}: it is another stream's, or the stream was made anew{rest}", _OTHER)
-    if gone := [lease for lease in leases if lease.key not in listed and not lease.ended]:
-        sentence = f"the stream has not the shards of {len(gone)} unfinished leases ({_names(gone)}): past retention"
-        return Finding(WHAT, "unknown", sentence + rest, "workers remove them; check that nobody was that far behind")
+        return Finding(
+            WHAT, "wrong", f"{sentence}: it is another stream's, or the stream was made anew{remark}", _OTHER
+        )
+    if unlisted := [lease for lease in leases if lease.key not in listed and not lease.ended]:
+        sentence = (
+            f"the stream has not the shards of {len(unlisted)} unfinished leases ({_names(unlisted)}): past retention"
+        )
+        return Finding(WHAT, "unknown", sentence + remark, "workers remove them; check that nobody was that far behind")
     owners = len({lease.owner for lease in leases if lease.owner})
-    return Finding(WHAT, "ok", f"it has {len(leases)} leases of this stream, and {owners} owners{rest}")
+    return Finding(WHAT, "ok", f"it has {len(leases)} leases of this stream, and {owners} owners{remark}")
 
 
 def _names(leases: Sequence[Lease]) -> str:

@@ -149,7 +149,7 @@ def _loads_of_sessions(fleet: Fleet, config: Config) -> tuple[Load, Load]:
     looks = 1 / scaled(LOOK_SECONDS, config)
     # The lookout announces itself each time it reads the table. Checkpoints don't, so they don't replace its renewals.
     renewals = fleet.workers / config.renew_seconds + looks
-    beside = fleet.workers / TELL_SECONDS + 2 * looks
+    note_writes = fleet.workers / TELL_SECONDS + 2 * looks
     rows = (fleet.workers - 1) / scaled(ROW_SECONDS, config)
     page = 5000 if fleet.scheme == "azblob" else 1000
     listings = 2 * math.ceil(fleet.workers / page) + math.ceil(fleet.leases / page)
@@ -162,7 +162,7 @@ def _loads_of_sessions(fleet: Fleet, config: Config) -> tuple[Load, Load]:
         fetched = min(groups, fleet.workers * looks) + min(notes, fleet.workers * looks)
         return Load(groups + notes + looks * listings, rows + (fetched if fleet.scheme == "s3" else 0.0))
 
-    return load(renewals, renewals), load(beside + fleet.workers / (fleet.checkpoint_seconds or 0.2), beside)
+    return load(renewals, renewals), load(note_writes + fleet.workers / (fleet.checkpoint_seconds or 0.2), note_writes)
 
 
 def layouts(fleet: Fleet) -> tuple[Fleet, ...]:
@@ -180,8 +180,8 @@ def cost_of(fleet: Fleet, config: Config, price: Price | None) -> Finding:
         return rates + (f", US$ {load.month(price):,.2f} a month" if price else "")
 
     where = f"{fleet.leases} open shards, {fleet.workers} {'worker' if fleet.workers == 1 else 'workers'}"
-    rest, busy = loads(fleet, config)
-    sentences = [f"{where}, layout {fleet.layout}: at rest {said(rest)}", f"under steady records {said(busy)}"]
+    idle, busy = loads(fleet, config)
+    sentences = [f"{where}, layout {fleet.layout}: at rest {said(idle)}", f"under steady records {said(busy)}"]
     sentences += [f"in layout {other.layout} {said(loads(other, config)[1])}" for other in layouts(fleet)[1:]]
     return Finding("cost", "ok", "; ".join(sentences) + (f" ({price.source})" if price else ""))
 
@@ -329,8 +329,14 @@ def examined(source: str, store: str, fleet: ExaminedFleet) -> Examination:
         }
         for candidate in layouts(current)
     }
-    more = {"shards": shards, "workers": workers, "layout": current.layout, **costs[current.layout], "layouts": costs}
-    return Examination(tuple(findings), {**expected, **more})
+    costs_shown = {
+        "shards": shards,
+        "workers": workers,
+        "layout": current.layout,
+        **costs[current.layout],
+        "layouts": costs,
+    }
+    return Examination(tuple(findings), {**expected, **costs_shown})
 
 
 @contextmanager
@@ -350,13 +356,13 @@ def _told(seen: _Gathered, what: str) -> Iterator[None]:
 def _rights(seen: _Gathered, trial: RightsTrial, fleet: ExaminedFleet) -> bool:
     """Try all rights of a trial, and return whether its service was reached."""
     with closing(trial):
-        found = tuple(attempted(trial, read_only=fleet.read_only))
-        seen.findings += found
+        findings = tuple(attempted(trial, read_only=fleet.read_only))
+        seen.findings += findings
         if trial.prove is not None:
-            seen.findings.append(_conditions(trial.prove, trial, found))
+            seen.findings.append(_conditions(trial.prove, trial, findings))
     if trial.clock is not None:
         seen.findings.append(clock_of(trial.name, trial.clock.ahead))
-    return found[0].state == "ok"
+    return findings[0].state == "ok"
 
 
 def _conditions(prove: Callable[[], object], trial: RightsTrial, found: Iterable[Finding]) -> Finding:

@@ -70,7 +70,7 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
         if not fresh:
             continue
         total = state["total"]
-        whole = {
+        totals = {
             "leases": total["leases"],
             "unowned_leases": total["unowned"],
             "workers": total["workers"],
@@ -80,7 +80,7 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
             "lag_sum_seconds": total["lag_sum"],
             "owner_changes_total": total["moves"],
         }
-        tell(whole, store=store)
+        tell(totals, store=store)
         if (swap := state.get("swap")) is not None:
             for place, name in (("FROM", "there"), ("on their way", "moving"), ("TO", "gone")):
                 tell({"swap_leases": swap[name]}, store=store, place=place)
@@ -228,8 +228,8 @@ class BoundedConnection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Stop the timer once the request is complete; the response may take any time."""
         super().data_received(data)
-        whole = self.conn.their_state in {DONE, CLOSED, MUST_CLOSE, ERROR}
-        if self._deadline is not None and whole:
+        complete = self.conn.their_state in {DONE, CLOSED, MUST_CLOSE, ERROR}
+        if self._deadline is not None and complete:
             self._deadline.cancel()
             self._deadline = None
 

@@ -270,24 +270,24 @@ class TableWatcher:
             StoreError: The table cannot be read.
             SourceError: The source cannot be read.
         """
-        before, table, record = self.seen, self._watch.look(), self._record
-        whole, moves = fleet_lag(table.lags), before.unwritten
-        if before.table is not None:
-            rules = rules_between(before.table, table, self.config)
+        previous, table, record = self.seen, self._watch.look(), self._record
+        lag, moves = fleet_lag(table.lags), previous.unwritten
+        if previous.table is not None:
+            rules = rules_between(previous.table, table, self.config)
             moves += tuple(
                 SeenMove(table.at, new.key, old.owner, new.owner, rules[new.key])
-                for old, new in moved(before.table, table)
+                for old, new in moved(previous.table, table)
             )
-            table = evolve(table, moves=before.table.moves)
+            table = evolve(table, moves=previous.table.moves)
         keys = tuple(lease.key for lease in table.leases)
         if self._strips and self._strips[-1][1] == keys:
             keys = self._strips[-1][1]  # share one tuple of names between readings
         nan = float("nan")
         seconds = (table.lag(lease).seconds for lease in table.leases)
         strip = (table.at, keys, array("f", (nan if lag is None else lag for lag in seconds)))
-        seen = evolve(before, table=table, trouble="", unwritten=(), refused="")
+        seen = evolve(previous, table=table, trouble="", unwritten=(), refused="")
         try:
-            record.add(self.name, moves, LagPoint(table.at, whole.most, whole.total))
+            record.add(self.name, moves, LagPoint(table.at, lag.most, lag.total))
         except HistoryError as refused:
             seen = evolve(seen, unwritten=moves[-UNWRITTEN_MOST:], refused=str(refused))
         try:
