@@ -74,13 +74,13 @@ def command(
 
 
 def _print(number: int, line: str, within: HashRange | None, misplaced: Misplaced, *, strict: bool) -> UserRecords:
-    """Print the user records of one line. Raises ValueError, naming the line."""
+    """Print the user records of one line, and return them. Raises ValueError, which names the line."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
         raise ValueError(f"line {number}: not JSON; write one object a line") from None
     if not isinstance(row, dict) or not isinstance(row.get("data"), str):
-        raise ValueError(f"line {number}: data: wants an object with the record's data in base64")  # noqa: TRY004  a user's
+        raise ValueError(f"line {number}: data: wants an object with the record's data in base64")  # noqa: TRY004  the user's mistake
     for name in ("partition_key", "explicit_hash_key", "sequence_number"):
         value = row.get(name)
         # JSON may contain lone surrogates, which cannot be encoded.

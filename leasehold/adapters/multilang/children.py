@@ -97,7 +97,7 @@ except OSError as error:
 
 
 class ChildFault(Exception):
-    """The child has ended, or was ended, before it answered."""
+    """The child ended, or had to be ended, before it answered."""
 
 
 class ChildNotStarted(NotAwaited):
@@ -223,7 +223,7 @@ class ChildProcess:
                     self._answer.set_exception(self._fault)
 
     async def _pass_on(self) -> None:
-        """Log what the child writes to standard error, line by line, at the level that a line names."""
+        """Log the lines that the child writes to standard error, each at the level that it names."""
         stderr, part = self._process.stderr, b""
         while stderr is not None:
             try:

@@ -49,12 +49,12 @@ SEARCH_ATTEMPTS = 40
 
 
 class RecordSearch:
-    """The search of one shard for the record that ends its children (rule 2)."""
+    """The search in one shard for the record that ends its children (rule 2)."""
 
     def __init__(self, attempts: int) -> None:
         self._attempts, self._faults = attempts, 0
         self._failed_at: PlaceOrder = (0, 0, 0)
-        self._suspects: tuple[PlaceOrder, PlaceOrder] | None = None  # the first and last of them
+        self._suspects: tuple[PlaceOrder, PlaceOrder] | None = None  # the first and the last one
         self._buried = set[PlaceOrder]()
 
     def parts(self, records: Sequence[Record], checkpoint: PlaceOrder) -> list[Sequence[Record]]:

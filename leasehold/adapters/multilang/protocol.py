@@ -48,7 +48,7 @@ CheckpointError = Literal[
 ]
 
 MOST_RECORDS = 10_000
-"""KCL's own `maxRecords`."""
+"""The default of KCL's `maxRecords`."""
 
 MOST_LINE_BYTES = 2**20
 """The length above which a line of a child is not a message. The longest message of a library contains two numbers."""
@@ -169,7 +169,7 @@ class Conversation:
         return len(part)
 
     def shutdown_requested(self) -> None:
-        """Ask for the last checkpoint before the lease goes to another worker."""
+        """Ask the child for its last checkpoint before the lease moves to another worker."""
         self._ask("shutdownRequested", {"action": "shutdownRequested"})
 
     def lease_lost(self) -> None:
@@ -227,7 +227,7 @@ class Conversation:
         request, _ = self._taken()
         self._say(request.answer(error))
 
-    # Their meaning
+    # How both are handled
 
     def _ask(self, action: ChildAction, told: dict[str, Any]) -> None:
         if self.over or not self._begun:

@@ -65,7 +65,7 @@ POINTS_MAX = 100
 
 @frozen
 class Bar:
-    """A bar: its label, length and colour."""
+    """A bar with its label, length and color."""
 
     label: str = field(converter=printable)
     length: float
@@ -312,7 +312,7 @@ def _charts(said: Report, groups: Groups) -> dict[str, Markup]:
         longest = Line("longest", tuple(lag.most for lag in curve), COLOURS[1])
         median = Line("median", tuple(lag.median for lag in curve), COLOURS[0])
         drawn[name] = lines([lag.at - begins for lag in curve], (longest, median), "seconds")
-    # The charts escape the names in them.
+    # Safe as markup, because the charts escape their names.
     return {name: Markup(svg) for name, svg in drawn.items()}  # noqa: S704
 
 

@@ -75,7 +75,7 @@ def reading_of(progress: Mapping[str, Any]) -> ReadingProgress | None:
         offset = json.loads(text or "{}")
         shards, milliseconds_behind, by_shard = offset["shards"], offset["behindMs"], offset["behindMsByShard"]
     except (ValueError, TypeError, LookupError):
-        return None  # another source's own offset
+        return None  # the offset of another source
     seconds = {shard: milliseconds / 1000 for shard, milliseconds in by_shard.items()}
     return ReadingProgress(progress["name"], round(_ended(progress), 3), shards, milliseconds_behind / 1000, seconds)
 
@@ -142,7 +142,7 @@ class QueryProgress:
     late: int = 0
 
     def add(self, told: BatchProgress) -> None:
-        """Add the report of a batch."""
+        """Add the report of a batch, and update the sums."""
         self.batches.append(told)
         self.rows += told.rows
         self.unparsable += told.unparsable or 0

@@ -14,7 +14,7 @@ from leasehold.stores.printable import printable
 
 
 class _TakenLeases(logging.Handler):
-    """Prints a line for each lease that the worker takes."""
+    """A log handler that prints a line for each lease that the worker takes."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The rights of a worker on a lease table in DynamoDB."""
+"""Tries the rights of a worker on a lease table in DynamoDB."""
 
 from collections.abc import Mapping
 from functools import partial

@@ -1,4 +1,4 @@
-"""The rights of a worker on the stream of a table of DynamoDB."""
+"""Tries the rights of a worker on the stream of a DynamoDB table."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The rights of a worker on a SQLite file, and on a table in memory."""
+"""Tries the rights of a worker on a SQLite file, and on a table in memory."""
 
 from collections.abc import Mapping
 from pathlib import Path

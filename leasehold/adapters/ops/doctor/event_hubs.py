@@ -1,4 +1,4 @@
-"""The rights of a worker on an event hub."""
+"""Tries the rights of a worker on an event hub."""
 
 import asyncio
 from collections.abc import Iterator, Mapping

@@ -25,7 +25,7 @@ from leasehold.stores.protocol import Capabilities, Listing, Store
 from leasehold.stores.urls import Scheme, open_store, store_address
 
 BILLED = frozenset({"dynamodb", "s3", "azblob", "gcs"})
-"""Schemes of stores whose requests are billed."""
+"""The schemes of stores that bill requests."""
 
 MONTH = 730 * 3600
 MILLION = 1_000_000
@@ -120,7 +120,7 @@ def gap_of(config: Config) -> Finding:
 
 
 def loads(fleet: Fleet, config: Config) -> tuple[Load, Load]:
-    """Return the load of an idle fleet, and of one to whose every shard records come all the time."""
+    """Return the load of a fleet at rest, and that of a fleet whose shards all receive records all the time."""
     if fleet.sessions:
         return _loads_of_sessions(fleet, config)
     objects = fleet.scheme in {"s3", "azblob", "gcs"}

@@ -1,4 +1,4 @@
-"""The rights of a worker on a stream of Kinesis."""
+"""Tries the rights of a worker on a Kinesis stream."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial

@@ -1,4 +1,4 @@
-"""The rights of a worker on the objects of a container of Azure, or of a bucket of S3 or of Google."""
+"""Tries the rights of a worker on the objects in an Azure container, or in a bucket of S3 or Google Cloud Storage."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -22,7 +22,7 @@ _UNKNOWN_ETAG = "0x8D00000000000000"
 
 
 S3 = ("s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject")
-"""The rights to list, to read, to write and to delete, as policies and roles name them."""
+"""The rights to list, read, write and delete objects, as policies and roles name them."""
 
 BLOB = ("blobs/read (list)", "blobs/read", "blobs/write", "blobs/delete")
 """The same rights under `Microsoft.Storage/storageAccounts/blobServices/containers/`.

@@ -1,4 +1,4 @@
-"""The rights of a worker on a lease table in PostgreSQL, and what a standby of it would cost."""
+"""Tries the rights of a worker on a lease table in PostgreSQL, and checks whether a failover could lose commits."""
 
 from collections.abc import Mapping
 

@@ -153,7 +153,7 @@ class FleetRecord:
             return int(self._connection.execute("SELECT count(*) FROM moves WHERE store = ?", (store,)).fetchone()[0])
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the history."""
         with self._lock:
             self._connection.close()
 
@@ -223,7 +223,7 @@ class TableWatcher:
 
     @property
     def seen(self) -> SeenFleet:
-        """The last reading."""
+        """The last reading of the table."""
         with self._lock:
             return self._seen
 
