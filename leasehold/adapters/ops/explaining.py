@@ -40,7 +40,7 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
     moves = moved(before, after)
     if not moves:
         return {}
-    # When a lease was taken it may have been idle for longer than the earlier reading shows, by up to two intervals:
+    # When a lease was taken, it may have been idle for longer than the earlier reading shows, by up to two intervals:
     # its version may be almost one interval older than we know, and it may have been taken just before `after`.
     unseen_seconds = 2 * (after.seconds - before.seconds)
 
@@ -238,7 +238,7 @@ def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tupl
                 loads[lease.owner] += lease.weight or 0
     mean = sum(loads.values()) // len(loads) if loads else 0
     owned = Counter(lease.owner for lease in working)
-    table_index = Known(Whole(table.leases), {})  # indexed once for all plans, or each plan would scan every lease
+    table_index = Known(Whole(table.leases), {})  # built once for all plans, or each plan would scan every lease
     results = []
     for worker in sorted(named):
         actions = plan(table_index, None, Me(worker, 0, table.history), config)

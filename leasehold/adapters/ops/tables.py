@@ -1,4 +1,4 @@
-"""Finds the lease tables at a place, each with the URL that opens it, its layout, its owners, its age and last write.
+"""Finds the lease tables at a place, with the URL that opens each, and its layout, owners, age and last write.
 
 Rule 1: Nothing is written. Whatever a service does not report is None, never a guess.
 Rule 2: A table that cannot be read is returned with the reason, and the others are still read.
@@ -80,7 +80,7 @@ def tables_at(url: str) -> Iterator[ListedTable]:
                     leases=len(leases),
                     ended=sum(lease.ended for lease in leases),
                     malformed=len(listing.malformed),
-                    # If a row is marked, its owner works by the other table.
+                    # The owner of a marked row continues in the other table.
                     owners=tuple(
                         sorted({lease.owner for lease in leases if lease.owner and not (lease.ended or marked(lease))})
                     ),

@@ -24,7 +24,7 @@ from leasehold.stores.printable import printable
 
 
 def group_name(path: tuple[str, ...]) -> str:
-    """Return the display name of a group. Workers whose names contain no group form one together."""
+    """Return the display name of a group. Workers whose names contain no group form a group of their own."""
     return " / ".join(name or "(no group)" for name in path)
 
 
@@ -278,7 +278,7 @@ def findings(said: Report) -> tuple[str, ...]:
 def _charts(said: Report, groups: Groups) -> dict[str, Markup]:
     last = said.last
     nobody = [Bar("nobody", last.unowned, BAD)] if last.unowned else []
-    # Each outermost group has its own color, which the bars of its workers and its inner groups share.
+    # Outermost groups get colors in turn. The bars of a group's workers and inner groups share its color.
     hues = dict(zip((share.path for share in (last.levels or [()])[0]), cycle(COLOURS), strict=False))
     workers = [
         Bar(share.worker, share.leases, hues.get(path_of(share.worker, groups)[:1], COLOURS[0]))

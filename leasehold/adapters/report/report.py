@@ -34,14 +34,14 @@ class SnapshotChange:
     Attributes:
         at: The time of the later snapshot, in seconds since 1970.
         seconds: The time between the two.
-        moved: The number of leases that went from one owner to another.
-        claimed: The number of leases that had no owner, and now have one.
+        moved: The number of unfinished leases that went from one owner to another.
+        claimed: The number of unfinished leases that had no owner, and now have one.
         freed: The number of unfinished leases that had an owner, and now have none.
         ended: The number of leases that were finished in between.
         created: The number of new leases.
         deleted: The number of leases that are gone.
-        joined: The number of workers that hold leases, and held none before.
-        left: The number of workers that held leases, and hold none now.
+        joined: The number of workers that own unfinished leases now, and owned none before.
+        left: The number of workers that owned unfinished leases before, and own none now.
         advanced: The number of unfinished leases whose checkpoint moved.
     """
 

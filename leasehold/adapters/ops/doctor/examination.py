@@ -399,7 +399,7 @@ def _recognise(seen: _Gathered, url: str, listing: Listing) -> None:
 
 
 def _price(scheme: str, fleet: ExaminedFleet) -> Price | None:
-    """Return the list price, with each price that the user gave in place of the listed one."""
+    """Return the list price, in which prices that the user gave replace the listed ones."""
     listed = LIST_PRICES.get(scheme)
     if fleet.write_price is None and fleet.read_price is None:
         return listed
