@@ -148,10 +148,10 @@ def _each(table: WatchedTable, *, full: bool) -> Cells:
 
 
 PLACE = Column("table", spare=1)
-"""The column for which of the two tables of a swap has the lease."""
+"""The column that shows which of the two tables of a swap has the lease."""
 
 EVENTS = Column("events", right=True, spare=1)
-"""The column for the lag in events, if the stream counts them."""
+"""The column that shows the lag in events, if the stream counts them."""
 
 
 def _number(value: float | None) -> str:

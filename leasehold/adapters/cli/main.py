@@ -116,7 +116,7 @@ def _app_of(name: str, *, help_asked: bool) -> typer.Typer:
             loaded_app = _loaded(name)
 
         def command(*_values: object, **_named: object) -> None:
-            """Fail as without the help option: the arguments only looked like a request for help."""
+            """Fail as a call without the help option would: the arguments only looked like a request for help."""
             with imported_for(f"leasehold {name}"):
                 raise missing
 
