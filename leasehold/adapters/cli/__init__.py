@@ -1,4 +1,4 @@
-"""The command line, and its entry point."""
+"""The entry point of the command line."""
 
 import sys
 from collections.abc import Iterator
@@ -39,12 +39,12 @@ EXTRAS = {
     "numpy": "spark",
     "pyarrow": "spark",
 }
-"""The extra that brings a library, by the library's first name."""
+"""The extra that installs a library, by the library's top-level package."""
 
 
 @contextmanager
 def imported_for(command: str) -> Iterator[None]:
-    """While a command is imported: where a library is missing, say what to install, and end with 2."""
+    """Import a command within this context. If a library is missing, print what to install and exit with status 2."""
     try:
         yield
     except ModuleNotFoundError as missing:
@@ -57,7 +57,7 @@ def imported_for(command: str) -> Iterator[None]:
 
 
 def run() -> None:
-    """The entry point; importable where nothing but the library itself is installed."""
+    """Run the command line. This can be imported even if no extra is installed."""
     from leasehold.adapters.cli.common.standard_streams import prepare_streams, run_to_output  # noqa: PLC0415
 
     prepare_streams()

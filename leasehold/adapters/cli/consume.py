@@ -1,4 +1,4 @@
-"""`leasehold consume`: one worker of a fleet, from the command line."""
+"""`leasehold consume`: runs one or more workers of a fleet from the command line."""
 
 import logging
 import math
@@ -73,7 +73,7 @@ the worker with its own.
 
 LogForm = Literal["text", "json"]
 
-# Options that are too long for a line of the command itself.
+# Options that are too long for one line in the signature of the command.
 LeaseSeconds = Annotated[
     float | None,
     typer.Option(
@@ -174,21 +174,21 @@ def command(  # noqa: PLR0917  one for each option
     verbose: Annotated[bool, typer.Option(help="Log every lease that is taken or released.")] = False,
 ) -> None:
     """Run one worker until it is told to end."""
-    # The names of the parameters are those of the options, here and in Python; `set` is Python's own.
+    # Parameters have the names of the options, here and in Python. Only `set` is a built-in and gets an underscore.
     given = {name.removesuffix("_"): value for name, value in locals().items()}
     me = worker or worker_id()
     options = cast("Options", {name: given[name] for name in OPTIONS} | {"worker": me})
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if log == "json":
-        for each in logging.getLogger().handlers:
-            each.setFormatter(JsonLines(me))
+        for log_handler in logging.getLogger().handlers:
+            log_handler.setFormatter(JsonLines(me))
     logging.getLogger("leasehold").setLevel(logging.INFO if verbose else logging.WARNING)
     with ending("consume", StoreError, SourceError, DeadLetterError, WorkerError):
-        told = _handler(handler, me, concurrency, events=events)
+        chosen_handler = _handler(handler, me, concurrency, events=events)
         if events and sys.__stdout__ is None:
             print("leasehold consume: standard output is closed, so no one can read the events", file=sys.stderr)
             raise typer.Exit(CLOSED_STATUS)
-        described = consumption(source, store, told, options, dashed)
+        described = consumption(source, store, chosen_handler, options, dashed)
         if processes > 1:
             raise typer.Exit(_supervised(me, store, processes, drain_seconds, sliced=until is not None, wait=wait))
         with described.joined() as joined, start_lines(joined, source, store):
@@ -213,16 +213,19 @@ def _handler(handler: str | None, me: str, concurrency: int | None, *, events: b
 
 
 def _supervised(me: str, store: str, processes: int, drain_seconds: float, *, sliced: bool, wait: bool) -> int:
-    """Run this command as several processes; the exit status. Raises ValueError where they cannot share the leases."""
+    """Run this command as several processes, and return the exit status.
+
+    Raises ValueError if they cannot share the leases.
+    """
     if store_address(store)[0] == "memory":
         raise ValueError("--processes: they cannot share memory://, which is of one process; sqlite:// would do")
     if sliced:
         raise ValueError("--processes: a slice ends by itself, and they would be started again; start several commands")
-    given = sys.argv[1:]  # the last of two equal options counts
-    options = given.index("--") if "--" in given else len(given)
+    arguments = sys.argv[1:]  # if an option is repeated, the last one counts
+    options = arguments.index("--") if "--" in arguments else len(arguments)
     commands = {}
     for name in (f"{me}-{number}" for number in range(processes)):
-        words = (*given[:options], "--worker", name, "--processes", "1", *given[options:])
+        words = (*arguments[:options], "--worker", name, "--processes", "1", *arguments[options:])
         commands[name] = (sys.executable, "-P", "-c", "from leasehold.adapters.cli import run; run()", *words)
     final = {2, CLOSED_STATUS} | (set() if wait else {1})
     return Supervisor(commands, drain_seconds, final).run(endings())

@@ -1,4 +1,4 @@
-"""`leasehold copy-leases`: move checkpoints between stores and clouds."""
+"""`leasehold copy-leases`: copies checkpoints between stores and clouds."""
 
 from contextlib import closing
 from typing import Annotated
@@ -71,14 +71,14 @@ def command(  # noqa: PLR0917  one for each option
         closing(open_store(to, create=create and not dry_run, write=not dry_run)) as target,
     ):
         chosen = tuple(lease for lease in readable(source, "FROM") if lease.key.startswith(strip))
-        # A backup may be behind a fleet that reads on: whoever restores it reads again what was done since.
-        unminded = even_if_read or store_address(to)[0] == "file"
-        leases, read = renamed(chosen, strip, add, stream), () if unminded else chosen
-        # The owners of both sides are watched as far as they matter: where there is something to write.
+        # A backup may be made while a fleet reads. After it is restored, the records since then are read again.
+        owners_ignored = even_if_read or store_address(to)[0] == "file"
+        leases, read = renamed(chosen, strip, add, stream), () if owners_ignored else chosen
+        # Watch only the owners that matter: of FROM if there is anything to write, and of leases to be written in TO.
         stored, counts = readable(target, "TO"), target.capabilities.counts_owners
-        wanted = [move for move in planned_copies(leases, stored, (), counts=counts) if wanting(move)]
-        there = [] if even_if_owned else [move.stored for move in wanted if move.stored]
-        reading, working = each_living([(source, read if wanted else ()), (target, there)], still_seconds)
+        to_write = [move for move in planned_copies(leases, stored, (), counts=counts) if wanting(move)]
+        targets = [] if even_if_owned else [move.stored for move in to_write if move.stored]
+        reading, working = each_living([(source, read if to_write else ()), (target, targets)], still_seconds)
         moves = planned_copies(leases, stored, working, counts=counts)
         owners = sorted({lease.owner for lease in read if lease.key in reading and lease.owner})
         if owners:

@@ -1,4 +1,4 @@
-"""`leasehold deaggregate`: Kinesis records in, their user records out, and why any were dropped."""
+"""`leasehold deaggregate`: extracts the user records of Kinesis records, and reports which were dropped and why."""
 
 import base64
 import json
@@ -58,31 +58,33 @@ def command(
             within = first, last
         with file.open() if file else sys.stdin as lines:
             for number, line in enumerate(lines, 1):
-                answer = _print(number, line, within, misplaced, strict=strict)
-                records[answer.reason] += 1
-                dropped[answer.reason] += answer.dropped
+                decoded = _print(number, line, within, misplaced, strict=strict)
+                records[decoded.reason] += 1
+                dropped[decoded.reason] += decoded.dropped
     lost = +dropped
     if json_:
         print(json.dumps({"records": records, "dropped": lost, "compiled": COMPILED}), file=sys.stderr)
         return
-    counts = (", ".join(f"{count} {reason}" for reason, count in sorted(each.items())) for each in (records, lost))
+    counts = (
+        ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items())) for reasons in (records, lost)
+    )
     by = "" if COMPILED else " Read by plain Python, which is slow: this leasehold is not compiled."
-    read, left = (count or "none" for count in counts)
-    print(f"Kinesis records: {read}. User records dropped: {left}.{by}", file=sys.stderr)
+    records_text, dropped_text = (count or "none" for count in counts)
+    print(f"Kinesis records: {records_text}. User records dropped: {dropped_text}.{by}", file=sys.stderr)
 
 
 def _print(number: int, line: str, within: HashRange | None, misplaced: Misplaced, *, strict: bool) -> UserRecords:
-    """Print the user records of one line. Raises ValueError, naming the line."""
+    """Print the user records of one line, and return them. Raises ValueError, which names the line."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
         raise ValueError(f"line {number}: not JSON; write one object a line") from None
     if not isinstance(row, dict) or not isinstance(row.get("data"), str):
-        raise ValueError(f"line {number}: data: wants an object with the record's data in base64")  # noqa: TRY004  a user's
+        raise ValueError(f"line {number}: data: wants an object with the record's data in base64")  # noqa: TRY004  the user's mistake
     for name in ("partition_key", "explicit_hash_key", "sequence_number"):
-        found = row.get(name)
-        # JSON can say halves of characters, which no output takes.
-        if found is not None and not (isinstance(found, str) and encodable(found) == found):
+        value = row.get(name)
+        # JSON may contain lone surrogates, which cannot be encoded.
+        if value is not None and not (isinstance(value, str) and encodable(value) == value):
             raise ValueError(f"line {number}: {name}: wants a text")
     try:
         data = base64.b64decode(row["data"], validate=True)
@@ -90,17 +92,17 @@ def _print(number: int, line: str, within: HashRange | None, misplaced: Misplace
         raise ValueError(f"line {number}: data: not base64") from None
     keys = row.get("partition_key"), row.get("explicit_hash_key")
     try:
-        answer = deaggregate(data, *keys, within, misplaced=misplaced, strict=strict)
+        decoded = deaggregate(data, *keys, within, misplaced=misplaced, strict=strict)
     except MalformedAggregate as error:
         raise ValueError(f"line {number}: {error}") from None
-    for user in answer:
-        told = {
+    for user in decoded:
+        document = {
             "data": base64.b64encode(user.data).decode(),
             "partition_key": user.partition_key,
             "explicit_hash_key": user.explicit_hash_key,
             "sequence_number": row.get("sequence_number"),
             "sub_sequence_number": user.sub_sequence_number,
-            "aggregated": answer.aggregated,
+            "aggregated": decoded.aggregated,
         }
-        print(json.dumps(told, ensure_ascii=False))
-    return answer
+        print(json.dumps(document, ensure_ascii=False))
+    return decoded

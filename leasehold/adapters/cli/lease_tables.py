@@ -1,4 +1,4 @@
-"""Leases as tables for the eye: one row for each lease, worker, or group of workers."""
+"""Builds the tables of leases that are shown to people, with one row per lease, worker, or group of workers."""
 
 import math
 import time
@@ -20,20 +20,20 @@ from leasehold.stores.printable import few, printable
 from leasehold.stores.swap import place_of
 
 SAID = 8
-"""Sentences below a table, of the leases that are not OK."""
+"""The most sentences below a table about leases that are not OK."""
 
 NAMED = 3
-"""Leases that one such sentence names."""
+"""The most leases that such a sentence names."""
 
 AT_LEAST = "≥"
-"""Before a lag that is a lower bound."""
+"""The prefix of a lag that is a lower bound."""
 
 LONG = 15
-"""Kinesis's sequence numbers have 56 digits, of which the last tell them apart."""
+"""The digits of a sequence number that are shown. Kinesis's have 56, of which the last ones differ."""
 
 
 def cells(table: WatchedTable, by: str | None, *, full: bool = False) -> Cells:
-    """A row for each lease, worker or group, sorted; checkpoints are cut short unless `full`."""
+    """Return sorted rows, one per lease, worker or group. Checkpoints are shortened unless `full`."""
     match by:
         case "worker":
             return _shares("worker", lambda lease: lease.owner or "nobody", table)
@@ -48,26 +48,26 @@ def cells(table: WatchedTable, by: str | None, *, full: bool = False) -> Cells:
 
 
 def word(table: WatchedTable, lease: Lease) -> str:
-    """The status of a lease in a word; "" where it was not judged, or has ended well."""
-    found = table.statuses.get(lease.key)
-    return "" if found is None or (lease.ended and found.ok) else found.word
+    """Return the status of a lease as a word, or "" if it was not determined, or the lease is finished and OK."""
+    status = table.statuses.get(lease.key)
+    return "" if status is None or (lease.ended and status.ok) else status.word
 
 
 def said_move(move: SeenMove) -> str:
-    """A change of owner, with the time of day where it is read."""
-    at = time.strftime("%H:%M:%S", time.localtime(move.at))
-    return f"{at} {move.key}: {move.before or 'nobody'} -> {move.after or 'nobody'}"
+    """Format a change of owner, with the local time of day."""
+    clock_time = time.strftime("%H:%M:%S", time.localtime(move.at))
+    return f"{clock_time} {move.key}: {move.before or 'nobody'} -> {move.after or 'nobody'}"
 
 
 def below(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
-    """The sums over all leases, and the faults that were found."""
+    """Return the totals over all leases, and the problems that were found."""
     working, lag = table.unended, fleet_lag(table.lags)
-    free = sum(lease.owner is None for lease in working)
+    unowned = sum(lease.owner is None for lease in working)
     owners = {lease.owner for lease in working} - {None}
-    total = f"{len(table.leases)} leases, {len(table.leases) - len(working)} finished, {free} without an owner"
+    total = f"{len(table.leases)} leases, {len(table.leases) - len(working)} finished, {unowned} without an owner"
     total += f"; {len(owners)} workers" + _most(lag)
     total += f"; {table.status.word}" if table.statuses or table.trouble else ""
-    # The leases that are not OK by their sentences, the worst first, those of one sentence together.
+    # Group the leases that are not OK by status, the worst first.
     alike: dict[Status, list[str]] = {}
     for key, status in sorted(table.statuses.items()):
         if not status.ok:
@@ -88,14 +88,14 @@ def below(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
 
 
 def _most(lag: FleetLag) -> str:
-    """The lag of the lease that is furthest behind, as the end of a sentence."""
+    """Format the lag of the lease that is furthest behind, as the end of a sentence."""
     if lag.most is None:
         return ""
     return f"; lag {AT_LEAST} {lag.most:.1f} s" if lag.at_least else f"; lag {lag.most:.1f} s at most"
 
 
 def page(table: WatchedTable, by: str | None, width: int) -> Group:
-    """A table for a screen so wide, what it amounts to, and what is wrong."""
+    """Return a table for a screen of this width, the totals, the problems, and the latest moves."""
     shown, left_out = drawn(cells(table, by), width)
     total, wrong = below(table)
     hints = [hint(left_out)] if left_out else []
@@ -148,10 +148,10 @@ def _each(table: WatchedTable, *, full: bool) -> Cells:
 
 
 PLACE = Column("table", spare=1)
-"""Which of the two tables of a swap has the lease."""
+"""The column that shows which of the two tables of a swap has the lease."""
 
 EVENTS = Column("events", right=True, spare=1)
-"""How many events behind, where the stream counts them."""
+"""The column that shows the lag in events, if the stream counts them."""
 
 
 def _number(value: float | None) -> str:
@@ -163,12 +163,12 @@ def _bound(value: float | None, *, at_least: bool) -> str:
 
 
 def _idle(seconds: float) -> str:
-    """The seconds; "" for a lease that was just seen to move, or was never owned."""
+    """Format the seconds, or return "" for a lease that was just seen to change, or that never had an owner."""
     return f"{seconds:.1f}" if 0 < seconds < math.inf else ""
 
 
 def shown_checkpoint(at: Position, *, full: bool) -> str:
-    """A checkpoint in one word, its number cut short unless `full`."""
+    """Format a checkpoint as one word, its number shortened unless `full`."""
     number = at.sequence if full or len(at.sequence) <= LONG else f"…{at.sequence[-LONG:]}"
     return f"{number}/{at.sub}" if at.sub else number
 
@@ -186,27 +186,27 @@ SHARES = (
 
 
 def _shares(name: str, place: Callable[[Lease], str], table: WatchedTable) -> Cells:
-    """A row for each group of unfinished leases that `place` names."""
+    """Return one row for each group of unfinished leases, grouped by `place`."""
     working = sorted(table.unended, key=lambda lease: (place(lease), lease.key))
     targets: Counter[str] = Counter()
     for worker, target in shares(working).items():
         targets[place(Lease("", owner=worker))] += target
     rows = []
     for where, group in groupby(working, key=place):
-        held = tuple(group)
-        weights = [lease.weight for lease in held if lease.weight is not None]
-        lag = fleet_lag({lease.key: table.lag(lease) for lease in held})
+        members = tuple(group)
+        weights = [lease.weight for lease in members if lease.weight is not None]
+        lag = fleet_lag({lease.key: table.lag(lease) for lease in members})
         rows.append(
             (
                 where,
-                str(len(held)),
+                str(len(members)),
                 str(targets[where]) if where in targets else "",
-                f"{len(held) / len(working):.1%}",
-                str(len({lease.owner for lease in held} - {None})),
+                f"{len(members) / len(working):.1%}",
+                str(len({lease.owner for lease in members} - {None})),
                 _bound(lag.most, at_least=lag.at_least),
-                max((word(table, lease) for lease in held), key=lambda each: NUMBERS.get(each, -1)),
+                max((word(table, lease) for lease in members), key=lambda each: NUMBERS.get(each, -1)),
                 _number(kilobytes(sum(weights)) if weights else None),
-                _idle(max(lease.idle for lease in held)),
+                _idle(max(lease.idle for lease in members)),
             )
         )
     return Cells((Column(name), *SHARES), tuple(rows))

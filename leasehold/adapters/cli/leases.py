@@ -1,4 +1,4 @@
-"""`leasehold leases`: who holds what, and how far they are."""
+"""`leasehold leases`: shows who holds which leases, and their progress."""
 
 import json
 import signal
@@ -32,10 +32,10 @@ from leasehold.stores.printable import printable
 from leasehold.stores.protocol import Store
 
 LEASE_SECONDS = 10.0
-"""Assumed where rows do not tell: the default of the Java KCL and of our own workers."""
+"""The lease duration if rows don't contain it: the default of the Java KCL and of our own workers."""
 
 MOVES_SHOWN = 8
-"""Changes of owner that a watch shows below the table."""
+"""The most changes of owner that a watch shows below the table."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -88,7 +88,7 @@ MORE = MORE.replace(
 
 
 By = Literal["group", "worker"]
-"""The unit of a row of the table, if not a lease."""
+"""What a row of the table stands for, if not a lease."""
 
 
 def readings(
@@ -98,9 +98,14 @@ def readings(
     source: Source | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[WatchedTable]:
-    """Read the table again and again; where a reading fails, yield the last one with the trouble.
+    """Read the table repeatedly. If a reading fails, yield the last one with the reason in `trouble`.
 
-    source  is asked how far behind the leases are of which no row tells
+    Args:
+        store: The table.
+        every: The time between two readings, in seconds.
+        wait: Waits for this many seconds.
+        source: If given, asked for the lag of leases whose rows do not report it.
+        clock: Returns monotonic seconds.
     """
     watch, shown = TableWatch(store, LEASE_SECONDS, patience(LEASE_SECONDS), source, clock=clock), WatchedTable(())
     while True:
@@ -129,18 +134,18 @@ def command(  # noqa: PLR0917  one for each option
 ) -> None:
     """Look once, or keep watching."""
     with ending("leases", StoreError, SourceError), ExitStack() as stack:
-        asked_of = None if source is None else stack.enter_context(closing(stream_of(source)))
+        lag_source = None if source is None else stack.enter_context(closing(stream_of(source)))
         table = stack.enter_context(closing(opened(store, to)))
         with suppress(KeyboardInterrupt):  # the way to end a watch
-            looks = readings(table, every, source=asked_of)
+            looks = readings(table, every, source=lag_source)
             if check:
                 status = _show(known(looks, watch=watch), by, watch=False, as_json=as_json, wide=wide)
                 raise typer.Exit(status)
             if watch and not as_json and for_eyes(wide=wide) and keyed():
-                # The view itself waits between two looks, for keys.
+                # The view waits for keys between two readings, so `readings` must not wait.
                 try:
                     with unwinding():
-                        steer(readings(table, every, lambda _seconds: None, asked_of), by, every)
+                        steer(readings(table, every, lambda _seconds: None, lag_source), by, every)
                 except Ended as ended:
                     if ended.status != 128 + signal.SIGINT:
                         raise typer.Exit(ended.status) from None
@@ -151,16 +156,19 @@ def command(  # noqa: PLR0917  one for each option
 def known(
     looks: Iterator[WatchedTable], *, watch: bool, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[WatchedTable]:
-    """The first look, or with `watch` the first by which the status of every lease is known; the last one at least."""
+    """Yield the readings in which the status of every lease is known, and each one after two minutes.
+
+    Without `watch`, yield every reading.
+    """
     until = clock() + STEPS * STEP_SECONDS
     for shown in looks:
-        known = all(status.word != "UNKNOWN" for status in shown.statuses.values())
-        if not watch or (known and not shown.trouble) or clock() >= until:
+        all_known = all(status.word != "UNKNOWN" for status in shown.statuses.values())
+        if not watch or (all_known and not shown.trouble) or clock() >= until:
             yield shown
 
 
 def keyed() -> bool:
-    """Whether keys can steer: standard input is a terminal, and this Python can ask it for single keys."""
+    """Return whether keys can be used: standard input is a terminal, and this Python can read single keys."""
     if not sys.stdin.isatty():
         return False
     if not has_keys():
@@ -170,7 +178,7 @@ def keyed() -> bool:
 
 
 def stream_of(url: str) -> Source:
-    """The source to ask for lag. Raises ValueError for one that would take the place of a consumer."""
+    """Open the source to ask for lag. Raises ValueError if reading from it would replace a consumer's subscription."""
     if "consumer" in source_address(url)[2]:
         raise ValueError(
             "--source: leave consumer out of it; asking would end the subscription of the worker that reads"
@@ -179,7 +187,7 @@ def stream_of(url: str) -> Source:
 
 
 def _show(looks: Iterator[WatchedTable], by: By | None, *, watch: bool, as_json: bool, wide: bool) -> int:
-    """Show one look or all; the status of the first as a number."""
+    """Show one reading, or with `watch` all of them. Return the status of the first as a number."""
     first = next(looks)
     if first.trouble and not watch:
         raise OutcomeUnknown(first.trouble)
@@ -188,7 +196,7 @@ def _show(looks: Iterator[WatchedTable], by: By | None, *, watch: bool, as_json:
             if as_json:
                 print(json.dumps(_json(table)), flush=True)
                 continue
-            # The table alone on standard output, so that each of its lines is a row; the rest on standard error.
+            # Print only the table to standard output, so that each line is a row, and the rest to standard error.
             print(plain(cells(table, by, full=True)), flush=True)
             total, wrong = below(table)
             print(total, *map(printable, wrong), sep="\n", file=sys.stderr, flush=True)
@@ -204,15 +212,15 @@ def _show(looks: Iterator[WatchedTable], by: By | None, *, watch: bool, as_json:
 
 
 def _json(table: WatchedTable) -> dict[str, Any]:
-    """The leases as `leasehold plan` reads them, and beside them what was seen; what is empty is left out."""
+    """Return the leases as `leasehold plan` reads them, with what else was seen, leaving out what is empty."""
     lags = {key: lag.as_json() for key, lag in sorted(table.lags.items())}
     statuses = {key: status.as_json() for key, status in sorted(table.statuses.items())}
     swap = None if table.swap is None else asdict(table.swap)
-    more = {"lags": lags, "statuses": statuses, "trouble": table.trouble, "swap": swap}
+    optional = {"lags": lags, "statuses": statuses, "trouble": table.trouble, "swap": swap}
     return {
         "at": round(time.time(), 3),
         **table.status.as_json(),
         "leases": [lease_json(lease) for lease in table.leases],
         "malformed": [asdict(row) for row in table.malformed],
-        **{name: value for name, value in more.items() if value},
+        **{name: value for name, value in optional.items() if value},
     }

@@ -1,7 +1,7 @@
-"""The live view on a terminal: a reading of the table as the view's state shows it, drawn again at each key.
+"""Shows a live view of a lease table on a terminal, and redraws it at each key.
 
-`LiveView` is the state as a value, and `after` what a key makes of it: both know no terminal. `terminal_keys` reads
-keys one at a time, without an echo; whatever happens, the terminal is left as it was.
+`LiveView` is the state of the view, and `after` returns the next state after a key. Neither needs a terminal.
+`terminal_keys` reads single keys without echo, and always restores the terminal.
 """
 
 import codecs
@@ -30,7 +30,7 @@ from leasehold.adapters.report.watching import SeenMove, WatchedTable
 from leasehold.stores.printable import printable
 
 UNITS = (None, "worker", "group")
-"""The things that a row may stand for, in the order in which `b` goes through them; None: a lease."""
+"""What a row can stand for, in the order in which `b` cycles through them. None stands for a lease."""
 
 PAGE_ROWS = 10
 
@@ -48,21 +48,22 @@ HELP = (
     ("?", "this help"),
     ("q, Ctrl-C", "leave"),
 )
-"""Each key and what it does."""
+"""The keys, each with what it does."""
 
 
 @frozen
 class LiveView:
-    """The choice of what is shown of a reading, and its order.
+    """The state of the view: which part of a reading is shown, and in which order.
 
-    by      what a row stands for; None: a lease
-    sort    the column by which rows are sorted; "" the first one
-    turned  whether they are sorted the other way round: texts from the end, numbers from the smallest
-    words   only rows with this text in a cell are shown
-    typing  whether keys go into `words`
-    chosen  the first cell of the row that is chosen; "" the first row
-    page    what fills the screen
-    left    whether the view has been left
+    Attributes:
+        by: What a row stands for; None for a lease.
+        sort: The column by which rows are sorted; "" for the first one.
+        turned: Whether the order is reversed. By default strings ascend and numbers descend.
+        words: The text that a cell must contain for its row to be shown.
+        typing: Whether keys are added to `words`.
+        chosen: The first cell of the selected row; "" for the first row.
+        page: What fills the screen.
+        left: Whether the user has left the view.
     """
 
     by: str | None = None
@@ -76,38 +77,41 @@ class LiveView:
 
 
 def arranged(cells: Cells, view: LiveView) -> Cells:
-    """The rows that the view shows, in its order; rows with an empty cell in the column come last."""
+    """Return the rows that the view shows, sorted. Rows with an empty cell in the sort column come last."""
 
     def rank(number: int) -> tuple[float, str]:
-        """Numbers by their value, before texts."""
+        """Return the sort key of a row. Numbers are sorted by value, and before strings."""
         text = cells.rows[number][at].removesuffix("%").removeprefix(AT_LEAST)
         return (float(text) if text.replace(".", "", 1).isdecimal() else math.inf), cells.rows[number][at]
 
     at = sorted_by(cells, view)
     words = view.words.lower()
-    kept = [number for number, row in enumerate(cells.rows) if any(words in cell.lower() for cell in row)]
-    full = [number for number in kept if cells.rows[number][at]]
-    order = sorted(full, key=rank, reverse=cells.columns[at].right != view.turned)
-    order += [number for number in kept if not cells.rows[number][at]]
+    matching = [number for number, row in enumerate(cells.rows) if any(words in cell.lower() for cell in row)]
+    filled = [number for number in matching if cells.rows[number][at]]
+    order = sorted(filled, key=rank, reverse=cells.columns[at].right != view.turned)
+    order += [number for number in matching if not cells.rows[number][at]]
     places = {number: place for place, number in enumerate(order)}
     styles = tuple(((places[row], column), style) for (row, column), style in cells.styles if row in places)
     return evolve(cells, rows=tuple(cells.rows[number] for number in order), styles=styles)
 
 
 def sorted_by(cells: Cells, view: LiveView) -> int:
-    """The number of the column by which the view sorts; the first one where there is none of the name any more."""
-    return next((at for at, column in enumerate(cells.columns) if column.name == view.sort), 0)
+    """Return the index of the column by which the view sorts, or 0 if that column no longer exists."""
+    return next((index for index, column in enumerate(cells.columns) if column.name == view.sort), 0)
 
 
 def chosen_row(shown: Cells, view: LiveView) -> int:
-    """The number of the row that is chosen among those shown."""
+    """Return the index of the selected row among those shown."""
     return next((number for number, row in enumerate(shown.rows) if row[0] == view.chosen), 0)
 
 
 def after(view: LiveView, key: str, shown: Cells) -> LiveView:
-    """The view after this key: a character, or the name of a key; `shown` are the rows that the view shows.
+    """Return the view after a key. A key without a meaning changes nothing.
 
-    A key that means nothing changes nothing.
+    Args:
+        view: The view before.
+        key: A character, or the name of a key.
+        shown: The rows that the view shows.
     """
     if view.typing:
         match key:
@@ -138,7 +142,7 @@ def after(view: LiveView, key: str, shown: Cells) -> LiveView:
 
 
 def _changed(view: LiveView, key: str, shown: Cells) -> LiveView:
-    """The view of the table after a key that sorts, filters, or opens."""
+    """Return the view of the table after a key that sorts, filters, or opens."""
     match key:
         case "escape":
             return evolve(view, words="")
@@ -153,14 +157,14 @@ def _changed(view: LiveView, key: str, shown: Cells) -> LiveView:
             return LiveView(UNITS[(UNITS.index(view.by) + 1) % len(UNITS)])
         case "enter" if shown.rows:
             chosen = shown.rows[chosen_row(shown, view)][0]
-            # A worker or a group opens into the table of its leases, a lease into all that is known of it.
+            # A worker or a group opens the table of its leases, and a lease opens its details.
             return LiveView(words=chosen) if view.by else evolve(view, page="lease", chosen=chosen)
         case _:
             return view
 
 
 ESCAPE_SECONDS = 0.05
-"""An escape that no further character follows for so long is the key itself, and no beginning of another."""
+"""If no other character follows an escape for this long, it is the key itself and not the start of a sequence."""
 
 NAMES = {
     "\x1b[A": "up",
@@ -181,39 +185,39 @@ NAMES = {
     "\x7f": "backspace",
     "\x08": "backspace",
 }
-"""The sequences that terminals send for keys that are no characters."""
+"""The sequences that terminals send for keys that aren't characters."""
 
 _KEY = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|.", re.DOTALL)
 
 
 def keys_in(text: str) -> tuple[str, ...]:
-    """The keys that a terminal sent: names of those in NAMES, else characters; unknown sequences are dropped."""
-    found = (NAMES.get(sent, sent) for sent in _KEY.findall(text))
-    return tuple(key for key in found if key.isprintable())
+    """Return the keys in a terminal's input, as names from NAMES or characters. Drops unknown sequences."""
+    names = (NAMES.get(sequence, sequence) for sequence in _KEY.findall(text))
+    return tuple(key for key in names if key.isprintable())
 
 
 def has_keys() -> bool:
-    """Whether this Python can ask a terminal for single keys."""
+    """Return whether this Python can read single keys from a terminal."""
     return find_spec("termios") is not None
 
 
 @define
 class TerminalKeys:
-    """The keys of a terminal that is set to send each as it is pressed."""
+    """The keys of a terminal in a mode that sends each key at once."""
 
     _fd: int
     _decoder: codecs.IncrementalDecoder = field(factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
     def pressed(self, seconds: float) -> tuple[str, ...]:
-        """The keys pressed next, as soon as there are any; none after so many seconds. Raises EOFError at the end."""
+        """Return the next keys that are pressed, or none after `seconds`. Raises EOFError if the terminal is gone."""
         deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            text = self._sent(left)
-            # The rest of a long sequence may come a little later.
+        while (remaining := deadline - time.monotonic()) > 0:
+            text = self._sent(remaining)
+            # The rest of a long sequence may arrive a little later.
             while text.endswith(("\x1b", "\x1b[", "\x1bO")) and (more := self._sent(ESCAPE_SECONDS)):
                 text += more
-            if found := keys_in(text):
-                return found
+            if keys := keys_in(text):
+                return keys
         return ()
 
     def _sent(self, seconds: float) -> str:
@@ -227,32 +231,35 @@ class TerminalKeys:
 
 @contextmanager
 def terminal_keys(fd: int) -> Iterator[TerminalKeys]:
-    """The keys of this terminal until the block is left; Ctrl-C interrupts as ever, Ctrl-Z does not suspend."""
-    import termios  # noqa: PLC0415  not every system has it: ask `has_keys`
+    """Read keys from this terminal until the context is left. Ctrl-C interrupts as usual, Ctrl-Z does not suspend."""
+    import termios  # noqa: PLC0415  not on every system, see `has_keys`
     import tty  # noqa: PLC0415  likewise
 
-    before = termios.tcgetattr(fd)
+    original = termios.tcgetattr(fd)
     try:
         tty.setcbreak(fd)
-        # Suspended, the process would leave its picture on the screen and the shell without an echo.
-        now = termios.tcgetattr(fd)
-        now[6][termios.VSUSP] = b"\0"
-        termios.tcsetattr(fd, termios.TCSANOW, now)
+        # A suspended process would leave its view on the screen, and the shell without echo.
+        modes = termios.tcgetattr(fd)
+        modes[6][termios.VSUSP] = b"\0"
+        termios.tcsetattr(fd, termios.TCSANOW, modes)
         yield TerminalKeys(fd)
     finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+        termios.tcsetattr(fd, termios.TCSADRAIN, original)
 
 
 FRAME_LINES = 4
-"""Lines of a table around its rows."""
+"""The number of lines of a table around its rows."""
 
 CHOSEN = "reverse"
 
 
 def steer(looks: Iterable[WatchedTable], by: str | None, every: float) -> None:
-    """Show each look until the user leaves; `every` is the time between two looks, in seconds.
+    """Show each reading of a table until the user leaves. The terminal is always restored.
 
-    Raises what the looks raise; the terminal is restored in any case.
+    Args:
+        looks: The readings. Exceptions that they raise are passed on.
+        by: What a row stands for at first; None for a lease.
+        every: The time between two readings, in seconds.
     """
     console = Console()
     view = LiveView(by)
@@ -262,7 +269,7 @@ def steer(looks: Iterable[WatchedTable], by: str | None, every: float) -> None:
     ):
         for table in looks:
             deadline = time.monotonic() + every
-            # The view is drawn again at each key, until the next look is due: the first round without a key.
+            # Redraw the view after each key until the next reading is due, when `pressed` is empty.
             pressed: tuple[str, ...] = ("",)
             while pressed:
                 live.update(drawn_view(table, view, console.width, console.height), refresh=True)
@@ -277,7 +284,7 @@ def steer(looks: Iterable[WatchedTable], by: str | None, every: float) -> None:
 
 
 def drawn_view(table: WatchedTable, view: LiveView, width: int, height: int) -> Group:
-    """The lines that fill a screen of this size."""
+    """Return the lines that fill a screen of this size."""
     match view.page:
         case "help":
             return Group(_pairs("keys", HELP), _line("any key goes back", "dim"))
@@ -288,7 +295,7 @@ def drawn_view(table: WatchedTable, view: LiveView, width: int, height: int) -> 
 
 
 def _table(table: WatchedTable, view: LiveView, width: int, height: int) -> Group:
-    """As many rows as there is room for, among them the chosen one, which is marked; below them the sums and moves."""
+    """Return the rows that fit, including the selected one, which is marked. Below are the totals and moves."""
     shown = arranged(cells(table, view.by), view)
     column = shown.columns[sorted_by(shown, view)]
     falling = "falling" if column.right != view.turned else "rising"
@@ -297,14 +304,14 @@ def _table(table: WatchedTable, view: LiveView, width: int, height: int) -> Grou
     total, wrong = below(table)
     lines = [_line(state, "dim"), _line(total), *(_line(text, "red") for text in wrong)]
     moves = _moves(table.moves)[: max(0, (height - FRAME_LINES - len(lines)) // 2)]
-    # One line is for the names of columns that have no room.
+    # One line is reserved for the names of columns that don't fit.
     room = max(1, height - FRAME_LINES - len(lines) - len(moves) - 1)
     chosen = chosen_row(shown, view)
     first = max(0, min(chosen - room // 2, len(shown.rows) - room))
     styles = {(row - first, place): style for (row, place), style in shown.styles}
     for place in range(len(shown.columns) if shown.rows else 0):
-        at = (chosen - first, place)
-        styles[at] = f"{styles.get(at, '')} {CHOSEN}".strip()
+        position = (chosen - first, place)
+        styles[position] = f"{styles.get(position, '')} {CHOSEN}".strip()
     window = evolve(shown, rows=shown.rows[first : first + room], styles=tuple(styles.items()))
     rows, left_out = drawn(window, width)
     hints = [_line(f"no room here for: {', '.join(left_out)}; enter shows all of a lease", "dim")] if left_out else []
@@ -312,26 +319,26 @@ def _table(table: WatchedTable, view: LiveView, width: int, height: int) -> Grou
 
 
 def _lease(table: WatchedTable, view: LiveView) -> Group:
-    """Everything that is known of a lease, as names and values: what the row says, then how far behind it is."""
-    lease = next((each for each in table.leases if each.key == view.chosen), None)
+    """Return everything that is known about a lease, as names and values: first its row, then its lag."""
+    lease = next((row for row in table.leases if row.key == view.chosen), None)
     back = _line("escape goes back, up and down to other leases, q leaves", "dim")
     if lease is None:
         return Group(_line(f"there is no lease {view.chosen} any more", "red"), back)
-    told = lease_json(lease) | {
+    values = lease_json(lease) | {
         "owner": lease.owner or "nobody",
         "checkpoint": shown_checkpoint(lease.checkpoint, full=True),
     }
-    notes = told.pop("notes", {})
+    notes = values.pop("notes", {})
     if (status := table.statuses.get(lease.key)) is not None:
-        told["status"] = f"{status.word}: {status.says}"
-    told |= {f"lag {name}": value for name, value in table.lag(lease).as_json().items()}
-    told |= {f"note {name}": value for name, value in notes.items()}
+        values["status"] = f"{status.word}: {status.says}"
+    values |= {f"lag {name}": value for name, value in table.lag(lease).as_json().items()}
+    values |= {f"note {name}": value for name, value in notes.items()}
     texts = {
         name: f"{value:.1f}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
-        for name, value in told.items()
+        for name, value in values.items()
     }
-    own = tuple(move for move in table.moves if move.key == lease.key)
-    return Group(_pairs(lease.key, texts.items()), back, *_moves(own))
+    lease_moves = tuple(move for move in table.moves if move.key == lease.key)
+    return Group(_pairs(lease.key, texts.items()), back, *_moves(lease_moves))
 
 
 def _pairs(title: str, pairs: Iterable[tuple[str, str]]) -> Table:

@@ -1,4 +1,4 @@
-"""The command line: where each command lives. Only the command that is called is imported."""
+"""Defines the command line. Only the module of the command that is called is imported."""
 
 import logging
 import re
@@ -35,7 +35,7 @@ COMMANDS = {
     "swap": ("steer.swap", "Move the lease table of a running fleet to another store or layout."),
     "tables": ("steer.tables", "Show which lease tables there are, whose, how old, and in which layout."),
 }
-"""Our commands: the module of this folder that has the command's `app`, and its line in the help."""
+"""Our commands, each with the module in this folder that contains its `app`, and its line in the help."""
 
 LABORATORY = {
     "demo": "Watch a fleet on this machine lose a worker and nothing else.",
@@ -43,7 +43,7 @@ LABORATORY = {
     "simulate": "Simulate a fleet: how soon it is balanced, and at what cost.",
     "what-if": "Simulate what would move if workers came or went.",
 }
-"""Commands that `leasehold[dev]` brings, and their lines in the help, which shows them in any case."""
+"""The commands that `leasehold[dev]` installs, and their lines in the help, which always shows them."""
 
 GROUPS = {
     "Begin with these": ("dev", "consume", "leases"),
@@ -52,21 +52,21 @@ GROUPS = {
     "Steer": ("reset", "copy-leases", "swap"),
     "Prove and try out": ("demo", "what-if", "simulate", "plan", "deaggregate"),
 }
-"""The help shows the commands under these headings, in this order."""
+"""The headings in the help, and the commands under each, in order."""
 
 HELP = frozenset({"-h", "--help"})
 
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
-"""Click's own, of whichever click typer brings."""
+"""Click's own class, from whichever copy of Click Typer uses."""
 
 _NOT_ONE_OF = re.compile(r"'(?P<word>[^']*)' is not one of (?P<choices>.*?)\.?")
 
 
 class LazyCommands(TyperGroup):
-    """Commands whose modules are imported when one is called or completed, so that none needs another's libraries."""
+    """A group that imports a command only when it is called or completed, so no command needs another's libraries."""
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401  click's own, which typer brings
-        """The command itself in place of its line in the help."""
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401  Click's own type, which Typer provides
+        """Return the command itself in place of the entry that stands for it in the help."""
         name, line, rest = super().resolve_command(ctx, args)
         if name is None:
             return (None, line, rest)
@@ -74,22 +74,22 @@ class LazyCommands(TyperGroup):
             return (name, get_command(_app_of(name, help_asked=bool(HELP.intersection(rest)))), rest)
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  likewise
-        """Run the command; a word that it does not know is said as our own sentences say it."""
+        """Run the command, rewriting Click's usage errors in our style."""
         try:
             return super().invoke(ctx)
         except UsageError as error:
-            error.message = error.message.replace("Value error, ", "")  # what checks for typer is no concern of users
-            if known := getattr(error, "possibilities", None):
-                error.message += did_you_mean(error.option_name, known)
+            error.message = error.message.replace("Value error, ", "")  # users don't care which library validates
+            if possibilities := getattr(error, "possibilities", None):
+                error.message += did_you_mean(error.option_name, possibilities)
                 error.possibilities = None
-            elif found := _NOT_ONE_OF.fullmatch(error.message):
-                error.message = found[0].rstrip(".") + did_you_mean(
-                    found["word"], re.findall("'([^']*)'", found["choices"])
+            elif invalid := _NOT_ONE_OF.fullmatch(error.message):
+                error.message = invalid[0].rstrip(".") + did_you_mean(
+                    invalid["word"], re.findall("'([^']*)'", invalid["choices"])
                 )
             raise
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401  likewise
-        """In the order in which the help shows them."""
+        """Return the names in the order of the help."""
         ordered = [name for names in GROUPS.values() for name in names]
         return sorted(
             super().list_commands(ctx), key=lambda name: ordered.index(name) if name in ordered else len(ordered)
@@ -105,25 +105,25 @@ def _loaded(name: str) -> typer.Typer:
 
 
 def _app_of(name: str, *, help_asked: bool) -> typer.Typer:
-    """Import a command. If libraries are missing, one whose help is asked for is imported without them."""
+    """Import a command. If libraries are missing and only its help is requested, import it without them."""
     try:
-        found = _loaded(name)
+        loaded_app = _loaded(name)
     except ModuleNotFoundError as error:
         if not help_asked or error.name == "leasehold_lab":
             raise
         missing = error
         with placeholders(EXTRAS):
-            found = _loaded(name)
+            loaded_app = _loaded(name)
 
         def command(*_values: object, **_named: object) -> None:
-            """End as a call without help does: the arguments only looked as if they asked for it."""
+            """Fail as a call without the help option would: the arguments only looked like a request for help."""
             with imported_for(f"leasehold {name}"):
                 raise missing
 
-        for each in found.registered_commands:
-            assert each.callback is not None  # noqa: S101  typer's commands have one
-            each.callback = wraps(each.callback)(command)
-    return found
+        for registered in loaded_app.registered_commands:
+            assert registered.callback is not None  # noqa: S101  Typer's commands have one
+            registered.callback = wraps(registered.callback)(command)
+    return loaded_app
 
 
 stack_names()
@@ -143,7 +143,7 @@ def leasehold(
     ] = False,
 ) -> None:
     """Share the shards of a stream among a fleet of workers, with nothing between them but a lease table."""
-    # azure-identity logs a page for each token that it cannot get; the command says in one line what to do.
+    # azure-identity logs a page for each token that it cannot get. The command prints one line instead.
     logging.getLogger("azure.identity").setLevel(logging.CRITICAL)
 
 
@@ -162,7 +162,7 @@ for _name, _text in _HELP.items():
 
 
 def run() -> None:
-    """The entry point."""
+    """Run the command line."""
     app(prog_name="leasehold")
 
 

@@ -1,4 +1,4 @@
-"""`leasehold pipeline`: from a leased stream to partitioned Parquet and windows over it, by Spark."""
+"""`leasehold pipeline`: writes a leased stream as partitioned Parquet and adds it up in windows, with Spark."""
 
 import json
 import logging
@@ -29,10 +29,10 @@ from leasehold.adapters.toolchain import ServiceError
 from leasehold.stores.printable import escaped, printable
 
 OURS = re.compile(r"\b(?:leasehold\.[\w.]+|ValueError|ImportError): (.+)")
-"""A fault of ours in the words of Spark, which has put its own before it."""
+"""Matches our own error in a message of Spark, after Spark's prefix."""
 
 LOOK_SECONDS = 1
-"""Between two looks at the queries' progress."""
+"""Seconds between two checks of the queries' progress."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -80,16 +80,18 @@ def command(  # noqa: PLR0917  one for each option
     recipe = Recipe(form, schema, time, window, watermark, tuple(by or ()), tuple(value or ()))
     try:
         recipe.check()
-        given = _options(options or ())
-        refuse_secrets(Given(given))  # here, since what is sent to a Connect server stands on its page, refused or not
-        # py4j logs the traceback of each call that an interrupt cuts off, and raises it too, which is enough.
+        source_options = _options(options or ())
+        refuse_secrets(
+            Given(source_options)
+        )  # must run here: a Connect server's page shows every option that it receives, even a rejected one
+        # py4j logs the traceback of each call that is interrupted, although it also raises the exception.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         if threading.current_thread() is threading.main_thread():
-            # Whoever supervises the process ends it as Ctrl-C does, and neither with a traceback.
+            # SIGTERM from a supervisor ends the process as Ctrl-C does, without a traceback.
             replace_handler(signal.SIGTERM, signal.default_int_handler)
         spark = session(f"leasehold pipeline {name}", delta=tables == "delta", quiet=True)
         ending = _asked_to_end()
-        records = spark.readStream.format(source).options(**given).load()
+        records = spark.readStream.format(source).options(**source_options).load()
         place = OutputPlace(folder, name, tables)
         with closing(run(records, recipe, place, also or (), windows=windows, once=once, ending=ending)) as batches:
             tell(batches, ProgressPage(name, page) if page else None, metrics)
@@ -98,37 +100,43 @@ def command(  # noqa: PLR0917  one for each option
     except (ValueError, ServiceError, PySparkException) as error:
         text = str(error)
         lines = text.splitlines()
-        if isinstance(error, PySparkException) and (ours := OURS.search(text)):
-            lines = [ours[1]]  # our own sentence, where Spark has wrapped one
+        if isinstance(error, PySparkException) and (match := OURS.search(text)):
+            lines = [match[1]]  # our own message, which Spark has wrapped
         elif not isinstance(error, StreamingQueryException):
-            lines = lines[:1]  # of a query's end all is said
+            lines = lines[:1]  # only the failure of a query is printed in full
         print("leasehold pipeline: " + "\n".join(map(printable, lines)), file=sys.stderr)
         raise typer.Exit(2 if isinstance(error, ValueError) else 1) from None
 
 
 def _asked_to_end() -> Callable[[], bool]:
-    """Whether a signal has asked for the end; a second one interrupts.
+    """Return a function that checks whether a signal has asked us to end. A second signal raises KeyboardInterrupt.
 
-    An interrupt raised where py4j lets go of an object is swallowed there, and Spark's own handler, which it replaces,
-    fails what runs: a query would end with an error in place of being stopped.
+    The first signal must not raise: py4j swallows exceptions while it releases an object. The new handler also replaces
+    Spark's own, which would make running queries fail instead of stopping them.
     """
-    asked: list[int] = []
+    received: list[int] = []
 
     def ask(number: int, _frame: object) -> None:
-        if asked:
+        if received:
             raise KeyboardInterrupt
-        asked.append(number)
+        received.append(number)
 
     if threading.current_thread() is threading.main_thread():
-        for each in (signal.SIGINT, signal.SIGTERM):
-            replace_handler(each, ask)
-    return lambda: bool(asked)
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            replace_handler(signal_number, ask)
+    return lambda: bool(received)
 
 
 def tell(batches: Iterable[BatchProgress | ReadingProgress], page: ProgressPage | None, metrics: str | None) -> None:
-    """Print each batch; draw it, and how far behind reading is, and export both.
+    """Print each batch, and add all reports to the page and to the exported metrics.
 
-    Raises ValueError if there is no such exporter.
+    Args:
+        batches: The reports of batches and of reading.
+        page: The page to write, if any.
+        metrics: The name of the exporter, if any.
+
+    Raises:
+        ValueError: There is no such exporter.
     """
     with exporting(metrics) as meter:
         tellers = [] if page is None else [page.tell]
@@ -137,20 +145,20 @@ def tell(batches: Iterable[BatchProgress | ReadingProgress], page: ProgressPage 
 
             tellers.append(PipelineMetrics(meter).tell)
         try:
-            for told in batches:
-                if isinstance(told, BatchProgress):
-                    print(json.dumps(told.json), flush=True)
-                for each in tellers:
-                    each(told)
+            for report in batches:
+                if isinstance(report, BatchProgress):
+                    print(json.dumps(report.json), flush=True)
+                for teller in tellers:
+                    teller(report)
         finally:
             if page is not None:
                 page.write(running=False)
 
 
 def _options(given: Sequence[str]) -> dict[str, str]:
-    pairs = [each.partition("=") for each in given]
-    for option, found, _ in pairs:
-        if not (option and found):
+    pairs = [option.partition("=") for option in given]
+    for option, separator, _ in pairs:
+        if not (option and separator):
             raise ValueError(f"--set: {option!r} is not NAME=VALUE")
     return {option: value for option, _, value in pairs}
 
@@ -165,7 +173,10 @@ def run(
     once: bool,
     ending: Callable[[], bool] = lambda: False,
 ) -> Generator[BatchProgress | ReadingProgress]:
-    """Run the queries until one ends, or `ending`, and tell how they go; those that then still run are stopped."""
+    """Run the queries until one ends or `ending` returns true, and yield their progress.
+
+    All queries are stopped at the end. If they fail for a temporary reason, they are started again after a pause.
+    """
     spark, waits = records.sparkSession, Backoff(*WAIT_SECONDS)
 
     def whole() -> Generator[BatchProgress | ReadingProgress]:
@@ -180,7 +191,7 @@ def run(
                 yield from finished(queries, LOOK_SECONDS, look, ending)
                 return
             yield from finished(queries, LOOK_SECONDS, ending=ending)
-            if windows and not ending():  # what is to be added up has landed by now
+            if windows and not ending():  # all records to be added up have landed by now
                 queries = [aggregate(spark, recipe, place, also, once=True)]
                 yield from finished(queries, LOOK_SECONDS, ending=ending)
         finally:
@@ -189,9 +200,9 @@ def run(
 
     while True:
         try:
-            for told in whole():
+            for report in whole():
                 waits.reset()
-                yield told
+                yield report
         except StreamingQueryException as fault:
             if (cause := passing(fault)) is None or ending():
                 raise

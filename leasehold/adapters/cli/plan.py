@@ -1,4 +1,4 @@
-"""`leasehold plan`: the seam as JSON, for any language."""
+"""`leasehold plan`: makes the planner available to any language, as JSON."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""`leasehold produce`: the lines of a file into a Kinesis stream, aggregated, each key in order."""
+"""`leasehold produce`: writes the lines of a file to a Kinesis stream, aggregated, each key in order."""
 
 import json
 import signal
@@ -25,8 +25,8 @@ from leasehold.stores.printable import printable, text_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
-_PLACES = 10**9  # of columns; a line has fewer
-STEP = 1000  # lines between two looks at the progress
+_PLACES = 10**9  # the highest column number; no line has as many columns
+STEP = 1000  # lines between two updates of the progress
 
 MORE = """
 SOURCE is a URL: `kinesis://stream?region=…`. Each line is one record; empty lines are skipped. The partition key:
@@ -67,14 +67,14 @@ def command(  # noqa: PLR0917  one for each option
     names |= {"UserRecordExpired": "given up", "UserRecordsOutcomeUnknown": "perhaps written twice"}
     if written["UserRecordsFailed"]:
         names |= {"UserRecordsFailed": "refused"}
-    said = ", ".join(f"{written[name]} {words}" for name, words in names.items())
-    print(json.dumps(written) if json_ else said)
+    summary = ", ".join(f"{written[name]} {words}" for name, words in names.items())
+    print(json.dumps(written) if json_ else summary)
     if written["UserRecordsPending"] or written["UserRecordExpired"] or written["UserRecordsFailed"]:
         raise typer.Exit(1)
 
 
 def _key(how: str, delimiter: str) -> Key:
-    """The function that finds a line's partition key."""
+    """Return the function that extracts a line's partition key."""
     kind, _, what = how.partition(":")
     if kind == "line" and not what:
         return bytes.decode
@@ -89,13 +89,13 @@ def _key(how: str, delimiter: str) -> Key:
 
 def _member(line: bytes, name: str) -> str:
     try:
-        found = json.loads(line, parse_constant=_not_json)
+        document = json.loads(line, parse_constant=_not_json)
     except (ValueError, RecursionError):
         raise ValueError(f"--key json:{name}: it is not JSON") from None
-    # A null is as good as no member: else all lines without a key would share the key "null", and one shard.
-    if not isinstance(found, dict) or found.get(name) is None:
+    # Treat null like a missing member, otherwise all lines without a key would share the key "null", and one shard.
+    if not isinstance(document, dict) or document.get(name) is None:
         raise ValueError(f"--key json:{name}: it is no object with a member {name!r} other than null")
-    value = found[name]
+    value = document[name]
     key = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     if encodable(key) != key:
         raise ValueError(f"--key json:{name}: {key!r} is not UTF-8")
@@ -114,15 +114,15 @@ def _field(line: bytes, number: int, delimiter: str) -> str:
 
 
 def _write(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float | dict[str, int]]:
-    """Send every line, and drain; the producer's counters."""
+    """Send every line, drain, and return the producer's counters."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.completed:,.0f} lines read"), TimeElapsedColumn())
-    # A line that counts, where somebody watches.
+    # Show a line counter if standard error is a terminal.
     progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
     under_way = deque[tuple[int, Writing]]()
-    with _EndRequest() as asked, producer, progress:
+    with _EndRequest() as end_request, producer, progress:
         task = progress.add_task("", total=None)
-        for number, line in enumerate(asked.lines(lines), 1):
+        for number, line in enumerate(end_request.lines(lines), 1):
             if data := line.rstrip(b"\r\n"):
                 try:
                     under_way.append((number, producer.put(data, key_of(data))))
@@ -141,7 +141,7 @@ def _write(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float 
 
 
 def _tell(number: int, writing: Writing) -> None:
-    """Name a line that failed alone; the end of the command tells of all others."""
+    """Report a line that failed by itself. All other failures are reported at the end of the command."""
     try:
         writing.result(0)
     except RecordFailed as error:
@@ -151,33 +151,33 @@ def _tell(number: int, writing: Writing) -> None:
 
 
 class _EndRequested(BaseException):
-    """A signal came while a line was awaited."""
+    """A signal arrived while waiting for a line."""
 
 
 class _EndRequest:
-    """Whether we were asked to end; only waiting for a line may be broken off, never a `put`."""
+    """Tracks whether we were asked to end. A signal may interrupt the wait for a line, but never a `put`."""
 
     def __init__(self) -> None:
         self.asked = self.reading = False
 
     def __enter__(self) -> Self:
-        self.before = {each: replace_handler(each, self.signal) for each in (signal.SIGINT, signal.SIGTERM)}
+        self.before = {number: replace_handler(number, self.signal) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *_fault: object) -> None:
-        for each, handler in self.before.items():
-            restore_handler(each, handler)
+        for number, handler in self.before.items():
+            restore_handler(number, handler)
 
     def signal(self, _number: int, _frame: FrameType | None) -> None:
-        """The first one; from here on a signal ends the process at once."""
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_DFL)
+        """Handle the first signal. From here on, a signal ends the process at once."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
         self.asked = True
         if self.reading:
             raise _EndRequested
 
     def lines(self, source: BinaryIO) -> Iterator[bytes]:
-        """The lines, until there are no more or we were asked."""
+        """Yield lines until there are no more, or we are asked to end."""
         try:
             while not self.asked:
                 self.reading = True

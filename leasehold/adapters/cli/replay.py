@@ -1,4 +1,4 @@
-"""`leasehold replay`: dead letters handed over again."""
+"""`leasehold replay`: dispatches dead letters to a handler again, or puts them back into a stream."""
 
 import json
 import sys
@@ -58,7 +58,7 @@ Exit status: 0 if every letter is done; 1 if any stays, or they cannot be listed
 
 FOLDER = "handed over and removed", "stay"
 STREAM = "handed over", "are put back at the end"
-"""Words for letters that are done, and for those that failed again."""
+"""Labels for dead letters that succeeded, and for those that failed again."""
 
 
 @app.command(help="Hand dead letters over again, in order; those that fail again stay.", epilog=MORE)
@@ -90,11 +90,11 @@ def command(  # noqa: PLR0917  one for each option
     if as_json:
         print(json.dumps(asdict(verdict)))
     else:
-        gone, stay = FOLDER if store is None else STREAM
+        done_label, failed_label = FOLDER if store is None else STREAM
         count = verdict.done + verdict.failed + verdict.strange
         several = "1 letter" if count == 1 else f"{count} letters"
         strange = f", {verdict.strange} are no letters, or cannot be read" if verdict.strange else ""
-        print(f"{several}: {verdict.done} {gone}, {verdict.failed} failed again and {stay}{strange}")
+        print(f"{several}: {verdict.done} {done_label}, {verdict.failed} failed again and {failed_label}{strange}")
     if verdict.failed or verdict.strange:
         raise typer.Exit(1)
 
@@ -127,7 +127,7 @@ def _delivering(handler: str | None, to: str | None) -> Iterator[Deliver]:
         with closing(stream):
             yield stream.put_back
         return
-    # The same checks as of a handler of `consume`.
+    # The same checks as for a handler of `consume`.
     with HandlerCalls(Handling(load(handler or "")).handler) as calls:
         yield calls.deliver
 

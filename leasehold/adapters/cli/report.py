@@ -1,4 +1,4 @@
-"""`leasehold report`: how leases are shared out, and how that changes, as a page or as JSON."""
+"""`leasehold report`: shows how leases are distributed, and how that changes, as a page or as JSON."""
 
 import json
 import sys
@@ -72,18 +72,18 @@ def command(  # noqa: PLR0917  one for each option
         if spark:
             if snapshots > 1 or len(sources) > 1 or "://" not in sources[0]:
                 raise ValueError("--spark: it takes one look at one store")
-            # Only here, so that no other report needs Spark.
+            # Imported here so that no other report needs Spark.
             from leasehold.adapters.spark.lease_table import counted, lease_table  # noqa: PLC0415
             from leasehold.adapters.spark.pipeline import session  # noqa: PLC0415
 
-            found = counted(lease_table(session("leasehold report"), sources[0]))
-            said = Report(place, (Moment(time.time(), distribution(found.tallies, grouping)),), found.malformed)
+            counts = counted(lease_table(session("leasehold report"), sources[0]))
+            result = Report(place, (Moment(time.time(), distribution(counts.tallies, grouping)),), counts.malformed)
         else:
-            said = report(place, _snapshots(sources, snapshots, every), grouping)
+            result = report(place, _snapshots(sources, snapshots, every), grouping)
         if output is not None:
-            output.write_text(page(said, grouping), encoding="utf-8")
+            output.write_text(page(result, grouping), encoding="utf-8")
         if as_json:
-            print(json.dumps(report_json(said)))
+            print(json.dumps(report_json(result)))
 
 
 def _snapshots(sources: Sequence[str], times: int, every: float) -> Sequence[WatchedTable]:
@@ -92,13 +92,13 @@ def _snapshots(sources: Sequence[str], times: int, every: float) -> Sequence[Wat
             raise ValueError("FROM: one store, or files of one store's snapshots")
         with closing(open_store(sources[0], create=False, write=False)) as opened:
             return tuple(looked(opened, times, every))
-    found: list[WatchedTable] = []
+    snapshots: list[WatchedTable] = []
     for source in sources:
         if source == "-":
-            found += saved("standard input", sys.stdin.buffer)
+            snapshots += saved("standard input", sys.stdin.buffer)
         else:
             with Path(source).open("rb") as lines:
-                found += saved(source, lines)
-    if not found:
+                snapshots += saved(source, lines)
+    if not snapshots:
         raise BadJsonField(f"{', '.join(sources)}: there is no snapshot in it")
-    return found
+    return snapshots

@@ -1,6 +1,6 @@
-"""`leasehold reset`: set checkpoints back or forward.
+"""`leasehold reset`: sets checkpoints back or forward.
 
-A plan is what `leasehold reset --dry-run --json` printed; it is held against the table, and carried out.
+A plan is the output of `leasehold reset --dry-run --json`. It is checked against the table, and then carried out.
 """
 
 import sys
@@ -28,7 +28,7 @@ from leasehold.stores.urls import open_store
 
 @frozen
 class PlannedReset:
-    """A lease of a plan: where it stood when the plan was made, and where it is to be set."""
+    """A lease in a plan, with its checkpoint when the plan was made, and the one to set."""
 
     key: str
     was: Position
@@ -36,7 +36,7 @@ class PlannedReset:
 
 
 def read_plan(text: bytes) -> tuple[PlannedReset, ...]:
-    """The leases of a plan. Raises ValueError, naming the field that is not as `--dry-run --json` prints it."""
+    """Return the leases in a plan. Raises ValueError, which names the field that is not valid."""
     resets = []
     try:
         for value in parse(text).fields().need("leases").items():
@@ -44,27 +44,31 @@ def read_plan(text: bytes) -> tuple[PlannedReset, ...]:
             resets.append(PlannedReset(fields.need("key").name(), _at(fields.need("was")), _at(fields.need("wanted"))))
     except BadJsonField as error:
         raise ValueError(f"--plan: {error}") from None
-    if twice := sorted(key for key, times in Counter(each.key for each in resets).items() if times > 1):
+    if twice := sorted(key for key, times in Counter(planned.key for planned in resets).items() if times > 1):
         raise ValueError(f"--plan: lease {twice[0]!r} is given twice")
     return tuple(resets)
 
 
 def moves_of(plan: Iterable[PlannedReset], leases: Iterable[Lease], live: Collection[str]) -> tuple[Move, ...]:
-    """The moves of a plan; refused where the lease has moved since. Raises ValueError for a lease that is not there."""
-    known = {lease.key: lease for lease in leases}
+    """Return the moves of checkpoints in a plan, refusing those of leases whose checkpoint has moved since.
+
+    Raises:
+        ValueError: A lease does not exist.
+    """
+    by_key = {lease.key: lease for lease in leases}
     moves: list[Move] = []
-    for each in plan:
-        if each.key not in known:
-            raise ValueError(f"--plan: there is no lease {each.key!r}; is it the plan of another store?")
-        (move,) = planned_resets((known[each.key],), each.wanted, live)
-        stands = known[each.key].checkpoint
-        moved = f"it stands at {said(stands)}, no longer at {said(each.was)}; make the plan anew"
-        moves.append(move if stands in {each.was, each.wanted} else move.refused(moved))
+    for planned in plan:
+        if planned.key not in by_key:
+            raise ValueError(f"--plan: there is no lease {planned.key!r}; is it the plan of another store?")
+        (move,) = planned_resets((by_key[planned.key],), planned.wanted, live)
+        current = by_key[planned.key].checkpoint
+        reason = f"it stands at {said(current)}, no longer at {said(planned.was)}; make the plan anew"
+        moves.append(move if current in {planned.was, planned.wanted} else move.refused(reason))
     return tuple(moves)
 
 
 def _at(value: JsonValue) -> Position:
-    """A position, by the fields that a lease has."""
+    """Parse a position from the fields that a lease has."""
     value.fields().need("checkpoint")
     return lease_of(JsonValue(value.path, {"key": "-", **value.found})).checkpoint
 
@@ -119,7 +123,7 @@ def command(  # noqa: PLR0917  one for each option
             raise ValueError("--to, --shift-by and --plan: give one of them")
         if plan is not None and key:
             raise ValueError("--key: a plan names its leases itself")
-        # All that the user has said is understood before the store is asked for anything.
+        # Check all options before opening the store.
         position = None if to is None else _position(to, timestamp_ms, sub, offset, keys=len(key or ()))
         seconds_on = 0.0 if shift_by is None else shift(shift_by)
         resets: tuple[PlannedReset, ...] = ()
@@ -132,11 +136,11 @@ def command(  # noqa: PLR0917  one for each option
                 _check(planned.wanted, f"--plan: lease {planned.key!r}")
         with closing(open_store(store, create=False, write=not dry_run)) as opened:
             leases = readable(opened, "store")
-            known = {lease.key: lease for lease in leases}
-            for each in key or ():
-                if each not in known:
-                    raise ValueError(f"--key: there is no lease {each!r}")
-            leases = tuple(known[each] for each in key) if key else leases
+            by_key = {lease.key: lease for lease in leases}
+            for name in key or ():
+                if name not in by_key:
+                    raise ValueError(f"--key: there is no lease {name!r}")
+            leases = tuple(by_key[name] for name in key) if key else leases
             live = frozenset[str]() if even_if_owned else living(opened, leases, still_seconds)
             if position is not None:
                 moves = planned_resets(leases, position, live)
@@ -144,8 +148,8 @@ def command(  # noqa: PLR0917  one for each option
                 moves = moves_of(resets, leases, live)
             else:
                 moves = _shifted(leases, seconds_on, live)
-            done = moves if dry_run else tuple(reset(opened, move, insist=even_if_owned) for move in moves)
-            raise told(done, dry_run=dry_run, as_json=as_json)
+            results = moves if dry_run else tuple(reset(opened, move, insist=even_if_owned) for move in moves)
+            raise told(results, dry_run=dry_run, as_json=as_json)
 
 
 def _position(to: str, timestamp_ms: int | None, sub: int, offset: str, *, keys: int) -> Position:
@@ -164,7 +168,7 @@ def _position(to: str, timestamp_ms: int | None, sub: int, offset: str, *, keys:
 
 
 def _check(position: Position, field: str) -> None:
-    """Raise ValueError for a position that no lease may be set to."""
+    """Raise ValueError for a position that a lease must not be set to."""
     if position.sequence == "AT_TIMESTAMP" and position.sub > time() * 1000:
         raise ValueError(f"{field}: it lies in the future")
     if position.ended:
@@ -172,21 +176,21 @@ def _check(position: Position, field: str) -> None:
 
 
 def _shifted(leases: tuple[Lease, ...], seconds_on: float, live: frozenset[str]) -> tuple[Move, ...]:
-    """Each lease is set to a time so far from where it stands; finished ones stay."""
+    """Return the moves that shift each unfinished lease by this many seconds from the time of its checkpoint."""
     now = time()
     moves: list[Move] = []
     for lease in leases:
         if lease.ended:
             continue
-        # When the last record done had arrived; a checkpoint that is a time says it itself.
+        # The arrival of the last record that was done, or the checkpoint itself if it is a time.
         progress = progress_of(lease) if lease.checkpoint.numbered else None
-        stands = None if progress is None else progress.arrived
+        seconds_at = None if progress is None else progress.arrived
         if lease.checkpoint.sequence == "AT_TIMESTAMP":
-            stands = lease.checkpoint.sub / 1000
-        if stands is None:
+            seconds_at = lease.checkpoint.sub / 1000
+        if seconds_at is None:
             raise ValueError(
                 f"--shift-by: the row of lease {lease.key!r} does not tell of which time its checkpoint is; "
                 "set a time by --to, or name other leases by --key"
             )
-        moves += planned_resets((lease,), at_timestamp(round(min(now, stands + seconds_on) * 1000)), live)
+        moves += planned_resets((lease,), at_timestamp(round(min(now, seconds_at + seconds_on) * 1000)), live)
     return tuple(moves)

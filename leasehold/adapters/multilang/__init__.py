@@ -1,1 +1,1 @@
-"""The MultiLangDaemon without Java: processors of KCL in other languages, as children that speak JSON lines."""
+"""A MultiLangDaemon without Java: runs KCL record processors in other languages as child processes."""

@@ -1,16 +1,17 @@
-"""The children of a daemon: one process for each held shard, all of them served by one event loop.
+"""Runs the children of a daemon: one process for each held shard, all of them served by one event loop.
 
-A child that crashes, hangs, closes its pipe or answers out of turn ends alone: `ChildFault` is raised to whoever waits
-for its answer, the next message to its shard starts another, at the checkpoint of the row, and nothing else notices.
-How long to wait before that, and when to give up, is for the caller to say.
+If a child crashes, hangs, closes its pipe or answers out of turn, only this child ends. The caller that waits for its
+answer gets `ChildFault`. The next message to its shard starts another child at the checkpoint in the row. The caller
+decides how long to wait before that, and when to give up.
 
-Rule 1: a shard never has two children. The next one is started once the process before it was reaped, and its group
-killed, and none once `close` was called. Rule 2: standard output is always read, also between two messages: Node takes
-a full pipe for an error. Rule 3: no wait is without a bound once a child is to end: for its last answers, and for a
-batch that is at work while the lease is gone; the end of a shard has one, too, since no other worker would notice a
-child that hangs there, for its lease is renewed; then its pipe is closed, and then come TERM and KILL, to its whole
-group, which is its own, so that a signal to ours reaches no child. Rule 4: where the daemon is killed, a shell that
-waits for nothing else kills all groups of its children.
+Rule 1: A shard never has two children. The next one is started after the previous process was reaped and its group
+killed, and none is started after `close` was called.
+Rule 2: Standard output is always read, even between two messages, because Node treats a full pipe as an error.
+Rule 3: Every wait for a child that must end is bounded: for its last answers, and for a batch in progress while the
+lease is lost. The wait for the answer to `shardEnded` is bounded, too: the lease is still renewed, so no other worker
+would notice a child that hangs there. After the wait its pipe is closed. Then TERM and KILL are sent to its process
+group. Each child has its own group, so a signal to ours doesn't reach it.
+Rule 4: If the daemon is killed, a shell that waits for nothing else kills the groups of all its children.
 """
 
 import asyncio
@@ -43,33 +44,33 @@ from leasehold.stores.printable import escaped, said
 log = escaped(logging.getLogger("leasehold.child"))
 
 END_SECONDS = 5.0
-"""The wait for a child that was told to end, each time before something harsher is done."""
+"""How long to wait for a child to end before each harsher step."""
 
 LAST_SECONDS = 30.0
-"""The wait for a child whose lease goes: an heir waits as long beyond the length of a lease, and so does KCL."""
+"""How long to wait for a child whose lease is moving. A next owner, and KCL, wait this much beyond a lease's length."""
 
 SHARD_END_SECONDS = 300.0
-"""The wait for the answer to `shardEnded` where no `timeoutInSeconds` is named: some store all that they have then."""
+"""How long to wait for the answer to `shardEnded` without `timeoutInSeconds`. Some children store all data then."""
 
 LOOK_SECONDS = 0.5
-"""Between two looks whether a child that does not answer is there, and in time."""
+"""The time between two checks of whether a child that has not answered still exists, and is in time."""
 
 PART_BYTES = 2**16
 PART_SECONDS = 1.0
-"""So long a line of standard error may wait for its end."""
+"""How long an incomplete line of standard error is kept before it is logged."""
 
 MOST_LETTERS = 300
-"""Most characters of a line that is no message in the log."""
+"""The most characters that are logged of a line that is not a message."""
 
 StoreChild = Callable[[Position], Awaitable[CheckpointError | None]]
-"""Stores a checkpoint; the name of the error, or None once the row says it."""
+"""Stores a checkpoint, and returns None once it is stored, or the name of the error."""
 
 _LEVEL = re.compile(r"\b(DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b")
-_LEVEL_WITHIN = 80  # a level stands at the head of a line, behind a time and a name
+_LEVEL_WITHIN = 80  # a level is at the start of a line, after a time and a name
 
-# Reads the group of each child that starts, and of each that has ended. When the daemon is gone, however that came, its
-# end of the pipe is closed, and what is left is killed: children that hang, and what they have started themselves.
-# A child that is killed before it has named its group ends unnamed.
+# Reads the group of each child that starts, and of each that has ended. When the daemon is gone, for whatever reason,
+# its end of the pipe is closed. Then the remaining groups are killed: children that hang, and processes that they
+# started. A child that is killed before it has sent its group needs no entry.
 _KEEPER = """
 groups=' '
 while read -r what group; do
@@ -81,8 +82,8 @@ done
 for group in $groups; do kill -s KILL -- "-$group" 2>/dev/null; done
 """
 
-# The child itself names its group, before its program takes its place: there is no moment in which it is unknown. It
-# closes the pipe, since the keeper waits for the end of whoever holds it.
+# The child itself sends its group before it executes its program, so its group is never unknown. It must close the pipe
+# because the keeper waits until every holder of the pipe has ended.
 _LAUNCHER = """
 import os, sys
 keeper = int(sys.argv[1])
@@ -96,18 +97,15 @@ except OSError as error:
 
 
 class ChildFault(Exception):
-    """The child has ended, or was ended, before it answered."""
+    """The child ended, or had to be ended, before it answered."""
 
 
 class ChildNotStarted(NotAwaited):
-    """No child could be had that answers `initialize`: no record is to blame."""
+    """No child could be started that answers `initialize`. No record is to blame."""
 
 
 class ChildProcess:
-    """A child's process, and the talk with it.
-
-    Made by `Children`, one for a shard.
-    """
+    """A child process, and the conversation with it. `Children` creates one for each shard."""
 
     def __init__(self, process: Process, talk: Conversation, store: StoreChild, timeout: float | None) -> None:
         self.talk, self.pid = talk, process.pid
@@ -121,7 +119,7 @@ class ChildProcess:
         self._tasks: list[Task[None]] = [asyncio.create_task(self._hear()), asyncio.create_task(self._pass_on())]
 
     async def ask(self, say: Callable[[], object], most_seconds: float = math.inf) -> None:
-        """Say something, and wait for the answer, so long at most. Raises ChildFault."""
+        """Send a message, and wait up to `most_seconds` for the answer. Raises ChildFault."""
         if self._fault is not None:
             raise self._fault
         say()
@@ -130,13 +128,13 @@ class ChildProcess:
         self._write()
         try:
             while not self._answer.done():
-                # Its pipe tells of its end, but not where something that it has started holds that open.
-                ended = self._process.returncode
+                # Check the process, too: the pipe stays open if a process that the child started holds it.
+                status = self._process.returncode
                 await asyncio.wait({self._answer}, timeout=LOOK_SECONDS)
                 if self._answer.done() or self._storing:
                     continue
-                if ended is not None:
-                    raise ChildFault(f"it has ended with status {ended}")
+                if status is not None:
+                    raise ChildFault(f"it has ended with status {status}")
                 if self._loop.time() - self._heard >= self._timeout:
                     raise ChildFault(f"it has said nothing for {self._timeout:g} s")
                 if self._loop.time() >= until:
@@ -146,9 +144,10 @@ class ChildProcess:
             self._answer = None
 
     async def end(self, *, kindly: bool) -> None:
-        """Have the process end, and its group.
+        """End the process and its group.
 
-        kindly  whether it may end by itself first, its pipe being closed
+        Args:
+            kindly: Whether to give the child time to end by itself after its pipe is closed.
         """
         process = self._process
         if process.stdin is not None:
@@ -159,20 +158,20 @@ class ChildProcess:
             if process.returncode is None:
                 self.kill(number)
                 await self._exited()
-        self.kill()  # what it has started itself, and left
-        await asyncio.wait(self._tasks, timeout=END_SECONDS)  # what is in the pipes yet
+        self.kill()  # processes that the child started and left behind
+        await asyncio.wait(self._tasks, timeout=END_SECONDS)  # read what is left in the pipes
         for task in self._tasks:
             task.cancel()
-        more = f", and {self._odd_lines} lines on its standard output were no messages" if self._odd_lines else ""
-        log.info("shard %s, child %d: ended with status %s%s", self.talk.shard, self.pid, process.returncode, more)
+        remark = f", and {self._odd_lines} lines on its standard output were no messages" if self._odd_lines else ""
+        log.info("shard %s, child %d: ended with status %s%s", self.talk.shard, self.pid, process.returncode, remark)
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send this to it and its group, at once: whoever waits for its answer notices its end, and does the rest."""
+        """Signal the process group at once. The caller that waits for an answer notices the end, and cleans up."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
     async def _exited(self) -> None:
-        """Wait for its end, but not for its pipes, which others may hold; asyncio's own wait is for both."""
+        """Wait for the process to end, but not for its pipes, which others may hold. asyncio waits for both."""
         until = self._loop.time() + END_SECONDS
         while self._process.returncode is None and self._loop.time() < until:  # noqa: ASYNC110  see above
             await asyncio.sleep(END_SECONDS / 100)
@@ -180,7 +179,7 @@ class ChildProcess:
     def _write(self) -> None:
         data = self.talk.data_to_send()
         if data and self._process.stdin is not None:
-            # Nobody waits for the pipe: a child that does not read is found by its silence.
+            # Don't wait for the pipe to drain: a child that doesn't read is detected by its silence.
             self._process.stdin.write(data)
 
     async def _hear(self) -> None:
@@ -224,11 +223,11 @@ class ChildProcess:
                     self._answer.set_exception(self._fault)
 
     async def _pass_on(self) -> None:
-        """Log what the child writes to standard error, line by line, at the level that a line names."""
+        """Log the lines that the child writes to standard error, each at the level that it names."""
         stderr, part = self._process.stderr, b""
         while stderr is not None:
             try:
-                # The sample of amazon_kclpy writes no line ends at all: what waits for one is shown soon, all the same.
+                # The sample of amazon_kclpy writes no line ends at all, so incomplete lines are logged after a moment.
                 async with asyncio.timeout(PART_SECONDS if part else None):
                     data = await stderr.read(PART_BYTES)
             except TimeoutError:
@@ -246,19 +245,19 @@ class ChildProcess:
 
     def _say(self, line: bytes) -> None:
         if text := line.decode("utf-8", "replace").rstrip():
-            found = _LEVEL.search(text[:_LEVEL_WITHIN])
-            level = logging.getLevelNamesMapping()[found[1]] if found else logging.INFO
+            named_level = _LEVEL.search(text[:_LEVEL_WITHIN])
+            level = logging.getLevelNamesMapping()[named_level[1]] if named_level else logging.INFO
             log.log(level, "shard %s, child %d: %s", self.talk.shard, self.pid, text)
 
 
 class Children:
-    """The children of one daemon, by shard. All of it runs on one event loop.
+    """The children of one daemon, by shard. Everything runs on one event loop.
 
-    argv             the program, and its arguments
-    most_records     no message has more
-    timeout_seconds  a child that says nothing for so long, while an answer is waited for, is killed; None: never
-    shard_end_seconds
-                     how long the answer to `shardEnded` is waited for where that is None
+    Args:
+        argv: The program and its arguments.
+        most_records: The maximum number of records in a message.
+        timeout_seconds: Kill a child that sends nothing for this long while an answer is due; None for never.
+        shard_end_seconds: How long to wait for the answer to `shardEnded` if `timeout_seconds` is None.
     """
 
     def __init__(
@@ -279,49 +278,60 @@ class Children:
 
     @property
     def pids(self) -> dict[str, int]:
-        """The process of each shard that has one."""
+        """The process id of each shard's child."""
         return {shard: child.pid for shard, child in self._children.items()}
 
     async def begin(self, shard: str, at: Position, store: StoreChild) -> None:
-        """Start the child of a shard, if it has none. Raises ChildNotStarted."""
+        """Start a child for a shard that has none. Raises ChildNotStarted."""
         async with self._turn(shard):
             await self._begun(shard, at, store)
 
     async def process(
         self, shard: str, at: Position, records: Sequence[Record], behind_seconds: float | None, store: StoreChild
     ) -> None:
-        """Hand over records, and wait until the child has answered for all of them.
+        """Send records, and wait until the child has answered for all of them.
 
-        at     what the row says, where a child must be started first
-        store  likewise
-        Raises ChildFault, or ChildNotStarted; then the child has ended.
+        Args:
+            shard: The id of the shard.
+            at: The checkpoint in the row, in case a child must be started first.
+            records: The records.
+            behind_seconds: How far behind the tip these records are, if known.
+            store: Stores checkpoints, in case a child must be started first.
+
+        Raises:
+            ChildFault: The child failed, and has ended.
+            ChildNotStarted: No child could be started.
         """
         async with self._turn(shard):
             child = await self._begun(shard, at, store)
             done = 0
             while True:
-                taken = 0
+                sent = 0
 
                 def say(rest: Sequence[Record]) -> None:
-                    nonlocal taken
-                    taken = child.talk.process_records(rest, behind_seconds)
+                    nonlocal sent
+                    sent = child.talk.process_records(rest, behind_seconds)
 
                 await self._asked(shard, child, lambda: say(records[done:]))  # noqa: B023  called before it returns
-                done += taken
+                done += sent
                 if done >= len(records):
                     return
 
     async def ask_to_leave(self, shard: str) -> None:
-        """Have the child checkpoint what it likes, before its lease goes. Nothing, where there is none."""
+        """Let the child write its last checkpoint before the lease moves. Without a child, do nothing."""
         async with self._turn(shard):
             if (child := self._children.get(shard)) is not None:
                 await self._asked(shard, child, child.talk.shutdown_requested, LAST_SECONDS)
 
     async def end_shard(self, shard: str, at: Position, store: StoreChild) -> bool:
-        """Tell the child that its shard has ended; whether it has checkpointed that. The child has ended then.
+        """Notify the child that its shard has ended, and end the child.
 
-        Raises ChildFault, also where no answer comes within `timeout_seconds` or else `shard_end_seconds`, and
-        ChildNotStarted.
+        Returns:
+            Whether the child has checkpointed the end of the shard.
+
+        Raises:
+            ChildFault: The child failed, or didn't answer within `timeout_seconds` (`shard_end_seconds` if None).
+            ChildNotStarted: No child could be started.
         """
         async with self._turn(shard):
             child = await self._begun(shard, at, store)
@@ -331,16 +341,16 @@ class Children:
             return child.talk.acknowledged.ended
 
     async def leave(self, shard: str) -> None:
-        """Tell the child that the lease is gone, after the batch that is at work. The child has ended then."""
+        """Notify the child that the lease is lost, after the batch in progress, and end the child."""
         turn = self._turn(shard)
-        # It keeps its place before the next child of the shard, however long it waits.
-        mine = asyncio.ensure_future(turn.acquire())
-        done, _ = await asyncio.wait({mine}, timeout=LAST_SECONDS)
+        # The queued acquisition keeps its place before the next child of the shard, however long it waits.
+        acquiring = asyncio.ensure_future(turn.acquire())
+        done, _ = await asyncio.wait({acquiring}, timeout=LAST_SECONDS)
         if not done and (child := self._children.get(shard)) is not None:
-            # Its records are another worker's by now, and the next child of this shard waits for its end.
+            # Another worker may already process its records, and the next child of this shard waits for its end.
             log.warning("shard %s, child %d: killed: its lease is gone, and it is at work", shard, child.pid)
             child.kill()
-        await mine
+        await acquiring
         try:
             if (child := self._children.get(shard)) is not None:
                 with suppress(ChildFault):
@@ -350,7 +360,7 @@ class Children:
             turn.release()
 
     async def close(self) -> None:
-        """End all children, whatever they do; no other is started."""
+        """End all children, whatever they are doing, and start no others."""
         self._closed = True
         await asyncio.gather(*(self._end(shard, kindly=True) for shard in tuple(self._children)))
         if self._keeper is not None:
@@ -359,13 +369,13 @@ class Children:
             self._keeper = None
 
     def _kept(self) -> int:
-        """Our end of the keeper's pipe. Where it has ended, which nobody here asks of it, another hears of all."""
+        """Return our end of the keeper's pipe. If the keeper has died, start another and send it all groups."""
         if self._keeper is None or self._keeper.poll() is not None:
             if self._keeper is not None:
                 os.close(self._to_keeper)
             reading, self._to_keeper = os.pipe()
-            # A session of its own: what ends our group must not end it first.
-            self._keeper = subprocess.Popen(  # noqa: S603  the text above
+            # In its own session, so that a signal that ends our group doesn't end the keeper first.
+            self._keeper = subprocess.Popen(  # noqa: S603  the script above
                 ("/bin/sh", "-c", _KEEPER), stdin=reading, start_new_session=True
             )
             os.close(reading)
@@ -374,7 +384,7 @@ class Children:
         return self._to_keeper
 
     def _tell_keeper(self, what: str, group: int) -> None:
-        with suppress(BrokenPipeError):  # the next keeper hears of it
+        with suppress(BrokenPipeError):  # the next keeper gets all groups
             os.write(self._to_keeper, f"{what} {group}\n".encode())
 
     def _turn(self, shard: str) -> asyncio.Lock:
@@ -406,7 +416,7 @@ class Children:
     async def _asked(
         self, shard: str, child: ChildProcess, say: Callable[[], object], most_seconds: float = math.inf
     ) -> None:
-        """Ask; a child that fails, or is not waited for any more, ends before anything else is done for its shard."""
+        """Ask a child. If it fails or the wait is canceled, end it before anything else is done for its shard."""
         try:
             await child.ask(say, most_seconds)
         except BaseException as fault:

@@ -1,13 +1,15 @@
-"""Children as the handler of a worker: one event loop in a thread of its own pumps them all.
+"""Makes children the handler of a worker. One event loop in its own thread serves all of them.
 
-The loop begins before the worker and ends after it, so that a child hears its last message once its lease is given,
-released or lost.
+The loop starts before the worker and ends after it, so that a child gets its last message after its lease was handed
+off, released or lost.
 
-Rule 1: nothing reaches a child that was started at a checkpoint before records that another was given: after a fault,
-also in a message that nobody waits for, the next call fails, and the reading begins again at the checkpoint. Rule 2:
-with a dead letter, records that ended `attempts` children are searched for the one that does it: by halves, each time
-from the checkpoint on, and nothing but the child's death counts. The record goes to the dead letter and is left out of
-the messages of this process until a checkpoint has passed it. A child that cannot be started blames no record.
+Rule 1: A child never misses records: if one child was sent records and failed, the next one, which starts at the
+checkpoint, gets these records first. After any fault, even in a message that no call waits for, the next call fails and
+reading starts again at the checkpoint.
+Rule 2: With a dead letter, if some records have ended `attempts` children, we search for the one record that ends them.
+The search halves the records, each time from the checkpoint on, and only the end of a child counts as a failure. The
+record goes to the dead letter, and this process leaves it out of messages until a checkpoint has passed it. If a child
+cannot be started, no record is to blame.
 """
 
 import asyncio
@@ -37,39 +39,39 @@ from leasehold.stores.printable import escaped, said
 log = escaped(logging.getLogger("leasehold.child"))
 
 LEAVE_SECONDS = 5.0
-"""After the worker's own drain: for children that were told to leave, before their pipes are closed."""
+"""How long to wait after the worker's drain for children whose leases are gone, before their pipes are closed."""
 
 CLOSE_SECONDS = 30.0
-"""More than `Children.close` takes."""
+"""Longer than `Children.close` takes."""
 
 SEARCH_ATTEMPTS = 40
-"""Enough to find one record among the most that a message has, and another one."""
+"""Enough attempts to find one record in a message of maximum size, and then another one."""
 
 
 class RecordSearch:
-    """The search of one shard for the record that ends its children (rule 2)."""
+    """The search in one shard for the record that ends its children (rule 2)."""
 
     def __init__(self, attempts: int) -> None:
         self._attempts, self._faults = attempts, 0
         self._failed_at: PlaceOrder = (0, 0, 0)
-        self._suspects: tuple[PlaceOrder, PlaceOrder] | None = None  # the first and last of them
+        self._suspects: tuple[PlaceOrder, PlaceOrder] | None = None  # the first and the last one
         self._buried = set[PlaceOrder]()
 
     def parts(self, records: Sequence[Record], checkpoint: PlaceOrder) -> list[Sequence[Record]]:
-        """The messages that hand over these records, in order, without those that are dead-lettered."""
-        self._buried = {each for each in self._buried if each > checkpoint}
-        rest = [each for each in records if each.position.order not in self._buried]
+        """Split records into messages, in order, leaving out those that are dead letters."""
+        self._buried = {order for order in self._buried if order > checkpoint}
+        remaining = [record for record in records if record.position.order not in self._buried]
         if self._suspects is None:
-            return [rest] if rest else []
+            return [remaining] if remaining else []
         first, last = self._suspects
-        before = [each for each in rest if each.position.order < first]
-        among = [each for each in rest if first <= each.position.order <= last]
-        after = [each for each in rest if each.position.order > last]
+        before = [record for record in remaining if record.position.order < first]
+        among = [record for record in remaining if first <= record.position.order <= last]
+        after = [record for record in remaining if record.position.order > last]
         half = (len(among) + 1) // 2
-        return [each for each in (before, among[:half], among[half:], after) if each]
+        return [part for part in (before, among[:half], among[half:], after) if part]
 
     def passed(self, part: Sequence[Record]) -> None:
-        """The child has answered for this part."""
+        """Note that the child has answered for this part."""
         end = part[-1].position.order
         if self._suspects is not None and end >= self._suspects[1]:
             self._suspects = None
@@ -77,7 +79,7 @@ class RecordSearch:
             self._faults = 0
 
     def failed(self, part: Sequence[Record]) -> Record | None:
-        """The child has ended at this part; the record that is to blame, once it was alone."""
+        """Note that the child ended at this part. If the part is the one record to blame, return it."""
         self._faults += 1
         self._failed_at = max(self._failed_at, part[-1].position.order)
         if self._suspects is None and self._faults < self._attempts:
@@ -86,18 +88,20 @@ class RecordSearch:
         return part[0] if len(part) == 1 else None
 
     def dead_lettered(self, record: Record) -> None:
-        """The dead letter has this record."""
+        """Note that this record was dead-lettered."""
         self._buried.add(record.position.order)
         self._suspects, self._faults = None, 0
 
 
 class ChildHandler:
-    """Hands batches to children. Use it as a context manager around the worker.
+    """Dispatches batches to children. Use it as a context manager around the worker.
 
-    attempts     how many children in turn are given a batch that ends them
-    dead_letter  takes over a record that ends each child; None: the shard is left to other workers
-    empty        whether readings without a record are handed over, too
-    strict       whether the first fault of a child ends the worker, as in Java; it is then in `fault`
+    Args:
+        children: The children.
+        attempts: How many children in turn are sent a batch that ends them.
+        dead_letter: Receives a record that ends every child; None to leave the shard to other workers.
+        empty: Whether children also get messages for reads without records.
+        strict: Whether the first fault of a child ends the worker, as in Java. It is then in `fault`.
     """
 
     def __init__(
@@ -116,13 +120,15 @@ class ChildHandler:
         self._runner: Runner | None = None
         self._holdings: dict[str, Holding] = {}
         self._final_checkpoints: dict[str, FinalCheckpoint] = {}
-        self._searches: dict[str, RecordSearch] = {}  # they outlive a lease: it may come back with the same record
-        self._unheard: dict[str, Future[None]] = {}  # messages of each lease that nobody waits for yet
+        self._searches: dict[
+            str, RecordSearch
+        ] = {}  # kept after a lease is gone: it may come back with the same record
+        self._unheard: dict[str, Future[None]] = {}  # the message of each lease that no call waits for yet
         self._leaving = set[Future[None]]()
 
     @property
     def handling(self) -> Handling:
-        """The handling that a worker is given."""
+        """The handling to pass to the worker."""
         attempts = self._attempts if self._dead_letter is None else self._attempts + SEARCH_ATTEMPTS
         return Handling(
             self._handle,
@@ -133,11 +139,11 @@ class ChildHandler:
         )
 
     def begun(self, runner: Runner) -> None:
-        """The runner that is stopped where one fault ends all."""
+        """Set the runner to stop if `strict` and a child fails."""
         self._runner = runner
 
     def __enter__(self) -> Self:
-        """Begin the loop."""
+        """Start the loop."""
         self._loop = asyncio.new_event_loop()
         self._thread = spawn("leasehold-children", self._loop.run_forever, lambda fault: log.error("%s", said(fault)))
         return self
@@ -145,7 +151,7 @@ class ChildHandler:
     def __exit__(
         self, _kind: type[BaseException] | None, _fault: BaseException | None, _at: TracebackType | None
     ) -> None:
-        """Wait for children that are told of their end, and end the others."""
+        """Wait for children that were told to leave, and end all others."""
         wait(tuple(self._leaving), LEAVE_SECONDS)
         try:
             self._do(self._children.close()).result(CLOSE_SECONDS)
@@ -174,23 +180,23 @@ class ChildHandler:
         leaving.add_done_callback(self._leaving.discard)
 
     def _measure(self, holding: Holding, batch: Batch) -> None:
-        """Say an empty reading, unless the child has not answered for the last one."""
-        before = self._unheard.get(holding.key)
+        """Send a message for an empty read, unless the last one is not answered yet or has failed."""
+        previous = self._unheard.get(holding.key)
         if not self._empty or batch.records:
             return
-        if before is not None and (not before.done() or before.cancelled() or before.exception() is not None):
+        if previous is not None and (not previous.done() or previous.cancelled() or previous.exception() is not None):
             return
         at, store = self._beginning(holding)
-        work = self._children.process(holding.lease.shard, at, (), batch.behind_seconds, store)
-        self._unheard[holding.key] = self._do(work)
+        message = self._children.process(holding.lease.shard, at, (), batch.behind_seconds, store)
+        self._unheard[holding.key] = self._do(message)
         self._unheard[holding.key].add_done_callback(self._look)
 
     def _beginning(self, holding: Holding) -> tuple[Position, Any]:
-        # Stored by a thread, while the loop serves the other children.
+        # Checkpoints are stored in a thread, so that the loop can serve the other children.
         return holding.lease.checkpoint, lambda position: asyncio.to_thread(self._stored, holding, position)
 
     async def _heard(self, key: str) -> None:
-        """Hear what became of the message that nobody has waited for; raises its fault (rule 1)."""
+        """Wait for the message that no call has waited for. Raises its fault (rule 1)."""
         if (unheard := self._unheard.pop(key, None)) is not None:
             await asyncio.wrap_future(unheard)
 
@@ -199,7 +205,7 @@ class ChildHandler:
             self._failed(fault)
 
     def _failed(self, fault: BaseException) -> None:
-        """Where one fault ends all, have it end all."""
+        """If `strict`, end the worker because of this fault."""
         if self._strict and self.fault is None and isinstance(fault, ChildFault | ChildNotStarted):
             log.error("the worker ends, since a child has failed: %s", said(fault))
             self.fault = fault
@@ -215,12 +221,12 @@ class ChildHandler:
         search = self._searches.setdefault(holding.key, RecordSearch(self._attempts))
         parts = search.parts(delivery.records, at.order) if self._dead_letter else [delivery.records]
         for part in parts:
-            work = self._children.process(delivery.shard, at, part, delivery.behind_seconds, store)
+            message = self._children.process(delivery.shard, at, part, delivery.behind_seconds, store)
             try:
-                await asyncio.wrap_future(self._do(work))
+                await asyncio.wrap_future(self._do(message))
             except (ChildFault, ChildNotStarted) as fault:
                 self._failed(fault)
-                # A child that was killed because its lease is gone blames no record.
+                # If a child was killed because its lease is lost, no record is to blame.
                 if self._dead_letter is not None and isinstance(fault, ChildFault) and not holding.lost.is_set():
                     await self._search(search, part, delivery, fault, self._dead_letter)
                 raise
@@ -231,9 +237,9 @@ class ChildHandler:
     ) -> None:
         if (record := search.failed(part)) is None:
             return
-        answer = await asyncio.to_thread(letter, delivery.part([record]), fault)
-        if inspect.isawaitable(answer):
-            await answer
+        result = await asyncio.to_thread(letter, delivery.part([record]), fault)
+        if inspect.isawaitable(result):
+            await result
         search.dead_lettered(record)
         log.warning(
             "shard %s: record %s.%s went to the dead letter: it ends each child: %s",
@@ -260,12 +266,12 @@ class ChildHandler:
     # Checkpoints
 
     def _stored(self, holding: Holding, position: Position) -> CheckpointError | None:
-        """Store what a child asks for, and say how that went by the names that it knows."""
+        """Store a checkpoint that a child requests. Return None, or the name of the error for the child."""
         if holding.lost.is_set():
             return "ShutdownException"
         try:
             stored = self._final_checkpoints[holding.key].end() if position.ended else holding.checkpoint(position)
-        except OutcomeUnknown as fault:  # it may be stored, or the lease another's: asking again tells
+        except OutcomeUnknown as fault:  # the child should ask again: it may be stored, or the lease may be lost
             log.warning("shard %s: a checkpoint is not answered: %s", holding.key, fault)
             return "ThrottlingException"
         except (StoreError, SourceError) as fault:
@@ -276,7 +282,7 @@ class ChildHandler:
 
 
 def error_name(fault: StoreError | SourceError) -> CheckpointError:
-    """The name by which a child knows this fault of the store."""
+    """Return the name by which children know this error of the store."""
     if isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) in THROTTLED:
         return "ThrottlingException"
     if isinstance(fault, StoreError) and is_missing(fault):

@@ -1,11 +1,14 @@
-"""The `.properties` file of a MultiLangDaemon: what each of its keys means here, said once and in full.
+"""Reads the `.properties` file of a MultiLangDaemon, and defines what each key means here.
 
-Each key has one of four fates. Taken: it means here what it means in Java. Nearest: the nearest thing is done, and the
-table says what. Ignored: it has no meaning here; the table says why. Refused: nothing starts, since records would be
-read from another place, or written to one, than the file says. A key that KCL has not is named, with the one it may
-have been meant for; Java passes over it without a word.
+Each key is supported in one of four ways:
 
-0 and `false` mean what they say; in Java they leave a key at its default.
+- Taken: it means the same as in Java.
+- Nearest: we do the closest equivalent, which the table names.
+- Ignored: it has no meaning here, and the table says why.
+- Refused: the daemon doesn't start, because it would read or write other data than the file says.
+
+A key that KCL doesn't have is reported, with a suggestion. Java silently ignores it. Here, 0 and `false` are ordinary
+values, while in Java they leave a key at its default.
 """
 
 import re
@@ -29,7 +32,7 @@ from leasehold.stores.printable import did_you_mean, printable
 FateName = Literal["taken", "nearest", "ignored", "unknown"]
 
 POLLING = ("maxRecords", "idleTimeBetweenReadsInMillis", "retryGetRecordsInSeconds", "maxGetRecordsThreadPool")
-"""Where one of these is set, Java polls; where none is, it reads by enhanced fan-out."""
+"""If one of these is set, Java polls. Otherwise it reads by enhanced fan-out."""
 
 CADENCE = "leases and shards are looked at in a cadence of its own"
 LEADER = "only Java's leader uses it"
@@ -155,7 +158,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 @frozen
 class Support:
-    """A key of the file, and what becomes of it."""
+    """A key in the file, and how it is supported."""
 
     key: str
     fate: FateName
@@ -164,17 +167,19 @@ class Support:
 
 @frozen
 class MultiLangSettings:
-    """The settings that the file asks for.
+    """The settings in a file.
 
-    argv             the program of a child, and its arguments
-    source, store    URLs
-    credentials, table_credentials
-                     of the source, and of the store
-    options          of the worker, as in Python
-    most_records     no message has more
-    empty            whether readings without a record are handed over, too
-    timeout_seconds  a child that does not answer for longer is killed; None: it may take for ever
-    fates            of every key, in the order of the file
+    Attributes:
+        argv: The program of a child and its arguments.
+        source: The URL of the source.
+        store: The URL of the store.
+        credentials: The credentials for the source.
+        table_credentials: The credentials for the store.
+        options: The options of the worker, as in Python.
+        most_records: The maximum number of records in a message.
+        empty: Whether children also get messages for reads without records.
+        timeout_seconds: Kill a child that doesn't answer for this long; None for never.
+        support: How each key is supported, in the order of the file.
     """
 
     argv: tuple[str, ...]
@@ -189,21 +194,26 @@ class MultiLangSettings:
     support: tuple[Support, ...]
 
     def table(self) -> str:
-        """The fates, one a line, as they are said at the start. No value is shown: one may be a secret."""
-        widest = max(len(each.key) for each in self.support)
-        return "\n".join(f"{each.key:<{widest}}  {each.fate:<7}  {each.meaning}".rstrip() for each in self.support)
+        """Return the table that is printed at the start, one key per line, without values, which may be secret."""
+        widest = max(len(row.key) for row in self.support)
+        return "\n".join(f"{row.key:<{widest}}  {row.fate:<7}  {row.meaning}".rstrip() for row in self.support)
 
 
 def read_properties(
     path: Path, settings: Iterable[str] = (), environment: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The keys and values of the file, with these `key=value` in place of its own.
+    """Return the keys and values in a file, overridden by settings.
 
-    environment  where `${NAME}` in a value is looked up; None: it stays as it is
-    Raises ValueError naming the file or the setting.
+    Args:
+        path: The file.
+        settings: Settings of the form `key=value` that override those in the file.
+        environment: The variables that replace `${NAME}` in values; None to leave values unchanged.
+
+    Raises:
+        ValueError: The file, a setting or a value is not valid. The message names it.
     """
     try:
-        found = javaproperties.load(BytesIO(path.read_bytes()))
+        values = javaproperties.load(BytesIO(path.read_bytes()))
     except OSError as error:
         raise ValueError(f"{path}: it cannot be read: {error.strerror}") from None
     except javaproperties.InvalidUEscapeError as error:
@@ -212,24 +222,24 @@ def read_properties(
         key, separator, value = setting.partition("=")
         if not separator or not key.strip():
             raise ValueError(f"--set: {setting!r} is not of the form key=value")
-        found[key.strip()] = value
+        values[key.strip()] = value
     if environment is None:
-        return found
-    for key, value in found.items():
+        return values
+    for key, value in values.items():
         for name in _VARIABLE.findall(value):
             if name not in environment:
                 raise ValueError(f"{key}: ${{{name}}} is not in the environment")
-    return {key: _VARIABLE.sub(lambda name: environment[name[1]], value) for key, value in found.items()}
+    return {key: _VARIABLE.sub(lambda name: environment[name[1]], value) for key, value in values.items()}
 
 
 def understood_properties(given: Mapping[str, str]) -> MultiLangSettings:
-    """The meaning of these keys. Raises ValueError naming the first that is missing, wrong or refused."""
+    """Return the settings in these keys. Raises ValueError for the first key that is missing, wrong or refused."""
     return _Understanding(given).settings()
 
 
 @frozen
 class _Understanding:
-    """The keys of one file, each looked at once."""
+    """Interprets the keys of one file, and collects how each is supported."""
 
     given: Mapping[str, str]
     support: dict[str, Support] = field(factory=dict)
@@ -238,7 +248,7 @@ class _Understanding:
         for key in self.given:
             self.support[key] = self._support(key)
         name = self._required("applicationName")
-        argv = tuple(each for each in self._required("executableName").split(" ") if each)
+        argv = tuple(word for word in self._required("executableName").split(" ") if word)
         of_stream, of_table = self._credentials()
         options = Options(worker=self._text("workerId") or self._text("workerIdentifier"))
         options["initial_position"] = self._beginning()
@@ -296,8 +306,8 @@ class _Understanding:
 
     def _required(self, key: str) -> str:
         if (value := self._text(key)) is None:
-            near = did_you_mean(key, [each for each, fate in self.support.items() if fate.fate == "unknown"])
-            raise ValueError(f"{key}: it is missing{near}")
+            hint = did_you_mean(key, [name for name, support in self.support.items() if support.fate == "unknown"])
+            raise ValueError(f"{key}: it is missing{hint}")
         return value
 
     def _whole(self, key: str, least: int) -> int | None:
@@ -333,15 +343,15 @@ class _Understanding:
         region = self._text("kinesisClient.region") or self._text("regionName")
         name, arn = self._text("streamName"), self._text("streamArn")
         if arn is not None:
-            found = stream_address(arn, None, "streamArn")
-            if found.arn is None:
+            address = stream_address(arn, None, "streamArn")
+            if address.arn is None:
                 raise ValueError(f"streamArn: {printable(arn)!r} is no ARN of a stream")
             name = arn
-            if region is not None and found.region != region:  # as in the KCL's own sample file
-                name = found.name
+            if region is not None and address.region != region:  # as in the KCL's own sample file
+                name = address.name
                 meaning = f"its stream, but in {region}: regionName says so, as in Java"
                 self.support["streamArn"] = Support("streamArn", "nearest", meaning)
-            region = region or found.region
+            region = region or address.region
             if "streamName" in self.support:
                 self.support["streamName"] = Support("streamName", "ignored", "streamArn says which stream")
         elif name is None:
@@ -356,7 +366,7 @@ class _Understanding:
         })  # fmt: skip
 
     def _consumer(self, application: str) -> str | None:
-        """The consumer of enhanced fan-out; None where shards are polled."""
+        """Return the consumer of enhanced fan-out, or None if shards are polled."""
         mode = (self._text("retrievalMode") or "DEFAULT").upper()
         if mode not in {"DEFAULT", "POLLING", "FANOUT"}:
             raise ValueError("retrievalMode: choose DEFAULT, POLLING or FANOUT")
@@ -370,22 +380,22 @@ class _Understanding:
         return consumer
 
     def _credentials(self) -> tuple[Credentials, Credentials]:
-        """The credentials of the stream and of the table; one pair serves both where the file names no other."""
-        found: dict[str, Credentials] = {}
-        for given in self.given:
-            # Java finds these keys in any case, and no others.
-            key = next((each for each in CREDENTIALS if each.lower() == given.lower()), None)
-            if key is None or (value := self._text(given)) is None:
+        """Return the credentials for the stream and for the table, which are the same unless the file names others."""
+        credentials: dict[str, Credentials] = {}
+        for name_in_file in self.given:
+            # Java matches these keys without regard to case, unlike all others.
+            key = next((name for name in CREDENTIALS if name.lower() == name_in_file.lower()), None)
+            if key is None or (value := self._text(name_in_file)) is None:
                 continue
             try:
-                found[key] = credentials_of(value)
+                credentials[key] = credentials_of(value)
             except ValueError as error:
-                raise ValueError(f"{given}: {error}") from None
-            self.support[given] = Support(given, "taken", str(found[key]))
-        of_stream = found.get(CREDENTIALS[0], Credentials())
-        return of_stream, found.get(CREDENTIALS[1], of_stream)
+                raise ValueError(f"{name_in_file}: {error}") from None
+            self.support[name_in_file] = Support(name_in_file, "taken", str(credentials[key]))
+        of_stream = credentials.get(CREDENTIALS[0], Credentials())
+        return of_stream, credentials.get(CREDENTIALS[1], of_stream)
 
 
 def _url(scheme: str, place: str, options: Mapping[str, str | None]) -> str:
-    told = urlencode({name: value for name, value in options.items() if value is not None}, safe="/:")
-    return f"{scheme}://{quote(place)}" + (f"?{told}" if told else "")
+    query = urlencode({name: value for name, value in options.items() if value is not None}, safe="/:")
+    return f"{scheme}://{quote(place)}" + (f"?{query}" if query else "")

@@ -1,25 +1,27 @@
-"""The talk of the daemon with one child: a state machine over bytes, without I/O, clock or thread.
+"""The daemon's conversation with one child: a state machine over bytes, without I/O, clock or thread.
 
-One JSON object a line goes each way. The daemon asks (`initialize`, `processRecords`, `leaseLost`, `shardEnded`,
-`shutdownRequested`), and asks nothing more until the child has answered with a `status` for that action. In between the
-child may ask for checkpoints, and each is answered before the next line is read.
+Both sides send JSON objects, one per line. The daemon sends a message (`initialize`, `processRecords`, `leaseLost`,
+`shardEnded`, `shutdownRequested`), and no other until the child has answered with a `status` for that action. In
+between the child may request checkpoints. Each request is answered before the next line is read.
 
-    conversation.process_records(records, None)     a message of the daemon; raises ConversationError out of turn
-    pipe.write(conversation.data_to_send())         what is to be written now, perhaps nothing
-    conversation.receive_data(pipe.read())          b"" where the child has closed its pipe
-    while event := conversation.next_event(): ...   what the child meant; None: read more
+    conversation.process_records(records, None)     send a message; raises ConversationError out of turn
+    pipe.write(conversation.data_to_send())         write the bytes that are due, perhaps none
+    conversation.receive_data(pipe.read())          b"" if the child has closed its pipe
+    while event := conversation.next_event(): ...   handle what the child sent; None means to read more
 
 The events are `Answered`, `CheckpointWanted`, `NotUnderstood` and `Broken`. After `CheckpointWanted` there is no other
-event until `checkpoint_stored` or `checkpoint_failed` has answered it.
+event until `checkpoint_stored` or `checkpoint_failed` is called.
 
-Rule 1: `acknowledged` is what the row says, and moves only by `checkpoint_stored`; a status never moves it.
-Rule 2: last checkpoint <= asked <= greatest delivered, by (number, sub-sequence number), delivered or not in between;
-a bare request means the greatest delivered. What the row says already is answered without a write. Rule 3: at
-`shardEnded` a bare request, or the last delivered record, means the end of the shard. Rule 4: in `initialize` and
-`leaseLost` there is no checkpoint. Rule 5: `leaseLost` and `shardEnded` are the last messages; after their answer, or
-after `Broken`, nothing is said or understood any more.
+Rule 1: `acknowledged` is the checkpoint in the row. Only `checkpoint_stored` moves it, never a status.
+Rule 2: A request must be between the last checkpoint and the greatest delivered position, by (number, sub-sequence
+number), both included. It need not be the position of a delivered record. A request without a number means the greatest
+delivered position. A request for the current checkpoint is answered without a write.
+Rule 3: At `shardEnded`, a request without a number, or for the last delivered record, means the end of the shard.
+Rule 4: There are no checkpoints during `initialize` and `leaseLost`.
+Rule 5: `leaseLost` and `shardEnded` are the last messages. After the answer to one of them, or after `Broken`, nothing
+is sent, and nothing that arrives is interpreted.
 
-Children tell errors apart by their names, which are those of the Java classes.
+Children distinguish errors by name. The names are those of the Java classes.
 """
 
 import json
@@ -39,20 +41,20 @@ NO_CHECKPOINT: tuple[ChildAction, ...] = ("initialize", "leaseLost")
 
 CheckpointError = Literal[
     "IllegalArgumentException",  # not within the range
-    "InvalidStateException",  # no checkpoint in this state; or the lease table is gone
+    "InvalidStateException",  # no checkpoint in this state, or the lease table is gone
     "KinesisClientLibDependencyException",  # the store has failed
-    "ShutdownException",  # the lease is not held any more
-    "ThrottlingException",  # the store asks to slow down, or nobody knows whose the lease is: children try again
+    "ShutdownException",  # the lease is no longer held
+    "ThrottlingException",  # the store throttles, or the outcome is unknown; children try again
 ]
 
 MOST_RECORDS = 10_000
-"""KCL's own `maxRecords`."""
+"""The default of KCL's `maxRecords`."""
 
 MOST_LINE_BYTES = 2**20
-"""A line of a child that is longer is no message: the longest that a library writes has two numbers in it."""
+"""The length above which a line of a child is not a message. The longest message of a library contains two numbers."""
 
 MOST_DIGITS = 200
-"""A sequence number has 56."""
+"""The most digits of a sequence number in a request. Kinesis's have 56."""
 
 _KEYS = {
     "status": {"action", "responseFor"},
@@ -61,26 +63,26 @@ _KEYS = {
 
 
 class ConversationError(Exception):
-    """A message out of turn: the last one is not answered yet, or the conversation is over."""
+    """A message was sent out of turn: the last one is not answered yet, or the conversation is over."""
 
 
 @frozen
 class Answered:
-    """The child has answered this action; after one of FINAL its pipe is to be closed."""
+    """The child has answered this action. After one of FINAL, close its pipe."""
 
     action: ChildAction
 
 
 @frozen
 class CheckpointWanted:
-    """Store this position, then say how that went."""
+    """The child requests this checkpoint. Store it, then call `checkpoint_stored` or `checkpoint_failed`."""
 
     position: Position
 
 
 @frozen
 class NotUnderstood:
-    """The child wrote a line that is no message of the protocol, or answered what nobody had asked."""
+    """The child wrote a line that is not a message of the protocol, or a status although nothing was asked."""
 
     line: str
     why: str
@@ -98,13 +100,13 @@ Event = Answered | CheckpointWanted | NotUnderstood | Broken
 
 @frozen
 class _Asked:
-    """A request for a checkpoint, as the child has written it."""
+    """A request for a checkpoint, as the child wrote it."""
 
     sequence: str | None
     sub: int | None
 
     def answer(self, error: CheckpointError | None) -> dict[str, Any]:
-        """The answer: the request again, as text and number, with the error."""
+        """Return the answer, which repeats the request and adds the error."""
         return {
             "action": "checkpoint",
             "sequenceNumber": self.sequence,
@@ -114,12 +116,18 @@ class _Asked:
 
 
 class Conversation:
-    """The talk with the child of this shard.
+    """The conversation with the child of a shard.
 
-    at            the row's checkpoint
-    most_records  no message has more
-    asking        the action that is not answered yet; None: the next one may be sent
-    over          whether nothing more is said or understood
+    Args:
+        shard: The id of the shard.
+        at: The checkpoint in the row.
+        most_records: The maximum number of records in a message.
+
+    Attributes:
+        acknowledged: The checkpoint in the row.
+        delivered: The position of the last record that was sent.
+        asking: The action that is not answered yet; None if the next message may be sent.
+        over: Whether the conversation has ended (rule 5).
     """
 
     def __init__(self, shard: str, at: Position, most_records: int = MOST_RECORDS) -> None:
@@ -127,72 +135,78 @@ class Conversation:
         self.acknowledged = self.delivered = at
         self.asking: ChildAction | None = None
         self.over = self._begun = self._closed = False
-        self._ending = False  # whether `shardEnded` was said
+        self._ending = False  # whether `shardEnded` was sent
         self._wanted: tuple[_Asked, Position] | None = None
         self._out: list[str] = []
-        self._part, self._skipping = b"", False  # the line that has no end yet; whether it is too long already
+        self._part, self._skipping = b"", False  # the incomplete last line, and whether it is already too long
         self._lines = deque[bytes]()
 
     # The daemon's messages
 
     def initialize(self) -> None:
-        """Begin, at the row's checkpoint."""
+        """Send the first message, which contains the checkpoint in the row."""
         if self._begun:
             raise ConversationError("initialize: it is the first message, and was sent before")
         self._begun = True
         at = self.acknowledged
-        sub = at.sub if at.numbered else 0  # the time of AT_TIMESTAMP is no sub-sequence number
-        told = {"action": "initialize", "shardId": self.shard, "sequenceNumber": at.sequence, "subSequenceNumber": sub}
-        self._ask("initialize", told)
+        sub = at.sub if at.numbered else 0  # the time of AT_TIMESTAMP is not a sub-sequence number
+        message = {
+            "action": "initialize",
+            "shardId": self.shard,
+            "sequenceNumber": at.sequence,
+            "subSequenceNumber": sub,
+        }
+        self._ask("initialize", message)
 
     def process_records(self, records: Sequence[Record], behind_seconds: float | None) -> int:
-        """Hand over the first of these, perhaps none; how many went into the message."""
+        """Send as many of these records as fit into a message, perhaps none, and return how many were sent."""
         part = records[: self._most_records]
         behind = None if behind_seconds is None else int(behind_seconds * 1000)
-        told = {"action": "processRecords", "records": [*map(_record, part)], "millisBehindLatest": behind}
-        self._ask("processRecords", told)
+        message = {"action": "processRecords", "records": [*map(_record, part)], "millisBehindLatest": behind}
+        self._ask("processRecords", message)
         if part:
             self.delivered = part[-1].position
         return len(part)
 
     def shutdown_requested(self) -> None:
-        """Ask for the last checkpoint before the lease goes to another worker."""
+        """Ask the child for its last checkpoint before the lease moves to another worker."""
         self._ask("shutdownRequested", {"action": "shutdownRequested"})
 
     def lease_lost(self) -> None:
-        """Say that the lease is gone. The child closes after it."""
+        """Notify the child that the lease is lost. The child then closes its pipe."""
         self._ask("leaseLost", {"action": "leaseLost"})
 
     def shard_ended(self) -> None:
-        """Say that all records of the shard were handed over, and ask for the checkpoint that ends it."""
+        """Notify the child that all records of the shard were sent, and ask for the checkpoint that ends it."""
         self._ask("shardEnded", {"action": "shardEnded"})
         self._ending = True
 
     def data_to_send(self) -> bytes:
-        """The bytes to be written to the child that were not taken yet."""
+        """Return the bytes to write to the child since the last call."""
         data, self._out = "".join(self._out), []
         return data.encode("utf-8", "replace")
 
     # The child's messages
 
     def receive_data(self, data: bytes) -> None:
-        """Take what the child has written; nothing, where it has closed its pipe."""
+        """Add bytes that the child has written, or b"" if it has closed its pipe."""
         if not data:
             self._closed = True
             return
-        # Children end a line with LF, CR or both. A CR whose LF is in the next part makes an empty line more.
-        *lines, rest = (self._part + data).replace(b"\r", b"\n").split(b"\n")
+        # Children end a line with LF, CR or both. If a CR and its LF arrive separately, the result is an extra empty
+        # line, which is skipped.
+        *lines, tail = (self._part + data).replace(b"\r", b"\n").split(b"\n")
         for line in lines:
             if not self._skipping and line.strip():
                 self._lines.append(line)
             self._skipping = False
-        if len(rest) > MOST_LINE_BYTES and not self._skipping:
-            self._lines.append(rest)  # too long: said once, and its end is passed over
+        if len(tail) > MOST_LINE_BYTES and not self._skipping:
+            self._lines.append(tail)  # too long: reported once, and the rest of the line is skipped
             self._skipping = True
-        self._part = b"" if self._skipping else rest
+        self._part = b"" if self._skipping else tail
 
     def next_event(self) -> Event | None:
-        """The child's next message; None where more must be read, or a checkpoint is not stored yet."""
+        """Return the child's next message, or None if more must be read or a checkpoint is not yet stored."""
         while self._lines and not self.over and self._wanted is None:
             event = self._event(self._lines.popleft())
             if event is not None:
@@ -203,17 +217,17 @@ class Conversation:
         return None
 
     def checkpoint_stored(self) -> None:
-        """The row says what was wanted."""
-        asked, position = self._taken()
+        """Answer the request: the row contains the requested checkpoint."""
+        request, position = self._taken()
         self.acknowledged = position
-        self._say(asked.answer(None))
+        self._say(request.answer(None))
 
     def checkpoint_failed(self, error: CheckpointError) -> None:
-        """The row does not say what was wanted, for this reason; the child decides what to do."""
-        asked, _ = self._taken()
-        self._say(asked.answer(error))
+        """Answer the request: the checkpoint was not stored, for this reason. The child decides what to do."""
+        request, _ = self._taken()
+        self._say(request.answer(error))
 
-    # Their meaning
+    # How both are handled
 
     def _ask(self, action: ChildAction, told: dict[str, Any]) -> None:
         if self.over or not self._begun:
@@ -225,7 +239,7 @@ class Conversation:
 
     def _say(self, told: dict[str, Any]) -> None:
         text = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
-        # Node takes these two for the end of a line. They stand in texts alone, where JSON may write them so.
+        # Node treats these two as line ends. They only occur in strings, where JSON allows the escapes.
         self._out.append(text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029") + "\n")
 
     def _taken(self) -> tuple[_Asked, Position]:
@@ -242,7 +256,7 @@ class Conversation:
         if isinstance(message, _Asked):
             return self._checkpoint(message)
         if self.asking is None:
-            # Java keeps it as the answer to its next message, and then runs ahead of the child.
+            # Java would take it as the answer to its next message, and then run ahead of the child.
             return NotUnderstood(line.decode(), "a status, and nothing was asked")
         if message != self.asking:
             self.over = True
@@ -252,20 +266,20 @@ class Conversation:
         return Answered(answered)
 
     def _checkpoint(self, asked: _Asked) -> CheckpointWanted | None:
-        """Answer what needs no write, or want one."""
+        """Answer a request that needs no write, or return the event that asks for one."""
         if not self._begun or self.asking in NO_CHECKPOINT:
             self._say(asked.answer("InvalidStateException"))
             return None
         last, number, sub = self.delivered, asked.sequence, asked.sub or 0
-        position: Position | None = None  # where what is meant is outside of the range
+        position: Position | None = None  # stays None if the request is out of range
         if number is None:
             position = SHARD_END if self._ending else last
         elif number.isascii() and number.isdigit() and len(number) <= MOST_DIGITS and sub >= 0:
-            meant = Position(str(int(number)), sub)
-            if self._ending and meant.order == last.order:
+            requested = Position(str(int(number)), sub)
+            if self._ending and requested.order == last.order:
                 position = SHARD_END
-            elif self.acknowledged.order <= meant.order <= last.order:
-                position = meant
+            elif self.acknowledged.order <= requested.order <= last.order:
+                position = requested
         if position is None:
             self._say(asked.answer("IllegalArgumentException"))
             return None
@@ -281,7 +295,7 @@ def _record(record: Record) -> dict[str, Any]:
         "data": b64encode(record.data).decode(),
         "partitionKey": record.partition_key,
         "sequenceNumber": record.sequence_number,
-        # kclpy takes int() of it, so it is never null; Kinesis always tells it.
+        # kclpy calls int() on it, so it must not be null. Kinesis always sends it.
         "approximateArrivalTimestamp": round((record.arrived or 0) * 1000),
         "subSequenceNumber": record.sub_sequence_number,
         "action": "record",  # kclpy decodes every object by its action, nested ones too
@@ -289,22 +303,22 @@ def _record(record: Record) -> dict[str, Any]:
 
 
 def _message(line: bytes) -> _Asked | str:
-    """A request for a checkpoint, or the action that a status answers. Raises ValueError for what is neither."""
+    """Parse a line as a request for a checkpoint, or as the action that a status answers. Raises ValueError."""
     if len(line) > MOST_LINE_BYTES:
         raise ValueError(f"longer than {MOST_LINE_BYTES} bytes")
     try:
-        told = json.loads(line.decode())
+        document = json.loads(line.decode())
     except (ValueError, RecursionError):
         raise ValueError("no JSON") from None
-    action = told.get("action") if isinstance(told, dict) else None
+    action = document.get("action") if isinstance(document, dict) else None
     keys = _KEYS.get(action) if isinstance(action, str) else None
     if keys is None:
         raise ValueError("no status and no checkpoint")
-    if unknown := told.keys() - keys:
+    if unknown := document.keys() - keys:
         raise ValueError(f"the unknown key {min(unknown)!r}")
     if action == "status":
-        return _text(told, "responseFor") or ""
-    number, sub = _text(told, "sequenceNumber"), _text(told, "subSequenceNumber")
+        return _text(document, "responseFor") or ""
+    number, sub = _text(document, "sequenceNumber"), _text(document, "subSequenceNumber")
     try:
         return _Asked(number, None if sub is None else int(sub))
     except ValueError:
@@ -312,7 +326,7 @@ def _message(line: bytes) -> _Asked | str:
 
 
 def _text(told: dict[str, Any], key: str) -> str | None:
-    """A text or a whole number; Node writes numbers as texts, and others may not."""
+    """Return a string or a whole number as a string. Node writes numbers as strings, and other languages may not."""
     value = told.get(key)
     if value is None or isinstance(value, str):
         return value

@@ -1,1 +1,1 @@
-"""An operator and a lease table: explanations, forecasts, live pages, checkpoints moved by hand."""
+"""Tools for the operator of a lease table: explanations, forecasts, live pages, checkpoints moved by hand."""

@@ -1,14 +1,13 @@
-"""The moves of checkpoints that an operator asks for: from one store to another, in any clouds, and back or forward.
+"""Moves checkpoints for an operator: copies them between stores of any clouds, and resets them back or forward.
 
-A copy never moves a checkpoint back, and is checked afterwards. The fencing number goes with it: a lease's next owner
-in the new store counts on above every number that its handlers have seen in the old one. (A layout that does not count
-owners has no number to go on from.) A partition of an event hub has its id for a key in every store, a shard its shard
-id, so keys are copied as they are; where a table serves several streams its keys carry a prefix, which can be taken
-off or put on.
+A copy never moves a checkpoint back, and is verified afterwards. The fencing number is copied, too, so a lease's next
+owner in the new store gets a number above all those that its handlers have seen in the old one. (A layout that does not
+count owners has no number to copy.) Every store uses the id of a partition or shard as the key, so keys are copied
+unchanged. If a table serves several streams its keys have a prefix, which can be removed or added.
 
-No worker ever moves a checkpoint back; only the store's reset does, on a lease that nobody owns, and counts it as a
-change of owner. So an owner of before is refused whatever it writes, and the row, its fencing number and what others
-noted on it stay.
+No worker ever moves a checkpoint back. Only the store's reset does, on a lease without an owner, and it counts as a
+change of owner. So all writes of a former owner are rejected, while the row, its fencing number and the annotations of
+others stay.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -26,20 +25,22 @@ from leasehold.stores.swap import CONTROL, marked
 from leasehold.stores.writes import CheckpointLate, CreateLease, ReleaseLease, ResetLease
 
 STILL_SECONDS = 40.0
-"""Longer than any known worker lets pass between two renewals: the Python SDK's take up to 36 s."""
+"""Longer than the time between two renewals of any known worker. Those of the Python SDK take up to 36 s."""
 
 _ATTEMPTS = 5
-"""A living owner renews in between, where we were told not to mind it."""
+"""If the operator insists, a live owner may renew between our two writes, so we try again."""
 
 
 @frozen
 class Move:
-    """A change to one lease of the table that is written to.
+    """A change to one lease of the target table.
 
-    do      what is to happen, or why not: `refuse` comes with `why`; `raise` leaves the checkpoint, and has the
-            fencing number go on above the one it had elsewhere
-    lease   as it is to be stored
-    stored  as it was found, or None
+    Attributes:
+        do: What to do with the lease. `raise` keeps the checkpoint, but raises the fencing number to the one in the
+            other table. `same` writes nothing. `refuse` writes nothing, for the reason `why`.
+        lease: The lease to be stored.
+        stored: The lease as it was found, or None.
+        why: Why the move is refused, or "".
     """
 
     do: Literal["create", "forward", "back", "raise", "same", "refuse"]
@@ -48,12 +49,12 @@ class Move:
     why: str = ""
 
     def refused(self, why: str) -> "Move":
-        """Return the move as refused, with this reason."""
+        """Return the move, refused for this reason."""
         return evolve(self, do="refuse", why=why)
 
 
 def blank(lease: Lease, position: Position) -> Lease:
-    """A lease without an owner, processed up to here; it keeps its counter, so that fencing numbers never fall."""
+    """Return the lease without an owner, at this position. It keeps its epoch, so that fencing numbers never fall."""
     noted = lease.checkpoint == position
     return Lease(
         lease.key,
@@ -64,16 +65,21 @@ def blank(lease: Lease, position: Position) -> Lease:
         hash_range=lease.hash_range,
         weight=lease.weight,
         epoch=lease.epoch,
-        # What LATEST means on this row, and of which stream it is; the other notes are their owners'.
+        # What LATEST means on this row, and which stream it belongs to. All other annotations belong to their writers.
         notes=tuple(note for note in lease.notes if noted and note[0] in {LATEST_MS, LATEST_POSITION, INCARNATION}),
     )
 
 
 def readable(store: Store, which: str) -> tuple[Lease, ...]:
-    """Every lease.
+    """Return every lease of a store.
 
-    Raises StoreError if one cannot be read: then nothing may be decided; and where the table is one of the two of a
-    swap: a row set anew there would speak for a lease that somebody reads by the other table (W1).
+    Args:
+        store: The store.
+        which: The store's name in messages.
+
+    Raises:
+        StoreError: A row cannot be read, so nothing can be decided. Or the table takes part in a swap: a row that is
+            reset there would take effect for a lease that a worker reads by the other table (W1).
     """
     listing = store.list()
     for bad in listing.malformed:
@@ -93,7 +99,10 @@ def living(
     still_seconds: float = STILL_SECONDS,
     pause: Callable[[float], object] | None = None,
 ) -> frozenset[str]:
-    """The keys of the leases whose owner renewed within this time; waits for it where the store keeps no ages."""
+    """Return the keys of the leases whose owner renewed within `still_seconds`.
+
+    Waits that long, unless the ages of the rows show that no owner has.
+    """
     (keys,) = each_living([(store, leases)], still_seconds, pause)
     return keys
 
@@ -103,33 +112,43 @@ def each_living(
     still_seconds: float = STILL_SECONDS,
     pause: Callable[[float], object] | None = None,
 ) -> tuple[frozenset[str], ...]:
-    """The same keys of several tables, with one wait for all."""
-    doubtful = [
-        (store, {each.key: each for each in leases if each.owner and not each.ended and each.idle < still_seconds})
+    """Return the keys that `living` returns for each of several tables, waiting only once."""
+    recent = [
+        (
+            store,
+            {lease.key: lease for lease in leases if lease.owner and not lease.ended and lease.idle < still_seconds},
+        )
         for store, leases in tables
     ]
-    if any(seen for _, seen in doubtful):
+    if any(seen for _, seen in recent):
         (pause or sleep)(still_seconds)
-    now = [(seen, store.get(sorted(seen)) if seen else ()) for store, seen in doubtful]
+    pairs = [(seen, store.get(sorted(seen)) if seen else ()) for store, seen in recent]
     return tuple(
-        frozenset(each.key for each in leases if each.owner and each.version != seen[each.key].version)
-        for seen, leases in now
+        frozenset(lease.key for lease in leases if lease.owner and lease.version != seen[lease.key].version)
+        for seen, leases in pairs
     )
 
 
 def placed(store: Store, stored: Lease, lease: Lease, me: str, *, insist: bool) -> Outcome:
-    """Have the stored lease stand where this one does, and count on from it.
+    """Move the stored lease to this one's checkpoint, and let it count owners from this one's epoch.
 
-    An owner that is gone, or is not to be minded, is dropped first. No moment is without a row: whoever runs it
-    again after a crash in between finds the lease free, and at its former checkpoint.
+    The owner, if there is one, is removed first. The row exists at all times: after a crash in between, the lease has
+    no owner and its former checkpoint, and the command can be run again.
+
+    Args:
+        store: The store.
+        stored: The lease as it was found.
+        lease: The lease to be stored.
+        me: The name of the command, which is written where a worker's name would be.
+        insist: Whether to try again if the owner renews in between.
     """
     for _ in range(_ATTEMPTS if insist else 1):
         outcome = Done(stored) if stored.owner is None else store.write(ReleaseLease(stored, me))
         if isinstance(outcome, Done):
-            # What LATEST means on this row, and of which stream it is: as noted on the lease, or from now on (L13).
+            # What LATEST means on this row, and the stream it belongs to: from `lease`, or set by the next owner (L13).
             names = (CONTRADICTION, INCARNATION, LATEST_MS, LATEST_POSITION)
-            noted = (name for name in names if stored.note(name) is not None or lease.note(name) is not None)
-            notes = tuple((name, lease.note(name) or UNPINNED) for name in noted)
+            present = (name for name in names if stored.note(name) is not None or lease.note(name) is not None)
+            notes = tuple((name, lease.note(name) or UNPINNED) for name in present)
             outcome = store.write(ResetLease(outcome.lease, lease.checkpoint, notes, epoch=lease.epoch))
         if isinstance(outcome, Done) or outcome.lease is None:
             return outcome
@@ -138,7 +157,7 @@ def placed(store: Store, stored: Lease, lease: Lease, me: str, *, insist: bool) 
 
 
 def carried_out(move: Move, write: Callable[[], Outcome]) -> Move:
-    """The move after its write. Raises OutcomeUnknown; asking again is safe then."""
+    """Write a move and return it, refused if the write failed. Raises OutcomeUnknown; it is safe to try again."""
     try:
         outcome = write()
     except OutcomeUnknown:
@@ -152,9 +171,14 @@ def carried_out(move: Move, write: Callable[[], Outcome]) -> Move:
 
 
 def renamed(leases: Iterable[Lease], off: str, on: str, stream: str | None = None) -> tuple[Lease, ...]:
-    """The leases whose key begins with `off`, with `on` in its place, in the parents too.
+    """Return the leases whose key starts with a prefix, replacing it in their keys and in those of their parents.
 
-    They are of `stream` then; if none is said, of the one that a changed key names, or of the one they were of.
+    Args:
+        leases: The leases.
+        off: The prefix to remove.
+        on: The prefix to add.
+        stream: The stream of the renamed leases. By default it is taken from the key if a prefix is replaced, else it
+            stays the same.
     """
 
     def name(key: str) -> str:
@@ -162,7 +186,7 @@ def renamed(leases: Iterable[Lease], off: str, on: str, stream: str | None = Non
 
     def one(lease: Lease) -> Lease:
         key = name(lease.key)
-        # The source's own id, which no prefix changes; a store without a place for it gives the key.
+        # The source's own id has no prefix. A store that has no field for it returns the key instead.
         shard = lease.key.removeprefix(off) if lease.shard == lease.key else lease.shard
         named = key.removesuffix(shard).removesuffix(":") if off or on else lease.stream
         parents = tuple(map(name, lease.parents))
@@ -174,13 +198,17 @@ def renamed(leases: Iterable[Lease], off: str, on: str, stream: str | None = Non
 def planned_copies(
     leases: Iterable[Lease], stored: Iterable[Lease], live: Collection[str], *, counts: bool = True
 ) -> tuple[Move, ...]:
-    """The moves that would copy `leases` into a table that has `stored`, by key; `live` keys are not touched.
+    """Return the moves that would copy leases into a table, sorted by key.
 
-    counts  whether the table that is written to counts owners
+    Args:
+        leases: The leases to copy.
+        stored: The leases in the target table.
+        live: Keys in the target table whose owners are alive. Their moves are refused.
+        counts: Whether the target table counts owners.
     """
-    known = {lease.key: lease for lease in stored}
+    existing = {lease.key: lease for lease in stored}
     return tuple(
-        _copying(blank(lease, lease.checkpoint), known.get(lease.key), live, counts=counts)
+        _copying(blank(lease, lease.checkpoint), existing.get(lease.key), live, counts=counts)
         for lease in sorted(leases, key=lambda lease: lease.key)
     )
 
@@ -190,7 +218,7 @@ def _copying(lease: Lease, stored: Lease | None, live: Collection[str], *, count
         return Move("create", lease, None)
     forward = Move("forward", lease, stored)
     if stored.checkpoint == lease.checkpoint:
-        # Nobody reads a finished lease again.
+        # A finished lease is never read again, so its fencing number doesn't matter.
         if stored.ended or not (counts and _behind(stored, lease)):
             return evolve(forward, do="same")
         forward = evolve(forward, do="raise")
@@ -204,12 +232,12 @@ def _copying(lease: Lease, stored: Lease | None, live: Collection[str], *, count
 
 
 def _behind(stored: Lease, lease: Lease) -> bool:
-    """Whether its next owner would be given a number that a handler has seen already."""
+    """Return whether the next owner would get a fencing number that a handler may have seen."""
     return stored.epoch < lease.epoch
 
 
 def copied(target: Store, move: Move, *, insist: bool = False) -> Move:
-    """The move carried out; with `insist` also under an owner that renews. Raises OutcomeUnknown."""
+    """Carry out a copy and return the move; with `insist`, even if the owner renews. Raises OutcomeUnknown."""
 
     def write() -> Outcome:
         if move.stored is None:
@@ -222,20 +250,20 @@ def copied(target: Store, move: Move, *, insist: bool = False) -> Move:
 
 
 def wanting(move: Move) -> bool:
-    """Whether there is something to write."""
+    """Return whether there is something to write."""
     return move.do not in {"same", "refuse"}
 
 
 def verified(target: Store, moves: Iterable[Move]) -> tuple[Move, ...]:
-    """The moves, each checked by a consistent reading: what was written must be there, or something later."""
+    """Return the moves after a consistent read, refusing those whose checkpoint, or a later one, is not stored."""
     moves = tuple(moves)
     counts = target.capabilities.counts_owners
-    now = {lease.key: lease for lease in target.get([move.lease.key for move in moves if wanting(move)])}
+    rows = {lease.key: lease for lease in target.get([move.lease.key for move in moves if wanting(move)])}
 
     def there(lease: Lease) -> bool:
-        found = now.get(lease.key)
-        reached = found is not None and found.checkpoint.order >= lease.checkpoint.order
-        return reached and found is not None and not (counts and _behind(found, lease))
+        row = rows.get(lease.key)
+        reached = row is not None and row.checkpoint.order >= lease.checkpoint.order
+        return reached and row is not None and not (counts and _behind(row, lease))
 
     gone = "it was written, and is not there now"
     return tuple(move if not wanting(move) or there(move.lease) else move.refused(gone) for move in moves)
@@ -245,13 +273,13 @@ def verified(target: Store, moves: Iterable[Move]) -> tuple[Move, ...]:
 
 
 def planned_resets(leases: Iterable[Lease], position: Position, live: Collection[str]) -> tuple[Move, ...]:
-    """The moves that would set these leases to one position; `live` keys are not touched."""
+    """Return the moves that would set these leases to one position, refusing those whose keys are in `live`."""
     moves = []
     for stored in sorted(leases, key=lambda lease: lease.key):
         lease = blank(stored, position)
         forward = position.order > stored.checkpoint.order and position.numbered
         move = Move("forward" if forward else "back", lease, stored)
-        # A row that names the stream whose records it counts is written also where it stays: that may be a former one.
+        # If the row names its stream, write it even if the position stays the same: the stream may have been recreated.
         named = stored.note(INCARNATION) not in {None, SETTLED}
         if stored.checkpoint == position and stored.checkpoint.token == position.token and not named:
             move = Move("same", lease, stored)
@@ -262,7 +290,7 @@ def planned_resets(leases: Iterable[Lease], position: Position, live: Collection
 
 
 def reset(store: Store, move: Move, *, insist: bool = False) -> Move:
-    """The move carried out; with `insist` also under an owner that renews. Raises OutcomeUnknown."""
+    """Carry out a reset and return the move; with `insist`, even if the owner renews. Raises OutcomeUnknown."""
     if not wanting(move) or move.stored is None:
         return move
     stored = move.stored

@@ -1,12 +1,12 @@
 """Explains what each worker would do now and by which rule, why a lease is where it is, and when it would move.
 
-`plans` asks the plan of each worker, `story` tells of one lease, and SENTENCES has every rule in a sentence.
+`plans` computes the plan of each worker, `story` explains one lease, and SENTENCES describes every rule in a sentence.
 
-`rules_between` finds the rule of each change of owner between two readings: that of the new owner's plan on the earlier
-one. Where owners died or left between the two, the workers planned without them: so a plan that does not explain a
-move is asked for once more, with all leases of those owners free. Newcomers take one lease, wait for others to join,
-and then take their shares; where the readings are too far apart to show that, their plan is asked for as if the first
-lease had been theirs for long.
+`rules_between` finds the rule behind each change of owner between two readings of a table. It plans for the new owner
+on the earlier reading. If that plan doesn't explain the move, owners may have died or left in between, so the plan is
+computed again with all leases of those owners free. Newcomers take one lease, wait for others to join, and then take
+their shares. If the readings are too far apart to show these steps, the plan of a newcomer is computed as if it had
+held its first lease for a long time.
 """
 
 import math
@@ -36,12 +36,12 @@ GIVEN = "H2"
 
 
 def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> Mapping[str, str]:
-    """The rule of each move, by the key of its lease; "" where no plan explains it, as where an owner let it go."""
+    """Return the rule of each move by lease key, or "" if no plan explains it (the owner released it, for example)."""
     moves = moved(before, after)
     if not moves:
         return {}
-    # A lease may have stood still for so much longer, when it was taken, than the earlier reading says: its version may
-    # be nearly as old as the reading before showed it, and it was taken before the later one.
+    # When a lease was taken, it may have been idle for longer than the earlier reading shows, by up to two intervals:
+    # its version may be almost one interval older than we know, and it may have been taken just before `after`.
     unseen_seconds = 2 * (after.seconds - before.seconds)
 
     def late(owner: str | None) -> bool:
@@ -49,56 +49,59 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
         return not math.isinf(idle) and idle + unseen_seconds > expires_above(config)
 
     def takings(leases: tuple[Lease, ...], worker: str) -> tuple[Taking, ...]:
-        found = plan(leases, None, Me(worker, 0, before.history), config)
-        return tuple(action for action in found if isinstance(action, Taking))
+        actions = plan(leases, None, Me(worker, 0, before.history), config)
+        return tuple(action for action in actions if isinstance(action, Taking))
 
-    # Dead are the owners that renewed nothing in between, and lost a lease that they were not asked for, or are late.
-    now = {lease.key: (lease.owner, lease.version) for lease in after.leases}
-    silent = {lease.owner for lease in before.leases if lease.owner is not None}
-    silent -= {
+    # An owner counts as dead if it renewed nothing in between, and either lost a lease without a request for it or is
+    # late.
+    rows_after = {lease.key: (lease.owner, lease.version) for lease in after.leases}
+    silent_owners = {lease.owner for lease in before.leases if lease.owner is not None}
+    silent_owners -= {
         lease.owner
         for lease in before.leases
-        if (then := now.get(lease.key)) is not None and then[0] == lease.owner and then[1] != lease.version
+        if (then := rows_after.get(lease.key)) is not None and then[0] == lease.owner and then[1] != lease.version
     }
-    lost = {old.owner for old, new in moves if old.next_owner is None or old.next_owner != new.owner}
-    dead = frozenset(owner for owner in silent if owner in lost or late(owner))
+    losers = {old.owner for old, new in moves if old.next_owner is None or old.next_owner != new.owner}
+    dead = frozenset(owner for owner in silent_owners if owner in losers or late(owner))
 
     freed = tuple(evolve(lease, owner=None) if lease.owner in dead else lease for lease in before.leases)
     movers = {new.owner for _, new in moves if new.owner is not None}
-    seen = {worker: takings(before.leases, worker) for worker in movers}
-    unseen = {worker: takings(freed, worker) for worker in movers} if dead else seen
-    # The leases once every new owner has one, and has had what it holds for long.
-    firsts = {new.owner: new.key for _, new in reversed(moves)}
-    given = {firsts[owner]: owner for owner in movers - {lease.owner for lease in freed}}
+    takings_before = {worker: takings(before.leases, worker) for worker in movers}
+    unowned_takings = {worker: takings(freed, worker) for worker in movers} if dead else takings_before
+    # The table after every newcomer has taken its first lease, and has held its leases for a long time.
+    first_leases = {new.owner: new.key for _, new in reversed(moves)}
+    initial_owners = {first_leases[owner]: owner for owner in movers - {lease.owner for lease in freed}}
     joined = tuple(
         evolve(lease, owner=owner, idle=0.0, held=math.inf, next_owner=None) if owner in movers else lease
         for lease in freed
-        for owner in [given.get(lease.key, lease.owner)]
+        for owner in [initial_owners.get(lease.key, lease.owner)]
     )
-    later = {worker: takings(joined, worker) for worker in movers if not unseen[worker]}
+    takings_joined = {worker: takings(joined, worker) for worker in movers if not unowned_takings[worker]}
     rules = {}
     for old, new in moves:
         if new.owner is None:
-            # An owner that lives has renewed by `renew_seconds`: one that was not late there may as well have left.
+            # A live owner renews within `renew_seconds`. If the owner wasn't late, it may just as well have left.
             overdue = old.idle > config.renew_seconds and old.owner in dead and late(old.owner)
             rules[new.key] = FREED if overdue and config.rules.frees_expired else ""
         elif old.next_owner == new.owner:
             rules[new.key] = GIVEN
         else:
-            rules[new.key] = _rule(old, seen[new.owner], unseen[new.owner] or later[new.owner])
+            rules[new.key] = _rule(
+                old, takings_before[new.owner], unowned_takings[new.owner] or takings_joined[new.owner]
+            )
     return rules
 
 
 def _rule(old: Lease, seen: tuple[Taking, ...], unseen: tuple[Taking, ...]) -> str:
-    """The rule that names the lease; else one that robs its owner; else whichever its new owner acts by."""
+    """Return the rule that names the lease, else one that takes from its owner, else any rule the new owner acts by."""
     for action in (*seen, *unseen):
         if old.key in {action.lease.key, *(other.lease.key for other in action.alternates)}:
             return action.rule
-    # Where the rules leave a choice to chance, the worker may have chosen another lease of the same owner.
-    robbing = [
+    # Some rules choose at random, so the worker may have chosen another lease of the same owner.
+    stealing = [
         action.rule for action in seen if isinstance(action, Steal | RequestHandoff) and action.from_owner == old.owner
     ]
-    return next(iter([*robbing, *(action.rule for action in unseen), *(action.rule for action in seen)]), "")
+    return next(iter([*stealing, *(action.rule for action in unseen), *(action.rule for action in seen)]), "")
 
 
 SENTENCES = {
@@ -139,18 +142,21 @@ SENTENCES = {
     "R2": "kcl-rust's rule: with nothing free, one lease of the fullest owner, if it has at least two more",
     "R3": "a worker renews its own leases",
 }
-"""By number; the numbers are those of specs/."""
+"""A sentence for each rule, by the rule's number in specs/."""
 
 
 @frozen
 class WorkerPlan:
     """The actions that one worker would take now.
 
-    ours     whether it signs its leases as our workers do; another library follows rules of its own
-    held     unfinished leases that it holds
-    share    how many it should hold
-    actions  without renewals
-    loads    the throughput of its leases and of the mean worker, in bytes a second, where counts may differ for it
+    Attributes:
+        worker: The worker's name.
+        ours: Whether it signs its leases as our workers do. Another library follows its own rules.
+        held: The number of unfinished leases that it holds.
+        share: The number of unfinished leases that it should hold.
+        actions: Its actions, without renewals.
+        loads: The throughput of its leases and that of the mean worker, in bytes per second; None unless counts may
+            differ to balance throughput.
     """
 
     worker: str
@@ -162,32 +168,38 @@ class WorkerPlan:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The actions as sentences, or why there is none."""
+        """The actions as sentences, or one sentence that says why there are none."""
         return tuple(said(action) for action in self.actions) or (self.rest,)
 
     @property
     def rest(self) -> str:
-        """Why it does nothing."""
+        """Why the worker does nothing."""
         if self.held == self.share:
             return "nothing: it holds its share"
         if self.loads is not None:
-            own, mean = map(kilobytes, self.loads)
+            own_load, mean_load = map(kilobytes, self.loads)
             than = "more" if self.held > self.share else "less"
-            loads = f"its leases bring {own:.1f} KB/s, those of the mean worker {mean:.1f}"
+            loads = f"its leases bring {own_load:.1f} KB/s, those of the mean worker {mean_load:.1f}"
             return f"nothing: it holds {than} than its share, as throughput is balanced before counts (M13): {loads}"
         if self.held > self.share:
             return "nothing: it holds more than its share, and leaves the others alone (M3)"
         return "nothing: it holds less than its share, and nothing that it may take is there"
 
     def as_json(self) -> dict[str, Any]:
-        """Values that `json.dumps` takes."""
+        """Return the plan as JSON values."""
         actions = [action_json(action) | {"says": said(action)} for action in self.actions]
-        told = {"worker": self.worker, "ours": self.ours, "leases": self.held, "share": self.share, "actions": actions}
-        return told | ({} if actions else {"why": self.rest})
+        document = {
+            "worker": self.worker,
+            "ours": self.ours,
+            "leases": self.held,
+            "share": self.share,
+            "actions": actions,
+        }
+        return document | ({} if actions else {"why": self.rest})
 
 
 def said(action: Action) -> str:
-    """An action as a worker's own sentence would end: 'would ...'."""
+    """Describe an action, as the end of a sentence about the worker: "would ..."."""
     key, by = action.lease.key, f"({action.rule})"
     match action:
         case Claim(lease=Lease(owner=None)):
@@ -207,46 +219,46 @@ def said(action: Action) -> str:
 
 
 def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tuple[WorkerPlan, ...]:
-    """The plan of every worker that the table names, and of `more`; in order of name.
+    """Return the plan of every worker that the table or `more` names, sorted by name.
 
-    Each is asked as at its first turn: where the rules leave a choice to chance, a worker may choose another lease.
+    Each plan is that of the worker's first turn. Some rules choose at random, so a worker may choose another lease.
     """
     living = alive(table.leases, config)
     aside = {lease.key: progress for lease in living if (progress := put_aside(lease, table.at)) is not None}
-    more = (*more, *{progress.owner for progress in aside.values()})  # a worker without leases is a worker
+    more = (*more, *{progress.owner for progress in aside.values()})  # these workers may hold no leases
     named = {worker for lease in living for worker in (lease.owner, lease.next_owner) if worker} | set(more)
-    ours, wanted = signers(table.leases), shares(living, config.rules.groups, more)
+    signed, targets = signers(table.leases), shares(living, config.rules.groups, more)
     working = [lease for lease in living if not lease.ended]
-    # The load of each worker and of the mean one, where M13 lets counts differ for the sake of loads; else none.
+    # The load of each worker, if M13 lets counts differ to balance loads; otherwise empty.
     loads: dict[str | None, int] = {}
-    if config.rules.weighs_loads and wanted and slack(working, len(working) // len(wanted)):
-        loads = dict.fromkeys(wanted, 0)
+    if config.rules.weighs_loads and targets and slack(working, len(working) // len(targets)):
+        loads = dict.fromkeys(targets, 0)
         for lease in working:
             if lease.owner is not None:
                 loads[lease.owner] += lease.weight or 0
     mean = sum(loads.values()) // len(loads) if loads else 0
     owned = Counter(lease.owner for lease in working)
-    known = Known(Whole(table.leases), {})  # indexed once for all plans: each by itself would look at every lease
-    found = []
+    table_index = Known(Whole(table.leases), {})  # built once for all plans, or each plan would scan every lease
+    results = []
     for worker in sorted(named):
-        actions = plan(known, None, Me(worker, 0, table.history), config)
-        found.append(
+        actions = plan(table_index, None, Me(worker, 0, table.history), config)
+        results.append(
             WorkerPlan(
                 worker,
-                worker in ours or worker in more,
+                worker in signed or worker in more,
                 owned[worker],
-                wanted.get(worker, 0),
+                targets.get(worker, 0),
                 tuple(
                     action for action in actions if not isinstance(action, Renew) and not _left(action, worker, aside)
                 ),
                 (loads[worker], mean) if worker in loads else None,
             )
         )
-    return tuple(found)
+    return tuple(results)
 
 
 def put_aside(lease: Lease, now: float) -> Progress | None:
-    """Return the note of the worker that leaves this free lease to others for now; None if none does."""
+    """Return the progress of the worker that put this free lease aside and leaves it to others for now, if any."""
     progress = None if lease.owner is not None or lease.ended else progress_of(lease)
     return progress if progress is not None and progress.resting(now, 0.0) else None
 
@@ -257,9 +269,9 @@ def _left(action: Action, worker: str, aside: Mapping[str, Progress]) -> bool:
 
 
 def rules_of(found: Sequence[WorkerPlan]) -> Mapping[str, str]:
-    """The rules that these plans name, each with its sentence."""
-    named = {action.rule for each in found for action in each.actions}
-    named |= {rule for each in found if not each.actions for rule in ("M3", "M13") if f"({rule})" in each.rest}
+    """Return the rules that these plans name, each with its sentence."""
+    named = {action.rule for entry in found for action in entry.actions}
+    named |= {rule for entry in found if not entry.actions for rule in ("M3", "M13") if f"({rule})" in entry.rest}
     return {rule: SENTENCES.get(rule, "see specs/") for rule in sorted(named)}
 
 
@@ -267,11 +279,14 @@ def rules_of(found: Sequence[WorkerPlan]) -> Mapping[str, str]:
 class LeaseStory:
     """Why a lease is where it is.
 
-    past     what its row tells of its owner
-    reading  how its reading is, and since when
-    lag      how far behind its reading is
-    should   who should have it, and why
-    moves    when it would move
+    Attributes:
+        lease: The lease.
+        past: What its row shows about its owner, as sentences.
+        should: Which worker should hold it, and why.
+        moves: When it would move.
+        status: Its status, as of the last reading of the table.
+        reading: The progress of its reading, as sentences.
+        lag: How far behind its reading is.
     """
 
     lease: Lease
@@ -283,24 +298,24 @@ class LeaseStory:
     lag: LeaseLag = Factory(LeaseLag)
 
     def as_json(self) -> dict[str, Any]:
-        """Values that `json.dumps` takes."""
-        told = {"past": list(self.past), "reading": list(self.reading), "should": self.should, "moves": self.moves}
-        return {"lease": lease_json(self.lease)} | self.status.as_json() | told | {"lag": self.lag.as_json()}
+        """Return the story as JSON values."""
+        sentences = {"past": list(self.past), "reading": list(self.reading), "should": self.should, "moves": self.moves}
+        return {"lease": lease_json(self.lease)} | self.status.as_json() | sentences | {"lag": self.lag.as_json()}
 
 
 def story(table: WatchedTable, config: Config, lease: Lease, found: Sequence[WorkerPlan]) -> LeaseStory:
-    """The story of one lease of the table, `found` being all plans."""
-    wanting = [
-        (each, action)
-        for each in found
-        for action in each.actions
+    """Explain one lease of the table, given the plans of all workers (`found`)."""
+    wanted_by = [
+        (worker_plan, action)
+        for worker_plan in found
+        for action in worker_plan.actions
         if action.lease.key == lease.key and not isinstance(action, Release)
     ]
     return LeaseStory(
         lease,
         _past(table, lease, config),
-        _should(lease, found, wanting, put_aside(lease, table.at)),
-        _when(lease, config, wanting, table.at),
+        _should(lease, found, wanted_by, put_aside(lease, table.at)),
+        _when(lease, config, wanted_by, table.at),
         table.statuses.get(lease.key, Status("UNKNOWN", "it was not watched")),
         _reading(lease, table.at, table.lag(lease)),
         table.lag(lease),
@@ -308,14 +323,14 @@ def story(table: WatchedTable, config: Config, lease: Lease, found: Sequence[Wor
 
 
 def _reading(lease: Lease, now: float, lag: LeaseLag) -> tuple[str, ...]:
-    """How the reading of a lease is, as its owner tells it in the row."""
+    """Describe the progress of a lease's reading, as its owner wrote it in the row."""
     progress = progress_of(lease)
     if lease.ended or progress is None:
         return () if lease.ended else ("its row tells nothing of its reading",)
     now = max(now, progress.at)
-    told = "its owner" if progress.owner == lease.owner else f"{progress.owner}, who had it before,"
-    lines = [f"{told} told of its reading {now - progress.at:.1f} s ago"]
-    behind = (
+    teller = "its owner" if progress.owner == lease.owner else f"{progress.owner}, who had it before,"
+    lines = [f"{teller} told of its reading {now - progress.at:.1f} s ago"]
+    lag_sentence = (
         "how far behind it was, nobody knows"
         if progress.behind is None
         else f"it was {progress.behind:.1f} s behind then"
@@ -324,14 +339,14 @@ def _reading(lease: Lease, now: float, lag: LeaseLag) -> tuple[str, ...]:
     tried = (
         "" if progress.tried in {None, progress.read} else f", and last tried {now - (progress.tried or now):.1f} s ago"
     )
-    lines.append(f"{behind}; it {read}{tried}")
+    lines.append(f"{lag_sentence}; it {read}{tried}")
     if lag.at_least and lag.seconds is not None:
         lines.append(f"it is at least {lag.seconds:.1f} s behind: nothing was heard of the stream since")
     if progress.fault:
         lines.append(f"the last fault: {progress.fault}")
     if progress.resting(now, 0.0) and lease.owner is None:
-        rest = (progress.aside or now) - now
-        lines.append(f"{progress.owner} put it aside, and takes it again in {rest:.0f} s at the earliest")
+        seconds_left = (progress.aside or now) - now
+        lines.append(f"{progress.owner} put it aside, and takes it again in {seconds_left:.0f} s at the earliest")
     if progress.excused:
         lines.append(f"it is not read now: {progress.excused}")
     if progress.work is not None:
@@ -360,8 +375,8 @@ def _past(table: WatchedTable, lease: Lease, config: Config) -> tuple[str, ...]:
     if lease.owner is not None and not lease.yields:
         lines.append(f"{lease.owner} answers no requests: whoever should have it steals it")
     if table.swap is not None:
-        here, _, there = place_of(lease).partition(">")
-        lines.append(f"it is on its way from {here} to {there}" if there else f"of both tables, {here} has it")
+        place, _, goal = place_of(lease).partition(">")
+        lines.append(f"it is on its way from {place} to {goal}" if goal else f"of both tables, {place} has it")
     return (*lines, f"checkpoint {lease.checkpoint.sequence}", *noted([lease]))
 
 
@@ -371,19 +386,19 @@ def _should(
     if lease.ended:
         return "nobody: it is finished"
     if wanting:
-        names = ", ".join(each.worker for each, _ in wanting)
+        names = ", ".join(worker_plan.worker for worker_plan, _ in wanting)
         rule = wanting[0][1].rule
         return f"{names}, by {rule}: {SENTENCES.get(rule, 'see specs/')}"
     if aside is not None:
         return f"any worker but {aside.owner}, which could not handle it and leaves it to others for now"
-    holder = next((each for each in found if each.worker == lease.owner), None)
+    holder = next((worker_plan for worker_plan in found if worker_plan.worker == lease.owner), None)
     if holder is None:
         return "nobody wants it now: a worker that holds less than its share, or a new one, claims it"
-    more = "more than its share, and nobody who lacks one takes this one first (M4)"
+    surplus = "more than its share, and nobody who lacks one takes this one first (M4)"
     if holder.loads is not None and holder.held != holder.share:
         return f"{holder.worker}: {holder.rest.removeprefix('nothing: it ')}, where its share is {holder.share}"
-    fair = more if holder.held > holder.share else "no more than its share"
-    return f"{holder.worker}: it holds {holder.held} where its share is {holder.share}, {fair}"
+    balance = surplus if holder.held > holder.share else "no more than its share"
+    return f"{holder.worker}: it holds {holder.held} where its share is {holder.share}, {balance}"
 
 
 def _when(lease: Lease, config: Config, wanting: Sequence[tuple[WorkerPlan, Action]], now: float) -> str:
@@ -396,9 +411,9 @@ def _when(lease: Lease, config: Config, wanting: Sequence[tuple[WorkerPlan, Acti
     if lease.next_owner is not None:
         return "once its owner has finished the running batch"
     if (aside := put_aside(lease, now)) is not None:
-        left = (aside.aside or now) - now
-        return f"when {aside.owner} may take it again, in {left:.0f} s; or sooner, when another worker looks"
-    left = expires_above(config) - lease.idle
-    if lease.owner is None or left < 0:
+        seconds_left = (aside.aside or now) - now
+        return f"when {aside.owner} may take it again, in {seconds_left:.0f} s; or sooner, when another worker looks"
+    seconds_left = expires_above(config) - lease.idle
+    if lease.owner is None or seconds_left < 0:
         return "when a worker that lacks one looks, or one comes"
-    return f"when workers come or go; or if {lease.owner} stands still for {left:.1f} s more"
+    return f"when workers come or go; or if {lease.owner} stands still for {seconds_left:.1f} s more"

@@ -1,7 +1,8 @@
-"""The steps of a swap that an operator asks for: who knows TO, the way told to the fleet, how far it is, and the end.
+"""The steps of a swap that an operator runs: wait until workers know TO, set the direction, follow it, and end it.
 
-The workers move what they own (`leasehold.stores.swap`). What nobody owns, finished leases above all, is carried over
-from here. Each step is a conditional write or a reading, so that the command may end anywhere and be run again.
+Workers move the leases that they own (`leasehold.stores.swap`). This module moves the leases without an owner, most of
+which are finished. Each step is a read or a conditional write, so the command may be interrupted at any point and run
+again.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,22 +38,28 @@ from leasehold.stores.urls import name_of, open_store
 from leasehold.stores.writes import AnnotateLease, CreateLease, DeleteLease
 
 LOOK_SECONDS = 1.0
-"""Between two looks at the tables."""
+"""The time between two reads of the tables."""
 
 SETTLE_SECONDS = 10.0
-"""Longer than a request of a worker takes: by then whoever did not know that the swap was over has made its lease."""
+"""Longer than a worker's request takes. By then, workers that had not read "closed" have created their leases."""
 
 
 def observed(tables: tuple[Store, Store], names: tuple[str, str]) -> SwapStore:
-    """Both tables as one, to be looked at. Raises StoreError where no swap from FROM to TO is under way."""
+    """Return both tables as one, to be read. Raises StoreError if no swap from FROM to TO is in progress."""
     of_this_swap(control_of(tables), names)
     return SwapStore(tables, names[TO])
 
 
 def opened(store: str, to: str | None = None) -> Store:
-    """The store, only to be read; both tables as one where the leases are on their way `to` another.
+    """Open a store to read it.
 
-    Raises ValueError for a bad URL, StoreError if a store cannot be used, or no such swap is under way.
+    Args:
+        store: The URL of the store.
+        to: The URL of the store to which the leases are being moved. Both tables are then read as one.
+
+    Raises:
+        ValueError: A URL is not valid.
+        StoreError: A store cannot be used, or no such swap is in progress.
     """
     if to is None:
         return open_store(store, create=False, write=False)
@@ -63,65 +70,67 @@ def opened(store: str, to: str | None = None) -> Store:
         )
         tables, names = (source, target), (name_of(store), name_of(to))
         over = swap_is_over(tables, names)
-        found: Store = target if over else observed(tables, names)
+        joined: Store = target if over else observed(tables, names)
         if over:
             source.close()
         failed.pop_all()
-    return found
+    return joined
 
 
 @frozen
 class SwapProgress(SwapPlaces):
-    """How far a swap is.
+    """The progress of a swap.
 
-    unaware  owners in FROM that have not said that they know TO, each with whether it is one of ours
+    Attributes:
+        unaware: The owners in FROM that have not announced that they know TO. Each has a flag: whether it is a worker
+            of ours.
     """
 
     unaware: tuple[tuple[str, bool], ...]
 
     @property
     def arrived(self) -> bool:
-        """Whether every lease is where it is to go."""
-        left = self.there if self.way in {"to", "closed"} else self.gone
-        return self.way != "" and not left and not self.moving
+        """Whether every lease has reached its destination."""
+        remaining = self.there if self.way in {"to", "closed"} else self.gone
+        return self.way != "" and not remaining and not self.moving
 
 
 def control_of(tables: tuple[Store, Store]) -> Lease:
-    """The control row. Raises StoreError where there is none."""
-    found = tables[TO].get([CONTROL])
-    if not found:
+    """Return the control row. Raises StoreError if there is none."""
+    rows = tables[TO].get([CONTROL])
+    if not rows:
         raise StoreError("no swap is under way between these tables; once one is over, TO alone has the leases")
-    return found[0]
+    return rows[0]
 
 
 def over_since(tables: tuple[Store, Store]) -> float | None:
-    """When the swap from FROM was over, in seconds since 1970; None if its last row doesn't tell."""
-    noted = next((row.note(OVER_AT) or "" for row in tables[FROM].get([CONTROL])), "")
-    return float(noted) if noted.isascii() and noted.isdigit() else None
+    """Return when the swap from FROM ended, in seconds since 1970, or None if its last row doesn't contain the time."""
+    value = next((row.note(OVER_AT) or "" for row in tables[FROM].get([CONTROL])), "")
+    return float(value) if value.isascii() and value.isdigit() else None
 
 
 def progress(tables: tuple[Store, Store], store: SwapStore, goal_name: str) -> SwapProgress:
-    """How far the swap of these tables is."""
+    """Return the progress of the swap of these tables."""
     control = control_of(tables)
     leases = store.list().leases
     raw = tables[FROM].list().leases
     owned = [row for row in raw if row.owner and not marked(row) and not row.ended]
-    here = {lease.key for lease in leases if parted(lease)[0] == FROM}
+    keys_in_from = {lease.key for lease in leases if parted(lease)[0] == FROM}
     silent = {
         row.owner: row.yields
         for row in owned
-        if row.owner and row.key in here and row.note(KNOWS) != knowing(row.owner, goal_name)[1]
+        if row.owner and row.key in keys_in_from and row.note(KNOWS) != knowing(row.owner, goal_name)[1]
     }
-    found = places_of(way_of(control), leases)
-    return SwapProgress(found.way, found.there, found.moving, found.gone, tuple(sorted(silent.items())))
+    places = places_of(way_of(control), leases)
+    return SwapProgress(places.way, places.there, places.moving, places.gone, tuple(sorted(silent.items())))
 
 
 def refusal(unaware: tuple[tuple[str, bool], ...]) -> str:
-    """Why a swap does not begin while these workers do not know TO."""
-    strangers = [name for name, ours in unaware if not ours]
-    if strangers:
+    """Return why the swap cannot begin while these workers don't know TO."""
+    foreigners = [name for name, ours in unaware if not ours]
+    if foreigners:
         return (
-            f"workers of the KCL or of an SDK share FROM ({', '.join(strangers)}): they cannot follow the leases to "
+            f"workers of the KCL or of an SDK share FROM ({', '.join(foreigners)}): they cannot follow the leases to "
             "another table; stop them first, or stop the fleet and use `leasehold copy-leases`"
         )
     names = ", ".join(name for name, _ in unaware)
@@ -129,7 +138,7 @@ def refusal(unaware: tuple[tuple[str, bool], ...]) -> str:
 
 
 def sent(tables: tuple[Store, Store], way: Way) -> None:
-    """Tell the fleet where leases are to go. Raises StoreError where the swap is over."""
+    """Set the direction in which the fleet moves leases. Raises StoreError if the swap is ending or has ended."""
     control = control_of(tables)
     if way == "from" and way_of(control) == "closed":
         raise StoreError("every lease has moved and the swap is ending; to go back, swap in the other direction")
@@ -140,15 +149,15 @@ def sent(tables: tuple[Store, Store], way: Way) -> None:
 def followed(
     tables: tuple[Store, Store], store: SwapStore, goal_name: str, pause: Callable[[float], object] = sleep
 ) -> Iterator[SwapProgress]:
-    """Look until every lease has arrived, carrying over what nobody owns, and tell each look."""
+    """Move leases without an owner until every lease has arrived, yielding the progress after each read."""
     while True:
-        now = progress(tables, store, goal_name)
-        yield now
-        if now.arrived:
+        swap = progress(tables, store, goal_name)
+        yield swap
+        if swap.arrived:
             return
-        goal = FROM if now.way == "from" else TO
+        goal = FROM if swap.way == "from" else TO
         for lease in store.list().leases:
-            if lease.owner is None and now.way and (parted(lease)[0] != goal or parted(lease)[1]):
+            if lease.owner is None and swap.way and (parted(lease)[0] != goal or parted(lease)[1]):
                 store.carry(lease, goal)
         pause(LOOK_SECONDS)
 
@@ -156,14 +165,17 @@ def followed(
 def ended(
     tables: tuple[Store, Store], store: SwapStore, goal_name: str, pause: Callable[[float], object] = sleep
 ) -> None:
-    """End a swap whose leases are all in TO: new ones are made there, and no worker needs FROM any more (W6)."""
+    """End a swap after all leases have moved to TO.
+
+    From now on new leases are created in TO, and workers no longer need FROM (W6).
+    """
     sent(tables, "closed")
     pause(SETTLE_SECONDS)
     for _ in followed(tables, store, goal_name, pause):
         pass
-    # Before the control row goes: a worker that is restarted with both stores finds one or the other.
+    # Must be written before the control row is deleted, so that a worker restarted with both stores finds one of them.
     over = Lease(CONTROL, checkpoint=SHARD_END, notes=((OVER, goal_name), (OVER_AT, f"{time():.0f}")))
-    tables[FROM].write(CreateLease(over))  # refused: an earlier run of the command has written it
+    tables[FROM].write(CreateLease(over))  # fails if an earlier run of the command has written it
     tables[TO].write(DeleteLease(control_of(tables)))
 
 
@@ -174,9 +186,9 @@ def awaited(
     wait_seconds: float,
     pause: Callable[[float], object] = sleep,
 ) -> None:
-    """Wait until every owner in FROM has said that it knows TO (W8). Raises StoreError if one does not in time."""
+    """Wait until every owner in FROM has announced that it knows TO (W8). Raises StoreError if one does not in time."""
     until = monotonic() + wait_seconds
-    while (now := progress(tables, store, goal_name)).unaware:
-        if any(not ours for _, ours in now.unaware) or monotonic() >= until:
-            raise StoreError(refusal(now.unaware))
+    while (swap := progress(tables, store, goal_name)).unaware:
+        if any(not ours for _, ours in swap.unaware) or monotonic() >= until:
+            raise StoreError(refusal(swap.unaware))
         pause(LOOK_SECONDS)

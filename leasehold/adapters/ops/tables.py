@@ -1,11 +1,11 @@
-"""Which lease tables are at a place: each with the URL that opens it, its layout, whose it is, how old, how alive.
+"""Finds the lease tables at a place, with the URL that opens each, and its layout, owners, age and last write.
 
-Rule 1: nothing is written, and what a service does not tell is None, never a guess. Rule 2: a table that cannot be
-read is told with the reason, and stops no other.
+Rule 1: Nothing is written. Whatever a service does not report is None, never a guess.
+Rule 2: A table that cannot be read is returned with the reason, and the others are still read.
 
-A place is what stands before the name of a table: the account and region of DynamoDB, a database, a bucket or a
-container, or a part of one; a URL that names a table tells of that one. Finding them costs a look at their names; each
-is then listed once, as `leasehold leases` does.
+A place is what contains tables: an account and region of DynamoDB, a database, a bucket or a container, or a part of
+one. A URL that names a table is the place of that table alone. Finding the tables takes a listing of their names; then
+each table is listed once, as `leasehold leases` does.
 """
 
 import os
@@ -25,14 +25,22 @@ from leasehold.stores.urls import Scheme, endpoint_of, open_store, store_address
 
 @frozen
 class ListedTable:
-    """A lease table, as far as it can be told.
+    """A lease table, with what is known about it.
 
-    url        opens it
-    layout     how a lease is written there; "sessions" in whatever store it is
-    created, written  seconds since 1970, by the service's clock
-    protected  whether the service refuses to delete it; recoverable: whether an earlier moment of it can be had back
-    swap       signs that leases go, or went, to or from another table
-    why        what keeps it from being read; "" where nothing does
+    Attributes:
+        url: The URL that opens it.
+        layout: How leases are written there: "sessions" in any store, or a name for the store's usual layout.
+        leases: The number of leases; None, as the other figures, if the table cannot be read.
+        ended: The number of finished leases.
+        malformed: The number of rows that cannot be read as leases.
+        owners: The owners of unfinished leases.
+        streams: The streams that leases name.
+        created: When it was created, in seconds since 1970 by the service's clock.
+        written: When it was last written, in seconds since 1970 by the service's clock.
+        protected: Whether the service refuses to delete it.
+        recoverable: Whether point-in-time recovery is enabled.
+        swap: Signs that leases are moving, or have moved, to or from another table.
+        why: The reason why it cannot be read, or "".
     """
 
     url: str
@@ -51,43 +59,48 @@ class ListedTable:
 
 
 def tables_at(url: str) -> Iterator[ListedTable]:
-    """Every lease table at this place, sorted by URL. Raises ValueError, StoreError."""
+    """Yield every lease table at this place, sorted by URL.
+
+    Raises:
+        ValueError: The URL cannot be used.
+        StoreError: The place cannot be read.
+    """
     scheme, place, options = store_address(url)
-    for found in sorted(_FINDERS[scheme](place, options), key=lambda each: each.url):
+    for table in sorted(_FINDERS[scheme](place, options), key=lambda each: each.url):
         try:
-            with closing(open_store(found.url, create=False, write=False)) as store:
+            with closing(open_store(table.url, create=False, write=False)) as store:
                 listing = store.list()
                 leases = [lease for lease in listing.leases if lease.key != CONTROL]
-                # A store that keeps the age of each row says by it when one was written.
+                # Some stores report the age of each row, which gives the time of the last write.
                 ages = [lease.idle for lease in leases if lease.owner and lease.idle > 0]
-                written = time.time() - min(ages) if ages and found.written is None else found.written
+                written = time.time() - min(ages) if ages and table.written is None else table.written
                 yield evolve(
-                    found,
-                    layout="sessions" if store.capabilities.groups_writes else found.layout,
+                    table,
+                    layout="sessions" if store.capabilities.groups_writes else table.layout,
                     leases=len(leases),
                     ended=sum(lease.ended for lease in leases),
                     malformed=len(listing.malformed),
-                    # A marked row's owner goes on by the other table.
+                    # The owner of a marked row continues in the other table.
                     owners=tuple(
-                        sorted({each.owner for each in leases if each.owner and not (each.ended or marked(each))})
+                        sorted({lease.owner for lease in leases if lease.owner and not (lease.ended or marked(lease))})
                     ),
                     streams=tuple(sorted({lease.stream for lease in leases if lease.stream})),
                     written=written,
                     swap=signs_of_swap(listing.leases),
                 )
         except (StoreError, ValueError) as fault:
-            yield evolve(found, why=str(fault))
+            yield evolve(table, why=str(fault))
 
 
 def _url(scheme: str, place: str, options: Mapping[str, str]) -> str:
-    told = urlencode({name: value for name, value in options.items() if value}, safe="/:$")
-    return f"{scheme}://{quote(place, safe='/:[],$')}" + (f"?{told}" if told else "")
+    query = urlencode({name: value for name, value in options.items() if value}, safe="/:$")
+    return f"{scheme}://{quote(place, safe='/:[],$')}" + (f"?{query}" if query else "")
 
 
 def _file(scheme: str, layout: str) -> Callable[[str, Mapping[str, str]], Iterator[ListedTable]]:
     def find(place: str, options: Mapping[str, str]) -> Iterator[ListedTable]:
         try:
-            # The newest of the file and its log: SQLite writes there first.
+            # The newer of the file and its write-ahead log, because SQLite writes to the log first.
             written = max(os.stat(f"{place}{end}").st_mtime for end in ("", "-wal") if os.path.exists(f"{place}{end}"))  # noqa: PTH116, PTH110
         except (OSError, ValueError):
             raise StoreError(f"there is no file {place}") from None
@@ -99,13 +112,13 @@ def _file(scheme: str, layout: str) -> Callable[[str, Mapping[str, str]], Iterat
 def _dynamodb(place: str, options: Mapping[str, str]) -> Iterator[ListedTable]:
     tables = Scheme("leasehold.stores.dynamodb.tables", extra="aws").load("store", StoreError)
     where = {name: value for name, value in options.items() if name not in {"prefix", "protect"}}
-    for each in tables.found(place, options):
+    for table in tables.found(place, options):
         yield ListedTable(
-            _url("dynamodb", each.table, {"prefix": each.prefix, **where}),
-            "KCL's, many applications" if each.prefix else "KCL's",
-            created=each.created,
-            protected=each.protected,
-            recoverable=each.recoverable,
+            _url("dynamodb", table.table, {"prefix": table.prefix, **where}),
+            "KCL's, many applications" if table.prefix else "KCL's",
+            created=table.created,
+            protected=table.protected,
+            recoverable=table.recoverable,
         )
 
 
@@ -119,27 +132,27 @@ def _objects(scheme: str, client: Callable[[str, Mapping[str, str]], tuple[Any, 
     def find(place: str, options: Mapping[str, str]) -> Iterator[ListedTable]:
         objects, root, above = client(place, options)
         with closing(objects):
-            # Of S3 names alone are listed: a bucket may hold anything.
+            # In S3, list names only, without reading objects: the bucket may contain anything.
             named = getattr(objects, "names", None)
-            names = named(above) if named else (each.name for each in objects.list(above))
+            names = named(above) if named else (item.name for item in objects.list(above))
             parts = filter(None, map(_PARTS.fullmatch, names))
-            folders = {each["folder"] or "" for each in parts}
-        kept = {name: value for name, value in options.items() if name not in {"prefix", "eventhub", "group"}}
+            folders = {match["folder"] or "" for match in parts}
+        rest = {name: value for name, value in options.items() if name not in {"prefix", "eventhub", "group"}}
         for folder in folders:
             hub = folder.split("/")
             if scheme == "azblob" and len(hub) == 3 and "." in hub[0]:  # noqa: PLR2004  namespace, hub, group
-                named = {"eventhub": f"{hub[0]}/{hub[1]}", "group": hub[2], **kept}
+                named = {"eventhub": f"{hub[0]}/{hub[1]}", "group": hub[2], **rest}
                 yield ListedTable(_url(scheme, root, named), "the Azure SDKs'")
             elif scheme == "azblob":
-                yield ListedTable(_url(scheme, root, {"prefix": folder, **kept}), "objects")
+                yield ListedTable(_url(scheme, root, {"prefix": folder, **rest}), "objects")
             else:
-                yield ListedTable(_url(scheme, f"{root}/{folder}".rstrip("/"), kept), "objects")
+                yield ListedTable(_url(scheme, f"{root}/{folder}".rstrip("/"), rest), "objects")
 
     return find
 
 
 _PARTS = re.compile(r"(?:(?P<folder>.*)/)?(?:ownership|checkpoint|lease)/[^/]+")
-"""Objects that every table has: a checkpoint in the usual layout, a lease in layout `sessions`."""
+"""Matches objects that every table has: a checkpoint in the usual layout, a lease in the layout `sessions`."""
 
 
 def _s3(place: str, options: Mapping[str, str]) -> tuple[Any, str, str]:
@@ -148,15 +161,15 @@ def _s3(place: str, options: Mapping[str, str]) -> tuple[Any, str, str]:
     if not bucket:
         raise ValueError("store URL: s3:// wants a bucket")
     session = Scheme("leasehold.stores.aws", extra="aws").load("store", StoreError).session_of(options)
-    at = endpoint_of(options.get("endpoint"))
-    return module.S3Objects(bucket, region=options.get("region"), endpoint=at, session=session), bucket, above
+    endpoint = endpoint_of(options.get("endpoint"))
+    return module.S3Objects(bucket, region=options.get("region"), endpoint=endpoint, session=session), bucket, above
 
 
 def _gcs(place: str, options: Mapping[str, str]) -> tuple[Any, str, str]:
     module = Scheme("leasehold.stores.objects.gcs", extra="gcs").load("store", StoreError)
     bucket, above = module.bucket_of(place)
-    at = endpoint_of(options.get("endpoint"))
-    return module.GcsObjects(bucket, project=options.get("project"), endpoint=at), bucket, above
+    endpoint = endpoint_of(options.get("endpoint"))
+    return module.GcsObjects(bucket, project=options.get("project"), endpoint=endpoint), bucket, above
 
 
 def _azblob(place: str, options: Mapping[str, str]) -> tuple[Any, str, str]:

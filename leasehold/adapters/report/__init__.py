@@ -1,1 +1,1 @@
-"""How leases are shared out, and how that changes, as figures and as a page."""
+"""Reports on how leases are distributed, and how that changes, as figures and as a page."""

@@ -1,8 +1,8 @@
-"""How the leases of one reading are shared out among workers and groups, and how far they are; pure.
+"""Computes how the leases of one reading are distributed among workers and groups, and their progress.
 
-Rule 1: leases are first counted by owner and progress, whoever does the counting, and everything
-else is made of these counts; so a cluster and a single process cannot come to different figures.
-Rule 2: finished leases are no work, and count for no owner.
+Rule 1: Leases are first counted by owner and progress, and everything else is computed from these counts. So a cluster
+and a single process get the same figures.
+Rule 2: Finished leases are no work, and count for no owner.
 """
 
 import math
@@ -20,15 +20,19 @@ V = TypeVar("V")
 N = TypeVar("N", bound=Hashable)
 
 NUMBER = "NUMBER"
-"""The progress of a lease whose checkpoint is a sequence number; that of any other is its sentinel."""
+"""The progress of a lease whose checkpoint is a sequence number. The progress of any other lease is its sentinel."""
 
 
 @frozen
 class Tally:
-    """How many leases have this owner and this progress.
+    """The number of leases with the same owner and progress.
 
-    weight   their throughput in KB/s, as far as it was measured
-    weighed  of how many it was measured
+    Attributes:
+        owner: The owner; None for leases without one.
+        progress: NUMBER, or the sentinel of the checkpoint.
+        leases: The number of leases.
+        weight: The total throughput in KB/s of the leases whose throughput was measured.
+        weighed: The number of leases whose throughput was measured.
     """
 
     owner: str | None
@@ -40,7 +44,7 @@ class Tally:
 
 @frozen
 class Share:
-    """The part of the unfinished leases that a worker owns; `weight` is in KB/s, None if never measured."""
+    """The unfinished leases of a worker. `weight` is their throughput in KB/s, or None if it was never measured."""
 
     worker: str
     leases: int
@@ -49,7 +53,7 @@ class Share:
 
 @frozen
 class Spread:
-    """How far apart some counts of leases are; all 0 of no counts."""
+    """The spread of some counts of leases. All values are 0 if there are no counts."""
 
     least: int = 0
     most: int = 0
@@ -58,13 +62,13 @@ class Spread:
 
     @property
     def width(self) -> int:
-        """The most less the least."""
+        """The difference between the most and the least."""
         return self.most - self.least
 
 
 @frozen
 class GroupShare:
-    """The part of the unfinished leases that a group owns; `spread` is among its own workers."""
+    """The unfinished leases of a group's workers. `spread` is that among its workers."""
 
     path: tuple[str, ...]
     leases: int
@@ -75,15 +79,16 @@ class GroupShare:
 
 @frozen
 class Distribution:
-    """How one reading's leases are shared out.
+    """The distribution of the leases of one reading.
 
-    leases    all of them
-    ended     the finished ones; all further figures leave them out
-    unowned   those nobody owns
-    workers   each owner's share, by name
-    spread    among the workers
-    levels    each group's share, by name, outermost level of groups first
-    progress  how many leases have which progress, the most first; SHARD_END among them
+    Attributes:
+        leases: The number of all leases.
+        ended: The number of finished leases, which count in none of the following but `progress`.
+        unowned: The number of leases without an owner.
+        workers: The share of each owner, sorted by name.
+        spread: The spread among the workers.
+        levels: The share of each group, sorted by name, for each level of groups; the outermost level comes first.
+        progress: The number of leases by progress, including SHARD_END, the most frequent first.
     """
 
     leases: int
@@ -96,27 +101,32 @@ class Distribution:
 
     @property
     def working(self) -> int:
-        """The unfinished leases."""
+        """The number of unfinished leases."""
         return self.leases - self.ended
 
 
 def tallies(leases: Iterable[Lease]) -> tuple[Tally, ...]:
-    """The leases counted by owner and progress (rule 1)."""
+    """Count leases by owner and progress (rule 1)."""
 
     def place(lease: Lease) -> tuple[str | None, str]:
         sequence = lease.checkpoint.sequence
         return lease.owner, sequence if sequence in SENTINELS else NUMBER
 
-    found = _gathered(leases, place)
+    by_place = _gathered(leases, place)
     counted = []
-    for (owner, progress), rows in found.items():
-        known = [kilobytes(lease.weight) for lease in rows if lease.weight is not None]
-        counted.append(Tally(owner, progress, len(rows), math.fsum(known), len(known)))
+    for (owner, progress), rows in by_place.items():
+        weights = [kilobytes(lease.weight) for lease in rows if lease.weight is not None]
+        counted.append(Tally(owner, progress, len(rows), math.fsum(weights), len(weights)))
     return tuple(counted)
 
 
 def distribution(counted: Iterable[Tally], groups: Groups = "prefix") -> Distribution:
-    """How leases counted so are shared out; `groups` says how a worker's name tells its groups."""
+    """Return the distribution of counted leases.
+
+    Args:
+        counted: The leases, counted by owner and progress.
+        groups: How to derive a worker's groups from its name.
+    """
     everything = tuple(counted)
     working = [tally for tally in everything if tally.progress != SHARD_END.sequence]  # rule 2
     owned = _gathered((tally for tally in working if tally.owner is not None), lambda tally: str(tally.owner))
@@ -137,7 +147,7 @@ def distribution(counted: Iterable[Tally], groups: Groups = "prefix") -> Distrib
 
 
 def _level(shares: Iterable[Share], groups: Groups, depth: int) -> tuple[GroupShare, ...]:
-    found = _gathered(shares, lambda share: path_of(share.worker, groups)[:depth])
+    by_path = _gathered(shares, lambda share: path_of(share.worker, groups)[:depth])
     return tuple(
         GroupShare(
             path,
@@ -146,7 +156,7 @@ def _level(shares: Iterable[Share], groups: Groups, depth: int) -> tuple[GroupSh
             _spread(members),
             _weight([share.weight for share in members if share.weight is not None]),
         )
-        for path, members in sorted(found.items())
+        for path, members in sorted(by_path.items())
     )
 
 
@@ -164,7 +174,7 @@ def _leases(counted: Iterable[Tally]) -> int:
 
 
 def _gathered(values: Iterable[V], name: Callable[[V], N]) -> dict[N, list[V]]:
-    found: dict[N, list[V]] = {}
+    gathered: dict[N, list[V]] = {}
     for value in values:
-        found.setdefault(name(value), []).append(value)
-    return found
+        gathered.setdefault(name(value), []).append(value)
+    return gathered

@@ -1,9 +1,10 @@
-"""The report as one page of HTML that needs nothing else: no network, no scripts.
+"""Renders a report as one self-contained page of HTML, without network requests or scripts.
 
-Its charts (`bars`, `stacks`, `lines`) are SVG that takes its colours and its type from the page that they stand in.
+Its charts (`bars`, `stacks`, `lines`) are SVG that inherits colors and fonts from the page.
 
-Rule 1: colours are variables of the page's style, so that one chart is readable on light and on dark. Rule 2: names are
-text, never markup. Rule 3: nothing is styled in place, which a page's content policy would refuse.
+Rule 1: Colors are variables of the page's style, so that the same chart is readable on light and on dark.
+Rule 2: Names are text, never markup.
+Rule 3: There are no inline styles, which the page's content security policy would block.
 """
 
 import math
@@ -23,24 +24,24 @@ from leasehold.stores.printable import printable
 
 
 def group_name(path: tuple[str, ...]) -> str:
-    """How a group is called; workers whose names tell none are one group."""
+    """Return the display name of a group. Workers whose names contain no group form a group of their own."""
     return " / ".join(name or "(no group)" for name in path)
 
 
 def count(number: float) -> str:
-    """A number with two decimals where it has any."""
+    """Format a number, with two decimals unless it is whole."""
     return f"{number:,.0f}" if math.isclose(number, round(number)) else f"{number:,.2f}"
 
 
 def _seen(value: object) -> object:
-    """Names as the eye sees them; charts have been drawn of such."""
+    """Escape unprintable characters in strings. Markup is left alone, as names in charts are already escaped."""
     return value if isinstance(value, Markup) or not isinstance(value, str) else printable(value)
 
 
 TEMPLATES = Environment(
     loader=PackageLoader("leasehold.adapters.report", "."), autoescape=True, undefined=StrictUndefined, finalize=_seen
 )
-"""All pages have one look, that of `serve` included: `page.css`."""
+"""The templates of all pages. They share `page.css`, also with the page of `serve`."""
 
 TEMPLATES.filters |= {
     "name": group_name,
@@ -54,16 +55,17 @@ INK, FAINT, BAD = "var(--ink)", "var(--faint)", "var(--bad)"
 COLOURS = tuple(f"var(--c{digit})" for digit in range(8))
 
 WIDTH, ROW, LETTER = 480.0, 19.0, 6.2
-"""Units of the drawing: the whole, a lying bar with its gap, and a letter, for which a wide one is taken."""
+"""In units of the drawing: the width of a chart, the height of a horizontal bar with its gap, and the width of a wide
+letter."""
 
 LABEL_MAX = 26
 POINTS_MAX = 100
-"""With more points than this a curve is drawn without dots."""
+"""A curve with more points than this is drawn without dots."""
 
 
 @frozen
 class Bar:
-    """A bar: its label, length and colour."""
+    """A bar with its label, length and color."""
 
     label: str = field(converter=printable)
     length: float
@@ -80,10 +82,10 @@ class Line:
 
 
 def bars(rows: Sequence[Bar]) -> str:
-    """Lying bars of leases, the first on top, each with its number."""
+    """Draw horizontal bars of leases with their numbers, the first on top."""
     left = LETTER * max((len(_short(row.label)) for row in rows), default=0) + 10
     ticks, low = _ticks([row.length for row in rows], 8), ROW * len(rows) + 6
-    right = WIDTH - 45 - left  # what remains is for the number of the longest
+    right = WIDTH - 45 - left  # leaves room for the number of the longest bar
 
     def across(value: float) -> float:
         return left + right * value / ticks[-1]
@@ -100,29 +102,32 @@ def bars(rows: Sequence[Bar]) -> str:
 
 
 def stacks(places: Sequence[int], layers: Sequence[Line], x: str, y: str) -> str:
-    """Standing bars, one at each place, made of one layer for each line."""
+    """Draw vertical bars, one at each place, stacked from one layer per line."""
     totals = [sum(column) for column in zip(*(layer.values for layer in layers), strict=True)]
     frame = _Frame(_ticks(totals, 8), 200.0)
-    wide = frame.wide / len(places)
+    slot = frame.wide / len(places)
     step = math.ceil(len(places) / 20)
     parts = frame.parts(layers, x, y)
-    for at, place in enumerate(places):
-        middle = frame.left + wide * (at + 0.5)
-        parts += [_text(middle, frame.low + 14, f"{place:,}")] if at % step == 0 else []
-        below = 0.0
+    for index, place in enumerate(places):
+        middle = frame.left + slot * (index + 0.5)
+        parts += [_text(middle, frame.low + 14, f"{place:,}")] if index % step == 0 else []
+        height_below = 0.0
         for layer in layers:
-            height = layer.values[at]
+            height = layer.values[index]
             parts.append(
-                _box(middle - 0.4 * wide, frame.up(below + height), 0.8 * wide, frame.high(height), layer.colour)
+                _box(middle - 0.4 * slot, frame.up(height_below + height), 0.8 * slot, frame.high(height), layer.colour)
             )
-            below += height
+            height_below += height
     return _svg(frame.low + 34, parts)
 
 
 def lines(
     times: Sequence[float], rows: Sequence[Line], y: str, since: str = "the first snapshot", tall: float = 170.0
 ) -> str:
-    """A chart with a curve for each row, over seconds `since` something; a line without a label is alone."""
+    """Draw a chart with a curve for each row, over the time in seconds `since` an event.
+
+    A row that is the only one needs no label.
+    """
     most = max(times) or 1.0
     scale, unit = next(
         (scale, unit)
@@ -134,14 +139,14 @@ def lines(
     def across(seconds: float) -> float:
         return frame.left + frame.wide * seconds / most
 
-    # The axis ends with the last point, and not at a round number of minutes, so that no room is empty.
+    # The axis ends with the last point and not at a round number, so that no space stays empty.
     ticks = [tick for tick in _ticks([most / scale], 9) if tick * scale <= most]
     parts = frame.parts(rows, f"{unit} since {since}", y)
     parts += [_text(across(tick * scale), frame.low + 14, f"{tick:,.10g}") for tick in ticks]
     for row in rows:
         points = [(across(time), frame.up(value)) for time, value in zip(times, row.values, strict=True)]
-        told = " ".join(f"{right:.1f},{down:.1f}" for right, down in points)
-        parts.append(f'<polyline points="{told}" fill="none" stroke="{row.colour}" stroke-width="1.7"/>')
+        coordinates = " ".join(f"{right:.1f},{down:.1f}" for right, down in points)
+        parts.append(f'<polyline points="{coordinates}" fill="none" stroke="{row.colour}" stroke-width="1.7"/>')
         dots = points if len(points) <= POINTS_MAX else []
         parts += [f'<circle cx="{right:.1f}" cy="{down:.1f}" r="2" fill="{row.colour}"/>' for right, down in dots]
     return _svg(frame.low + 34, parts)
@@ -149,7 +154,7 @@ def lines(
 
 @frozen
 class _Frame:
-    """Where values stand in a chart whose y axis has these ticks, and what is drawn around them."""
+    """The geometry of a chart whose y axis has these ticks, and what is drawn around its values."""
 
     ticks: Sequence[float]
     tall: float
@@ -174,7 +179,7 @@ class _Frame:
         return self.low - self.high(value)
 
     def parts(self, named: Sequence[Line], x: str, y: str) -> list[str]:
-        """The lines across with their numbers, what the axes are, and which colour is whose."""
+        """Draw the grid lines with their numbers, the names of the axes, and the legend."""
         parts = [_rule(self.left, self.up(tick), WIDTH - 8, self.up(tick)) for tick in self.ticks]
         parts += [_text(self.left - 6, self.up(tick) + 4, f"{tick:,.10g}", "end") for tick in self.ticks]
         parts += [_text(2, 10, y, "start"), _text(WIDTH - 8, self.low + 29, x, "end")]
@@ -186,7 +191,7 @@ class _Frame:
 
 
 def _ticks(values: Sequence[float], most: int) -> list[float]:
-    """Round numbers from 0 to above all values, at most so many steps; whole ones where the values are whole."""
+    """Return round numbers from 0 to above all values, in at most `most` steps; whole ones if all values are whole."""
     largest = max(values, default=0) or 1.0
     smallest = 0 if all(value == int(value) for value in values) else -3
     steps = (digit * 10.0**power for power in range(smallest, 300) for digit in (1, 2, 5))
@@ -195,7 +200,7 @@ def _ticks(values: Sequence[float], most: int) -> list[float]:
 
 
 def _short(label: str) -> str:
-    """The end of a long name, since names of one fleet differ there; the table has the whole."""
+    """Shorten a long name to its end, where the names of a fleet differ. The table below contains the whole name."""
     return label if len(label) <= LABEL_MAX else f"…{label[1 - LABEL_MAX :]}"
 
 
@@ -217,16 +222,16 @@ def _svg(tall: float, parts: Sequence[str]) -> str:
 
 
 BARS_MAX = 40
-"""More bars than this are shown by their ends: the fullest and the emptiest half as many each."""
+"""The most bars in a chart. If there are more, half of these are the fullest, and the other half the emptiest."""
 
 UNEVEN_MAX = 3
-"""How many of the groups farthest from an even share are named, on each level."""
+"""How many of the groups that are farthest from an even share are named on each level."""
 
 _PROGRESS = {NUMBER: "at a sequence number", "SHARD_END": "finished (SHARD_END)"}
 
 
 def page(said: Report, groups: Groups) -> str:
-    """The page; names in it are text, whatever they look like."""
+    """Return the page of a report. Names are escaped."""
     return TEMPLATES.get_template("page.html.j2").render(
         said=said,
         last=said.last,
@@ -239,50 +244,51 @@ def page(said: Report, groups: Groups) -> str:
 
 
 def findings(said: Report) -> tuple[str, ...]:
-    """The findings that need attention, one sentence each; none where all is even."""
+    """Return the findings that need attention, one sentence each."""
     last = said.last
-    found = []
+    sentences = []
     if said.malformed:
-        found.append(f"{said.malformed} rows cannot be read as leases; `leasehold leases` names them.")
+        sentences.append(f"{said.malformed} rows cannot be read as leases; `leasehold leases` names them.")
     if last.unowned:
         have, it = ("has", "it") if last.unowned == 1 else ("have", "them")
-        found.append(
+        sentences.append(
             f"{last.unowned} of {last.working} unfinished leases {have} no owner: nobody reads what is in {it}."
         )
     if last.spread.width > 1:
-        found.append(
+        sentences.append(
             f"Workers hold between {last.spread.least} and {last.spread.most} leases; even would differ by one."
         )
     for level in last.levels:
-        # Apart by more than one lease that an even split, by numbers of workers, would not leave.
-        leases, workers = sum(each.leases for each in level), sum(each.workers for each in level)
-        even = {each.path: leases * each.workers / workers for each in level} if workers else {}
-        apart = [each for each in level if len(level) > 1 and abs(each.leases - even[each.path]) > 1]
-        found += [
-            f"Group {group_name(each.path)} holds {each.leases} leases; its {each.workers} of {workers} workers"
-            f" would evenly hold {count(even[each.path])}."
-            for each in sorted(apart, key=lambda each: -abs(each.leases - even[each.path]))[:UNEVEN_MAX]
+        # The groups that are more than one lease away from a split in proportion to their workers.
+        leases, workers = sum(group.leases for group in level), sum(group.workers for group in level)
+        even = {group.path: leases * group.workers / workers for group in level} if workers else {}
+        apart = [group for group in level if len(level) > 1 and abs(group.leases - even[group.path]) > 1]
+        sentences += [
+            f"Group {group_name(group.path)} holds {group.leases} leases; its {group.workers} of {workers} workers"
+            f" would evenly hold {count(even[group.path])}."
+            for group in sorted(apart, key=lambda each: -abs(each.leases - even[each.path]))[:UNEVEN_MAX]
         ]
     if said.least:
-        found.append(f"{said.least} {'move' if said.least == 1 else 'moves'} would make it even, and no fewer.")
+        sentences.append(f"{said.least} {'move' if said.least == 1 else 'moves'} would make it even, and no fewer.")
     if hot := [line.key for line in said.leases if line.hot]:
-        found.append(f"Hot: {', '.join(hot[:UNEVEN_MAX])} carry more than {HOT:g} times the mean throughput.")
-    return tuple(found)
+        sentences.append(f"Hot: {', '.join(hot[:UNEVEN_MAX])} carry more than {HOT:g} times the mean throughput.")
+    return tuple(sentences)
 
 
 def _charts(said: Report, groups: Groups) -> dict[str, Markup]:
     last = said.last
     nobody = [Bar("nobody", last.unowned, BAD)] if last.unowned else []
-    # A colour for each outermost group, in turn; the bars of its workers and of its own groups have it too.
-    hues = dict(zip((each.path for each in (last.levels or [()])[0]), cycle(COLOURS), strict=False))
+    # Outermost groups get colors in turn. The bars of a group's workers and inner groups share its color.
+    hues = dict(zip((share.path for share in (last.levels or [()])[0]), cycle(COLOURS), strict=False))
     workers = [
-        Bar(each.worker, each.leases, hues.get(path_of(each.worker, groups)[:1], COLOURS[0])) for each in last.workers
+        Bar(share.worker, share.leases, hues.get(path_of(share.worker, groups)[:1], COLOURS[0]))
+        for share in last.workers
     ]
     colours = {"SHARD_END": COLOURS[2], NUMBER: COLOURS[0]}
-    progress = [Bar(_PROGRESS.get(name, name), many, colours.get(name, COLOURS[3])) for name, many in last.progress]
+    progress = [Bar(_PROGRESS.get(name, name), leases, colours.get(name, COLOURS[3])) for name, leases in last.progress]
     drawn = {"workers": bars([*_ends(workers), *nobody]), "held": _held(last, groups, hues), "progress": bars(progress)}
     for depth, level in enumerate(last.levels):
-        rows = [Bar(group_name(each.path), each.leases, hues[each.path[:1]]) for each in level]
+        rows = [Bar(group_name(share.path), share.leases, hues[share.path[:1]]) for share in level]
         drawn[f"level{depth}"] = bars([*_ends(rows), *nobody])
     begins = said.moments[0].at
     if said.changes:
@@ -300,13 +306,13 @@ def _charts(said: Report, groups: Groups) -> dict[str, Markup]:
             Line("freed", tuple(change.freed for change in said.changes), BAD),
         )
         drawn |= {"spread": lines(times, of_workers, "leases"), "churn": lines(times[1:], of_owners, "leases")}
-    # One reading of lag makes no curve; where no row tells of lag, how long checkpoints stood still is all there is.
-    name, behind = ("lag", said.lags) if said.lags else ("stood", said.stood)
-    if len(behind) > (name == "lag"):
-        longest = Line("longest", tuple(lag.most for lag in behind), COLOURS[1])
-        median = Line("median", tuple(lag.median for lag in behind), COLOURS[0])
-        drawn[name] = lines([lag.at - begins for lag in behind], (longest, median), "seconds")
-    # The charts escape the names in them.
+    # One value of lag makes no curve. If no row reports its lag, show how long checkpoints have stood still.
+    name, curve = ("lag", said.lags) if said.lags else ("stood", said.stood)
+    if len(curve) > (name == "lag"):
+        longest = Line("longest", tuple(lag.most for lag in curve), COLOURS[1])
+        median = Line("median", tuple(lag.median for lag in curve), COLOURS[0])
+        drawn[name] = lines([lag.at - begins for lag in curve], (longest, median), "seconds")
+    # Safe as markup, because the charts escape their names.
     return {name: Markup(svg) for name, svg in drawn.items()}  # noqa: S704
 
 
@@ -318,15 +324,15 @@ def _ends(rows: Sequence[Bar]) -> Sequence[Bar]:
 
 
 def _held(last: Distribution, groups: Groups, hues: Mapping[tuple[str, ...], str]) -> str:
-    """How many workers hold how many leases, by outermost group."""
+    """Draw how many workers hold how many leases, by outermost group."""
     places = range(last.spread.least, last.spread.most + 1)
-    # With more groups than colours, colours would not tell the groups apart.
+    # If there are more groups than colors, don't distinguish groups.
     named = list(hues) if len(hues) <= len(COLOURS) else []
     counts = {path: dict.fromkeys(places, 0) for path in named or [()]}
     for share in last.workers:
         counts[path_of(share.worker, groups)[:1] if named else ()][share.leases] += 1
     layers = [
-        Line(group_name(path) or "workers", tuple(held.values()), hues.get(path, COLOURS[0]))
-        for path, held in counts.items()
+        Line(group_name(path) or "workers", tuple(workers.values()), hues.get(path, COLOURS[0]))
+        for path, workers in counts.items()
     ]
     return stacks(places, layers, "leases held", "workers")

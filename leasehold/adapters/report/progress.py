@@ -1,4 +1,4 @@
-"""The progress of a pipeline, as Spark reports it, of batches and of reading, and a page that shows it and reloads."""
+"""Collects the progress of a pipeline as Spark reports it, of batches and of reading, and renders it as a page."""
 
 import json
 from collections import deque
@@ -14,21 +14,23 @@ from markupsafe import Markup
 from leasehold.adapters.report.page import BAD, COLOURS, TEMPLATES, Line, lines
 
 LANDED = "landed"
-"""The name under which a batch's progress tells what landed."""
+"""The name of the observed metrics on the landed rows in a batch's progress."""
 
 
 @frozen
 class BatchProgress:
-    """The report of one batch of a query.
+    """The report of one batch of a query, with None for values that the query doesn't report.
 
-    at           when it was done, in seconds since 1970
-    rows         what it read
-    seconds      how long it took
-    unparsable   rows that are dead letters
-    lag_seconds  the age of the newest record that landed, when its batch was done
-    watermark    records before this time are late
-    late         rows that came after the watermark, and are in no window
-    What a query cannot tell is None.
+    Attributes:
+        query: The name of the query.
+        batch: The id of the batch.
+        at: When the batch was done, in seconds since 1970.
+        rows: The number of rows that were read.
+        seconds: How long the batch took.
+        unparsable: The number of rows that became dead letters.
+        lag_seconds: The age of the newest landed record when its batch was done.
+        watermark: Records before this time are late.
+        late: The number of rows that came after the watermark, and are in no window.
     """
 
     query: str
@@ -43,18 +45,20 @@ class BatchProgress:
 
     @property
     def json(self) -> dict[str, Any]:
-        """The fields for a line of JSON, without those that are unknown."""
+        """The known fields, as JSON values."""
         return asdict(self, filter=lambda _field, value: value is not None)
 
 
 @frozen
 class ReadingProgress:
-    """How far the reading of a query is behind its shards, with a batch or without one.
+    """How far the reading of a query is behind its shards, whether or not there was a batch.
 
-    at        when it was told, in seconds since 1970
-    shards    how many it reads
-    behind    seconds behind the tip, of the shard that is furthest
-    by_shard  the same of each shard that is behind, of the furthest fifty
+    Attributes:
+        query: The name of the query.
+        at: When this was reported, in seconds since 1970.
+        shards: The number of shards that it reads.
+        behind: How many seconds the shard that is furthest behind is behind the tip.
+        by_shard: The same for each shard that is behind, limited to the fifty that are furthest behind.
     """
 
     query: str
@@ -65,19 +69,19 @@ class ReadingProgress:
 
 
 def reading_of(progress: Mapping[str, Any]) -> ReadingProgress | None:
-    """How far reading is behind, from a `StreamingQueryProgress`; None where its source does not tell."""
+    """Return how far reading is behind, from a `StreamingQueryProgress`, or None if its source does not report it."""
     text = progress["sources"][0]["latestOffset"] if progress["sources"] else None
     try:
-        told = json.loads(text or "{}")
-        shards, behind, by_shard = told["shards"], told["behindMs"], told["behindMsByShard"]
+        offset = json.loads(text or "{}")
+        shards, milliseconds_behind, by_shard = offset["shards"], offset["behindMs"], offset["behindMsByShard"]
     except (ValueError, TypeError, LookupError):
-        return None  # another source's own offset
-    seconds = {shard: each / 1000 for shard, each in by_shard.items()}
-    return ReadingProgress(progress["name"], round(_ended(progress), 3), shards, behind / 1000, seconds)
+        return None  # the offset of another source
+    seconds = {shard: milliseconds / 1000 for shard, milliseconds in by_shard.items()}
+    return ReadingProgress(progress["name"], round(_ended(progress), 3), shards, milliseconds_behind / 1000, seconds)
 
 
 def told_of(progress: Mapping[str, Any]) -> BatchProgress:
-    """The report made of a `StreamingQueryProgress`."""
+    """Return the report of a batch from a `StreamingQueryProgress`."""
     ended = _ended(progress)
     rows = progress["numInputRows"]
     if rows is None:  # on Spark Connect
@@ -107,23 +111,28 @@ def _ended(progress: Mapping[str, Any]) -> float:
 
 
 def _seen(progress: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401  a number, as Spark has it
-    """A figure on the landed rows, by the batch's own count; a batch without rows may lack it."""
-    seen = progress["observedMetrics"].get(LANDED)
-    return seen[name] if seen and name in seen else None
+    """Return an observed metric of the landed rows, or None. A batch without rows may lack it."""
+    metrics = progress["observedMetrics"].get(LANDED)
+    return metrics[name] if metrics and name in metrics else None
 
 
 BATCHES_MAX = 500
-"""Most batches that are drawn, the last ones."""
+"""The most batches that are drawn. Older ones are dropped."""
 
 PAUSE_SECONDS = 5.0
-"""The page is not written more often than this."""
+"""The minimum time between two writes of the page."""
 
 
 @define
 class QueryProgress:
-    """The reports of a query so far; the charts show its last batches, the sums all of them.
+    """The reports of a query so far. The charts show its last batches, the sums include all of them.
 
-    reading  the last word on how far it is behind its shards; None where its source tells nothing of it
+    Attributes:
+        reading: The latest report on how far it is behind its shards; None if its source does not report it.
+        batches: The reports of the last batches.
+        rows: The number of rows that were read.
+        unparsable: The number of rows that became dead letters.
+        late: The number of late rows.
     """
 
     reading: ReadingProgress | None = None
@@ -133,7 +142,7 @@ class QueryProgress:
     late: int = 0
 
     def add(self, told: BatchProgress) -> None:
-        """Add the report of a batch."""
+        """Add the report of a batch, and update the sums."""
         self.batches.append(told)
         self.rows += told.rows
         self.unparsable += told.unparsable or 0
@@ -141,20 +150,20 @@ class QueryProgress:
 
     @property
     def last(self) -> BatchProgress | None:
-        """The newest batch, if there was one."""
+        """The report of the latest batch, if there is one."""
         return self.batches[-1] if self.batches else None
 
     @property
     def charts(self) -> dict[str, Markup]:
-        """The charts, by their headings; without those of which nothing was told."""
-        # A rate is from the end of the batch before to its own end, so that the first batch has none.
+        """The charts by heading, without those that have no values."""
+        # A rate is measured from the end of the previous batch, so the first batch has none.
         pairs = pairwise(self.batches)
         rates = [(after, after.rows / max(after.at - before.at, 0.001)) for before, after in pairs]
-        lags = [(told, told.lag_seconds) for told in self.batches if told.lag_seconds is not None]
-        late = [(told, float(told.late or 0)) for told in self.batches if self.late]
+        lags = [(batch, batch.lag_seconds) for batch in self.batches if batch.lag_seconds is not None]
+        late = [(batch, float(batch.late or 0)) for batch in self.batches if self.late]
         drawn: tuple[tuple[str, list[tuple[BatchProgress, float]], str, str], ...] = (
             ("Rows a second", rates, "rows a second", COLOURS[0]),
-            ("How long batches took", [(told, told.seconds) for told in self.batches], "seconds", COLOURS[3]),
+            ("How long batches took", [(batch, batch.seconds) for batch in self.batches], "seconds", COLOURS[3]),
             ("Lag: age of the newest record landed", lags, "seconds", COLOURS[1]),
             ("Late: after the watermark, and in no window", late, "rows", BAD),
         )
@@ -162,15 +171,15 @@ class QueryProgress:
         charts = {}
         for heading, values, unit, colour in drawn:
             if values:
-                times = [told.at - self.batches[0].at for told, _ in values]
+                times = [batch.at - self.batches[0].at for batch, _ in values]
                 curve = lines(times, [Line("", tuple(value for _, value in values), colour)], unit, since=since)
-                charts[heading] = Markup(curve)  # noqa: S704  names in it are escaped
+                charts[heading] = Markup(curve)  # noqa: S704  its names are escaped
         return charts
 
 
 @define
 class ProgressPage:
-    """A file that shows how a pipeline of this name goes."""
+    """A file that shows the progress of a pipeline."""
 
     name: str
     path: Path
@@ -178,7 +187,7 @@ class ProgressPage:
     written: float = 0.0
 
     def tell(self, told: BatchProgress | ReadingProgress) -> None:
-        """Add a report, and write the file if the last time is long enough ago."""
+        """Add a report, and write the file unless it was written less than PAUSE_SECONDS ago."""
         query = self.queries.setdefault(told.query, QueryProgress())
         if isinstance(told, BatchProgress):
             query.add(told)
@@ -189,9 +198,10 @@ class ProgressPage:
             self.write(running=True)
 
     def write(self, *, running: bool) -> None:
-        """Write the file, whole or not at all, because a browser may be reading it.
+        """Write the file atomically, because a browser may be reading it.
 
-        While the pipeline is `running`, the browser loads it again and again.
+        Args:
+            running: Whether the pipeline is running. If so, the browser reloads the file periodically.
         """
         new = self.path.with_name(f".{self.path.name}.new")
         page = TEMPLATES.get_template("progress.html.j2")

@@ -1,11 +1,11 @@
-"""Everything a report says, as one value, and as JSON; pure.
+"""Computes the content of a report, as one value and as JSON.
 
-`changes` are those from each snapshot of a lease table to the next: owners, workers, checkpoints. `saved` and `looked`
-read snapshots: from what `leasehold leases --json` has printed, or from a store that is looked at several times.
+`changes` compares each snapshot of a lease table with the next: owners, workers, checkpoints. `saved` reads snapshots
+from the output of `leasehold leases --json`, and `looked` takes them from a store.
 
-How far behind a lease is, its owner writes into the row. Where no row tells, snapshots can only tell how long a
-checkpoint has stood still, at least: since the first of the snapshots in a row that show it where it is now. A shard
-into which nobody writes stands still as well, so that this is not called lag.
+The lag of a lease is what its owner writes into the row. If no row contains it, snapshots only show for how long, at
+least, a checkpoint has stood still: since the first of the consecutive snapshots with the same checkpoint. A shard
+without new records stands still as well, so we don't call this lag.
 """
 
 import math
@@ -31,15 +31,18 @@ from leasehold.stores.protocol import Malformed, Store
 class SnapshotChange:
     """The difference between a snapshot and the one before it.
 
-    at          the later one's time, in seconds since 1970
-    seconds     between the two
-    moved       leases that went from one owner to another
-    claimed     leases that had no owner, and have one
-    freed       leases that had an owner, and have none, other than by ending
-    ended       leases finished since
-    created, deleted  leases
-    joined, left      workers
-    advanced    unfinished leases whose checkpoint moved
+    Attributes:
+        at: The time of the later snapshot, in seconds since 1970.
+        seconds: The time between the two.
+        moved: The number of unfinished leases that went from one owner to another.
+        claimed: The number of unfinished leases that had no owner, and now have one.
+        freed: The number of unfinished leases that had an owner, and now have none.
+        ended: The number of leases that were finished in between.
+        created: The number of new leases.
+        deleted: The number of leases that are gone.
+        joined: The number of workers that own unfinished leases now, and owned none before.
+        left: The number of workers that owned unfinished leases before, and own none now.
+        advanced: The number of unfinished leases whose checkpoint moved.
     """
 
     at: float
@@ -56,13 +59,13 @@ class SnapshotChange:
 
     @property
     def owner_changes(self) -> int:
-        """Leases that have another owner than before, or one at last, or none any more."""
+        """The number of leases whose owner changed, including those that gained or lost one."""
         return self.moved + self.claimed + self.freed
 
 
 @frozen
 class StalledLease:
-    """An unfinished lease, and for how many seconds at least its checkpoint has stood still."""
+    """An unfinished lease, and the minimum number of seconds for which its checkpoint has stood still."""
 
     key: str
     owner: str | None
@@ -71,7 +74,7 @@ class StalledLease:
 
 @frozen
 class CheckpointLag:
-    """How far behind leases were at one snapshot, or how long they had stood still: half at most `median` seconds."""
+    """How far behind the leases of one snapshot were, or how long they had stood still, in seconds."""
 
     at: float
     median: float
@@ -79,49 +82,51 @@ class CheckpointLag:
 
 
 def changes(snapshots: Sequence[WatchedTable]) -> tuple[SnapshotChange, ...]:
-    """The changes between neighbouring snapshots, which are in the order of time."""
-    found = []
-    for before, after in pairwise(snapshots):
-        old, new = ({lease.key: lease for lease in each.leases} for each in (before, after))
-        was, now = ({lease.owner for lease in each.unended} - {None} for each in (before, after))
-        kept = [(old[key], lease) for key, lease in new.items() if key in old]
-        owners = [(first.owner, then.owner) for first, then in kept if not then.ended]
-        found.append(
+    """Return the changes between consecutive snapshots, which must be sorted by time."""
+    results = []
+    for earlier, later in pairwise(snapshots):
+        old, new = ({lease.key: lease for lease in snapshot.leases} for snapshot in (earlier, later))
+        workers_before, workers_now = (
+            {lease.owner for lease in snapshot.unended} - {None} for snapshot in (earlier, later)
+        )
+        in_both = [(old[key], lease) for key, lease in new.items() if key in old]
+        owners = [(first.owner, last.owner) for first, last in in_both if not last.ended]
+        results.append(
             SnapshotChange(
-                at=after.at,
-                seconds=after.at - before.at,
-                moved=sum(None not in (first, then) and first != then for first, then in owners),
-                claimed=sum(first is None and then is not None for first, then in owners),
-                freed=sum(first is not None and then is None for first, then in owners),
-                ended=sum(then.ended and not first.ended for first, then in kept),
+                at=later.at,
+                seconds=later.at - earlier.at,
+                moved=sum(None not in (first, last) and first != last for first, last in owners),
+                claimed=sum(first is None and last is not None for first, last in owners),
+                freed=sum(first is not None and last is None for first, last in owners),
+                ended=sum(last.ended and not first.ended for first, last in in_both),
                 created=len(new.keys() - old.keys()),
                 deleted=len(old.keys() - new.keys()),
-                joined=len(now - was),
-                left=len(was - now),
-                advanced=sum(first.checkpoint != then.checkpoint and not then.ended for first, then in kept),
+                joined=len(workers_now - workers_before),
+                left=len(workers_before - workers_now),
+                advanced=sum(first.checkpoint != last.checkpoint and not last.ended for first, last in in_both),
             )
         )
-    return tuple(found)
+    return tuple(results)
 
 
 def standstill(snapshots: Sequence[WatchedTable]) -> tuple[StalledLease, ...]:
-    """The unfinished leases at the last snapshot, those that have stood still longest first."""
+    """Return the unfinished leases of the last snapshot, the one that has stood still longest first."""
     *_, last = _stills(snapshots)
     return tuple(sorted(last, key=lambda still: (-still.seconds, still.key)))
 
 
 def lags(snapshots: Sequence[WatchedTable]) -> tuple[CheckpointLag, ...]:
-    """How far behind the leases of each snapshot were, as the rows tell; nothing of one whose rows tell nothing."""
-    told = []
+    """Return how far behind the leases of each snapshot were, leaving out snapshots whose rows don't report it."""
+    results = []
     for snapshot in snapshots:
-        found = lags_of(snapshot.leases, snapshot.at, math.inf).values()
-        if known := [lag.seconds for lag in found if lag.seconds is not None]:
-            told.append(CheckpointLag(snapshot.at, median(known), max(known)))
-    return tuple(told)
+        measured = lags_of(snapshot.leases, snapshot.at, math.inf).values()
+        if seconds := [lag.seconds for lag in measured if lag.seconds is not None]:
+            results.append(CheckpointLag(snapshot.at, median(seconds), max(seconds)))
+    return tuple(results)
 
 
 def standstills(snapshots: Sequence[WatchedTable]) -> tuple[CheckpointLag, ...]:
-    """How long checkpoints had stood still at each snapshot but the first, which has none before it."""
+    """Return how long checkpoints had stood still at each snapshot except the first."""
     followed = list(zip(snapshots, _stills(snapshots), strict=True))[1:]
     return tuple(
         CheckpointLag(snapshot.at, median(still.seconds for still in stills), max(still.seconds for still in stills))
@@ -131,36 +136,47 @@ def standstills(snapshots: Sequence[WatchedTable]) -> tuple[CheckpointLag, ...]:
 
 
 def _stills(snapshots: Sequence[WatchedTable]) -> Iterator[list[StalledLease]]:
-    """For each snapshot, its unfinished leases, and since when the checkpoint of each is where it is."""
+    """Yield, for each snapshot, its unfinished leases and how long their checkpoints had stood still."""
     since: dict[str, tuple[Position, float]] = {}
     for snapshot in snapshots:
         since = {
-            lease.key: known if known is not None and known[0] == lease.checkpoint else (lease.checkpoint, snapshot.at)
+            lease.key: previous
+            if previous is not None and previous[0] == lease.checkpoint
+            else (lease.checkpoint, snapshot.at)
             for lease in snapshot.unended
-            for known in [since.get(lease.key)]
+            for previous in [since.get(lease.key)]
         }
         yield [StalledLease(row.key, row.owner, snapshot.at - since[row.key][1]) for row in snapshot.unended]
 
 
 STILL_MAX = 10
-"""How many of the leases that have stood still longest are named."""
+"""How many of the leases that have stood still longest a report names."""
 
 
 @frozen
 class Moment:
-    """How leases were shared out at one time, in seconds since 1970."""
+    """The distribution of leases at one time, in seconds since 1970."""
 
     at: float
     distribution: Distribution
 
 
 HOT = 3.0
-"""A shard is hot whose throughput is so many times the mean of all that are known."""
+"""A shard is hot if its throughput is more than this many times the mean of all known ones."""
 
 
 @frozen
 class LeaseLine:
-    """A lease of the last snapshot: seconds behind and KB/s, None where nobody told; `hot` far above the mean."""
+    """A lease of the last snapshot.
+
+    Attributes:
+        key: The key of the lease.
+        owner: The owner, if there is one.
+        ended: Whether it is finished.
+        lag: How many seconds it is behind; None if unknown.
+        weight: Its throughput in KB/s; None if unknown.
+        hot: Whether its throughput is far above the mean.
+    """
 
     key: str
     owner: str | None
@@ -172,14 +188,18 @@ class LeaseLine:
 
 @frozen
 class Report:
-    """The content of a report on one store; `moments` is in the order of time and not empty.
+    """The content of a report on one store.
 
-    malformed  rows of the last snapshot that could not be read as leases
-    changes, still, stood  empty where there was one snapshot only
-    lags     as the rows tell; empty where none does
-    stood    how long checkpoints had stood still
-    leases   every lease, those that are furthest behind first; empty where another process counted
-    least    how few moves would make it even
+    Attributes:
+        store: The name of the store.
+        moments: The distribution at each snapshot, sorted by time; not empty.
+        malformed: The number of rows in the last snapshot that could not be read as leases.
+        changes: The changes between snapshots; empty if there is only one.
+        lags: The lag at each snapshot, as the rows report it; empty if none does.
+        still: The leases that have stood still longest; empty if there is only one snapshot.
+        stood: How long checkpoints had stood still at each snapshot; empty if there is only one.
+        leases: Every lease, the one that is furthest behind first; empty if another process counted them.
+        least: The minimum number of moves to an even distribution.
     """
 
     store: str
@@ -194,17 +214,17 @@ class Report:
 
     @property
     def last(self) -> Distribution:
-        """How leases are shared out now."""
+        """The distribution of leases at the last snapshot."""
         return self.moments[-1].distribution
 
 
 def report(store: str, snapshots: Sequence[WatchedTable], groups: Groups) -> Report:
-    """Make the report of these snapshots of one store; at least one, in any order."""
+    """Return the report on these snapshots of one store, of which there is at least one, in any order."""
     ordered = sorted(snapshots, key=lambda snapshot: snapshot.at)
     last = ordered[-1]
     behind = lags_of(last.leases, last.at, math.inf)
-    known = [lease.weight for lease in last.unended if lease.weight is not None]
-    hot = HOT * fmean(known) if known else math.inf
+    weights = [lease.weight for lease in last.unended if lease.weight is not None]
+    hot = HOT * fmean(weights) if weights else math.inf
     leases = [
         LeaseLine(
             lease.key,
@@ -219,7 +239,7 @@ def report(store: str, snapshots: Sequence[WatchedTable], groups: Groups) -> Rep
     owners = {lease.key: lease.owner for lease in last.unended}
     return Report(
         store=store,
-        moments=tuple(Moment(each.at, distribution(tallies(each.leases), groups)) for each in ordered),
+        moments=tuple(Moment(snapshot.at, distribution(tallies(snapshot.leases), groups)) for snapshot in ordered),
         malformed=len(last.malformed),
         changes=changes(ordered),
         lags=lags(ordered),
@@ -231,7 +251,7 @@ def report(store: str, snapshots: Sequence[WatchedTable], groups: Groups) -> Rep
 
 
 def report_json(said: Report) -> dict[str, Any]:
-    """The report as a JSON object; times are in seconds since 1970."""
+    """Return the report as a JSON object, with times in seconds since 1970."""
     return {
         "store": said.store,
         "at": said.moments[-1].at,
@@ -257,13 +277,23 @@ def report_json(said: Report) -> dict[str, Any]:
 
 
 LAST_SECOND = 253_402_300_799
-"""The last second of the year 9999: no calendar has later times."""
+"""The last second of the year 9999, which is the latest that `datetime` can represent."""
 
 
 def looked(
     store: Store, times: int, seconds: float, wait: Callable[[float], object] = time.sleep
 ) -> Iterator[WatchedTable]:
-    """Take this many snapshots of a store, so many seconds apart. Raises OutcomeUnknown if one fails."""
+    """Take snapshots of a store.
+
+    Args:
+        store: The store.
+        times: The number of snapshots.
+        seconds: The time between two snapshots.
+        wait: Waits for this many seconds.
+
+    Raises:
+        OutcomeUnknown: A snapshot failed.
+    """
     for look in range(times):
         if look:
             wait(seconds)
@@ -272,10 +302,16 @@ def looked(
 
 
 def saved(name: str, lines: Iterable[bytes]) -> Iterator[WatchedTable]:
-    """The snapshots in these lines of JSON; `name` says whose they are.
+    """Read snapshots from lines of JSON.
 
-    Lines that repeat an earlier look, because a later one failed, are left out.
-    Raises BadJsonField, naming the line and the field.
+    Skips lines that repeat an earlier reading because a later one failed.
+
+    Args:
+        name: The name of the file, for errors.
+        lines: The lines.
+
+    Raises:
+        BadJsonField: A line is not a snapshot. The message names the line and the field.
     """
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -286,11 +322,11 @@ def saved(name: str, lines: Iterable[bytes]) -> Iterator[WatchedTable]:
             leases = tuple(lease_of(value) for value in fields.need("leases").items())
             malformed = fields.read("malformed", lambda value: len(value.items()), 0)
             trouble = fields.read("trouble", JsonValue.text, "")
-            for noted in ("lags", "status", "says", "statuses", "swap"):
-                fields.read(noted, lambda _: None, None)  # the leases' own notes say the same
+            for ignored in ("lags", "status", "says", "statuses", "swap"):
+                fields.read(ignored, lambda _: None, None)  # the leases' annotations contain the same
             fields.done()
         except BadJsonField as bad:
             raise BadJsonField(f"{name}, line {number}: {bad}") from None
         if not trouble:
-            # Only how many there were is reported; which ones, the line itself tells.
+            # A report only has the number of malformed rows.
             yield WatchedTable(leases, at=at, malformed=(Malformed("", "", ""),) * malformed)

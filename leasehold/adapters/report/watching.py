@@ -1,7 +1,7 @@
-"""The picture of a lease table: what looks at it show, as one value, and as the JSON that pages and monitoring read.
+"""Watches a lease table, and returns its state as one value and as the JSON that pages and monitoring read.
 
-`leases`, `serve`, `explain`, `what-if` and `report` all draw a `WatchedTable`. A `TableWatch` makes one with each look;
-what one look leaves to the next (how long rows have stood still, whether positions move) stays in it.
+`leases`, `serve`, `explain`, `what-if` and `report` all show a `WatchedTable`. A `TableWatch` returns one for each
+reading of the table. Between readings it remembers how long rows have stood still, and whether positions move.
 """
 
 import math
@@ -34,17 +34,21 @@ from leasehold.stores.protocol import Malformed, Store
 from leasehold.stores.swap import CONTROL, SwapPlaces, SwapStore, place_of, places_of, signs_of_swap
 
 LOOK_SECONDS = 1.0
-"""Between two looks: often enough to see each renewal of a lease of ten seconds."""
+"""The time between two readings: short enough to see each renewal of a lease of ten seconds."""
 
 UNTOLD, NOTHING_LEARNT = LeaseLag(), History()
 
 
 @frozen
 class SeenMove:
-    """A change of owner as two looks at a table show it; None is nobody.
+    """A change of owner between two readings of a table.
 
-    at    seconds since 1970
-    rule  by which the new owner took it, or the lookout freed it; "" where the owner before let it go
+    Attributes:
+        at: The time of the later reading, in seconds since 1970.
+        key: The key of the lease.
+        before: The owner before; None if there was none.
+        after: The owner after; None if there is none.
+        rule: The rule by which the new owner took it, or the lookout freed it; "" if the old owner released it.
     """
 
     at: float
@@ -56,18 +60,20 @@ class SeenMove:
 
 @frozen
 class WatchedTable:
-    """A table as it is after some watching.
+    """The state of a table after it was watched for some time.
 
-    leases    with how long each stood still, sorted by key
-    history   what the watching taught
-    seconds   for how long the table was watched
-    at        when it was last read, seconds since 1970
-    statuses  of the leases then, by key
-    lags      how far behind the unfinished ones are, by key
-    moves     the latest changes of owner that were seen, the last one first
-    trouble   why the latest look showed nothing new; "" where it did
-    swap      where the leases are, where both tables of a swap were read
-    swapping  sentences about a swap that is under way, or that the table's leases have left by
+    Attributes:
+        leases: The leases, each with how long it has stood still, sorted by key.
+        history: What the watch has learned about owners.
+        seconds: For how many seconds the table was watched.
+        malformed: The rows that cannot be read as leases.
+        at: When it was last read, in seconds since 1970.
+        statuses: The status of each lease at that time, by key.
+        lags: How far behind each unfinished lease is, by key.
+        moves: The latest changes of owner that were seen, newest first.
+        trouble: Why the latest reading failed, or "".
+        swap: Where the leases are, if both tables of a swap were read.
+        swapping: Sentences about a swap that is in progress, or by which the table's leases have left.
     """
 
     leases: tuple[Lease, ...]
@@ -93,12 +99,12 @@ class WatchedTable:
         return group_status(self.statuses, self.trouble)
 
     def lag(self, lease: Lease) -> LeaseLag:
-        """How far behind this lease is."""
+        """Return how far behind this lease is."""
         return self.lags.get(lease.key, UNTOLD)
 
 
 def moved(before: WatchedTable, after: WatchedTable) -> tuple[tuple[Lease, Lease], ...]:
-    """The unfinished leases that changed hands, each as it was and as it is."""
+    """Return the unfinished leases whose owner changed, each as it was and as it is."""
     old = {lease.key: lease for lease in before.leases}
     return tuple(
         (old[lease.key], lease)
@@ -108,12 +114,15 @@ def moved(before: WatchedTable, after: WatchedTable) -> tuple[tuple[Lease, Lease
 
 
 class TableWatch:
-    """Looks at one table again and again.
+    """Reads one table repeatedly.
 
-    lease_seconds  the fleet's, for rows that do not say it
-    limit          an owner whose lease stands still for more seconds counts as dead
-    source         asked how far behind leases are of which no row tells
-    wall           seconds since 1970; `clock` never goes back
+    Args:
+        store: The table.
+        lease_seconds: The fleet's lease duration, for rows that don't contain it.
+        limit: The seconds without a renewal after which an owner counts as dead.
+        source: If given, asked for the lag of leases whose rows do not report it.
+        clock: Returns monotonic seconds.
+        wall: Returns seconds since 1970.
     """
 
     def __init__(
@@ -131,11 +140,11 @@ class TableWatch:
         self._watch, self._window, self._first = Watch(), GroupWatch(), math.inf
 
     def look(self) -> WatchedTable:
-        """Read the table once. Raises StoreError or SourceError, after which one may look again."""
+        """Read the table once. Raises StoreError or SourceError, after which it can be called again."""
         began = self._clock()
         listing = self._store.list()
         ended, now = self._clock(), self._wall()
-        # The row of a swap is no lease: it would be counted as a finished one.
+        # The control row of a swap is not a lease. It would count as a finished one.
         listed = tuple(row for row in listing.leases if row.key != CONTROL)
         self._watch, leases = self._watch.look(listed, began, ended)
         self._first = min(self._first, began)
@@ -168,28 +177,32 @@ def watched(
     clock: Callable[[], float] = time.monotonic,
     wait: Callable[[float], object] = time.sleep,
 ) -> WatchedTable:
-    """The table, read again and again for so many seconds, at least once. Raises OutcomeUnknown."""
+    """Read the table repeatedly for `seconds`, at least once, and return its last state. Raises OutcomeUnknown."""
     watch, first = TableWatch(store, lease_seconds, lease_seconds, clock=clock), clock()
     while True:
         table = watch.look()
-        left = first + seconds - clock()
-        if left <= 0:
+        seconds_left = first + seconds - clock()
+        if seconds_left <= 0:
             return table
-        wait(min(left, LOOK_SECONDS))
+        wait(min(seconds_left, LOOK_SECONDS))
 
 
 def alive(leases: Sequence[Lease], config: Config) -> tuple[Lease, ...]:
-    """The leases, without the owners that have not renewed for too long."""
+    """Return the leases, removing owners that have not renewed for too long."""
     limit = expires_above(config)
     return tuple(lease if lease.idle <= limit else evolve(lease, owner=None) for lease in leases)
 
 
 def shares(leases: Iterable[Lease], groups: Groups = None, more: Collection[str] = ()) -> Mapping[str, int]:
-    """The target share by worker: everybody the floor, and one more for those whom rule M2 favours.
+    """Return the target share of each worker: the floor of the mean, plus one for those that rule M2 favors.
 
-    more  workers that hold nothing, and count nevertheless
-    An heir counts as the owner already (H1). Whether owners live is for the caller to say: leave out the leases of the
-    dead only to see what the living will hold of the rest, else give them without an owner.
+    A next owner already counts as the owner (H1). The caller decides which owners are alive: pass the leases of dead
+    ones without an owner. Leave them out only to compute the shares of the remaining leases.
+
+    Args:
+        leases: The leases.
+        groups: How to derive a worker's groups from its name.
+        more: Workers that count although they hold nothing.
     """
     working = [lease for lease in leases if not lease.ended]
     counts = Counter(dict.fromkeys((*more, *(lease.owner for lease in working if lease.owner is not None)), 0))
@@ -202,22 +215,22 @@ def shares(leases: Iterable[Lease], groups: Groups = None, more: Collection[str]
 
 
 def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
-    """Everything that is shown of a table, as JSON values: the whole, its workers, its leases, and what is wrong."""
-    working, whole = table.unended, fleet_lag(table.lags)
+    """Return everything that is shown of a table, as JSON values: totals, workers, leases, and problems."""
+    working, fleet = table.unended, fleet_lag(table.lags)
     living = alive(working, config)
     owned: dict[str | None, list[Lease]] = {}
     for lease in living:
         owned.setdefault(lease.owner, []).append(lease)
     workers: list[dict[str, Any]] = []
     for worker, target in shares(living, config.rules.groups).items():
-        held = owned.get(worker, [])  # an heir may hold nothing yet
-        lag = fleet_lag({lease.key: table.lag(lease) for lease in held})
-        weight = kilobytes(sum(lease.weight or 0 for lease in held))
-        shown = {"worker": worker, "leases": len(held), "target": target, "lag": lag.most, "kbps": weight}
+        own_leases = owned.get(worker, [])  # a next owner may hold nothing yet
+        lag = fleet_lag({lease.key: table.lag(lease) for lease in own_leases})
+        weight = kilobytes(sum(lease.weight or 0 for lease in own_leases))
+        shown = {"worker": worker, "leases": len(own_leases), "target": target, "lag": lag.most, "kbps": weight}
         workers.append(shown | ({"lag_at_least": True} if lag.at_least else {}))
-    even = sum(each["kbps"] for each in workers) / max(len(workers), 1)
-    for told in workers:
-        told["kbps_target"] = even  # beside the count
+    even = sum(worker_row["kbps"] for worker_row in workers) / max(len(workers), 1)
+    for worker_row in workers:
+        worker_row["kbps_target"] = even
     leases = []
     for lease in table.leases:
         status = table.statuses[lease.key]
@@ -242,9 +255,9 @@ def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
             "finished": len(table.leases) - len(working),
             "unowned": sum(lease.owner is None for lease in working),
             "workers": len({lease.owner for lease in living} - {None}),
-            "lag_max": whole.most,
-            "lag_at_least": whole.at_least,
-            "lag_sum": whole.total if whole.most is not None else None,
+            "lag_max": fleet.most,
+            "lag_at_least": fleet.at_least,
+            "lag_sum": fleet.total if fleet.most is not None else None,
             "not_ok": sum(not status.ok for status in table.statuses.values()),
         },
         "workers": workers,

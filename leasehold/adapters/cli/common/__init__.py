@@ -1,1 +1,1 @@
-"""Parts that several commands share: times as users write them, and tables as plain text."""
+"""Parts that several commands share, such as durations as options and tables as plain text."""

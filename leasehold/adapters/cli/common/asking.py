@@ -1,4 +1,4 @@
-"""Options that several commands share, and the fleet and the table that they mean."""
+"""Options that several commands share, and functions that turn them into a configuration and a table."""
 
 from typing import Annotated
 
@@ -13,7 +13,7 @@ from leasehold.balancer.config import Config
 from leasehold.stores.protocol import Store
 
 WATCH_SHARE = 1.2
-"""A table is watched for so many lease_seconds: an owner that renews nothing meanwhile is dead."""
+"""How long a table is watched, in multiples of `lease_seconds`. An owner that renews nothing in that time is dead."""
 
 StoreUrl = Annotated[str, typer.Argument(help="Where the leases are, as a URL.", show_default=False)]
 SwapGoal = Annotated[
@@ -33,12 +33,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def fleet_config(rules: str, lease_seconds: float | None, more: list[str] | None) -> Config:
-    """The fleet's configuration. Raises ValueError naming a setting that cannot be."""
+    """Return the fleet's configuration. Raises ValueError, which names a setting that is not valid."""
     return configuration(settings({"rules": rules, "lease_seconds": lease_seconds}, more or []))
 
 
 def table_of(store: Store, config: Config, span: float | None) -> WatchedTable:
-    """The table after watching it; somebody who sits before a screen is told what takes so long."""
+    """Watch a table for `span` seconds and return it. On a terminal, a message shows why this takes so long."""
     span = WATCH_SHARE * config.lease_seconds if span is None else span
     console = Console(stderr=True)
     if not span or not console.is_terminal:

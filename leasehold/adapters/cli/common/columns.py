@@ -1,4 +1,4 @@
-"""Tables for people and for pipes: drawn on a terminal that has room, else one row on one line with nothing cut.
+"""Prints tables: drawn on a terminal, or as plain text with one row per line and nothing cut.
 
 `told` prints what `copy-leases` and `reset` did, as such a table or as JSON.
 """
@@ -27,10 +27,12 @@ NOTHING = "-"
 class Column:
     """A column of a table.
 
-    name     its heading
-    right    whether its cells are numbers, which stand at the right
-    spare    how soon it is left out where a screen is too narrow: the greatest first; 0 is never left out
-    words    whether its cells are sentences, whose spaces stay in plain text; only of the last column
+    Attributes:
+        name: The heading.
+        right: Whether its cells are numbers, which are right-aligned.
+        spare: When to leave it out if the screen is too narrow: the column with the highest value goes first, and one
+            with 0 is never left out.
+        words: Whether its cells are sentences, whose spaces are kept in plain text. Only for the last column.
     """
 
     name: str
@@ -41,9 +43,13 @@ class Column:
 
 @frozen
 class Cells:
-    """A table as texts: columns, and rows of as many cells; `title` stands above it on a screen.
+    """A table of strings.
 
-    styles  how a cell is drawn, by (row, column)
+    Attributes:
+        columns: The columns.
+        rows: The rows, each with one cell per column.
+        title: The title above the table on a screen.
+        styles: The styles of cells by (row, column).
     """
 
     columns: tuple[Column, ...]
@@ -53,43 +59,46 @@ class Cells:
 
 
 def plain(cells: Cells) -> str:
-    """The table as lines of fields, two spaces apart, none of them empty; only a last one in words holds a space."""
+    """Return the table as lines of fields that are two spaces apart.
+
+    No field is empty, and only the last one may contain spaces, if its column has `words`.
+    """
     rows = [[column.name.upper().replace(" ", "-") for column in cells.columns]]
     for row in cells.rows:
         shown = [(printable(cell), column.words) for cell, column in zip(row, cells.columns, strict=True)]
         rows.append([(cell if words else cell.replace(" ", "\\x20")) or NOTHING for cell, words in shown])
-    placed = []
+    padded = []
     for at, column in enumerate(cells.columns):
         width = max(len(row[at]) for row in rows)
-        placed.append([row[at].rjust(width) if column.right else row[at].ljust(width) for row in rows])
-    return "\n".join("  ".join(row).rstrip() for row in zip(*placed, strict=True))
+        padded.append([row[at].rjust(width) if column.right else row[at].ljust(width) for row in rows])
+    return "\n".join("  ".join(row).rstrip() for row in zip(*padded, strict=True))
 
 
 def drawn(cells: Cells, width: int) -> tuple[Table, tuple[str, ...]]:
-    """The table for a screen so wide, and the names of the columns for which it has no room."""
+    """Return the table for a screen of this width, and the names of the columns that don't fit."""
     shown = dict(enumerate(cells.columns))
-    wide = {
-        at: max(len(column.name), *(len(row[at]) for row in cells.rows), 0) + 3
-        for at, column in enumerate(cells.columns)
+    widths = {
+        index: max(len(column.name), *(len(row[index]) for row in cells.rows), 0) + 3
+        for index, column in enumerate(cells.columns)
     }
-    while sum(wide[at] for at in shown) + 1 > width and any(column.spare for column in shown.values()):
+    while sum(widths[index] for index in shown) + 1 > width and any(column.spare for column in shown.values()):
         del shown[max(shown, key=lambda at: cells.columns[at].spare)]
     styles = dict(cells.styles)
     table = Table(title=cells.title or None)
     for column in shown.values():
         table.add_column(column.name, overflow="fold", justify="right" if column.right else "left")
     for number, row in enumerate(cells.rows):
-        table.add_row(*(Text(printable(row[at]), style=styles.get((number, at), "")) for at in shown))
-    return table, tuple(column.name for at, column in enumerate(cells.columns) if at not in shown)
+        table.add_row(*(Text(printable(row[index]), style=styles.get((number, index), "")) for index in shown))
+    return table, tuple(column.name for index, column in enumerate(cells.columns) if index not in shown)
 
 
 def for_eyes(*, wide: bool) -> bool:
-    """Whether to draw: on a terminal, unless plain text was asked for."""
+    """Return whether to draw the table: on a terminal, unless `wide` requests plain text."""
     return not wide and sys.stdout.isatty()
 
 
 def show(cells: Cells, *, wide: bool = False) -> None:
-    """Print the table: drawn on a terminal, as plain text into a pipe, a file, or with `wide`."""
+    """Print the table: drawn on a terminal, else (or with `wide`) as plain text."""
     if not for_eyes(wide=wide):
         print(plain(cells))
         return
@@ -101,7 +110,7 @@ def show(cells: Cells, *, wide: bool = False) -> None:
 
 
 def hint(left_out: Sequence[str]) -> Text:
-    """The hint where columns did not fit."""
+    """Return the hint that names columns that don't fit."""
     return Text(f"no room here for: {', '.join(left_out)}; --wide shows every column", style="dim")
 
 
@@ -124,7 +133,7 @@ _WOULD = {
 
 
 def told(moves: Iterable[Move], *, dry_run: bool, as_json: bool) -> typer.Exit:
-    """Print every move; the exit status is 1 if any was refused."""
+    """Print every move, and return the exit, whose status is 1 if any move was refused."""
     moves = tuple(moves)
     refused = sum(move.do == "refuse" for move in moves)
     if as_json:
@@ -158,12 +167,12 @@ def told(moves: Iterable[Move], *, dry_run: bool, as_json: bool) -> typer.Exit:
 
 
 def said(position: Position) -> str:
-    """A position in one word."""
+    """Format a position as one word."""
     if position.sequence == "AT_TIMESTAMP":
         return f"AT_TIMESTAMP={said_moment(position.sub)}"
     return f"{position.sequence}.{position.sub}" if position.sub else position.sequence
 
 
 def _position(position: Position) -> dict[str, Any]:
-    more = {"sub": position.sub, "token": position.token}
-    return {"checkpoint": position.sequence} | {name: value for name, value in more.items() if value}
+    optional = {"sub": position.sub, "token": position.token}
+    return {"checkpoint": position.sequence} | {name: value for name, value in optional.items() if value}

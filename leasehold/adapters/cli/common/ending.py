@@ -1,6 +1,6 @@
-"""The end of a command where something is wrong: one line on standard error, and its status.
+"""Ends a command on failure, with one line on standard error and an exit status, and on signals.
 
-A signal to end makes a command take down what it has set up, and nothing interrupts that.
+A signal to end makes a command clean up what it has set up, and nothing interrupts the cleanup.
 """
 
 import signal
@@ -22,12 +22,12 @@ from leasehold.stores.printable import printable_lines
 def ending(
     command: str, *failures: type[Exception], misuse: tuple[type[Exception], ...] = (ValueError,)
 ) -> Iterator[None]:
-    """End the command with status 1 after one of these failures, or 2 after bad usage or for a missing extra."""
+    """Exit with status 1 after one of these failures, or with 2 after bad usage or if an extra is missing."""
     try:
         yield
     except (*misuse, *failures) as error:
         if isinstance(error, OSError) and output_fault() is not None:
-            raise  # the input is not at fault
+            raise  # the failure is in the output, not in the input
         print(printable_lines(f"leasehold {command}: {error}"), file=sys.stderr)
         final = isinstance(error, misuse) or isinstance(error.__cause__, ModuleNotFoundError)
         raise typer.Exit(2 if final else 1) from None
@@ -37,7 +37,7 @@ ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 class Ended(BaseException):
-    """The process was asked to end by this signal."""
+    """A signal asked the process to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -46,9 +46,9 @@ class Ended(BaseException):
 
 @contextmanager
 def unwinding() -> Iterator[None]:
-    """The first of the signals raises Ended where the main thread is; later ones are ignored until this is left.
+    """Raise Ended in the main thread on the first signal, and ignore later ones until the context is left.
 
-    An ignored signal stays ignored: SIGHUP under nohup.
+    A signal that was ignored stays ignored, such as SIGHUP under nohup.
     """
     before = {each: handler for each in ENDING if (handler := signal.getsignal(each)) != signal.SIG_IGN}
 
@@ -63,7 +63,7 @@ def unwinding() -> Iterator[None]:
                 replace_handler(each, end)
             yield
         finally:
-            # One that comes while handlers are put back would end this half-way, and leave the rest ignored for good.
+            # A signal that arrives while handlers are restored would interrupt this, and leave the others ignored.
             for each in before:
                 signal.signal(each, signal.SIG_IGN)
     finally:
@@ -72,6 +72,6 @@ def unwinding() -> Iterator[None]:
 
 
 def wait_for_the_end() -> NoReturn:
-    """Wait until a signal raises, also where another thread has received it."""
+    """Wait until a signal handler raises, even if another thread received the signal."""
     while True:
         time.sleep(SIGNAL_SECONDS)

@@ -1,6 +1,6 @@
 """Draws the options of a command so that no name is cut on a terminal of 80 columns.
 
-Typer gives the long, short and negative names of an option a column each, and the four columns leave no room.
+Typer puts the long, short and negative names of an option into columns of their own, which leaves too little room.
 """
 
 from typing import Any
@@ -10,24 +10,24 @@ from rich.text import Text
 from typer import rich_utils
 
 NAME_COLUMNS = 4
-"""How many of Typer's columns hold names: long and short, positive and negative."""
+"""The number of Typer's columns that contain names: long and short, positive and negative."""
 OTHER_COLUMNS = 2
-"""The type, and the help."""
+"""The columns for the type and the help."""
 
 
 class _NamesInOneColumn(Table):
-    def add_row(self, *cells: Any, **more: Any) -> None:  # noqa: ANN401  as rich has it
-        """Stack the names of an option in one cell; other tables stay as they are."""
-        before = len(cells) - NAME_COLUMNS - OTHER_COLUMNS
-        if before in {0, 1} and all(isinstance(cell, Text) for cell in cells[before : before + NAME_COLUMNS]):
-            names = Text("\n").join(cell for cell in cells[before : before + NAME_COLUMNS] if cell)
-            cells = (*cells[:before], names, *cells[before + NAME_COLUMNS :])
+    def add_row(self, *cells: Any, **more: Any) -> None:  # noqa: ANN401  as in the base
+        """Stack the names of an option in one cell. Other tables are unchanged."""
+        names_at = len(cells) - NAME_COLUMNS - OTHER_COLUMNS
+        if names_at in {0, 1} and all(isinstance(cell, Text) for cell in cells[names_at : names_at + NAME_COLUMNS]):
+            names = Text("\n").join(cell for cell in cells[names_at : names_at + NAME_COLUMNS] if cell)
+            cells = (*cells[:names_at], names, *cells[names_at + NAME_COLUMNS :])
             if not self.columns:
                 for number in range(len(cells)):
-                    self.add_column(no_wrap=number == before)
+                    self.add_column(no_wrap=number == names_at)
         super().add_row(*cells, **more)
 
 
 def stack_names() -> None:
-    """Have Typer draw options this way."""
+    """Make Typer draw options this way."""
     rich_utils.Table = _NamesInOneColumn  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Lets a command show its help where the libraries that it runs with are not installed.
+"""Lets a command show its help even if the libraries that it needs to run are not installed.
 
 A missing library is replaced by modules whose every attribute is an empty class, which is enough to import a command
 and to read its options. The process must end after the help, because the placeholders stay imported.
@@ -29,7 +29,7 @@ class _EmptyClass(type):
         return cls
 
     def __setitem__(cls, _key: object, _value: object) -> None:
-        """Take anything: nothing reads it."""
+        """Accept and ignore any item."""
 
 
 class _Placeholder(ModuleType):
@@ -57,7 +57,7 @@ class _PlaceholderFinder(MetaPathFinder, Loader):
 
 @contextmanager
 def placeholders(libraries: Collection[str]) -> Iterator[None]:
-    """Replace those of the libraries that are not installed while the block imports."""
+    """Replace those of the libraries that are not installed, for imports within the context."""
     finder = _PlaceholderFinder(libraries)
     sys.meta_path.append(finder)
     try:

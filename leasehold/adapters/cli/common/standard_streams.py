@@ -1,8 +1,8 @@
-"""Prepares the standard streams of a command, and turns a failure of standard output into a sentence and a status.
+"""Prepares the standard streams of a command, and turns a failure of standard output into a message and a status.
 
-A shell closes a stream with `>&-`. Python then has None in its place: `print` writes nothing, or, where standard error
-is closed, writes errors to standard output. The next file that is opened gets the free number, so whatever a child
-process prints would end up in it.
+A shell closes a stream with `>&-`. Python then sets it to None, so `print` writes nothing. If standard error is closed,
+it even writes errors to standard output. The next file that is opened gets the free descriptor, so the output of a
+child process would end up in that file.
 """
 
 import errno
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Output(io.FileIO):
-    """Standard output, which remembers why it took no more; `began` is whether the process began with one."""
+    """Standard output that remembers why a write failed. `began` is whether the process started with one."""
 
     def __init__(self, *, began: bool) -> None:
         super().__init__(1, "w", closefd=False)
@@ -28,7 +28,7 @@ class _Output(io.FileIO):
     def write(self, data: "ReadableBuffer", /) -> int:
         try:
             if not self.began:
-                # What ends a command whose reader has gone ends it here, too.
+                # End the command just like one whose reader has gone.
                 raise BrokenPipeError(errno.EPIPE, "standard output is closed")
             written = super().write(data)
             self.fault = None
@@ -39,7 +39,7 @@ class _Output(io.FileIO):
 
 
 class _NoInput(io.RawIOBase):
-    """The standard input of a process that began without one."""
+    """The standard input of a process that was started without one."""
 
     def readable(self) -> bool:
         return True
@@ -49,7 +49,7 @@ class _NoInput(io.RawIOBase):
 
 
 def prepare_streams() -> None:
-    """Replace what is closed, and let an ASCII locale show what it cannot encode."""
+    """Replace closed streams, and make output in an ASCII locale replace characters that it cannot encode."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -61,42 +61,42 @@ def prepare_streams() -> None:
             os.set_inheritable(number, True)
     sys.stdin = sys.stdin or TextIOWrapper(io.BufferedReader(_NoInput()))
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
-    before, raw = sys.stdout, _Output(began=sys.stdout is not None)
-    unbuffered = isinstance(getattr(before, "buffer", None), io.RawIOBase)  # PYTHONUNBUFFERED
+    original, raw = sys.stdout, _Output(began=sys.stdout is not None)
+    unbuffered = isinstance(getattr(original, "buffer", None), io.RawIOBase)  # PYTHONUNBUFFERED
     sys.stdout = TextIOWrapper(
         cast("io.BufferedWriter", raw) if unbuffered else io.BufferedWriter(raw),
-        encoding=getattr(before, "encoding", None),
-        line_buffering=before is not None and before.isatty(),
+        encoding=getattr(original, "encoding", None),
+        line_buffering=original is not None and original.isatty(),
         write_through=unbuffered,
     )
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # the texts of help are not ASCII
+        if isinstance(stream, TextIOWrapper):  # help texts are not ASCII
             stream.reconfigure(errors="backslashreplace" if stream is sys.stderr else "replace")
 
 
 def drop_output() -> None:
-    """If standard output is closed, drop what the user's own code prints, as Python does."""
+    """If standard output is closed, discard what the user's code prints, as Python does."""
     raw = _raw()
     if raw is not None:
-        raw.began = True  # its number is the null device's
+        raw.began = True  # its descriptor is that of the null device
 
 
 def output_fault() -> OSError | None:
-    """Return why standard output took no more the last time, or None if it did."""
+    """Return the error of the last write to standard output, or None if it succeeded."""
     raw = _raw()
     return None if raw is None else raw.fault
 
 
 def run_to_output(command: Callable[[], object]) -> NoReturn:
-    """Run a command, and end with its status, or with 1 if its output could not be written, which is said.
+    """Run a command and exit with its status, or with 1 and a message if its output could not be written.
 
-    That the reader of a pipe has gone is not.
+    If the reader of a pipe has gone, there is no message.
     """
-    ended = SystemExit(0)
+    result = SystemExit(0)
     try:
         command()
     except SystemExit as end:
-        ended = end
+        result = end
     except OSError:
         if output_fault() is None:
             raise
@@ -108,17 +108,17 @@ def run_to_output(command: Callable[[], object]) -> NoReturn:
             print("leasehold: standard output is closed", file=sys.stderr)
         elif not isinstance(raw.fault, BrokenPipeError):
             print(f"leasehold: standard output cannot be written: {raw.fault.strerror}", file=sys.stderr)
-        # Whatever is still buffered goes nowhere, or Python would fail on it again as it ends.
+        # Send buffered output to the null device, or Python would fail to write it once more at exit.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.close(nowhere)
         raw.began = True
-        ended = ended if ended.code else SystemExit(1)
-    raise ended
+        result = result if result.code else SystemExit(1)
+    raise result
 
 
 def _raw() -> _Output | None:
-    """Return our file below standard output; tests and callers in Python have another there."""
-    found = getattr(sys.stdout, "buffer", None)
-    found = getattr(found, "raw", found)
-    return found if isinstance(found, _Output) else None
+    """Return our file below standard output, or None: tests and callers in Python have another one."""
+    file = getattr(sys.stdout, "buffer", None)
+    file = getattr(file, "raw", file)
+    return file if isinstance(file, _Output) else None

@@ -1,6 +1,6 @@
-"""What `consume` prints on a terminal while nothing is wrong: that it joined, what it takes and why, that it ended.
+"""Prints the lines that `consume` shows on a terminal: that it joined, which leases it takes and why, that it ended.
 
-In a file or a pipe there are warnings alone, as for any daemon; `--verbose` logs everything.
+A file or a pipe only gets warnings, as with any daemon. `--verbose` logs everything.
 """
 
 import logging
@@ -14,7 +14,7 @@ from leasehold.stores.printable import printable
 
 
 class _TakenLeases(logging.Handler):
-    """Prints a line for each lease that the worker takes."""
+    """A log handler that prints a line for each lease that the worker takes."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__()
@@ -32,8 +32,8 @@ def start_lines(worker: Worker, source: str, store: str) -> Iterator[None]:
 
     Args:
         worker: The worker.
-        source: The stream, as users name it.
-        store: The lease table, as users name it.
+        source: The stream, as the user named it.
+        store: The lease table, as the user named it.
     """
     if not (sys.stderr and sys.stderr.isatty()):
         yield
@@ -48,15 +48,15 @@ def start_lines(worker: Worker, source: str, store: str) -> Iterator[None]:
         return record.levelno >= shown or record.name != log.name
 
     log.addHandler(handler)
-    for each in others:
-        each.addFilter(as_before)
+    for other in others:
+        other.addFilter(as_before)
     log.setLevel(min(logging.INFO, shown))
     try:
         yield
     finally:
         log.removeHandler(handler)
-        for each in others:
-            each.removeFilter(as_before)
+        for other in others:
+            other.removeFilter(as_before)
         log.setLevel(level)
         _say(f"{worker.me} ended")
 

@@ -1,7 +1,8 @@
-"""Runs several processes of one command side by side, restarts those that end by themselves, and drains all together.
+"""Runs several processes of one command, restarts those that end by themselves, and drains all of them together.
 
-Each process has the other end of its standard input here. Closing it asks the process to drain; a supervisor that dies,
-however suddenly, closes it too, so that nothing of it stays. Its output comes through here, in whole lines.
+The supervisor has the other end of each process's standard input. Closing it asks the process to drain. If the
+supervisor dies, however suddenly, this closes it too, so no process is left behind. The supervisor also passes on the
+output of the processes, in whole lines.
 """
 
 import errno
@@ -29,25 +30,25 @@ from leasehold.stores.printable import escaped, said
 log = escaped(logging.getLogger("leasehold.supervisor"))
 
 SUPERVISED = "LEASEHOLD_SUPERVISED"
-"""Set for a process that has to drain once its standard input ends."""
+"""The environment variable of a process that must drain once its standard input ends."""
 
 LEAST_PAUSE_SECONDS = 1.0
 MOST_PAUSE_SECONDS = 60.0
 STEADY_SECONDS = 60.0
-"""After that long at work the next restart of a process waits for the least pause again."""
+"""If a process ran for this long, the pause before its next restart is the minimum again."""
 SLACK_SECONDS = 5.0
-"""More than the time to drain before a process is killed: to start, to close, to end."""
+"""How much longer than its time to drain a process may take to start, close and exit before it is killed."""
 CHUNK_BYTES = 2**16
 
 PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EIO, errno.ENOMEM, errno.ENOBUFS, errno.EROFS})
-"""Errors with which a file may refuse a write for a while."""
+"""Errors of writes that may succeed later."""
 
 REFUSED_SECONDS = 0.1, 5.0
 
 
 @define
 class _SupervisedProcess:
-    """A process of the fleet, from its latest start on."""
+    """A process of the fleet, with its latest start."""
 
     name: str
     command: Sequence[str]
@@ -59,7 +60,7 @@ class _SupervisedProcess:
 
 @define
 class _SupervisedEnded:
-    """A process has ended, and all it wrote is out."""
+    """A process has ended, and all its output was passed on."""
 
     child: _SupervisedProcess
     status: int
@@ -67,11 +68,12 @@ class _SupervisedEnded:
 
 @define
 class Supervisor:
-    """A fixed number of processes.
+    """Runs a fixed number of processes.
 
-    commands       each process by its name, which a restart keeps
-    drain_seconds  most time from the word to end until a process has ended; it is killed five seconds later
-    final          statuses that a restart would not better: one process that ends with one of them ends all
+    Attributes:
+        commands: The command of each process, by the name of the process, which a restart keeps.
+        drain_seconds: The time that a process has to end when asked. Five seconds later it is killed.
+        final: The exit statuses after which a restart would not help. If one process ends with one of them, all end.
     """
 
     commands: Mapping[str, Sequence[str]]
@@ -84,31 +86,33 @@ class Supervisor:
     )
 
     def run(self, ending: Iterable[signal.Signals]) -> int:
-        """Run them until one of these signals comes; the exit status.
+        """Run the processes until one of these signals arrives. Must be called in the main thread.
 
-        0 after a drain of all, the status of a process that ended all or ended worse than that while it drained, 1 if
-        one had to be killed, 128 and its number after a second signal, at which all are killed. In the main thread.
+        Returns:
+            The exit status: 0 if all processes drained; the status of the process that ended all, or else of one that
+            failed while it drained; 1 if one had to be killed. A second signal kills all processes, and the status is
+            128 plus its number.
         """
-        for each in ending:
-            replace_handler(each, lambda number, _frame: self._news.put(number))
+        for signal_number in ending:
+            replace_handler(signal_number, lambda number, _frame: self._news.put(number))
         children = self.made()
         try:
             worst = self._kept(children)
-            # All are asked to end, and waited for.
-            left = [child for child in children if child.process is not None]
-            for child in left:
+            # Ask all processes to end, and wait for them.
+            running = [child for child in children if child.process is not None]
+            for child in running:
                 _ask(child)
             until = time.monotonic() + self.drain_seconds + SLACK_SECONDS
-            while left:
+            while running:
                 match self._news.get(until):
                     case _SupervisedEnded(child, status):
-                        left.remove(child)
+                        running.remove(child)
                         worst = worst or _shell_status(status)
                     case int(number):
-                        self._say("a second signal: %d processes are killed, and their leases expire", len(left))
+                        self._say("a second signal: %d processes are killed, and their leases expire", len(running))
                         return 128 + number
                     case None:
-                        names = ", ".join(child.name for child in left)
+                        names = ", ".join(child.name for child in running)
                         self._say("not ended within %g s, killed: %s", self.drain_seconds, names)
                         return worst or 1
             return worst
@@ -118,11 +122,11 @@ class Supervisor:
                     child.process.kill()
 
     def made(self) -> list[_SupervisedProcess]:
-        """Each process, not started yet."""
+        """Return the processes, not yet started."""
         return [_SupervisedProcess(name, command) for name, command in self.commands.items()]
 
     def _kept(self, children: list[_SupervisedProcess]) -> int:
-        """Keep them running; the status that ends all, 0 after a signal."""
+        """Keep the processes running. Return the status that ends all, or 0 after a signal."""
         while True:
             now = time.monotonic()
             for child in children:
@@ -130,7 +134,7 @@ class Supervisor:
                     self.attempt(child)
             match self._news.get(min((child.due for child in children if child.process is None), default=math.inf)):
                 case _SupervisedEnded(child, status):
-                    # A process that has ended needs no standard input, which takes a file of this process.
+                    # Close the standard input of the ended process, which uses a file descriptor of this process.
                     _ask(child)
                     child.process = None
                     if status in self.final:
@@ -149,7 +153,7 @@ class Supervisor:
                     pass
 
     def attempt(self, child: _SupervisedProcess) -> None:
-        """Start it; where the system refuses that for want of something, later: the others go on meanwhile."""
+        """Start a process. If the system lacks resources for it, try again later while the others run on."""
         try:
             self._start(child)
         except (OSError, RuntimeError, MemoryError) as fault:
@@ -159,61 +163,61 @@ class Supervisor:
 
     def _start(self, child: _SupervisedProcess) -> None:
         child.started = time.monotonic()
-        process = child.process = Popen(  # noqa: S603  the command is this program's own
+        process = child.process = Popen(  # noqa: S603  the command is our own
             child.command,
             bufsize=0,
             stdin=PIPE,
             stdout=PIPE,
             stderr=PIPE,
             env={**os.environ, SUPERVISED: "1"},
-            # Ctrl-C goes to a terminal's whole group; they are told to end by their standard input.
+            # Ctrl-C signals the terminal's whole process group, but these processes must end by their standard input.
             start_new_session=True,
         )
-        ways = ((process.stdout, self._sinks[0]), (process.stderr, self._sinks[1]))
+        pipes = ((process.stdout, self._sinks[0]), (process.stderr, self._sinks[1]))
         relays: list[Thread] = []
 
         def unheard(fault: BaseException) -> None:
-            """Log it; the process ends, since its output is closed."""
+            """Log the failure. The process will end, because its output is closed."""
             self._say("what %s writes cannot be passed on: %s", child.name, said(fault))
 
         def watch() -> None:
             status = process.wait()
             for relay in relays:
-                relay.join(SLACK_SECONDS)  # a process that it has left behind may keep them open
+                relay.join(SLACK_SECONDS)  # a process that it left behind may keep the pipes open
             self._news.put(_SupervisedEnded(child, status))
 
         def unseen(fault: BaseException) -> None:
-            """Nobody would notice the end of this process, so it ends now, and starts again."""
+            """Kill the process and have it restarted, because its end would go unnoticed."""
             self._say("%s is killed: its end could not be waited for: %s", child.name, said(fault))
             process.kill()
             self._news.put(_SupervisedEnded(child, process.wait()))
 
         try:
-            for source, sink in ways:
+            for source, sink in pipes:
                 assert source is not None  # noqa: S101  it is a pipe
                 relays.append(spawn(f"relay-{child.name}", partial(self._relay, process, source, sink), unheard))
             spawn(f"watch-{child.name}", watch, unseen)
-        except RuntimeError:  # no thread: nobody would hear it, nor notice its end
+        except RuntimeError:  # no thread is left to pass on its output, or to notice its end
             process.kill()
             process.wait()
-            for pipe in (process.stdin, *(source for source, _ in ways[len(relays) :])):
+            for pipe in (process.stdin, *(source for source, _ in pipes[len(relays) :])):
                 if pipe is not None:
                     pipe.close()
             raise
 
     def _relay(self, process: "Popen[bytes]", source: IO[bytes], sink: WholeLines) -> None:
-        """Pass whole lines on, until there are no more or nobody reads them; then the process finds its own out closed.
+        """Pass on whole lines until the process closes its output, or the reader of ours has gone.
 
-        While the sink takes none, as a full disk, they wait here, and the process waits with those that follow. What a
-        killed process had not written to the end of its line is left out.
+        In the second case the output of the process is closed. While the sink cannot be written to, such as a full
+        disk, the lines wait here and the process blocks. An incomplete last line of a killed process is dropped.
         """
-        rest = b""
+        partial_line = b""
         with source, suppress(BrokenPipeError):
             while chunk := source.read(CHUNK_BYTES):
-                lines, end, rest = (rest + chunk).rpartition(b"\n")
+                lines, end, partial_line = (partial_line + chunk).rpartition(b"\n")
                 self._write(sink, lines + end)
-            if rest and process.wait() >= 0:
-                self._write(sink, rest + b"\n")
+            if partial_line and process.wait() >= 0:
+                self._write(sink, partial_line + b"\n")
 
     def _write(self, sink: WholeLines, data: bytes) -> None:
         pause = Backoff(*REFUSED_SECONDS)
@@ -244,7 +248,7 @@ def _shell_status(status: int) -> int:
 
 
 def at_end_of_supervisor(stop: Callable[[], None]) -> None:
-    """Call this once the supervisor of this process asks for it, or has died; nothing happens if there is none."""
+    """Call `stop` once the supervisor of this process asks it to end, or has died. Without a supervisor, do nothing."""
 
     def wait() -> None:
         while os.read(0, CHUNK_BYTES):
@@ -252,5 +256,5 @@ def at_end_of_supervisor(stop: Callable[[], None]) -> None:
         stop()
 
     if os.environ.pop(SUPERVISED, None) is not None:
-        # Where it cannot be heard any more, its end would not be noticed either.
+        # If reading fails, stop as well, because the supervisor's death would go unnoticed.
         spawn("leasehold-supervised", wait, lambda _fault: stop())

@@ -1,4 +1,4 @@
-"""Durations as options of a command."""
+"""Parses durations in the options of a command."""
 
 from collections.abc import Callable
 
@@ -8,15 +8,15 @@ from leasehold.adapters.inputs import duration
 
 
 def seconds(least: float = 0.0) -> Callable[[str | float], float]:
-    """A parser for an option that takes a duration of at least so many seconds."""
+    """Return a parser for an option that takes a duration of at least `least` seconds."""
 
     def parsed(text: str | float) -> float:
         try:
-            found = duration(text) if isinstance(text, str) else float(text)
+            value = duration(text) if isinstance(text, str) else float(text)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
-        if found < least:
+        if value < least:
             raise typer.BadParameter(f"{text!r} is less than {least:g} s")
-        return found
+        return value
 
     return parsed

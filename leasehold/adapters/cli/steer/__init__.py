@@ -1,1 +1,1 @@
-"""The commands by which an operator sees a group and steers it."""
+"""The commands for operators, which show a group of workers and change it."""

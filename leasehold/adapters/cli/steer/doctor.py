@@ -1,4 +1,4 @@
-"""`leasehold doctor`: rights, conditional writes, clocks, the table and the costs, before a fleet starts."""
+"""`leasehold doctor`: checks rights, conditional writes, clocks, the table and the cost before a fleet starts."""
 
 import json
 from typing import Annotated
@@ -52,16 +52,16 @@ def command(  # noqa: PLR0917  one for each option
     with ending("doctor"):
         config = configuration_for(source, settings({"rules": rules, "lease_seconds": lease_seconds}, set_ or []))
         fleet = ExaminedFleet(config, workers, checkpoint_seconds, write_price, read_price, read_only)
-        found = examined(source, store, fleet)
+        examination = examined(source, store, fleet)
     if as_json:
-        print(json.dumps(found.as_json()))
-        raise typer.Exit(0 if well(found.findings) else 1)
-    wide = max(len(finding.what) for finding in found.findings)
-    for finding in found.findings:
+        print(json.dumps(examination.as_json()))
+        raise typer.Exit(0 if well(examination.findings) else 1)
+    width = max(len(finding.what) for finding in examination.findings)
+    for finding in examination.findings:
         state = "WRONG" if finding.state == "wrong" else finding.state
-        print(f"{state:7}  {finding.what:{wide}}  {printable(finding.says)}")
+        print(f"{state:7}  {finding.what:{width}}  {printable(finding.says)}")
         if finding.todo:
-            print(f"{'':7}  {'':{wide}}  -> {printable(finding.todo)}")
-    wrong, unknown = (sum(each.state == state for each in found.findings) for state in ("wrong", "unknown"))
-    print(f"{len(found.findings)} findings: {wrong} wrong, {unknown} unknown")
-    raise typer.Exit(0 if well(found.findings) else 1)
+            print(f"{'':7}  {'':{width}}  -> {printable(finding.todo)}")
+    wrong, unknown = (sum(finding.state == state for finding in examination.findings) for state in ("wrong", "unknown"))
+    print(f"{len(examination.findings)} findings: {wrong} wrong, {unknown} unknown")
+    raise typer.Exit(0 if well(examination.findings) else 1)

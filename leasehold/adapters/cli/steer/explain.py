@@ -1,4 +1,4 @@
-"""`leasehold explain`: what each worker would do now and by which rule, and why a lease is where it is."""
+"""`leasehold explain`: shows what each worker would do now and by which rule, and why a lease is where it is."""
 
 import json
 import time
@@ -64,34 +64,34 @@ def command(  # noqa: PLR0917  one for each option
         config = fleet_config(rules, lease_seconds, set_)
         with closing(opened(store, to)) as table_store:
             table = table_of(table_store, config, span)
-        found = plans(table, config, () if worker is None else (worker,))
-        chosen = tuple(each for each in found if worker in {None, each.worker})
+        worker_plans = plans(table, config, () if worker is None else (worker,))
+        chosen = tuple(worker_plan for worker_plan in worker_plans if worker in {None, worker_plan.worker})
         row = next((row for row in table.leases if row.key == lease), None)
         if lease is not None and row is None:
             raise ValueError(f"--lease: there is no lease {lease!r}")
-    tale = None if row is None else story(table, config, row, found)
+    lease_story = None if row is None else story(table, config, row, worker_plans)
     wrong = (*noted(table.leases), *table.swapping)
     if as_json:
         about = {"at": round(time.time(), 3), "rules": config.rules.name, "lease_seconds": config.lease_seconds}
         about |= {"watched_seconds": round(table.seconds, 3), "malformed": len(table.malformed)}
         about |= {"contradictions": list(against)} if (against := noted(table.leases)) else {}
         about |= {"swap": list(table.swapping)} if table.swapping else {}
-        whole = {"workers": [each.as_json() for each in chosen], "says": dict(rules_of(chosen))}
-        print(json.dumps(about | (whole if tale is None else tale.as_json())))
+        plans_json = {"workers": [worker_plan.as_json() for worker_plan in chosen], "says": dict(rules_of(chosen))}
+        print(json.dumps(about | (plans_json if lease_story is None else lease_story.as_json())))
         return
-    if tale is not None:
-        past = [f"  {line}" for line in (*tale.past, *tale.reading)]
-        lines = [tale.lease.key, f"{tale.status.word}: {tale.status.says}", *past]
-        lines += [f"should have it: {tale.should}", f"would move: {tale.moves}"]
+    if lease_story is not None:
+        past = [f"  {line}" for line in (*lease_story.past, *lease_story.reading)]
+        lines = [lease_story.lease.key, f"{lease_story.status.word}: {lease_story.status.says}", *past]
+        lines += [f"should have it: {lease_story.should}", f"would move: {lease_story.moves}"]
     else:
         free = sum(row.owner is None for row in table.unended)
-        head = f"{len(table.unended)} unfinished leases, {free} without an owner; rules {config.rules.name}"
-        lines = [f"{head}, lease_seconds {config.lease_seconds:g}; watched for {table.seconds:.0f} s", *wrong]
+        summary = f"{len(table.unended)} unfinished leases, {free} without an owner; rules {config.rules.name}"
+        lines = [f"{summary}, lease_seconds {config.lease_seconds:g}; watched for {table.seconds:.0f} s", *wrong]
         if not chosen:
             lines.append("no worker holds a lease; --worker NAME says what one would do")
-        for each in chosen:
-            stranger = "" if each.ours else "  (another library's: its own rules may differ)"
-            lines.append(f"{each.worker}  holds {each.held}, share {each.share}{stranger}")
-            lines += [f"  {line}" for line in each.lines]
-        lines += [f"{rule}: {says}" for rule, says in rules_of(chosen).items()]
+        for worker_plan in chosen:
+            stranger = "" if worker_plan.ours else "  (another library's: its own rules may differ)"
+            lines.append(f"{worker_plan.worker}  holds {worker_plan.held}, share {worker_plan.share}{stranger}")
+            lines += [f"  {line}" for line in worker_plan.lines]
+        lines += [f"{rule}: {sentence}" for rule, sentence in rules_of(chosen).items()]
     print(*map(printable, lines), sep="\n")

@@ -1,4 +1,4 @@
-"""`leasehold multilang`: a MultiLangDaemon without Java, from the command line."""
+"""`leasehold multilang`: runs a MultiLangDaemon without Java from the command line."""
 
 import logging
 import os
@@ -57,9 +57,9 @@ def command(  # noqa: PLR0917  one for each option
         if (file is None) == (properties_file is None):
             raise ValueError("name one file: FILE, or --properties-file FILE")
         path = cast("Path", file or properties_file)
-        found = read_properties(path, set_ or (), os.environ if environment else None)
+        properties = read_properties(path, set_ or (), os.environ if environment else None)
         drop_output()
-        settings = understood_properties(found)
+        settings = understood_properties(properties)
         print(settings.table(), file=sys.stderr)
         if log_configuration is not None:
             print(f"--log-configuration: {log_configuration} is of Java, and ignored", file=sys.stderr)
@@ -70,30 +70,30 @@ def command(  # noqa: PLR0917  one for each option
             settings.source, settings.store, handler.handling, {**settings.options, "to": to}, dashed
         )
         tables = settings.table_credentials.session()
-        # The file's credentials of tables are Amazon's; of another cloud's the environment has them.
-        there = tables if to is not None and store_address(to)[0] in {"dynamodb", "s3"} else None
-        described = evolve(described, sessions=(settings.credentials.session(), tables, there))
-        told = list[int]()
+        # The file's credentials for tables are for AWS. Those for another cloud come from the environment.
+        goal_session = tables if to is not None and store_address(to)[0] in {"dynamodb", "s3"} else None
+        described = evolve(described, sessions=(settings.credentials.session(), tables, goal_session))
+        signals = list[int]()
 
         def begun(runner: Runner) -> None:
             handler.begun(runner)
-            _note_signals(told)
+            _note_signals(signals)
 
         with handler, described.joined() as joined:
             described.run(joined, begun=begun)
     if strict:
-        raise typer.Exit(1 if handler.fault is not None or not told else 128 + told[0])
+        raise typer.Exit(1 if handler.fault is not None or not signals else 128 + signals[0])
 
 
 def _note_signals(told: list[int]) -> None:
-    """Note the signals that end the worker, before they do."""
-    for each in (signal.SIGTERM, signal.SIGINT):
-        stop = signal.getsignal(each)
+    """Record the signals that end the worker before its own handlers run."""
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        stop = signal.getsignal(signal_number)
 
         def note(number: int, frame: FrameType | None) -> None:
-            # Before the worker's own handler stops it, or the exit status could not tell which signal it was.
+            # Must run before the worker's own handler, otherwise the exit status could not show the signal.
             told.append(number)
-            if callable(stop):  # noqa: B023  the worker's own are the same for each
+            if callable(stop):  # noqa: B023  the worker's own handler is the same for each signal
                 stop(number, frame)  # noqa: B023
 
-        replace_handler(each, note)
+        replace_handler(signal_number, note)

@@ -1,4 +1,4 @@
-"""`leasehold serve`: lease tables as a live, read-only page, with what monitoring reads."""
+"""`leasehold serve`: serves lease tables as a live, read-only page, with metrics and health checks."""
 
 import logging
 import socket
@@ -74,8 +74,8 @@ def command(  # noqa: PLR0917  one for each option
             for place, url in enumerate(stores):
                 goal = to[place] if to and to[place] != "-" else None
                 store = stack.enter_context(closing(opened(url, goal)))
-                asked = stack.enter_context(closing(stream_of(source[place]))) if source else None
-                watcher = TableWatcher(name_of(url), store, config, record, every=every, source=asked)
+                lag_source = stack.enter_context(closing(stream_of(source[place]))) if source else None
+                watcher = TableWatcher(name_of(url), store, config, record, every=every, source=lag_source)
                 watchers.append(stack.enter_context(closing(watcher)))
             for watcher in watchers:
                 watcher.start()
@@ -87,25 +87,26 @@ def _serve(watchers: Sequence[TableWatcher], host: str, port: int, hosts: Sequen
     quiet = {"log_level": "warning", "access_log": False, "http": BoundedConnection}
     config = uvicorn.Config(page, host=host, port=port, timeout_graceful_shutdown=1, **quiet)  # type: ignore[arg-type]
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # `::` is for whoever comes by IPv4, too
-    try:  # whoever reads the address below can connect at once
-        listening = socket.create_server((host, port), family=family, dualstack_ipv6=both)
+    dual_stack = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # `::` accepts IPv4 clients, too
+    try:  # must listen before the address is printed, so that readers can connect at once
+        listening = socket.create_server((host, port), family=family, dualstack_ipv6=dual_stack)
     except OSError as problem:
         raise ValueError(
             f"--host {host} --port {port}: {problem.strerror or problem}; "
             "give an address of this machine, and a port on which nothing listens (0 takes a free one)"
         ) from problem
-    found = listening.getsockname()[1]
+    bound_port = listening.getsockname()[1]
     tables = "1 table" if len(watchers) == 1 else f"{len(watchers)} tables"
     serving = uvicorn.Server(config)
-    # Of a signal in its first moments the server makes a fault, or nothing; in another thread it leaves them alone.
+    # In the main thread, uvicorn fails on a signal that arrives while it starts, or ignores it. In another thread it
+    # doesn't handle signals.
     faults: list[BaseException] = []
     thread = None
     try:
         thread = spawn("leasehold-page", lambda: serving.run([listening]), faults.append)
-        print(f"http://{host}:{found}/ ({tables}); Ctrl-C ends it.", flush=True)
+        print(f"http://{host}:{bound_port}/ ({tables}); Ctrl-C ends it.", flush=True)
         while thread.is_alive():
-            thread.join(SIGNAL_SECONDS)  # whichever thread receives a signal, the main thread handles it
+            thread.join(SIGNAL_SECONDS)  # the main thread handles signals, whichever thread receives them
     finally:
         serving.should_exit = True
         if thread is not None:

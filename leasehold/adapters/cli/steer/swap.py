@@ -1,4 +1,4 @@
-"""`leasehold swap`: a running fleet moves its lease table to another store or layout, and back."""
+"""`leasehold swap`: moves the lease table of a running fleet to another store or layout, and back."""
 
 import json
 import sys
@@ -81,11 +81,11 @@ def command(  # noqa: PLR0917  one for each option
                 raise StoreError("the swap is over; to go back, swap from TO to a new, empty table")
             since = over_since(tables)
             if as_json:
-                told = {"way": "over", "from": names[0], "to": names[1], "ended_at": since}
-                print(json.dumps({name: value for name, value in told.items() if value is not None}))
+                document = {"way": "over", "from": names[0], "to": names[1], "ended_at": since}
+                print(json.dumps({name: value for name, value in document.items() if value is not None}))
             else:
-                at = "" if since is None else f" (ended {said_moment(since * 1000)})"
-                print(f"from {names[0]} to {names[1]}{at}: {_LAST[False]}")
+                ended_text = "" if since is None else f" (ended {said_moment(since * 1000)})"
+                print(f"from {names[0]} to {names[1]}{ended_text}: {_LAST[False]}")
             return
         if status or back:
             store = observed(tables, names)
@@ -99,10 +99,10 @@ def command(  # noqa: PLR0917  one for each option
             awaited(tables, store, names[TO], wait)
         sent(tables, "from" if back else "to")
         last = None
-        for now in followed(tables, store, names[TO]):
-            if now != last:
-                _tell(now, as_json=as_json)
-            last = now
+        for swap in followed(tables, store, names[TO]):
+            if swap != last:
+                _tell(swap, as_json=as_json)
+            last = swap
         if back:
             sent(tables, "")
         else:

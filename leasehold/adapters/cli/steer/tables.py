@@ -1,4 +1,4 @@
-"""`leasehold tables`: which lease tables are at a place, whose, how old, and in which layout."""
+"""`leasehold tables`: shows the lease tables at a place, with their owners, age and layout."""
 
 import json
 import time
@@ -40,31 +40,33 @@ def command(
 ) -> None:
     """Find, list, tell."""
     with ending("tables", StoreError):
-        found = [table for url in place for table in tables_at(url)]
+        listed = [table for url in place for table in tables_at(url)]
         if as_json:
-            print(json.dumps({"at": round(time.time(), 3), "tables": [asdict(each) for each in found]}))
+            print(json.dumps({"at": round(time.time(), 3), "tables": [asdict(table) for table in listed]}))
         else:
             unread = "{} rows cannot be read (leasehold leases says which)"
             rows = tuple(
                 (
-                    each.url,
-                    each.layout,
-                    _said(each.leases),
-                    _said(each.ended),
-                    _said(None if each.leases is None else len(each.owners)),
-                    ", ".join(each.streams),
-                    _day(each.created),
-                    _day(each.written),
-                    _said(each.protected),
-                    _said(each.recoverable),
+                    table.url,
+                    table.layout,
+                    _said(table.leases),
+                    _said(table.ended),
+                    _said(None if table.leases is None else len(table.owners)),
+                    ", ".join(table.streams),
+                    _day(table.created),
+                    _day(table.written),
+                    _said(table.protected),
+                    _said(table.recoverable),
                     "; ".join(
-                        filter(None, (each.why, unread.format(each.malformed) if each.malformed else "", *each.swap))
+                        filter(
+                            None, (table.why, unread.format(table.malformed) if table.malformed else "", *table.swap)
+                        )
                     ),
                 )
-                for each in found
+                for table in listed
             )
-            show(Cells(_COLUMNS, rows, f"{len(found)} lease tables"), wide=wide)
-        raise typer.Exit(1 if any(each.why for each in found) else 0)
+            show(Cells(_COLUMNS, rows, f"{len(listed)} lease tables"), wide=wide)
+        raise typer.Exit(1 if any(table.why for table in listed) else 0)
 
 
 _COLUMNS = (

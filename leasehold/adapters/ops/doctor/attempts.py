@@ -1,11 +1,11 @@
-"""Rights, each used once, and what came of it.
+"""Tries rights, one request for each, and returns the results.
 
-Rule 1: a refusal by name is told apart from silence. Rule 2: where the service cannot be reached, or what everything
-else is about is not there, nothing more is asked. Rule 3: what has no consequence is found out by `ask`; whatever
-it writes, it removes.
+Rule 1: A right that the service denies is told apart from a service that does not respond.
+Rule 2: If the service cannot be reached, or the object of all further requests does not exist, no more are sent.
+Rule 3: An attempt has no lasting effect. Whatever it writes, it removes.
 
-A `Finding` is what an examination has found. `recognised` tells, purely, whether the rows of a table are leases of this
-stream.
+A `Finding` is the result of one examination. `recognised` is a pure function that checks whether the rows of a table
+are leases of this stream.
 """
 
 import time
@@ -21,16 +21,18 @@ from leasehold.stores.requests import SKEW_SECONDS, SkewWarning
 from leasehold.stores.urls import date_of
 
 FindingState = Literal["ok", "wrong", "unknown"]
-"""`unknown` is what could not, or should not, be tried."""
+"""`unknown` means that it could not, or should not, be tried."""
 
 
 @frozen
 class Finding:
     """The result of one examination.
 
-    what  its name: a right by the service's own name, or a word such as "clock"
-    says  a sentence
-    todo  what to do about it; "" where nothing is to be done, or the sentence says it
+    Attributes:
+        what: The name of what was examined: a right, as the service calls it, or a word such as "clock".
+        state: Whether it is in order.
+        says: The result, as a sentence.
+        todo: What to do about it; "" if there is nothing to do, or `says` contains it.
     """
 
     what: str
@@ -39,25 +41,30 @@ class Finding:
     todo: str = ""
 
     def as_json(self) -> dict[str, str]:
-        """The fields by their names."""
+        """Return the fields as JSON values."""
         return asdict(self)
 
 
 def well(findings: Iterable[Finding]) -> bool:
-    """Whether nothing is wrong; what is unknown is not."""
+    """Return whether nothing is wrong. Unknown results don't count as wrong."""
     return all(finding.state != "wrong" for finding in findings)
 
 
 def clock_of(service: str, ahead: float | None) -> Finding:
-    """The finding about our clock, which is so many seconds ahead of this service's; None: it did not say."""
+    """Return the finding about our clock.
+
+    Args:
+        service: The name of the service.
+        ahead: By how many seconds our clock is ahead of the service's; None if the service sent no time.
+    """
     what = f"clock of {service}"
     if ahead is None:
         return Finding(what, "unknown", "the service told no time")
-    said = f"ours is {abs(ahead):.1f} s {'ahead of' if ahead >= 0 else 'behind'} it (told in whole seconds)"
+    sentence = f"ours is {abs(ahead):.1f} s {'ahead of' if ahead >= 0 else 'behind'} it (told in whole seconds)"
     if abs(ahead) <= SKEW_SECONDS:
-        return Finding(what, "ok", said)
+        return Finding(what, "ok", sentence)
     return Finding(
-        what, "wrong", said, "set the clock: requests are refused at 5 min, and lag is as true as clocks are"
+        what, "wrong", sentence, "set the clock: requests are refused at 5 min, and lag is as true as clocks are"
     )
 
 
@@ -65,32 +72,33 @@ _DENIED = frozenset({"AccessDeniedException", "AccessDenied", "KMSAccessDeniedEx
 _DENIED_STATUS = 403
 _DENIED_SQL = "42501"
 REQUEST_SECONDS = 5.0
-"""Most time of one request, which is sent once: somebody waits for the answer."""
+"""The timeout of a request. Requests are sent only once, because a user is waiting for the result."""
 
 HALF_SECOND = 0.5
-"""A Date header is cut to whole seconds, so it is that much early on the average."""
+"""A Date header is truncated to whole seconds, so on average it is early by this much."""
 
 
 class NotTried(Exception):
-    """A right could not be used without another one, or without a consequence."""
+    """A right could not be tried without another right, or without a lasting effect."""
 
 
 class NotThere(Exception):
-    """The table, container, bucket or consumer does not exist, which the first worker may mend."""
+    """The table, container, bucket or consumer does not exist. The first worker may create it."""
 
 
 class NotOurs(StoreError):
-    """The table is of another shape than a lease table."""
+    """The table does not have the shape of a lease table."""
 
 
 @frozen
 class RightAttempt:
-    """The use of one right.
+    """An attempt to use one right.
 
-    right   by the service's own name
-    ask     uses it without a consequence, and returns a text if there is more to say than that it is allowed; raises
-            StoreError, SourceError, or one of the three above
-    writes  whether it is a right to write
+    Attributes:
+        right: The right, as the service calls it.
+        ask: Uses the right without a lasting effect. Returns a string if there is more to say than "allowed". Raises
+            StoreError, SourceError, NotTried, NotThere or NotOurs.
+        writes: Whether it is a right to write.
     """
 
     right: str
@@ -100,13 +108,14 @@ class RightAttempt:
 
 @frozen
 class RightsTrial:
-    """The rights on a store, or on one stream, and how to try them.
+    """The rights on a store or on one stream, and how to try them.
 
-    name      for sentences and for the clock
-    attempts  its rights; the first one reaches it
-    clock     what the service's answers said about the time; None where it has no clock of its own
-    prove     tries conditional writes; raises StoreError if they are ignored; None: there are none
-    close     closes all connections
+    Attributes:
+        name: The name in messages, including the one about its clock.
+        attempts: One attempt per right. The first one finds out whether the service can be reached.
+        clock: The service's time, as its responses report it; None if the service has no clock of its own.
+        prove: Tries conditional writes, and raises StoreError if the conditions are ignored; None if there are none.
+        close: Closes all connections.
     """
 
     name: str
@@ -117,7 +126,7 @@ class RightsTrial:
 
 
 class ServiceClock(SkewWarning):
-    """Keeps how far our clock is ahead of a service's, in place of warning of it."""
+    """Measures how far our clock is ahead of a service's, instead of warning about it."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         super().__init__(clock)
@@ -125,25 +134,25 @@ class ServiceClock(SkewWarning):
         self.ahead: float | None = None
 
     def saw(self, service_now: float) -> None:
-        """Note the difference to the service's clock (seconds since 1970, in whole ones)."""
+        """Record the difference to the service's clock, which is in whole seconds since 1970."""
         self.ahead = self._now() - service_now - HALF_SECOND
 
-    def heard(self, http_response: Any, **_more: object) -> None:  # noqa: ANN401  botocore gives hooks what it likes
-        """Take the time from an answer's Date header: a hook after a call of botocore's, refusals included."""
-        if (now := date_of(http_response.headers.get("date"))) is not None:
-            self.saw(now)
+    def heard(self, http_response: Any, **_more: object) -> None:  # noqa: ANN401  botocore passes any arguments to hooks
+        """Read the time from a response's Date header. This is a botocore hook, also called after failed requests."""
+        if (service_time := date_of(http_response.headers.get("date"))) is not None:
+            self.saw(service_time)
 
 
 def attempted(trial: RightsTrial, *, read_only: bool) -> Iterator[Finding]:
-    """Try one right after the other, until the attempts that are left would fail alike (rule 2)."""
+    """Try one right after another, until the remaining attempts would fail for the same reason (rule 2)."""
     for attempt in trial.attempts:
         right, name = attempt.right, trial.name
         if attempt.writes and read_only:
             yield Finding(right, "unknown", f"{name}: not tried, as it is a right to write (--read-only)")
             continue
         try:
-            said = attempt.ask()
-            yield Finding(right, "ok", f"{name}: {said if isinstance(said, str) else 'allowed'}")
+            remark = attempt.ask()
+            yield Finding(right, "ok", f"{name}: {remark if isinstance(remark, str) else 'allowed'}")
         except NotThere as error:
             yield Finding(right, "unknown", str(error), "let the first worker make it, and ask again")
             return
@@ -153,7 +162,7 @@ def attempted(trial: RightsTrial, *, read_only: bool) -> Iterator[Finding]:
             yield Finding("table", "wrong", str(error))
             return
         except (OutcomeUnknown, SourceUnavailable) as error:
-            # A service that said something at all is reached, whatever it said.
+            # Any response at all means that the service was reached.
             if getattr(error.__cause__, "response", None) is None:
                 yield Finding(right, "wrong", f"not reached: {error}", "check the name, the region, the network")
                 return
@@ -166,58 +175,68 @@ def attempted(trial: RightsTrial, *, read_only: bool) -> Iterator[Finding]:
 
 
 def _denied(error: Exception) -> bool:
-    """Whether it is a refusal by name (rule 1), in the words of the services' clients."""
+    """Return whether the service denied access by name (rule 1), for the errors of all clients."""
     cause: Any = error.__cause__
     if getattr(cause, "sqlstate", None) == _DENIED_SQL or getattr(cause, "code", None) == _DENIED_STATUS:
         return True
-    answer = getattr(cause, "response", None)
-    if isinstance(answer, dict):
-        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        return answer.get("Error", {}).get("Code") in _DENIED or status == _DENIED_STATUS
+    response = getattr(cause, "response", None)
+    if isinstance(response, dict):
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        return response.get("Error", {}).get("Code") in _DENIED or status == _DENIED_STATUS
     return getattr(cause, "status_code", None) == _DENIED_STATUS
 
 
 WHAT = "table"
 _OTHER = "name another table, or the source that this one belongs to"
 NAMED = 3
-"""Rows are named up to so many."""
+"""The most rows that a message names."""
 
 
 def recognised(listing: Listing, shards: tuple[Shard, ...], reads: Callable[[Lease], bool]) -> tuple[Finding, ...]:
-    """Tell whose rows these are. `reads` says whether a source reads a lease's stream, and may raise SourceError."""
+    """Find out whether these rows are leases of the stream.
+
+    Args:
+        listing: The rows of the table.
+        shards: The shards of the stream.
+        reads: Returns whether the source reads a lease's stream. May raise SourceError, which becomes a finding.
+    """
     bad, leases = listing.malformed, listing.leases
     if bad:
-        one = min(bad, key=lambda row: row.key)
-        why = f"for one {one.key!r}: {one.field}: {one.why}"
+        row = min(bad, key=lambda row: row.key)
+        why = f"for one {row.key!r}: {row.field}: {row.why}"
         if leases:
-            said = f"{len(bad)} of {len(leases) + len(bad)} rows cannot be read as leases, {why}"
-            return (Finding(WHAT, "wrong", said, "mend or remove these rows: their shards are read by nobody"),)
-        said = f"none of its {len(bad)} rows is a lease, {why}: it is another application's"
-        return (Finding(WHAT, "wrong", said, _OTHER),)
+            sentence = f"{len(bad)} of {len(leases) + len(bad)} rows cannot be read as leases, {why}"
+            return (Finding(WHAT, "wrong", sentence, "mend or remove these rows: their shards are read by nobody"),)
+        sentence = f"none of its {len(bad)} rows is a lease, {why}: it is another application's"
+        return (Finding(WHAT, "wrong", sentence, _OTHER),)
     if not leases:
         return (Finding(WHAT, "ok", f"it has no leases yet; workers make those of {len(shards)} shards"),)
     try:
-        ours = tuple(lease for lease in leases if reads(lease))
+        own_leases = tuple(lease for lease in leases if reads(lease))
     except SourceError as error:
         return (Finding(WHAT, "wrong", str(error), _OTHER),)
-    return (_of_shards(ours, len(leases) - len(ours), {shard.id: shard for shard in shards}),)
+    return (_of_shards(own_leases, len(leases) - len(own_leases), {shard.id: shard for shard in shards}),)
 
 
 def _of_shards(leases: tuple[Lease, ...], others: int, listed: Mapping[str, Shard]) -> Finding:
-    beside = f"; {others} leases are of streams that are not read here" if others else ""
-    known = [lease for lease in leases if lease.key in listed]
-    if leases and not known:
-        said = f"the stream has the shards of none of its {len(leases)} leases ({_names(leases)}): it is another's"
-        return Finding(WHAT, "wrong", said + beside, _OTHER)
-    ranges = [(lease, lease.hash_range, listed[lease.key].hash_range) for lease in known]
-    if strange := [lease for lease, ours, theirs in ranges if ours and theirs and ours != theirs]:
-        said = f"{len(strange)} leases ({_names(strange)}) have other hash ranges than the stream's shards"
-        return Finding(WHAT, "wrong", f"{said}: it is another stream's, or the stream was made anew{beside}", _OTHER)
-    if gone := [lease for lease in leases if lease.key not in listed and not lease.ended]:
-        said = f"the stream has not the shards of {len(gone)} unfinished leases ({_names(gone)}): past retention"
-        return Finding(WHAT, "unknown", said + beside, "workers remove them; check that nobody was that far behind")
+    remark = f"; {others} leases are of streams that are not read here" if others else ""
+    listed_leases = [lease for lease in leases if lease.key in listed]
+    if leases and not listed_leases:
+        sentence = f"the stream has the shards of none of its {len(leases)} leases ({_names(leases)}): it is another's"
+        return Finding(WHAT, "wrong", sentence + remark, _OTHER)
+    ranges = [(lease, lease.hash_range, listed[lease.key].hash_range) for lease in listed_leases]
+    if strange := [lease for lease, own, actual in ranges if own and actual and own != actual]:
+        sentence = f"{len(strange)} leases ({_names(strange)}) have other hash ranges than the stream's shards"
+        return Finding(
+            WHAT, "wrong", f"{sentence}: it is another stream's, or the stream was made anew{remark}", _OTHER
+        )
+    if unlisted := [lease for lease in leases if lease.key not in listed and not lease.ended]:
+        sentence = (
+            f"the stream has not the shards of {len(unlisted)} unfinished leases ({_names(unlisted)}): past retention"
+        )
+        return Finding(WHAT, "unknown", sentence + remark, "workers remove them; check that nobody was that far behind")
     owners = len({lease.owner for lease in leases if lease.owner})
-    return Finding(WHAT, "ok", f"it has {len(leases)} leases of this stream, and {owners} owners{beside}")
+    return Finding(WHAT, "ok", f"it has {len(leases)} leases of this stream, and {owners} owners{remark}")
 
 
 def _names(leases: Sequence[Lease]) -> str:

@@ -1,4 +1,4 @@
-"""The rights of a worker on a lease table in DynamoDB."""
+"""Tries the rights of a worker on a lease table in DynamoDB."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -35,7 +35,7 @@ from leasehold.stores.urls import endpoint_of
 
 
 def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
-    """The rights on this table. Raises ValueError, StoreError."""
+    """Return the rights on this table. Raises ValueError, StoreError."""
     patience, prefix = PATIENCE.within(REQUEST_SECONDS), prefix_of(options)
     session = session_of(options) or Session()
     clients = connect(session, options.get("region"), endpoint_of(options.get("endpoint")), patience)
@@ -80,17 +80,19 @@ def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
 def _described(clients: Clients, table: str, prefix: str) -> str:
     try:
         with translated(table):
-            found = clients.reads.describe_table(TableName=table)["Table"]
+            entry = clients.reads.describe_table(TableName=table)["Table"]
     except StoreError as error:
         cause = error.__cause__
         if isinstance(cause, ClientError) and code_of(cause) == "ResourceNotFoundException":
-            said = f"there is no table {table} here; a worker makes it if it may (dynamodb:CreateTable, not tried)"
-            raise NotThere(said) from error
+            message = f"there is no table {table} here; a worker makes it if it may (dynamodb:CreateTable, not tried)"
+            raise NotThere(message) from error
         raise
     try:
-        check_key(table, found, prefix)
+        check_key(table, entry, prefix)
     except StoreError as error:
         raise NotOurs(str(error)) from error
     words = {True: "on", False: "off", None: "not told"}
-    kept, back = (words[each] for each in (found.get("DeletionProtectionEnabled"), recoverable(clients.reads, table)))
-    return f"it answers, and is {found['TableStatus']}; deletion protection: {kept}, point-in-time recovery: {back}"
+    guard, pitr = (
+        words[value] for value in (entry.get("DeletionProtectionEnabled"), recoverable(clients.reads, table))
+    )
+    return f"it answers, and is {entry['TableStatus']}; deletion protection: {guard}, point-in-time recovery: {pitr}"

@@ -1,4 +1,4 @@
-"""The rights of a worker on the stream of a table of DynamoDB."""
+"""Tries the rights of a worker on the stream of a DynamoDB table."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,7 +14,12 @@ from leasehold.stores.urls import without_credentials
 
 
 def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
-    """The checks of the table's stream. Raises SourceError if no region is known, StoreError for a bad endpoint."""
+    """Yield the rights on the table's stream.
+
+    Raises:
+        SourceError: No region is known.
+        StoreError: The endpoint is not valid.
+    """
     region, endpoint = region_of(place, options), options.get("endpoint")
     session = session_of(options, "source URL")
     with said_plainly(place, STREAMS):
@@ -24,24 +29,24 @@ def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
         without_credentials(client.meta.endpoint_url)
     clock = ServiceClock()
     streams.meta.events.register("after-call.dynamodb-streams", clock.heard)
-    asked = _ExaminedTable(streams, tables, place)
+    examined = _ExaminedTable(streams, tables, place)
 
     def close() -> None:
         streams.close()
         tables.close()
 
-    found = () if is_arn(place) else (RightAttempt("dynamodb:DescribeTable", asked.found),)
+    table_attempts = () if is_arn(place) else (RightAttempt("dynamodb:DescribeTable", examined.found),)
     attempts = (
-        *found,
-        RightAttempt("dynamodb:DescribeStream", asked.described),
-        RightAttempt("dynamodb:GetShardIterator", asked.placed),
-        RightAttempt("dynamodb:GetRecords", asked.read),
+        *table_attempts,
+        RightAttempt("dynamodb:DescribeStream", examined.described),
+        RightAttempt("dynamodb:GetShardIterator", examined.placed),
+        RightAttempt("dynamodb:GetRecords", examined.read),
     )
     yield RightsTrial(f"stream {place}", attempts, clock, close=close)
 
 
 class _ExaminedTable:
-    """Asks one table; what an answer brought, the next question needs."""
+    """Sends requests to one table. Each request uses values from the responses before it."""
 
     def __init__(self, streams: Any, tables: Any, name: str) -> None:  # noqa: ANN401  boto3's clients
         self._streams, self._tables, self._name = streams, tables, name
@@ -59,11 +64,11 @@ class _ExaminedTable:
         if not self._arn:
             raise NotTried("not tried, as the stream of the table is not known")
         with said_plainly(self._name, STREAMS):
-            told = self._streams.describe_stream(StreamArn=self._arn)["StreamDescription"]
-        if not told["Shards"]:
+            description = self._streams.describe_stream(StreamArn=self._arn)["StreamDescription"]
+        if not description["Shards"]:
             raise SourceError(f"stream {self._name!r} has no shards")
-        self._shard = told["Shards"][-1]["ShardId"]
-        return f"it answers, is {told['StreamStatus']}, and has {told['StreamViewType']}"
+        self._shard = description["Shards"][-1]["ShardId"]
+        return f"it answers, is {description['StreamStatus']}, and has {description['StreamViewType']}"
 
     def placed(self) -> None:
         if not self._shard:

@@ -1,4 +1,4 @@
-"""The rights of a worker on a SQLite file, and on a table in memory."""
+"""Tries the rights of a worker on a SQLite file, and on a table in memory."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ from leasehold.stores.writes import RenewLease
 
 
 def sqlite_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
-    """The rights on this file. Raises ValueError, StoreError."""
+    """Return the rights on this file. Raises ValueError, StoreError."""
     if place and not Path(place).exists():
 
         def absent() -> str:
@@ -25,7 +25,7 @@ def sqlite_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
 
 
 def memory_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
-    """The rights on a table of this process. Raises ValueError."""
+    """Return the rights on a table in this process's memory. Raises ValueError."""
     store = memory.open_url(place, options, create=True, request_seconds=None)
     return _trial("table in memory", store, "it is of one process alone: other processes have another of this name")
 
@@ -36,7 +36,7 @@ def _trial(name: str, store: Store, said: str) -> RightsTrial:
         return said
 
     def refused() -> str:
-        """A renewal of a lease that is not there needs the right, and changes nothing."""
+        """Renew a lease that does not exist, which needs the right to write but changes nothing."""
         probe = f"leasehold-probe-{uuid4().hex}"
         if not isinstance(store.write(RenewLease(Lease(probe, owner=probe))), Lost):
             raise StoreError("a write was applied under a condition that did not hold")

@@ -1,4 +1,4 @@
-"""The rights of a worker on an event hub."""
+"""Tries the rights of a worker on an event hub."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -14,34 +14,39 @@ from leasehold.errors import SourceError
 from leasehold.stores.objects.event_hubs_layout import BEGINNING
 
 LINK_SECONDS = 20.0
-"""To connect, to sign in and to open a link."""
+"""The timeout to connect, to sign in and to open a link."""
 EMPTY_SECONDS, EMPTIES = 0.25, 4
-"""A link that is refused is open for a moment; one that is open after so many waits without an event stays so."""
+"""A rejected link is open for a moment first. A link that stays open for this many waits without an event is good."""
 
 
 def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
-    """The checks of a hub, whose answers tell no time. Raises ValueError, SourceError."""
+    """Yield the rights on a hub. Its clock cannot be checked, because its responses contain no time.
+
+    Raises:
+        ValueError: The URL is not valid.
+        SourceError: The hub cannot be used.
+    """
     source = open_url(place, options)
-    asked = _ExaminedHub(source)
+    examined = _ExaminedHub(source)
     attempts = (
-        RightAttempt("Listen (partitions)", asked.listed),
-        RightAttempt("Listen (last events)", asked.last),
-        RightAttempt("Listen (receive)", asked.received),
+        RightAttempt("Listen (partitions)", examined.listed),
+        RightAttempt("Listen (last events)", examined.last),
+        RightAttempt("Listen (receive)", examined.received),
     )
     yield RightsTrial(f"event hub {place}", attempts, close=source.close)
 
 
 class _ExaminedHub:
-    """Asks one hub; the other questions are about the partition that the first answer brought."""
+    """Sends requests to one hub. All but the first are about a partition that the first response named."""
 
     def __init__(self, source: EventHubsSource) -> None:
         self._source, self._partition = source, ""
 
     def listed(self) -> str:
-        if not (found := self._source.shards()):
+        if not (partitions := self._source.shards()):
             raise SourceError("the hub has no partitions")
-        self._partition = found[0].id
-        return f"it answers, and has {len(found)} partitions"
+        self._partition = partitions[0].id
+        return f"it answers, and has {len(partitions)} partitions"
 
     def last(self) -> None:
         self._source.latest(Lease(self._partition, stream=self._source.stream))
@@ -62,18 +67,21 @@ class _ExaminedHub:
 
 
 async def _link(access: Access, partition: str) -> None:
-    """Open a link without an owner level, which ends nobody's, and wait for what comes first on it."""
-    first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    """Open a link and wait for the first event or error.
 
-    waits = iter(range(EMPTIES))
+    The link has no owner level, so it doesn't close the link of any worker.
+    """
+    arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    empty_waits = iter(range(EMPTIES))
 
     async def came(_context: object, events: object) -> None:
-        if not first.done() and (events or next(waits, None) is None):
-            first.set_result(None)
+        if not arrived.done() and (events or next(empty_waits, None) is None):
+            arrived.set_result(None)
 
     async def failed(_context: object, error: Exception) -> None:
-        if not first.done():
-            first.set_exception(error)
+        if not arrived.done():
+            arrived.set_exception(error)
 
     async with access.client() as client:
         receiving = asyncio.ensure_future(
@@ -88,7 +96,7 @@ async def _link(access: Access, partition: str) -> None:
             )
         )
         try:
-            await first
+            await arrived
         finally:
             receiving.cancel()
             await asyncio.gather(receiving, return_exceptions=True)

@@ -1,7 +1,7 @@
-"""The whole examination, in order: the source, the store, its table, and what to expect of the fleet.
+"""Runs the whole examination, in order: the source, the store, its table, and what to expect of the fleet.
 
-Expectations are computed for a fleet in which nobody comes or goes: the longest that a shard is unread after a crash,
-and what the store costs. `benchmarks/checkpoint_writes.py` measures the same in virtual time.
+The expectations are the longest time that a shard is unread after a crash, and the cost of the store. They are computed
+for a fleet in which no worker joins or leaves. `benchmarks/checkpoint_writes.py` measures the same in virtual time.
 """
 
 import math
@@ -25,24 +25,26 @@ from leasehold.stores.protocol import Capabilities, Listing, Store
 from leasehold.stores.urls import Scheme, open_store, store_address
 
 BILLED = frozenset({"dynamodb", "s3", "azblob", "gcs"})
-"""Schemes of stores whose requests are billed."""
+"""The schemes of stores that bill requests."""
 
 MONTH = 730 * 3600
 MILLION = 1_000_000
 ROW_BYTES, UNIT_BYTES = 360, 4096
-"""Of a lease in DynamoDB, and of what one read unit reads; a listing is eventually consistent, at half of it."""
+"""The size of a lease in DynamoDB, and of a read unit. A listing is eventually consistent, which costs half a unit."""
 WRITE_BYTES = 1024
-"""Bytes that one write unit writes."""
+"""The size of a write unit."""
 SESSION_BYTES, TOLD_BYTES = (250, 38), (330, 48)
-"""Of a session's row and of what it tells, compressed: with no lease, and for each. Printed by `row_bytes` of
-benchmarks/session_requests.py, for names, sequence numbers and notes of Kinesis."""
+"""The compressed sizes of a session's row and of its notes, each without leases and per lease.
+
+`row_bytes` of benchmarks/session_requests.py prints them, for names, sequence numbers and notes of Kinesis.
+"""
 ROW_SECONDS = 1.5
-"""Between two readings of the lookout's row by each of the others, as measured, for `lease_seconds` 10."""
+"""Measured seconds between two reads of the lookout's row by each other worker, for `lease_seconds` 10."""
 
 
 @frozen
 class Price:
-    """US$ for a million writes and for a million reads; listings of objects are priced as writes."""
+    """The price of a million writes and of a million reads, in US$. Listings of objects are priced as writes."""
 
     write: float
     read: float
@@ -54,18 +56,18 @@ LIST_PRICES: Mapping[str, Price] = {
     "s3": Price(5.0, 0.4, "S3 Standard, us-east-1, 2025"),
     "gcs": Price(5.0, 0.4, "Cloud Storage Standard, one region, 2025"),
 }
-"""List prices by scheme. Those of Azure differ by redundancy and tier: --write-price and --read-price say them."""
+"""List prices by scheme. Azure's depend on redundancy and tier, so they are given by --write-price and --read-price."""
 
 
 @frozen
 class Load:
-    """The requests of a fleet to its store in a second; for objects, listings count as writes."""
+    """The requests of a fleet to its store per second. For object stores, listings count as writes."""
 
     writes: float
     reads: float
 
     def month(self, price: Price) -> float:
-        """US$ of 730 hours."""
+        """Return the cost of 730 hours in US$."""
         return MONTH * (self.writes * price.write + self.reads * price.read) / MILLION
 
 
@@ -73,10 +75,14 @@ class Load:
 class Fleet:
     """A fleet on a store.
 
-    scheme    of the store's URL
-    shared    whether a lookout can read the table for all (`capabilities.free_notes`)
-    parts     listings that one look takes, for objects
-    sessions  whether its table is in layout `sessions`
+    Attributes:
+        scheme: The scheme of the store's URL.
+        leases: The number of unfinished leases.
+        workers: The number of workers.
+        checkpoint_seconds: The time between two checkpoints of a shard; 0 for one after every batch.
+        shared: Whether a lookout can read the table for all workers (`capabilities.free_notes`).
+        parts: For object stores, the number of listings that one reading of the table takes.
+        sessions: Whether its table has the layout `sessions`.
     """
 
     scheme: str
@@ -89,27 +95,32 @@ class Fleet:
 
     @property
     def layout(self) -> str:
-        """The name of its layout in sentences and JSON."""
+        """The name of its layout in messages and JSON."""
         return "sessions" if self.sessions else "usual"
 
 
 def gap_seconds(config: Config) -> float:
-    """The longest that a shard is unread after its worker crashed: until the lease has expired, and one look more."""
+    """Return the longest time that a shard is unread after its worker crashed.
+
+    The time ends with the first turn of another worker after the lease has expired.
+    """
     return config.rules.expires_above(config.lease_seconds) + config.cycle_seconds
 
 
 def gap_of(config: Config) -> Finding:
-    """The longest time that a shard is unread after a crash, as a finding."""
-    said = f"a shard is unread for at most {gap_seconds(config):.1f} s after its worker crashed"
+    """Return the longest time that a shard is unread after a crash, as a finding."""
+    sentence = f"a shard is unread for at most {gap_seconds(config):.1f} s after its worker crashed"
     parts = (
         f"{config.rules.expires_above(config.lease_seconds):g} s until the lease expires, {config.cycle_seconds:g} s"
     )
-    sooner = ", mostly sooner by the lookout" if config.rules.keeps_lookout else ""
-    return Finding("gap", "ok", f"{said}: {parts} until the next look{sooner}; longer while the store does not answer")
+    remark = ", mostly sooner by the lookout" if config.rules.keeps_lookout else ""
+    return Finding(
+        "gap", "ok", f"{sentence}: {parts} until the next look{remark}; longer while the store does not answer"
+    )
 
 
 def loads(fleet: Fleet, config: Config) -> tuple[Load, Load]:
-    """While nothing comes, and while records come to every shard all the time."""
+    """Return the load of a fleet at rest, and that of a fleet whose shards all receive records all the time."""
     if fleet.sessions:
         return _loads_of_sessions(fleet, config)
     objects = fleet.scheme in {"s3", "azblob", "gcs"}
@@ -122,7 +133,7 @@ def loads(fleet: Fleet, config: Config) -> tuple[Load, Load]:
             scan = max(0.5, fleet.leases * ROW_BYTES / UNIT_BYTES / 2)
             return Load(writes, looks * scan + rows / 2)
         page = 5000 if fleet.scheme == "azblob" else 1000
-        # A listing of S3 names what has changed, and each of these objects is read.
+        # In S3, a listing only shows which objects have changed, and each of these is read.
         fetched = min(writes, 2 * fleet.leases * looks) if fleet.scheme == "s3" else 0.0
         return Load(writes + looks * fleet.parts * math.ceil(fleet.leases / page), rows + fetched)
 
@@ -132,73 +143,79 @@ def loads(fleet: Fleet, config: Config) -> tuple[Load, Load]:
 
 
 def _loads_of_sessions(fleet: Fleet, config: Config) -> tuple[Load, Load]:
-    """The same in layout `sessions`: one write for all leases of a worker, and a row of notes beside each renewal."""
-    each = math.ceil(fleet.leases / fleet.workers)
-    session, told = (first + more * each for first, more in (SESSION_BYTES, TOLD_BYTES))
+    """Return the loads in the layout `sessions`: one write for all leases of a worker, plus a row of notes."""
+    average_leases = math.ceil(fleet.leases / fleet.workers)
+    session_size, size_of_notes = (first + more * average_leases for first, more in (SESSION_BYTES, TOLD_BYTES))
     looks = 1 / scaled(LOOK_SECONDS, config)
-    # The lookout says at each look that it is there, and its renewals are not spared by checkpoints, which say nothing.
+    # The lookout announces itself each time it reads the table. Checkpoints don't, so they don't replace its renewals.
     renewals = fleet.workers / config.renew_seconds + looks
-    beside = fleet.workers / TELL_SECONDS + 2 * looks
+    note_writes = fleet.workers / TELL_SECONDS + 2 * looks
     rows = (fleet.workers - 1) / scaled(ROW_SECONDS, config)
     page = 5000 if fleet.scheme == "azblob" else 1000
     listings = 2 * math.ceil(fleet.workers / page) + math.ceil(fleet.leases / page)
 
     def load(groups: float, notes: float) -> Load:
         if fleet.scheme == "dynamodb":
-            units = groups * math.ceil(session / WRITE_BYTES) + notes * math.ceil(told / WRITE_BYTES)
-            table = fleet.leases * ROW_BYTES + fleet.workers * (session + told)
+            units = groups * math.ceil(session_size / WRITE_BYTES) + notes * math.ceil(size_of_notes / WRITE_BYTES)
+            table = fleet.leases * ROW_BYTES + fleet.workers * (session_size + size_of_notes)
             return Load(units, looks * max(0.5, table / UNIT_BYTES / 2) + rows)
         fetched = min(groups, fleet.workers * looks) + min(notes, fleet.workers * looks)
         return Load(groups + notes + looks * listings, rows + (fetched if fleet.scheme == "s3" else 0.0))
 
-    return load(renewals, renewals), load(beside + fleet.workers / (fleet.checkpoint_seconds or 0.2), beside)
+    return load(renewals, renewals), load(note_writes + fleet.workers / (fleet.checkpoint_seconds or 0.2), note_writes)
 
 
 def layouts(fleet: Fleet) -> tuple[Fleet, ...]:
-    """The fleet in the layout that it has, then in the one that it could have, if its store has another."""
+    """Return the fleet in its current layout, then in the other layout if its store has one."""
     return (fleet, evolve(fleet, sessions=not fleet.sessions)) if fleet.shared else (fleet,)
 
 
 def cost_of(fleet: Fleet, config: Config, price: Price | None) -> Finding:
-    """The requests to the store and their costs by layout, as a finding."""
+    """Return the requests to the store and their cost in each layout, as a finding."""
     unit, tens = (" units" if fleet.scheme == "dynamodb" else ""), 10
 
     def said(load: Load) -> str:
         writes, reads = (f"{rate:.2g}" if rate < tens else f"{rate:,.0f}" for rate in (load.writes, load.reads))
-        asked = f"{writes} writes and {reads} read{unit or 's'} a second"
-        return asked + (f", US$ {load.month(price):,.2f} a month" if price else "")
+        rates = f"{writes} writes and {reads} read{unit or 's'} a second"
+        return rates + (f", US$ {load.month(price):,.2f} a month" if price else "")
 
     where = f"{fleet.leases} open shards, {fleet.workers} {'worker' if fleet.workers == 1 else 'workers'}"
-    rest, busy = loads(fleet, config)
-    told = [f"{where}, layout {fleet.layout}: at rest {said(rest)}", f"under steady records {said(busy)}"]
-    told += [f"in layout {other.layout} {said(loads(other, config)[1])}" for other in layouts(fleet)[1:]]
-    return Finding("cost", "ok", "; ".join(told) + (f" ({price.source})" if price else ""))
+    idle, busy = loads(fleet, config)
+    sentences = [f"{where}, layout {fleet.layout}: at rest {said(idle)}", f"under steady records {said(busy)}"]
+    sentences += [f"in layout {other.layout} {said(loads(other, config)[1])}" for other in layouts(fleet)[1:]]
+    return Finding("cost", "ok", "; ".join(sentences) + (f" ({price.source})" if price else ""))
 
 
 ANSWER_SECONDS = 0.02
-"""Within this a store of the same region answers nearly always; one on another continent takes 0.1 s and more."""
+"""A store in the same region nearly always responds within this time; one on another continent takes 0.1 s or more."""
 CELLS_MOST = 2_000_000
-"""Leases times workers: beyond, each worker's reading of the table after a change takes a table of DynamoDB longer than
-a lease lasts."""
+"""The most leases times workers.
+
+Beyond it, DynamoDB needs longer than a lease lasts to let each worker read the table after a change.
+"""
 
 
 def size_of(leases: int, workers: int, config: Config) -> Finding:
-    """Whether a fleet of this size is served in time, and what gives way first; said from half of a limit on.
+    """Return whether a fleet of this size is served in time, and which limit it would exceed first.
 
-    Source: docs/limits.md.
+    The finding is "unknown" from half of a limit on, and "wrong" above the limit. The limits are from docs/limits.md.
     """
-    each, cells = math.ceil(leases / workers), leases * workers
-    answer = RENEWERS_MOST * config.renew_seconds / max(1, each)
+    per_worker, cells = math.ceil(leases / workers), leases * workers
+    answer = RENEWERS_MOST * config.renew_seconds / max(1, per_worker)
     room = min(answer / ANSWER_SECONDS, CELLS_MOST / max(1, cells))
-    said = f"{each} leases a worker are renewed in time while the store answers within {answer * 1000:,.0f} ms"
-    said += f"; {leases} leases x {workers} workers are {cells:,}, of at most some {CELLS_MOST:,}"
-    if room > 2:  # noqa: PLR2004  half of a limit
-        return Finding("size", "ok", said)
-    few = answer / ANSWER_SECONDS < CELLS_MOST / max(1, cells)
-    todo = (
-        "more workers, or a longer --lease-seconds" if few else "fewer workers, or a table for each part of the shards"
+    sentence = (
+        f"{per_worker} leases a worker are renewed in time while the store answers within {answer * 1000:,.0f} ms"
     )
-    return Finding("size", "unknown" if room >= 1 else "wrong", said, todo)
+    sentence += f"; {leases} leases x {workers} workers are {cells:,}, of at most some {CELLS_MOST:,}"
+    if room > 2:  # noqa: PLR2004  half of a limit
+        return Finding("size", "ok", sentence)
+    too_few_workers = answer / ANSWER_SECONDS < CELLS_MOST / max(1, cells)
+    todo = (
+        "more workers, or a longer --lease-seconds"
+        if too_few_workers
+        else "fewer workers, or a table for each part of the shards"
+    )
+    return Finding("size", "unknown" if room >= 1 else "wrong", sentence, todo)
 
 
 _HERE = "leasehold.adapters.ops.doctor."
@@ -222,9 +239,13 @@ _STORES = {
 class ExaminedFleet:
     """The fleet that is to run, and what may be tried for it.
 
-    workers            None: as many as own leases now, at least one
-    write_price, read_price  US$ for a million; None: the list price, where one is known
-    read_only          nothing is written, not even to be refused
+    Attributes:
+        config: The configuration of its workers.
+        workers: The number of workers; None for the number of workers that own leases now, at least one.
+        checkpoint_seconds: The time between two checkpoints of a shard.
+        write_price: US$ for a million writes; None for the list price, if known.
+        read_price: US$ for a million reads; None for the list price, if known.
+        read_only: Whether to send no writes at all, not even those that the store rejects.
     """
 
     config: Config
@@ -237,7 +258,7 @@ class ExaminedFleet:
 
 @define
 class _Gathered:
-    """The findings so far, and the readings that later steps need."""
+    """The findings so far, and the data that later steps need."""
 
     findings: list[Finding] = Factory(list)
     shards: tuple[Shard, ...] | None = None
@@ -247,19 +268,19 @@ class _Gathered:
 
 @frozen
 class Examination:
-    """The findings of an examination, and what to expect of the fleet; `expected` is ready for JSON."""
+    """The findings of an examination, and what to expect of the fleet, as JSON values."""
 
     findings: tuple[Finding, ...]
     expected: Mapping[str, Any]
 
     def as_json(self) -> dict[str, Any]:
-        """All of it."""
+        """Return the examination as JSON values."""
         findings = [finding.as_json() for finding in self.findings]
         return {"well": well(self.findings), "findings": findings, "expected": dict(self.expected)}
 
 
 def examined(source: str, store: str, fleet: ExaminedFleet) -> Examination:
-    """Examine both, each as far as it can be reached. Raises ValueError for a URL that cannot be used."""
+    """Examine a source and a store, each as far as it can be reached. Raises ValueError for a URL that is not valid."""
     scheme, place, options = source_address(source)
     store_scheme, store_place, store_options = store_address(store)
     if store_scheme == "file":
@@ -275,7 +296,7 @@ def examined(source: str, store: str, fleet: ExaminedFleet) -> Examination:
         module, name = _STORES[store_scheme]
         trial: RightsTrial = getattr(module.load("store", StoreError), name)(store_place, store_options)
         if _rights(seen, trial, fleet):
-            # The rows, as a worker reads them; a table of another shape is refused here.
+            # Read the rows as a worker does. This rejects a table of another shape.
             with _told(seen, "table"):
                 table: Store = open_store(store, create=False, write=False)
                 with closing(table):
@@ -283,7 +304,7 @@ def examined(source: str, store: str, fleet: ExaminedFleet) -> Examination:
     if seen.listing is not None:
         _recognise(seen, source, seen.listing)
     parts = 1 if store_scheme == "dynamodb" else 2 if "eventhub" in store_options else 3
-    # The gap is known in any case; the costs, once the shards are, where a store bills its requests.
+    # The gap is always known. The cost needs the number of shards, and a store that bills its requests.
     findings, expected = [*seen.findings, gap_of(fleet.config)], {"gap_seconds": round(gap_seconds(fleet.config), 3)}
     if seen.shards is None:
         return Examination(tuple(findings), expected)
@@ -295,26 +316,32 @@ def examined(source: str, store: str, fleet: ExaminedFleet) -> Examination:
     if store_scheme not in BILLED:
         return Examination(tuple(findings), expected)
     grouped = seen.capabilities.groups_writes or store_options.get("layout") == "sessions"
-    asked = Fleet(store_scheme, shards, workers, pause, seen.capabilities.free_notes, parts, grouped)
-    findings.append(cost_of(asked, fleet.config, price))
+    current = Fleet(store_scheme, shards, workers, pause, seen.capabilities.free_notes, parts, grouped)
+    findings.append(cost_of(current, fleet.config, price))
     costs = {
-        each.layout: {
+        candidate.layout: {
             name: {
                 "writes": round(load.writes, 3),
                 "reads": round(load.reads, 3),
                 "us_dollars_a_month": None if price is None else round(load.month(price), 2),
             }
-            for name, load in zip(("at_rest", "under_records"), loads(each, fleet.config), strict=True)
+            for name, load in zip(("at_rest", "under_records"), loads(candidate, fleet.config), strict=True)
         }
-        for each in layouts(asked)
+        for candidate in layouts(current)
     }
-    more = {"shards": shards, "workers": workers, "layout": asked.layout, **costs[asked.layout], "layouts": costs}
-    return Examination(tuple(findings), {**expected, **more})
+    costs_shown = {
+        "shards": shards,
+        "workers": workers,
+        "layout": current.layout,
+        **costs[current.layout],
+        "layouts": costs,
+    }
+    return Examination(tuple(findings), {**expected, **costs_shown})
 
 
 @contextmanager
 def _told(seen: _Gathered, what: str) -> Iterator[None]:
-    """Take a fault that stops this part of the examination for a finding."""
+    """Turn an error that stops this part of the examination into a finding."""
     try:
         yield
     except OutcomeUnknown as error:
@@ -327,15 +354,15 @@ def _told(seen: _Gathered, what: str) -> Iterator[None]:
 
 
 def _rights(seen: _Gathered, trial: RightsTrial, fleet: ExaminedFleet) -> bool:
-    """Try them all; whether it was reached."""
+    """Try all rights of a trial, and return whether its service was reached."""
     with closing(trial):
-        found = tuple(attempted(trial, read_only=fleet.read_only))
-        seen.findings += found
+        findings = tuple(attempted(trial, read_only=fleet.read_only))
+        seen.findings += findings
         if trial.prove is not None:
-            seen.findings.append(_conditions(trial.prove, trial, found))
+            seen.findings.append(_conditions(trial.prove, trial, findings))
     if trial.clock is not None:
         seen.findings.append(clock_of(trial.name, trial.clock.ahead))
-    return found[0].state == "ok"
+    return findings[0].state == "ok"
 
 
 def _conditions(prove: Callable[[], object], trial: RightsTrial, found: Iterable[Finding]) -> Finding:
@@ -359,20 +386,20 @@ def _recognise(seen: _Gathered, url: str, listing: Listing) -> None:
             reads = source.reads if isinstance(source, Selective) else lambda _lease: True
             seen.findings += recognised(listing, seen.shards, reads)
             incarnation = source.incarnation() if isinstance(source, Identified) else ""
-            # Listed after the table was read: what ended in between contradicts nothing.
-            found = contradictions(seen.shards, listing.leases, incarnation)
+            # The shards were listed after the table was read, so shards that ended in between are no contradiction.
+            conflicts = contradictions(seen.shards, listing.leases, incarnation)
             seen.findings += [
-                Finding("contradiction", "wrong", each.what)
-                for each in found
-                if each.kind != "another shard"  # said above
+                Finding("contradiction", "wrong", conflict.what)
+                for conflict in conflicts
+                if conflict.kind != "another shard"  # reported above
             ]
-    except SourceError:  # said by its rights
-        said = f"it has {len(listing.leases)} leases; whose they are cannot be told without the stream's shards"
-        seen.findings.append(Finding("table", "unknown", said))
+    except SourceError:  # reported with the rights on the source
+        sentence = f"it has {len(listing.leases)} leases; whose they are cannot be told without the stream's shards"
+        seen.findings.append(Finding("table", "unknown", sentence))
 
 
 def _price(scheme: str, fleet: ExaminedFleet) -> Price | None:
-    """The list price, or what the user has said of it; each of the two prices may be said alone."""
+    """Return the list price, in which prices that the user gave replace the listed ones."""
     listed = LIST_PRICES.get(scheme)
     if fleet.write_price is None and fleet.read_price is None:
         return listed

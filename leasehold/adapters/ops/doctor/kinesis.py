@@ -1,4 +1,4 @@
-"""The rights of a worker on a stream of Kinesis."""
+"""Tries the rights of a worker on a Kinesis stream."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -15,14 +15,19 @@ from leasehold.errors import SourceError
 from leasehold.stores.aws import session_of
 from leasehold.stores.urls import without_credentials
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user
+if TYPE_CHECKING:  # users don't install the stubs
     from types_boto3_kinesis import KinesisClient
 
 _ABSENT = "ResourceNotFoundException"
 
 
 def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
-    """The checks of each stream named. Raises SourceError if no region is known, StoreError for a bad endpoint."""
+    """Yield the rights on each named stream.
+
+    Raises:
+        SourceError: No region is known.
+        StoreError: The endpoint is not valid.
+    """
     region, endpoint, session = options.get("region"), options.get("endpoint"), session_of(options, "source URL")
     for text in place.split(","):
         stream = stream_address(text, region, "source URL")
@@ -34,20 +39,20 @@ def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
         without_credentials(client.meta.endpoint_url)
         clock = ServiceClock()
         client.meta.events.register("after-call.kinesis", clock.heard)
-        asked = _ExaminedStream(client, name)
+        examined = _ExaminedStream(client, name)
         attempts = [
-            RightAttempt("kinesis:DescribeStreamSummary", asked.described),
-            RightAttempt("kinesis:ListShards", asked.listed),
-            RightAttempt("kinesis:GetShardIterator", asked.placed),
-            RightAttempt("kinesis:GetRecords", asked.read),
+            RightAttempt("kinesis:DescribeStreamSummary", examined.described),
+            RightAttempt("kinesis:ListShards", examined.listed),
+            RightAttempt("kinesis:GetShardIterator", examined.placed),
+            RightAttempt("kinesis:GetRecords", examined.read),
         ]
         if consumer := options.get("consumer"):
-            attempts.append(RightAttempt("kinesis:DescribeStreamConsumer", partial(asked.consumer, consumer)))
+            attempts.append(RightAttempt("kinesis:DescribeStreamConsumer", partial(examined.consumer, consumer)))
         yield RightsTrial(f"stream {name}", tuple(attempts), clock, close=client.close)
 
 
 class _ExaminedStream:
-    """Asks one stream; what an answer brought, the next question needs."""
+    """Sends requests to one stream. Each request uses values from the responses before it."""
 
     def __init__(self, client: "KinesisClient", name: str) -> None:
         self._client, self._name = client, name
@@ -56,9 +61,9 @@ class _ExaminedStream:
 
     def described(self) -> str:
         with said_plainly(self._name):
-            found = self._client.describe_stream_summary(StreamName=self._name)["StreamDescriptionSummary"]
-        self._arn, self._encrypted = found["StreamARN"], found.get("EncryptionType") == "KMS"
-        return f"it answers, and is {found['StreamStatus']}"
+            summary = self._client.describe_stream_summary(StreamName=self._name)["StreamDescriptionSummary"]
+        self._arn, self._encrypted = summary["StreamARN"], summary.get("EncryptionType") == "KMS"
+        return f"it answers, and is {summary['StreamStatus']}"
 
     def listed(self) -> None:
         with said_plainly(self._name):
@@ -68,13 +73,14 @@ class _ExaminedStream:
         self._shard = rows[0]["ShardId"]
 
     def placed(self) -> None:
-        # Where shards could not be listed there is one of this name, as long as the stream was never resharded.
+        # If the shards could not be listed, try the name of the first shard, which exists unless the stream was
+        # resharded.
         shard = self._shard or "shardId-000000000000"
         with said_plainly(self._name):
-            answer = self._client.get_shard_iterator(
+            response = self._client.get_shard_iterator(
                 StreamName=self._name, ShardId=shard, ShardIteratorType="TRIM_HORIZON"
             )
-        self._iterator = answer["ShardIterator"]
+        self._iterator = response["ShardIterator"]
 
     def read(self) -> str:
         if not self._iterator:
@@ -93,12 +99,12 @@ class _ExaminedStream:
         )
         try:
             with said_plainly(self._name):
-                found = self._client.describe_stream_consumer(**which)["ConsumerDescription"]
+                entry = self._client.describe_stream_consumer(**which)["ConsumerDescription"]
         except SourceError as error:
             cause = error.__cause__
             if name.startswith("arn:") or not isinstance(cause, ClientError) or code_of(cause) != _ABSENT:
                 raise
-            said = f"there is no consumer {name}; a worker registers it if it may (kinesis:RegisterStreamConsumer"
-            raise NotThere(f"{said}, not tried)") from error
-        # Another subscription would end that of a worker.
-        return f"consumer {found['ConsumerName']} is {found['ConsumerStatus']}; kinesis:SubscribeToShard is not tried"
+            message = f"there is no consumer {name}; a worker registers it if it may (kinesis:RegisterStreamConsumer"
+            raise NotThere(f"{message}, not tried)") from error
+        # Not tried, because another subscription would end a worker's.
+        return f"consumer {entry['ConsumerName']} is {entry['ConsumerStatus']}; kinesis:SubscribeToShard is not tried"

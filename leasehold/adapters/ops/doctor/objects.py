@@ -1,4 +1,4 @@
-"""The rights of a worker on the objects of a container of Azure, or of a bucket of S3 or of Google."""
+"""Tries the rights of a worker on the objects in an Azure container, or in a bucket of S3 or Google Cloud Storage."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -22,14 +22,17 @@ _UNKNOWN_ETAG = "0x8D00000000000000"
 
 
 S3 = ("s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject")
-"""The rights to list, to read, to write and to delete, as policies and roles name them."""
+"""The rights to list, read, write and delete objects, as policies and roles name them."""
 
 BLOB = ("blobs/read (list)", "blobs/read", "blobs/write", "blobs/delete")
-"""Of `Microsoft.Storage/storageAccounts/blobServices/containers/`: 'Storage Blob Data Contributor' has them all."""
+"""The same rights under `Microsoft.Storage/storageAccounts/blobServices/containers/`.
+
+The role 'Storage Blob Data Contributor' has them all.
+"""
 
 
 def s3_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
-    """The rights on `bucket/prefix`. Raises ValueError, StoreError."""
+    """Return the rights on `bucket/prefix`. Raises ValueError, StoreError."""
     module = Scheme("leasehold.stores.objects.s3", extra="aws").load("store", StoreError)
     bucket, _, prefix = place.partition("/")
     if not bucket:
@@ -42,11 +45,11 @@ def s3_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
 
 
 GCS = ("storage.objects.list", "storage.objects.get", "storage.objects.create", "storage.objects.delete")
-"""The role 'Storage Object User' has them all; to write over an object takes the last two."""
+"""The role 'Storage Object User' has them all. Overwriting an object needs the last two."""
 
 
 def gcs_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
-    """The rights on `bucket/prefix`. Raises ValueError, StoreError."""
+    """Return the rights on `bucket/prefix`. Raises ValueError, StoreError."""
     module = Scheme("leasehold.stores.objects.gcs", extra="gcs").load("store", StoreError)
     bucket, prefix = module.bucket_of(place)
     endpoint, clock = endpoint_of(options.get("endpoint")), ServiceClock()
@@ -58,10 +61,10 @@ def gcs_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
 
 
 def blob_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
-    """The rights on `account/container`. Raises ValueError, StoreError."""
+    """Return the rights on `account/container`. Raises ValueError, StoreError."""
     module = Scheme("leasehold.stores.objects.blob", extra="azure").load("store", StoreError)
     clock = ServiceClock()
-    # Nothing is asked of the service yet, or a missing container would be no finding.
+    # This must send no request yet, otherwise a missing container would be an error and not a finding.
     client = module.client_of(place, endpoint_of(options.get("endpoint")), REQUEST_SECONDS)
     hub = EventHubLayout(*module.one_hub(options)) if "eventhub" in options else None
     layout = hub or ObjectLayout(options.get("prefix", ""))
@@ -91,7 +94,7 @@ def _trial(
         return "it answers"
 
     def written() -> None:
-        """Under a condition that nothing fulfils; a service that ignores it has an object to remove."""
+        """Write under a condition that never holds. If the service ignores the condition, delete the object."""
         if (etag := objects.put_over(probe, {"probe": "0"}, unknown)) is not None:
             objects.delete(probe, etag)
 

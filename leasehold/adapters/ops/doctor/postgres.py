@@ -1,4 +1,4 @@
-"""The rights of a worker on a lease table in PostgreSQL, and what a standby of it would cost."""
+"""Tries the rights of a worker on a lease table in PostgreSQL, and checks whether a failover could lose commits."""
 
 from collections.abc import Mapping
 
@@ -10,19 +10,24 @@ from leasehold.stores.postgres import PATIENCE, PostgresStore, place_of
 
 
 def trial(place: str, options: Mapping[str, str]) -> RightsTrial:
-    """The rights on this table, all of them tried in transactions that are undone. Raises ValueError, StoreError."""
-    named = place_of(place, options)
+    """Return the rights on this table, which are tried in transactions that are rolled back.
+
+    Raises:
+        ValueError: The URL is not valid.
+        StoreError: The database cannot be used.
+    """
+    table = place_of(place, options)
     try:
-        store = PostgresStore(named, create=False, patience=PATIENCE.within(REQUEST_SECONDS))
+        store = PostgresStore(table, create=False, patience=PATIENCE.within(REQUEST_SECONDS))
     except StoreError as error:
         if not isinstance(error.__cause__, errors.UndefinedTable):
             raise
-        said = f"there is no {named.name}; a worker makes it if it may (CREATE on the schema, not tried)"
+        message = f"there is no {table.name}; a worker makes it if it may (CREATE on the schema, not tried)"
 
         def absent() -> str:
-            raise NotThere(said)
+            raise NotThere(message)
 
-        return RightsTrial(named.name, (RightAttempt("SELECT", absent),))
+        return RightsTrial(table.name, (RightAttempt("SELECT", absent),))
     attempts = (
         RightAttempt("SELECT", lambda: f"it has {len(store.list().leases)} leases"),
         RightAttempt("INSERT", lambda: store.probe("INSERT"), writes=True),
@@ -30,16 +35,16 @@ def trial(place: str, options: Mapping[str, str]) -> RightsTrial:
         RightAttempt("DELETE", lambda: store.probe("DELETE"), writes=True),
         RightAttempt("standbys", lambda: _standbys(store)),
     )
-    return RightsTrial(named.name, attempts, None, store.prove, store.close)
+    return RightsTrial(table.name, attempts, None, store.prove, store.close)
 
 
 def _standbys(store: PostgresStore) -> str:
-    """Tell whether commits wait for standbys; one that takes over without that loses the last of them."""
-    standbys, waited = store.standbys()
+    """Describe whether commits wait for standbys. If they don't, a standby that takes over may lack the last ones."""
+    standbys, awaited = store.standbys()
     if not standbys:
         return "no standby follows it; where one does, and may take over, let commits wait for it"
-    if waited:
-        return f"{standbys} standbys follow it, and commits wait for {waited}"
+    if awaited:
+        return f"{standbys} standbys follow it, and commits wait for {awaited}"
     raise NotTried(
         f"{standbys} standbys follow it, and commits wait for none: if one takes over, the last checkpoints that were "
         "answered may be lost with their leases' owners; set synchronous_standby_names, unless none ever does"

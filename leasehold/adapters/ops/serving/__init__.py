@@ -1,1 +1,1 @@
-"""A small read-only page on lease tables, live, with what monitoring reads of it."""
+"""A small, live, read-only web page on lease tables, with metrics and health checks."""

@@ -1,4 +1,4 @@
-"""The read-only server: the page, its events, its curve, explanations, and what monitoring asks for.
+"""The read-only HTTP server: the page, its events, its lag chart, explanations, metrics and health checks.
 
 `exposition` writes the metrics of the watched tables in the text format of Prometheus.
 """
@@ -48,17 +48,21 @@ ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
 def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
-    """The metrics of these tables: the state of each, and whether it is fresh; of a stale one nothing but that."""
-    found: dict[str, list[str]] = {name: [] for name in HELP}
+    """Return the metrics of these tables in the Prometheus text format.
+
+    Args:
+        states: The state of each table, and whether it is fresh. For a stale table only `up` and `status` are written.
+    """
+    samples_of: dict[str, list[str]] = {name: [] for name in HELP}
 
     def tell(values: Mapping[str, float | None], **labels: str) -> None:
-        """Add what is known; a figure that nobody measured is left out, so that no alarm takes a zero for it."""
+        """Add samples, leaving out unknown values so that alarms don't mistake them for zeros."""
         for name, value in values.items():
             if value is not None:
-                # The format ends a label at a quote and a sample at a line's end; a name or a URL may hold both.
+                # Names and URLs may contain quotes and newlines, which would end a label or a sample.
                 quoted = {label: text.translate(ESCAPES) for label, text in labels.items()}
                 marks = ",".join(f'{label}="{text}"' for label, text in quoted.items())
-                found[f"leasehold_{name}"].append(f"leasehold_{name}{{{marks}}} {float(value):g}")
+                samples_of[f"leasehold_{name}"].append(f"leasehold_{name}{{{marks}}} {float(value):g}")
 
     for state, fresh in states:
         store = state["store"]
@@ -66,7 +70,7 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
         if not fresh:
             continue
         total = state["total"]
-        whole = {
+        totals = {
             "leases": total["leases"],
             "unowned_leases": total["unowned"],
             "workers": total["workers"],
@@ -76,13 +80,13 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
             "lag_sum_seconds": total["lag_sum"],
             "owner_changes_total": total["moves"],
         }
-        tell(whole, store=store)
+        tell(totals, store=store)
         if (swap := state.get("swap")) is not None:
             for place, name in (("FROM", "there"), ("on their way", "moving"), ("TO", "gone")):
                 tell({"swap_leases": swap[name]}, store=store, place=place)
         for worker in state["workers"]:
-            shares = {"worker_leases": worker["leases"], "worker_target": worker["target"]}
-            tell(shares, store=store, worker=worker["worker"])
+            counts = {"worker_leases": worker["leases"], "worker_target": worker["target"]}
+            tell(counts, store=store, worker=worker["worker"])
         for lease in state["leases"]:
             if not lease["ended"]:
                 figures = {
@@ -94,7 +98,7 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
                 }
                 tell(figures, store=store, lease=lease["key"])
     lines = []
-    for name, samples in found.items():
+    for name, samples in samples_of.items():
         if samples:
             kind = "counter" if name.endswith("_total") else "gauge"
             lines += [f"# HELP {name} {HELP[name]}", f"# TYPE {name} {kind}", *samples]
@@ -102,16 +106,16 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
 
 
 LOOK_SECONDS = 0.25
-"""Between two looks for a new reading, which is sent to the open pages."""
+"""Seconds between two checks for a new reading to send to open pages."""
 
 REQUEST_SECONDS = 10.0
-"""A connection on which no request is complete for so long is closed."""
+"""Seconds after which a connection without a complete request is closed."""
 
 ROWS_MOST = 20_000
-"""Leases that a page may ask for."""
+"""The most leases that a page may request."""
 
 CONNECTIONS_MOST = 200
-"""Each takes a descriptor of the process, which usually has 1,024."""
+"""The most open connections. Each uses a file descriptor, of which a process usually has 1,024."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -131,24 +135,25 @@ PAGES = {
     "/page.css": ("report", "page.css", "text/css"),
     "/page.js": ("ops.serving", "page.js", "text/javascript"),
 }
-"""By URL: the folder, the file and its kind. All pages have one look, so that the style is the reports'."""
+"""URL path to folder, file and media type. The page shares its style sheet with the reports."""
 
 
 def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
-    """The application for these tables; a request that names none of the `hosts` is refused.
+    """Return the application that serves these tables, and rejects requests whose Host header is not in `hosts`.
 
-    The check keeps a foreign site from reading the page through a name that it points at this machine.
+    The check prevents DNS rebinding: another site could otherwise read the page through a name that it points at this
+    machine.
     """
 
     async def events(request: Request) -> Response:
         return _stream(request, watchers, lambda: [watcher.state() for watcher in watchers])
 
     async def view(request: Request) -> Response:
-        watcher, asked = _asked_of(request, watchers), request.query_params
-        sort, most = asked.get("sort", "status"), decimal(asked.get("most", "25"), ROWS_MOST)
+        watcher, query = _asked_of(request, watchers), request.query_params
+        sort, most = query.get("sort", "status"), decimal(query.get("most", "25"), ROWS_MOST)
         if watcher is None or most is None or sort not in SORTS:
             return _json(NO_TABLE if watcher is None else NO_VIEW, 404)
-        wanted = ViewWanted(sort, "down" in asked, asked.get("text", "").lower(), most)
+        wanted = ViewWanted(sort, "down" in query, query.get("text", "").lower(), most)
         return _stream(request, watchers, lambda: _groups(watchers) | watcher.view(wanted))
 
     async def leases(_request: Request) -> Response:
@@ -157,7 +162,7 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
     async def lag(request: Request) -> Response:
         if (watcher := _asked_of(request, watchers)) is None:
             return _json(NO_TABLE, 404)
-        # Written by ourselves, of numbers alone: no name of a table, a lease or a worker is in it.
+        # Safe to serve as SVG: we draw it from numbers alone, without any name of a table, lease or worker.
         curve = await asyncio.to_thread(watcher.lag_chart, request.query_params.get("lease"))
         return Response(curve or EMPTY, media_type="image/svg+xml", headers=HEADERS)
 
@@ -165,16 +170,16 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
         if (watcher := _asked_of(request, watchers)) is None:
             return _json(NO_TABLE, 404)
         worker, key = (request.query_params.get(name) for name in ("worker", "lease"))
-        told = await asyncio.to_thread(watcher.explain, worker, key)
-        return _json(UNKNOWN, 404) if told is None else _json(told)
+        explanation = await asyncio.to_thread(watcher.explain, worker, key)
+        return _json(UNKNOWN, 404) if explanation is None else _json(explanation)
 
     async def metrics(_request: Request) -> Response:
-        text = exposition([(watcher.state(), watcher.fresh) for watcher in watchers])
-        return Response(text, headers=HEADERS, media_type="text/plain; version=0.0.4; charset=utf-8")
+        body = exposition([(watcher.state(), watcher.fresh) for watcher in watchers])
+        return Response(body, headers=HEADERS, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def healthz(_request: Request) -> Response:
-        well = all(watcher.status.ok for watcher in watchers)
-        return _json({"ok": well} | _groups(watchers), 200 if well else 503)
+        healthy = all(watcher.status.ok for watcher in watchers)
+        return _json({"ok": healthy} | _groups(watchers), 200 if healthy else 503)
 
     async def readyz(_request: Request) -> Response:
         stale = [watcher.name for watcher in watchers if not watcher.fresh]
@@ -205,15 +210,15 @@ def _groups(watchers: Sequence[TableWatcher]) -> dict[str, Any]:
 
 
 class BoundedConnection(H11Protocol):
-    """A connection whose request has to be there in time; uvicorn's own would wait for the rest of it for ever.
+    """A connection that is closed if no complete request arrives in time; uvicorn would wait forever.
 
-    A connection beyond the most that there may be is closed at once.
+    A connection that exceeds CONNECTIONS_MOST is closed at once.
     """
 
     _deadline: TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as in the base
-        """Wait for a request, if there may be one more connection."""
+        """Wait for a request, or close the connection if there are too many."""
         super().connection_made(transport)
         if len(self.connections) > CONNECTIONS_MOST:
             transport.abort()
@@ -221,10 +226,10 @@ class BoundedConnection(H11Protocol):
             self._wait()
 
     def data_received(self, data: bytes) -> None:
-        """Read on; once a request is whole its answer may take as long as it likes."""
+        """Stop the timer once the request is complete; the response may take any time."""
         super().data_received(data)
-        whole = self.conn.their_state in {DONE, CLOSED, MUST_CLOSE, ERROR}
-        if self._deadline is not None and whole:
+        complete = self.conn.their_state in {DONE, CLOSED, MUST_CLOSE, ERROR}
+        if self._deadline is not None and complete:
             self._deadline.cancel()
             self._deadline = None
 
@@ -235,7 +240,7 @@ class BoundedConnection(H11Protocol):
             self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no longer."""
+        """Stop the timer."""
         if self._deadline is not None:
             self._deadline.cancel()
         super().connection_lost(exc)
@@ -262,14 +267,14 @@ def _json(told: object, status: int = 200) -> Response:
 
 
 def _stream(request: Request, watchers: Sequence[TableWatcher], tell: Callable[[], object]) -> Response:
-    """Send what `tell` returns, at once and after each reading of a table, until the page is closed."""
+    """Stream the value of `tell` as server-sent events: at once, and after each reading, until the page is closed."""
 
     async def events() -> AsyncIterator[str]:
-        told: list[tuple[float, str]] = []
+        sent: list[tuple[float, str]] = []
         while not await request.is_disconnected():
-            seen = [(watcher.seen.at, watcher.seen.trouble or watcher.seen.refused) for watcher in watchers]
-            if seen != told:
-                told = seen
+            readings = [(watcher.seen.at, watcher.seen.trouble or watcher.seen.refused) for watcher in watchers]
+            if readings != sent:
+                sent = readings
                 yield f"data: {json.dumps(await asyncio.to_thread(tell), separators=(',', ':'))}\n\n"
             await asyncio.sleep(LOOK_SECONDS)
 

@@ -1,4 +1,4 @@
-// Draws what the server tells; everything is set as text, so that no name can be markup.
+// Draws the state that the server sends. Everything is set as text, so that no name can become markup.
 "use strict";
 const FIRST = 25, MORE = 200, NAMES = new Set(["key", "owner", "host"]);
 let state = null, asked = false, events = null;
@@ -23,7 +23,7 @@ function link(text, query) {
   return made;
 }
 
-// Asks the server for another view: it sorts and filters, so that a page costs the same for any number of leases.
+// Requests another view. The server sorts and filters, so that a page costs the same for any number of leases.
 function open_view(change) {
   Object.assign(wanted, change);
   const { down, ...rest } = wanted;

@@ -1,7 +1,7 @@
-"""Looks at a table again and again in a thread of its own, and keeps what a page and monitoring ask for.
+"""Reads a table periodically in its own thread, and keeps the state that pages and monitoring request.
 
-The moves and the lag since the server started are kept in memory, or in a SQLite file if one is named. A page is told
-what it shows and no more: the first rows in the order that it asks for, so that it costs the same for any table.
+The moves and the lag since the server started are kept in memory, or in a SQLite file if one is named. A page receives
+only what it shows: the first rows in the order that it requests. So its traffic does not grow with the table.
 """
 
 import sqlite3
@@ -36,15 +36,21 @@ CREATE INDEX IF NOT EXISTS lag_at ON lag (store, at)
 """
 
 LOCKED_SECONDS = 0.5
-"""How long another process's lock is waited for: what is not written then is written with the next reading."""
+"""How long to wait for another process's lock. What could not be written is written with the next reading."""
 
 KEPT_SECONDS = 7 * 86400.0
-"""The age from which moves and lag are removed."""
+"""The age at which moves and lag are deleted."""
 
 
 @frozen
 class LagPoint:
-    """How far behind the application was at a time; `most` is None where no row told."""
+    """How far behind the application was at a time.
+
+    Attributes:
+        at: The time, in seconds since 1970.
+        most: The lag of the lease that was furthest behind, in seconds; None if no row reported it.
+        total: The lag of all leases together, in seconds.
+    """
 
     at: float
     most: float | None
@@ -52,10 +58,10 @@ class LagPoint:
 
 
 STRIP_LOOKS = 120
-"""Looks whose lag is kept for each lease: 4 bytes for each of both, whatever a name takes."""
+"""The number of readings for which the lag of each lease is kept, at 4 bytes per lease and reading."""
 
 SHOWN_MOVES, SHOWN_WORKERS = 20, 50
-"""Rows of the two small tables of a page."""
+"""The most rows in a page's tables of moves and of workers."""
 
 SORTS: Mapping[str, Callable[[dict[str, Any]], Any]] = {
     "status": lambda row: (-row["number"], -(row["lag"].get("seconds") or 0.0)),
@@ -68,16 +74,18 @@ SORTS: Mapping[str, Callable[[dict[str, Any]], Any]] = {
     "switches": lambda row: -(row["lag"].get("moves") or 0),
     "host": lambda row: row["lag"].get("host") or "",
 }
-"""Orders of a page: texts from the first, numbers from the largest."""
+"""The sort orders of a page: strings ascend, numbers descend."""
 
 
 @frozen
 class ViewWanted:
-    """The part of a table's leases that a page asks for.
+    """The part of a table's leases that a page requests.
 
-    sort  one of SORTS; `down`: the other way round
-    text  in lower case; of the leases whose row has it somewhere
-    most  rows
+    Attributes:
+        sort: One of SORTS.
+        down: Whether to reverse the order.
+        text: Select the leases whose row contains this text. Lower case.
+        most: The maximum number of rows.
     """
 
     sort: str = "status"
@@ -87,7 +95,7 @@ class ViewWanted:
 
 
 class HistoryError(Exception):
-    """The history takes or tells nothing now, for this reason."""
+    """The history can be neither read nor written now, for this reason."""
 
 
 @contextmanager
@@ -99,13 +107,16 @@ def _understood() -> Iterator[None]:
 
 
 class FleetRecord:
-    """The moves and the lag of all stores since the beginning; safe under threads.
+    """The moves and the lag of all stores since the beginning; thread-safe.
 
-    path  of a SQLite file, made if it is not there; in memory, if left out
+    Args:
+        path: The path of a SQLite file, which is created if it does not exist. None keeps the record in memory.
+
+    Raises:
+        OSError: The file cannot be used.
     """
 
     def __init__(self, path: str | None = None) -> None:
-        """Raises OSError if the file cannot be used."""
         self._lock = Lock()
         try:
             self._connection = sqlite3.connect(path or ":memory:", check_same_thread=False, timeout=LOCKED_SECONDS)
@@ -114,7 +125,7 @@ class FleetRecord:
             raise OSError(f"--history: {path}: {error}") from error
 
     def add(self, store: str, moves: tuple[SeenMove, ...], lag: LagPoint) -> None:
-        """Keep what one reading showed, all of it or nothing. Raises HistoryError."""
+        """Record the moves and the lag of one reading, in one transaction. Raises HistoryError."""
         rows = [(store, move.at, move.key, move.before, move.after, move.rule) for move in moves]
         with _understood(), self._lock, self._connection as connection:
             connection.executemany("INSERT INTO moves VALUES (?, ?, ?, ?, ?, ?)", rows)
@@ -125,40 +136,43 @@ class FleetRecord:
                 connection.execute(f"DELETE FROM {table} WHERE at < ?", (lag.at - KEPT_SECONDS,))  # noqa: S608  our own names
 
     def moves(self, store: str, most: int = 100) -> tuple[SeenMove, ...]:
-        """The latest moves, the last one first. Raises HistoryError."""
-        asked = "SELECT at, key, before, after, rule FROM moves WHERE store = ? ORDER BY at DESC, key LIMIT ?"
+        """Return the latest moves, newest first. Raises HistoryError."""
+        query = "SELECT at, key, before, after, rule FROM moves WHERE store = ? ORDER BY at DESC, key LIMIT ?"
         with _understood(), self._lock:
-            return tuple(SeenMove(*row) for row in self._connection.execute(asked, (store, most)))
+            return tuple(SeenMove(*row) for row in self._connection.execute(query, (store, most)))
 
     def lag(self, store: str, most: int = 300) -> tuple[LagPoint, ...]:
-        """The latest points of lag, in order of time. Raises HistoryError."""
-        asked = "SELECT at, most, total FROM lag WHERE store = ? ORDER BY at DESC LIMIT ?"
+        """Return the latest points of lag, oldest first. Raises HistoryError."""
+        query = "SELECT at, most, total FROM lag WHERE store = ? ORDER BY at DESC LIMIT ?"
         with _understood(), self._lock:
-            return tuple(LagPoint(*row) for row in self._connection.execute(asked, (store, most)))[::-1]
+            return tuple(LagPoint(*row) for row in self._connection.execute(query, (store, most)))[::-1]
 
     def count(self, store: str) -> int:
-        """How many moves are known. Raises HistoryError."""
+        """Return the number of recorded moves. Raises HistoryError."""
         with _understood(), self._lock:
             return int(self._connection.execute("SELECT count(*) FROM moves WHERE store = ?", (store,)).fetchone()[0])
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the history."""
         with self._lock:
             self._connection.close()
 
 
 UNWRITTEN_MOST = 10_000
-"""Moves that are kept for a history that takes none; the oldest go first."""
+"""The most moves to keep while the history cannot be written. The oldest are dropped first."""
 
 
 @frozen
 class SeenFleet:
     """The last reading of a table.
 
-    table       the reading, with the latest moves of the history; None before the first
-    trouble     why no later one could be made
-    lag, count  the latest of the history, and how many moves that knows
-    unwritten   moves that the history has not taken yet, for the reason `refused`
+    Attributes:
+        table: The reading, with the latest moves of the history. None before the first reading.
+        trouble: Why a later reading failed, or "".
+        lag: The latest points of lag in the history.
+        count: The number of moves in the history.
+        unwritten: Moves that could not be written to the history yet.
+        refused: Why the history could not be read or written, or "".
     """
 
     table: WatchedTable | None = None
@@ -170,17 +184,22 @@ class SeenFleet:
 
     @property
     def at(self) -> float:
-        """When it was made, seconds since 1970; 0 before the first."""
+        """When the table was read, in seconds since 1970; 0 before the first reading."""
         return 0.0 if self.table is None else self.table.at
 
 
 class TableWatcher:
     """Watches one table from `start` to `close`.
 
-    name    how the table is called on the page: its URL without options
-    config  the fleet's, by which plans are explained
-    source  asked for lag where no row tells it
-    wall    seconds since 1970; `clock` never goes back
+    Args:
+        name: The table's name on the page, which is its URL without options.
+        store: The table.
+        config: The configuration of the fleet, from which plans are computed.
+        record: The history to which moves and lag are added.
+        every: The pause between two readings, in seconds.
+        source: If given, asked for the lag of leases whose rows do not report it.
+        wall: Returns seconds since 1970.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -204,17 +223,17 @@ class TableWatcher:
 
     @property
     def seen(self) -> SeenFleet:
-        """The last reading."""
+        """The last reading of the table."""
         with self._lock:
             return self._seen
 
     @property
     def fresh(self) -> bool:
-        """Whether a reading is young enough to be believed."""
+        """Whether the last reading succeeded and is recent."""
         return not self.seen.trouble and self._wall() - self.seen.at <= max(30.0, 5 * self.every)
 
     def start(self) -> None:
-        """Watch in a thread."""
+        """Start the thread."""
 
         def run() -> None:
             while not self._ending.is_set():
@@ -224,18 +243,18 @@ class TableWatcher:
         self._thread = spawn("leasehold-serve", run, lambda fault: self._troubled(said(fault)))
 
     def close(self) -> None:
-        """End the thread; a reading under way is waited for as long as a page would wait."""
+        """End the thread, waiting up to 5 s for a reading in progress."""
         self._ending.set()
         if self._thread is not None:
             self._thread.join(5.0)
 
     def try_look(self) -> None:
-        """Read once, or keep why that failed."""
+        """Read the table once. If that fails, keep the reason."""
         try:
             self.look()
         except (StoreError, SourceError) as error:
             self._troubled(text_of(error) or said(error))
-        except Exception as error:  # noqa: BLE001  the next reading may go well, and the page says why this did not
+        except Exception as error:  # noqa: BLE001  the page shows the reason, and the next reading may succeed
             self._troubled(said(error))
 
     def _troubled(self, why: str) -> None:
@@ -243,28 +262,32 @@ class TableWatcher:
             self._seen = evolve(self._seen, trouble=why)
 
     def look(self) -> None:
-        """Read once. Raises StoreError or SourceError.
+        """Read the table once.
 
-        A history that takes nothing for a while makes no table stale: what it missed is written with a later reading.
+        If the history cannot be written, the table is still fresh, and its moves are written with a later reading.
+
+        Raises:
+            StoreError: The table cannot be read.
+            SourceError: The source cannot be read.
         """
-        before, table, record = self.seen, self._watch.look(), self._record
-        whole, moves = fleet_lag(table.lags), before.unwritten
-        if before.table is not None:
-            rules = rules_between(before.table, table, self.config)
+        previous, table, record = self.seen, self._watch.look(), self._record
+        lag, moves = fleet_lag(table.lags), previous.unwritten
+        if previous.table is not None:
+            rules = rules_between(previous.table, table, self.config)
             moves += tuple(
                 SeenMove(table.at, new.key, old.owner, new.owner, rules[new.key])
-                for old, new in moved(before.table, table)
+                for old, new in moved(previous.table, table)
             )
-            table = evolve(table, moves=before.table.moves)
+            table = evolve(table, moves=previous.table.moves)
         keys = tuple(lease.key for lease in table.leases)
         if self._strips and self._strips[-1][1] == keys:
-            keys = self._strips[-1][1]  # the names are kept once
+            keys = self._strips[-1][1]  # share one tuple of names between readings
         nan = float("nan")
-        told = (table.lag(lease).seconds for lease in table.leases)
-        strip = (table.at, keys, array("f", (nan if lag is None else lag for lag in told)))
-        seen = evolve(before, table=table, trouble="", unwritten=(), refused="")
+        seconds = (table.lag(lease).seconds for lease in table.leases)
+        strip = (table.at, keys, array("f", (nan if lag is None else lag for lag in seconds)))
+        seen = evolve(previous, table=table, trouble="", unwritten=(), refused="")
         try:
-            record.add(self.name, moves, LagPoint(table.at, whole.most, whole.total))
+            record.add(self.name, moves, LagPoint(table.at, lag.most, lag.total))
         except HistoryError as refused:
             seen = evolve(seen, unwritten=moves[-UNWRITTEN_MOST:], refused=str(refused))
         try:
@@ -278,35 +301,35 @@ class TableWatcher:
 
     @property
     def status(self) -> Status:
-        """The group's status by the last reading; UNKNOWN once that is too old to be believed."""
+        """The group's status as of the last reading, or UNKNOWN if that is too old."""
         seen = self.seen
         why = seen.trouble or ("" if self.fresh else "there is no reading of it, or none lately")
         return group_status({} if seen.table is None else seen.table.statuses, why)
 
     def state(self) -> dict[str, Any]:
-        """Everything the page shows, as JSON values."""
+        """Return everything that the page shows, as JSON values."""
         seen, status = self.seen, self.status
         about = {"store": self.name, "at": seen.at, "trouble": seen.trouble or seen.refused}
         about |= {"rules": self.config.rules.name, **status.as_json(), "number": status.number}
         if seen.table is None:
             return about | {"leases": [], "workers": [], "total": {}, "moves": [], "lag": []}
-        told = picture(seen.table, self.config)
+        shown = picture(seen.table, self.config)
         moves = [[move.at, move.key, move.before, move.after, move.rule] for move in seen.table.moves]
         lag = [[point.at, point.most, point.total] for point in seen.lag]
-        return about | told | {"total": told["total"] | {"moves": seen.count}, "moves": moves, "lag": lag}
+        return about | shown | {"total": shown["total"] | {"moves": seen.count}, "moves": moves, "lag": lag}
 
     def view(self, wanted: ViewWanted) -> dict[str, Any]:
-        """The view of a page: the whole, the first workers and moves, and the first leases in the order asked for."""
+        """Return a page's view: the totals, the first workers and moves, and the first leases in the wanted order."""
         state = self.state()
         leases = []
         for row in state.pop("leases") if state["at"] else ():
-            # All that a row shows as words can be looked for, the host of its reader too.
+            # Every text in a row can be searched for, including the host of its reader.
             words = f"{row['key']} {row['owner'] or 'nobody'} {row['status']} {row['lag'].get('host') or ''}"
             if wanted.text in words.lower():
                 leases.append(row)
-        found = sorted(leases, key=SORTS[wanted.sort], reverse=wanted.down)
+        ordered = sorted(leases, key=SORTS[wanted.sort], reverse=wanted.down)
         lag = [most for _, most, _ in state.pop("lag") if most is not None]
-        # Those furthest from their target first, then those that are furthest behind.
+        # Furthest from its target first, then furthest behind.
         workers = sorted(
             state["workers"], key=lambda each: (-abs(each["leases"] - each["target"]), -(each["lag"] or 0))
         )
@@ -317,44 +340,47 @@ class TableWatcher:
             "moves": state["moves"][:SHOWN_MOVES],
             "workers": workers[:SHOWN_WORKERS],
             "more_workers": max(0, len(workers) - SHOWN_WORKERS),
-            "rows": [_shown(row) for row in found[: wanted.most]],
-            "found": len(found),
+            "rows": [_shown(row) for row in ordered[: wanted.most]],
+            "found": len(ordered),
         }
 
     def lag_chart(self, key: str | None = None) -> str:
-        """The curve of a lease's lag, or of the lease that is furthest behind; "" where no row has told of it twice."""
-        known = [(point.at, point.most) for point in self.seen.lag if point.most is not None]
+        """Draw the lag of a lease, or that of the lease furthest behind, as SVG; "" without at least two points."""
+        points = [(point.at, point.most) for point in self.seen.lag if point.most is not None]
         if key is not None:
             with self._lock:
                 strips = tuple(self._strips)
             places = ((at, bisect_left(keys, key), keys, lags) for at, keys, lags in strips)
-            known = [(at, lags[at_key]) for at, at_key, keys, lags in places if keys[at_key : at_key + 1] == (key,)]
-            known = [(at, lag) for at, lag in known if lag == lag]  # noqa: PLR0124  of a lag that nobody told it is not
-        if len(known) < 2:  # noqa: PLR2004  a line has two ends
+            points = [(at, lags[at_key]) for at, at_key, keys, lags in places if keys[at_key : at_key + 1] == (key,)]
+            points = [(at, lag) for at, lag in points if lag == lag]  # noqa: PLR0124  drops NaN, an unknown lag
+        if len(points) < 2:  # noqa: PLR2004  a line has two ends
             return ""
-        times, curve = [at - known[0][0] for at, _ in known], Line("", tuple(most for _, most in known), COLOURS[0])
+        times, curve = [at - points[0][0] for at, _ in points], Line("", tuple(most for _, most in points), COLOURS[0])
         return lines(times, [curve], "seconds", since="the first reading here", tall=110.0)
 
     def explain(self, worker: str | None, key: str | None) -> dict[str, Any] | None:
-        """The text of `leasehold explain` about a worker or a lease; None where there is none of this name."""
+        """Return the output of `leasehold explain` about a worker or a lease, or None if it does not exist."""
         table = self.seen.table
         if table is None:
             return None
         if key is None:
-            found = plans(table, self.config)
-            chosen = [each.as_json() for each in found if worker in {None, each.worker}]
-            return {"workers": chosen, "rules": rules_of(found)} if chosen or worker is None else None
+            worker_plans = plans(table, self.config)
+            chosen = [worker_plan.as_json() for worker_plan in worker_plans if worker in {None, worker_plan.worker}]
+            return {"workers": chosen, "rules": rules_of(worker_plans)} if chosen or worker is None else None
         lease = next((row for row in table.leases if row.key == key), None)
         return None if lease is None else story(table, self.config, lease, plans(table, self.config)).as_json()
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a lease that a page shows, without those that are empty."""
+    """Return the fields of a lease that a page shows, without empty ones."""
     lag = row["lag"]
-    told = {name: row[name] for name in ("key", "owner", "heir", "idle", "kbps", "ended", "status")}
-    told["place"] = row.get("place")
-    told |= {name: lag.get(name) for name in ("seconds", "events", "end", "age", "moves", "host", "at_least")}
-    told["says"] = None if row["status"] == "OK" else row["says"]
-    # A lag of 0 equals False, and is known all the same. Whole numbers are told without a point: each look pays for it.
-    known = {name: value for name, value in told.items() if value is not None and value is not False and value != ""}
-    return {name: int(each) if isinstance(each, float) and each.is_integer() else each for name, each in known.items()}
+    fields = {name: row[name] for name in ("key", "owner", "heir", "idle", "kbps", "ended", "status")}
+    fields["place"] = row.get("place")
+    fields |= {name: lag.get(name) for name in ("seconds", "events", "end", "age", "moves", "host", "at_least")}
+    fields["says"] = None if row["status"] == "OK" else row["says"]
+    # `is not False`, because a lag of 0 equals False and must be kept. Whole numbers are sent without a decimal point,
+    # to keep each message small.
+    filled = {name: value for name, value in fields.items() if value is not None and value is not False and value != ""}
+    return {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value for name, value in filled.items()
+    }
