@@ -184,7 +184,7 @@ class FleetModel:
         seen = (int(lease.key.removeprefix("s-")), self._number(lease.owner), self._number(lease.next_owner))
         match action:
             case Claim() | Steal() | RequestHandoff():
-                others = (other for way in action.alternates for other in self._attempt(way))
+                others = (other for alternate in action.alternates for other in self._attempt(alternate))
                 return (ModelWrite(_TAKES[type(action)], *seen), *others)
             case Release(next_owner=next_owner) if next_owner is not None and next_owner != lease.next_owner:
                 return (ModelWrite("release", *seen[:2], self._number(next_owner)),)

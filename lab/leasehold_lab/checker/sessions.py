@@ -107,8 +107,8 @@ def carried_out(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any]:
                     del table[name]
             return tuple(sorted(table.items(), key=lambda row: row[0])), outcome
     (name,) = request.names
-    there = table.get(name)
-    fits = there is None if request.verb == "new" else there is not None and version_of(there) == request.version
+    stored = table.get(name)
+    fits = stored is None if request.verb == "new" else stored is not None and version_of(stored) == request.version
     if not fits:
         return rows, name not in table if request.verb == "delete" else None
     if request.verb == "delete":
@@ -302,16 +302,16 @@ class CheckedWorker:
     def _write(self, verb: str, key: str, tick: int) -> list[SessionEvent]:
         store, held = self.store, self.held.get(key)
         if held is not None:
-            lease, at = held.lease, Position(str(held.handled))
+            lease, position = held.lease, Position(str(held.handled))
             moved = held.handled > numbered(lease)
             write: Write
             match verb:
                 case "give":
-                    write = GiveLease(lease, at)
+                    write = GiveLease(lease, position)
                 case "release" if not moved:
                     write = ReleaseLease(lease, self.name)
                 case _:
-                    write = CheckpointLease(lease, at) if moved else RenewLease(lease)
+                    write = CheckpointLease(lease, position) if moved else RenewLease(lease)
             outcome = store.write(write)
             if not isinstance(outcome, Done):
                 self.lost[key] = self.held.pop(key)
@@ -630,11 +630,11 @@ class SessionModel:
                     return state, "reset under a reader"
                 readers = {pair: reader for pair, reader in readers.items() if reader[0] != key}
             case "starts":
-                epoch, at, how = more
-                if at > true_lease.handled:
-                    return state, f"skipped: starts at {at}, handled up to {true_lease.handled}"
-                if at < true_lease.done:
-                    return state, f"undone: starts at {at}, answered Done up to {true_lease.done}"
+                epoch, start, how = more
+                if start > true_lease.handled:
+                    return state, f"skipped: starts at {start}, handled up to {true_lease.handled}"
+                if start < true_lease.done:
+                    return state, f"undone: starts at {start}, answered Done up to {true_lease.done}"
                 if epoch < true_lease.epoch or (epoch == true_lease.epoch and true_lease.starter != number):
                     return state, f"epoch {epoch} after {true_lease.epoch}"
                 for other in [reader for reader in state.readers if reader[0] == key and reader[1] != number]:
@@ -676,9 +676,9 @@ class SessionModel:
         for key, true_lease in state.true_leases:
             if key not in owned:
                 return f"{key} sticks"
-            at = numbered(owned[key])
-            if at > true_lease.handled or at < true_lease.done:
-                return f"an heir starts at {at}; handled {true_lease.handled}, answered Done {true_lease.done}"
+            start = numbered(owned[key])
+            if start > true_lease.handled or start < true_lease.done:
+                return f"an heir starts at {start}; handled {true_lease.handled}, answered Done {true_lease.done}"
         return ""
 
     def _alone(self, rows: TableRows, at: At, work: Callable[[SessionStore], Any]) -> tuple[TableRows, Any]:

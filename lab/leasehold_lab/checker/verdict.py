@@ -74,15 +74,15 @@ def in_order(graph: Graph) -> tuple[int, ...]:
 
 def circle(graph: Graph, ordered: Iterable[int]) -> tuple[int, ...]:
     """Return a circle of states that a fleet may follow forever, or () if there is none."""
-    left = set(range(len(graph.states))) - set(ordered)
+    leftover = set(range(len(graph.states))) - set(ordered)
     before: dict[int, int] = {}
-    for number in left & set(range(len(graph.steps))):
-        before.update((follower, number) for follower, _ in graph.steps[number] if follower in left)
-    if not left:
+    for number in leftover & set(range(len(graph.steps))):
+        before.update((follower, number) for follower, _ in graph.steps[number] if follower in leftover)
+    if not leftover:
         return ()
     # Every remaining state has a remaining predecessor, so a walk backwards must meet itself.
     walk: dict[int, None] = {}
-    position = min(left)
+    position = min(leftover)
     while position not in walk:
         walk[position] = None
         position = before[position]
@@ -152,7 +152,9 @@ def judge(case: Case) -> CheckVerdict:
     if path := circle(graph, ordered):
         states = [graph.states[number] for number in path]
         pairs = zip(states, states[1:] + states[:1], strict=True)
-        steps = (next(step.what for step in fleet.steps(here) if step.state == there) for here, there in pairs)
+        steps = (
+            next(step.what for step in fleet.steps(current) if step.state == following) for current, following in pairs
+        )
         faults["livelock"] = f"from {_told(fleet, states[0])}: " + "; ".join(steps)
 
     for state, followers in zip(graph.states, graph.steps, strict=False):

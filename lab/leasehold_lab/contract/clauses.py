@@ -97,8 +97,8 @@ class Ownership:
     def test_a_claim_of_my_own_expired_lease_is_a_claim(self, store: Store) -> None:
         """A worker that stalled can claim its own expired lease, and gets a new version."""
         seen = owned(store)
-        again = done(store.write(ClaimLease(seen, "ann")))
-        assert (again.owner, again.version != seen.version) == ("ann", True)
+        reclaimed = done(store.write(ClaimLease(seen, "ann")))
+        assert (reclaimed.owner, reclaimed.version != seen.version) == ("ann", True)
 
     def test_writes_to_a_missing_lease_are_lost(self, store: Store) -> None:
         """A write to a missing lease is lost. If it recreated the row, Java workers would stop at half a lease."""
@@ -472,10 +472,10 @@ class Resets:
     def test_a_reset_sets_the_checkpoint_either_way(self, store: Store) -> None:
         """A reset moves the checkpoint forward or back, even from the end."""
         for number, (before, after) in enumerate(FORWARD):
-            for key, here, there in ((f"f-{number}", before, after), (f"b-{number}", after, before)):
-                seen = unowned(store, key, here)
-                now = done(store.write(ResetLease(seen, there)))
-                assert facts(now) == facts(evolve(seen, checkpoint=there)), (here, there)
+            for key, start, target in ((f"f-{number}", before, after), (f"b-{number}", after, before)):
+                seen = unowned(store, key, start)
+                now = done(store.write(ResetLease(seen, target)))
+                assert facts(now) == facts(evolve(seen, checkpoint=target)), (start, target)
                 assert now.version != seen.version
                 assert stored(store, key) == now
 
@@ -625,9 +625,9 @@ class Races:
             finally:
                 over.set()
         listing.result()
-        left = store.get([row.key for row in rows])
+        remaining = store.get([row.key for row in rows])
         # A store that knows when a row was written returns its age.
-        assert [evolve(row, idle=0.0) for row in left] == [evolve(row, idle=0.0) for row in rows]
+        assert [evolve(row, idle=0.0) for row in remaining] == [evolve(row, idle=0.0) for row in rows]
 
     def test_every_late_checkpoint_counts_once(self, store: Store) -> None:
         """Of many concurrent late checkpoints the furthest is kept."""

@@ -71,13 +71,13 @@ class Screen:
         yield self._table(narrow=options.max_width < NARROW)
         yield Text(self._marks.legend, "dim", justify="center", no_wrap=True, overflow="ellipsis")
         produced, delivered = len(story.sent), len(stage.distinct)
-        again = sum(stage.handed.values()) - delivered
+        repeated = sum(stage.handed.values()) - delivered
         on_their_way = max(produced - delivered, 0)
         yield Text.assemble(
             (f"{produced:,}", "bold"), " produced   ",
             (f"{delivered:,}", "bold"), " delivered   ",
             (f"{on_their_way:,}", "bold"), " on their way   ",
-            (f"{again:,}", "bold"), " again",
+            (f"{repeated:,}", "bold"), " again",
             justify="center",
         )  # fmt: skip
         yield Text()

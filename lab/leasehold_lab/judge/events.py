@@ -18,7 +18,7 @@ from leasehold.stores import writes
 from leasehold.stores.printable import said
 
 RecordPlace = tuple[int, int]
-"""A record's sequence number and sub-sequence number, the second 0 where records are not aggregated."""
+"""A record's sequence number and sub-sequence number, where the second is 0 unless records are aggregated."""
 
 WriteVerb = Literal[
     "create",
@@ -53,7 +53,7 @@ VERBS: Mapping[type[writes.Write], WriteVerb] = {
     writes.ResetLease: "reset",
     writes.DeleteLease: "delete",
 }
-"""The word for each kind of write."""
+"""The verb for each kind of write."""
 
 IncidentKind = Literal[
     "start", "crash", "leave", "gone", "nap", "zombie", "split", "merge", "double", "anew", "trouble", "end"

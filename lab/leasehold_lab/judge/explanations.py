@@ -119,7 +119,7 @@ class Explanations:
         return None if longest is None else self.explained(longest)
 
     def explained(self, wait: RecordWait) -> RecordWait:
-        """Add the faults that explain a wait."""
+        """Return the wait with the faults that explain it."""
         concerned = self._concerned(wait.shard, wait.since, wait.until)
         near = [fault for fault in self._reaches if fault.touches(wait.since, wait.until, concerned)]
         covered, reached = 0.0, wait.since

@@ -1,4 +1,4 @@
-"""Check the laws of records: every record is dispatched, in order, by one process per token, and not needlessly again.
+"""Checks the laws of records: every record is dispatched, in order, by one process per token, and not needlessly again.
 
 1. Every record that the stream acknowledged is dispatched, and nothing else.
 2. Within a key, and from a parent to its child, no record is dispatched before every earlier one has been once.

@@ -1,11 +1,11 @@
-"""Check the laws of writes: who may hold a lease, what a holder must do, and what a fleet at rest may write.
+"""Checks the laws of writes: who may hold a lease, what a holder must do, and what a fleet at rest may write.
 
 Laws 1 to 5 judge the writes as the table applied them (`RunHistory.writes`):
 
 1. A lease is claimed only after it has expired by its owner's own clock.
 2. Each change of owner adds one to the counter, so a former owner always notices. A checkpoint never goes back.
 3. A checkpoint passes a record only after a handler has finished with the record or a dead letter holds it.
-4. A process dispatches records only while it holds the lease, or until a moment after it lost it.
+4. A process dispatches records only if it holds the lease, or held it until a moment ago.
 5. A process reads every lease that it holds, or lets it go, within UNREAD_SECONDS.
 
 Laws 6 to 12 judge the writes as their processes saw them (`RunHistory.answers`), together with the records dispatched.
@@ -79,7 +79,7 @@ def one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
         if not write.done or before is None or after is None or write.verb == "delete":
             continue
         previous = last.get(write.key)
-        # Only claims and releases are judged: a steal knows that the lease is held, and a gift is its owner's own.
+        # Only claims and releases are judged: a steal may take a held lease, and a gift is made by the owner.
         if (
             write.verb in {"claim", "release"}
             and previous is not None
@@ -111,13 +111,13 @@ def nothing_unfinished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
     places: dict[str, list[PositionOrder]] = defaultdict(list)
     for shard, place in sorted({(event.shard, event.place) for event in run.records}):
         places[shard].append((1, *place))
-    # Shard and place to the time at which every record up to that place was finished.
+    # Maps each shard to the times at which all records up to each place were finished.
     done = {
         shard: list(accumulate((finished[shard].get(order[1:], math.inf) for order in orders), max))
         for shard, orders in places.items()
     }
     for write in run.history.writes:
-        # No handler finishes what a new group skips at LATEST because nothing is left of the deleted row.
+        # A new group that cannot know of the deleted row starts at LATEST, and no handler finishes what it skips.
         remembered = write.after is not None and write.after.shard not in run.forgotten
         if remembered and write.done and write.before and write.after and write.verb != "delete":
             shard, order = write.after.shard, write.after.checkpoint.order
@@ -327,7 +327,7 @@ def checkpoints_of_another(shard: str, answers: Sequence[WriteAnswer]) -> Iterat
 
 
 def claimed_early(run: JudgedRun, shard: str, done: Sequence[WriteAnswer]) -> Iterator[Breach]:
-    """Check law 11 for claims only: a worker that steals knows that the lease is held."""
+    """Check law 11, for claims only, because a steal may take a held lease."""
     for claim in done:
         if claim.verb != "claim" or claim.seen in {None, claim.worker}:
             continue

@@ -229,7 +229,7 @@ class JudgedRun:
             earlier: set[tuple[RecordPlace, str]] = set()  # with digests, as a recreated event hub counts from 0 again
             for before, after in pairwise(readers):
                 earlier.update((record.place, record.digest) for record in before.records)
-                again = earlier.intersection((record.place, record.digest) for record in after.records)
+                repeated = earlier.intersection((record.place, record.digest) for record in after.records)
                 # A reader starts at the checkpoint in the response to its claim or, if claims are not recorded, at the
                 # last one seen before. After a reset or a recreation of the row, only later checkpoints count.
                 checkpoints = taken.get((after.process, shard)) or seen.get(shard, [])
@@ -242,9 +242,9 @@ class JudgedRun:
                         before=before.process,
                         after=after.process,
                         how=before.how,
-                        duplicates=len(again),
+                        duplicates=len(repeated),
                         since=sum((1, *place) > start for place, _ in earlier),
-                        replayed=sum((1, *place) <= start for place, _ in again),
+                        replayed=sum((1, *place) <= start for place, _ in repeated),
                     )
                 )
         return tuple(sorted(changes, key=lambda change: (change.t, change.shard)))

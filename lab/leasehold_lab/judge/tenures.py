@@ -34,7 +34,7 @@ class Tenure:
 
     @property
     def worker(self) -> str:
-        """The worker whose process it is."""
+        """The worker that the process belongs to."""
         return worker_of(self.process)
 
 

@@ -228,9 +228,9 @@ def equal_readings_make_disjoint_plans(plan: Planner, scene: Scene) -> None:
     """
     owners = sorted({lease.owner for lease in scene.leases if lease.owner is not None})
     plans = [plan(scene.leases, None, Me(owner, scene.me.turn), scene.config) for owner in owners]
-    wanted = Counter(action.lease.key for actions in plans for action in actions if isinstance(action, Taking))
-    if several := [key for key, count in wanted.items() if count > 1]:
-        raise LawBroken(f"more than one worker wants {', '.join(several)}", scene, sum(plans, ()))
+    times_wanted = Counter(action.lease.key for actions in plans for action in actions if isinstance(action, Taking))
+    if contested := [key for key, count in times_wanted.items() if count > 1]:
+        raise LawBroken(f"more than one worker wants {', '.join(contested)}", scene, sum(plans, ()))
 
 
 LAWS: tuple[Law, ...] = (

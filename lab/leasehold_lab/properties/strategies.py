@@ -178,13 +178,13 @@ def hearings() -> st.SearchStrategy[BulletinState]:
 
 def calls() -> st.SearchStrategy[str]:
     """Draw calls that a lookout may have written: each worker is called to keys of its own."""
-    several = st.lists(st.sampled_from(KEYS), max_size=4, unique=True)
+    called_keys = st.lists(st.sampled_from(KEYS), max_size=4, unique=True)
 
     def text(keys: list[str], to_all: bool) -> str:
         names = {WORKERS[place % len(WORKERS)]: keys[place :: len(WORKERS)] for place in range(len(keys))}
         return note_of_call(1, 0.0, KEYS[:2], names, to_all=to_all)[0][1]
 
-    return st.builds(text, several, st.booleans())
+    return st.builds(text, called_keys, st.booleans())
 
 
 def histories(owners: Sequence[str] = WORKERS) -> st.SearchStrategy[History]:

@@ -31,7 +31,7 @@ REMEMBERED = 20.0
 """Seconds within which a worker has certainly read the table, even through an outage."""
 
 NAMED: tuple[RuleSet, ...] = (Kcl(), Kcl(max_steals=10), KclRust(), *map(EventHubs, DIALECTS))
-PEERS = (*NAMED, *(each() for each in known_rule_sets() if each not in {Minimal, *map(type, NAMED)}))
+PEERS = (*NAMED, *(rule_set() for rule_set in known_rule_sets() if rule_set not in {Minimal, *map(type, NAMED)}))
 """Rule sets that are not in NAMED are tried with their defaults."""
 
 
@@ -157,8 +157,8 @@ def _processes(draw: random.Random, name: str, config: Config, *, zombies: bool)
         case _:
             return [process]
     # A process restarted under the old id comes after its predecessor is gone, including its drain.
-    again = evolve(process, starts=end + draw.uniform(31.0, 45.0), naps=())
-    return [ended, again] if fate.endswith("again") else [ended]
+    restarted = evolve(process, starts=end + draw.uniform(31.0, 45.0), naps=())
+    return [ended, restarted] if fate.endswith("again") else [ended]
 
 
 def _network(draw: random.Random) -> Network:

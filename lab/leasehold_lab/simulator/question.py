@@ -233,7 +233,7 @@ def on_spark(question: SimulationQuestion, seeds: Sequence[int], spark: "SparkSe
 
 def summed_up(outcomes: Sequence[dict[str, object]]) -> tuple[Summary, ...]:
     """Return the median and the worst value of each figure."""
-    columns = {figure: [float(str(each[figure])) for each in outcomes] for figure in FIGURES}
+    columns = {figure: [float(str(figures[figure])) for figures in outcomes] for figure in FIGURES}
     return tuple(Summary(figure, median(values), max(values)) for figure, values in columns.items())
 
 

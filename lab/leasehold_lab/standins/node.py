@@ -98,7 +98,7 @@ def serving(name: str, command: Callable[[int], Command], start_seconds: float =
     block gets the last output of the service as a note.
     """
     with tempfile.TemporaryDirectory(prefix=f"leasehold-{name}-", ignore_cleanup_errors=True) as folder:
-        for left in reversed(range(PORTS_TRIED)):
+        for tries_left in reversed(range(PORTS_TRIED)):
             port, log = free_port(), Path(folder) / "log"
             started = command(port)
             with log.open("wb") as out:
@@ -109,7 +109,7 @@ def serving(name: str, command: Callable[[int], Command], start_seconds: float =
                 break
             except BaseException as error:
                 _stop(process)
-                if not (left and isinstance(error, _PortTaken)):
+                if not (tries_left and isinstance(error, _PortTaken)):
                     raise
         try:
             yield Service(name, f"http://{HOST}:{port}", port, process.pid, log)
@@ -176,9 +176,9 @@ def _candidates() -> Iterator[Node]:
     for folder in (wheel.submodule_search_locations or ()) if wheel else ():
         node = str(Path(folder) / "bin" / "node")
         yield Node((node,), (node, str(Path(folder) / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")))
-    here, npm = shutil.which("node"), shutil.which("npm")
-    if here and npm:
-        yield Node((here,), (npm,))
+    node_path, npm = shutil.which("node"), shutil.which("npm")
+    if node_path and npm:
+        yield Node((node_path,), (npm,))
 
 
 @functools.cache

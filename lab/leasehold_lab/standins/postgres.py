@@ -27,8 +27,8 @@ def find_postgres() -> Path:
     folders = (
         [Path(location) / "pginstall" / "bin" for location in (wheel.submodule_search_locations or ())] if wheel else []
     )
-    if here := shutil.which("postgres"):
-        folders.append(Path(here).parent)
+    if server_path := shutil.which("postgres"):
+        folders.append(Path(server_path).parent)
     for folder in (*folders, *sorted(Path("/").glob(DEBIAN), reverse=True)):
         if all((folder / name).exists() for name in ("postgres", "initdb")):
             return folder

@@ -334,8 +334,8 @@ class Client:
     def _travel(self) -> None:
         """Wait for half of the time that a request takes."""
         draw, network = self._draw, self._network
-        least, most = network.latency
-        seconds = (least + (most - least) * draw.random()) / 2
+        shortest, longest = network.latency
+        seconds = (shortest + (longest - shortest) * draw.random()) / 2
         if self._tasks.now < self._calm:
             if draw.random() < network.stall / 2:
                 seconds += 1.0 + 2.0 * draw.random()

@@ -108,8 +108,8 @@ class SessionClient(PassingStore):
         return outcome
 
     def _row(self, key: str) -> Lease | None:
-        there = self._world.cells.read([lease_name(key)])
-        return next(iter(self._truth.get([key])), None) if there else None
+        cells = self._world.cells.read([lease_name(key)])
+        return next(iter(self._truth.get([key])), None) if cells else None
 
 
 NAMES = ("memory://from", "memory://to")
@@ -127,8 +127,8 @@ class SwapClient(PassingStore):
     """
 
     def __init__(self, world: World, caller: Caller, source: Client, goal: Client, time: Scheduler) -> None:
-        there: Store = sessions_of(world, caller, goal, time) if world.scenario.sessions else goal
-        super().__init__(SwapStore((source, there), NAMES[TO], clock=time.clock))
+        goal_store: Store = sessions_of(world, caller, goal, time) if world.scenario.sessions else goal
+        super().__init__(SwapStore((source, goal_store), NAMES[TO], clock=time.clock))
         self._world, self._caller = world, caller
 
     def write(self, write: Write) -> Outcome:
@@ -165,17 +165,17 @@ class SwapClient(PassingStore):
 
 def commanded(world: World) -> None:
     """Move the leases there and back at the times of the swaps, and carry unowned ones, as `leasehold swap` does."""
-    there: Store = SessionStore(world.cells, gather=0.0) if world.scenario.sessions else world.goal
-    store = SwapStore((world.table, there), NAMES[TO], clock=lambda: world.tasks.now)
-    for number, (at, end) in enumerate(pairwise((*world.scenario.swaps, world.scenario.seconds))):
-        world.tasks.sleep_until(at)
+    goal_store: Store = SessionStore(world.cells, gather=0.0) if world.scenario.sessions else world.goal
+    store = SwapStore((world.table, goal_store), NAMES[TO], clock=lambda: world.tasks.now)
+    for number, (swap_at, end) in enumerate(pairwise((*world.scenario.swaps, world.scenario.seconds))):
+        world.tasks.sleep_until(swap_at)
         goal = FROM if number % 2 else TO
-        (control,) = there.get([CONTROL])
-        there.write(AnnotateLease(control, WISH, ("from", "to")[goal]))
+        (control,) = goal_store.get([CONTROL])
+        goal_store.write(AnnotateLease(control, WISH, ("from", "to")[goal]))
         while world.tasks.now < end:
             leases = store.list().leases
             if {parted(lease)[:2] for lease in leases} == {(goal, False)}:
-                world.history.swaps.append((at, world.tasks.now))
+                world.history.swaps.append((swap_at, world.tasks.now))
                 break
             for lease in leases:
                 if lease.owner is None:

@@ -149,17 +149,17 @@ class Process:
         if self.member.ends < math.inf:
             ending = partial(self.die, again=False) if self.member.ending == "crash" else self._leave
             self._tasks.start(ending, self.member.ends)
-        again = False
+        restarts = False
         try:
             self._runner.run()
         except (WorkerError, StoreError, SourceError):
             self.die(again=True)  # its supervisor starts it again
             return
         except (SystemExit, KeyboardInterrupt):  # raised by a handler, to end the worker
-            again = True
+            restarts = True
         self._dead = True
         self._say("gone")
-        if again:
+        if restarts:
             self._start_anew()
 
     def wait(self, seconds: float) -> None:

@@ -152,7 +152,7 @@ class Host(Protocol):
         """Announce a task of this name. Raises RuntimeError if the process can have no more."""
 
     def idle(self) -> None:
-        """Let the process stand still where a task waits for others."""
+        """Let the process stand still, if it must, while a task waits for others."""
 
     def unforeseen(self, where: str, fault: BaseException) -> None:
         """Record an exception that nothing provides for."""
