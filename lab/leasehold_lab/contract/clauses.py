@@ -89,10 +89,10 @@ class Ownership:
         assert stored(store) == row
 
     def test_a_claim_is_refused_once_the_owner_woke_up(self, store: Store) -> None:
-        """A claim is rejected if the owner renewed in the meantime: it is slow but alive."""
+        """A slow but living owner would lose its lease to a worker that believed it dead."""
         seen = owned(store)
-        renewed = done(store.write(RenewLease(seen)))
-        assert lost(store.write(ClaimLease(seen, "bob"))) == renewed
+        awake = done(store.write(RenewLease(seen)))
+        assert lost(store.write(ClaimLease(seen, "bob"))) == awake
 
     def test_a_claim_of_my_own_expired_lease_is_a_claim(self, store: Store) -> None:
         """A worker that stalled can claim its own expired lease, and gets a new version."""
