@@ -625,7 +625,7 @@ class SessionModel:
             case "reset":
                 true_leases[key] = TrueLease(epoch=true_lease.epoch, starter=true_lease.starter)
                 if any(
-                    leased == key and tick == state.tick and not robbed for leased, _, tick, robbed in state.readers
+                    leased == key and tick == state.tick and not stolen for leased, _, tick, stolen in state.readers
                 ):
                     return state, "reset under a reader"
                 readers = {pair: reader for pair, reader in readers.items() if reader[0] != key}

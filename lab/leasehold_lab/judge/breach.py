@@ -40,7 +40,7 @@ class Limits:
             empty, this is not judged.
         settled: When the fleet must have come to rest: from then on only renewals may be written, and every lease must
             be held, evenly. None if this is not judged.
-        even: Whether a worker that plans may differ by at most one lease from any other.
+        even: Whether a worker that plans must be within one lease of every other worker.
         counts_ended: Whether the workers' rules count ended leases as load. While there are ended leases, `even` is
             then not judged.
         moves: When to begin counting moves, and how many more than the least number are allowed. None if this is not

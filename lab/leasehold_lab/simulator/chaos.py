@@ -23,7 +23,10 @@ uneven for three more cycles. Each of these waits ends when some worker looks ne
 """
 
 IMPATIENT, ONE_BY_ONE = 240.0, 30.0
-"""More seconds for a fleet with a zombie, whose part others do once they lose patience, and for each lease of peers."""
+"""Additional seconds: for a fleet with a zombie, whose part others do once they lose patience, and for each lease.
+
+The second is for fleets with peers, or with rules given to `trial`.
+"""
 
 LEASE_SECONDS = 10.0
 
@@ -57,7 +60,7 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
         grace_seconds=draw.choice((0.0, 0.0, 20.0)),
         release=_chance(draw, 0.2),
     )
-    # A zombie takes nothing, although peers wait for it to, and leases may be released to it (M11).
+    # No zombies among peers, which would wait for one to take leases, nor where leases are released to one (M11).
     zombies = peer is None and not ours.release and rules is None
     members = list[Member]()
     for name in names:

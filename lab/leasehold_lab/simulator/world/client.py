@@ -373,7 +373,7 @@ class StreamClient:
         return self._source.stream
 
     def incarnation(self) -> str:
-        """Return when the stream was created; asked only if a run recreates it, to keep the calls of other runs."""
+        """Return when the stream was created; ask only if a run recreates it, so other runs make the same calls."""
         return str(self.ask("source.incarnation", self._source.incarnation)) if self._source.made else ""
 
     def shards(self) -> tuple[Shard, ...]:

@@ -163,19 +163,19 @@ class Process:
             self._start_anew()
 
     def wait(self, seconds: float) -> None:
-        """Let virtual time pass; forever if the process died meanwhile."""
+        """Let virtual time pass, and block forever if the process died meanwhile."""
         self._tasks.sleep(seconds)
         self.stand_still()
 
     def stand_still(self) -> None:
-        """Wait while the process sleeps; forever once it is dead."""
+        """Wait while the process sleeps, and block forever once it is dead."""
         while self._tasks.now < self._asleep_until and not self._dead:
             self._tasks.sleep_until(self._asleep_until)
         while self._dead:
             self._tasks.sleep_until(math.inf)
 
     def begins(self, name: str) -> None:
-        """Start a task; like a call, this may meet a mishap."""
+        """Announce a task; like a call, this may meet a mishap."""
         try:
             self._exchange.call(f"task.{name}", lambda: None)
         except MemoryError as fault:

@@ -146,7 +146,7 @@ class Host(Protocol):
     """The process that the tasks belong to."""
 
     def stand_still(self) -> None:
-        """Wait while the process sleeps; forever once it is dead."""
+        """Wait while the process sleeps, and block forever once it is dead."""
 
     def begins(self, name: str) -> None:
         """Announce a task of this name. Raises RuntimeError if the process can have no more."""
