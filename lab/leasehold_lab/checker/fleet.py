@@ -70,8 +70,6 @@ class FleetModel:
     """The fleet to check.
 
     Attributes:
-        leases: The number of leases.
-        workers: The ids of the workers.
         rules: The configuration of each worker; None for one that never plans. Such a worker is a zombie that only
             renews, unless it is in `led`.
         led: Workers that are given free leases, one at a time and at any time, as by a KCL 3.x leader (M14).

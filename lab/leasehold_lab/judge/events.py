@@ -99,9 +99,7 @@ class ReadingEvent:
             - "finished": A handler has finished with a record.
             - "dead-lettered": A record was dead-lettered.
             - "acknowledged": A self-checkpointing handler is about to report that it has finished with a record.
-        place: The record's place.
-        key: The record's key.
-        digest: The record's digest.
+        place: The place of the record; like `key` and `digest`, set for events of a record only.
         token: The fencing number that the handler was given with the record, if the layout has any.
     """
 
@@ -151,10 +149,8 @@ class WriteAnswer:
         seen: The owner in the row that the write was based on.
         outcome: "done"; "lost" if the write was rejected; "unknown" if it was not answered and may take effect at any
             time.
-        owner: The owner in the response. Like the next three, it is not set if the outcome is unknown.
-        version: The version in the response.
-        epoch: The counter in the response.
-        checkpoint: The checkpoint in the response.
+        owner: The owner in the response; like `version`, `epoch` (the counter) and `checkpoint`, not set if the outcome
+            is unknown.
     """
 
     t: float

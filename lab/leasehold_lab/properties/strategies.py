@@ -73,13 +73,9 @@ class Pasteable:
 
 @frozen(repr=False)
 class Scene(Pasteable):
-    """A call of `plan`.
+    """The arguments of a call of `plan`.
 
     Attributes:
-        leases: The argument `leases`.
-        shards: The argument `shards`.
-        me: The argument `me`.
-        config: The argument `config`.
         order: A seed for the order in which the same leases and shards are listed a second time.
     """
 

@@ -111,13 +111,7 @@ UNIT_BYTES = 8192
 class Client:
     """A store over a table at the other end of a network.
 
-    Args:
-        world: The world.
-        caller: The process.
-        exchange: The path of its calls.
-        draw: The source of chance.
-        table: Another table than the run's own. By default the run's own table, whose writes are recorded as it takes
-            them.
+    By default that is the run's own table, whose writes are recorded as it takes them.
     """
 
     def __init__(

@@ -118,12 +118,7 @@ NAMES = ("memory://from", "memory://to")
 class SwapClient(PassingStore):
     """Both tables as one process sees them; it records when each write was sent and answered.
 
-    Args:
-        world: The world.
-        caller: The process.
-        source: Its store of the first table, at the other end of the network.
-        goal: Its store of the second table, at the other end of the network.
-        time: The scheduler of the process.
+    `source` and `goal` are the stores of the two tables, at the other end of the network.
     """
 
     def __init__(self, world: World, caller: Caller, source: Client, goal: Client, time: Scheduler) -> None:

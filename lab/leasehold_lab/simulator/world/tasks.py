@@ -159,14 +159,7 @@ class Host(Protocol):
 
 
 class VirtualTime:
-    """The scheduler of one process.
-
-    Args:
-        tasks: The tasks of the run.
-        host: The process.
-        offset: What its clock shows at the start.
-        rate: How fast its clock runs.
-    """
+    """The scheduler of one process, whose clock shows `offset` at the start and runs at `rate`."""
 
     fatal: tuple[type[BaseException], ...] = (Killed,)
 
