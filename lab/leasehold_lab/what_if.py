@@ -36,7 +36,7 @@ class FleetChange:
 
 
 MOST_ADDED = 10_000
-"""The most workers that a number may stand for; simulating more would take too long to wait for."""
+"""The most workers that a number may stand for. Simulating more would take too long to wait for."""
 
 
 def names_of(add: Sequence[str], present: Sequence[str]) -> tuple[str, ...]:

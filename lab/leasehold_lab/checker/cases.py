@@ -28,7 +28,7 @@ PEERS = {
     **NAMED,
     **{rule_set.name: Config(rules=rule_set()) for rule_set in known_rule_sets() if rule_set not in _NAMED_SETS},
 }
-"""All peers of `minimal`; a rule set that is not in NAMED is checked with its defaults."""
+"""All peers of `minimal`. A rule set that is not in NAMED is checked with its defaults."""
 
 _OVERSHOOT: frozenset[Fault] = frozenset({"overshoot"})
 _UNEVEN: frozenset[Fault] = frozenset({"uneven"})

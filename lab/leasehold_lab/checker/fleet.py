@@ -27,7 +27,7 @@ LONG = 1e6
 T = TypeVar("T")
 
 ModelVerb = Literal["claim", "steal", "request", "give", "release"]
-"""The verbs of a run's history; here a release names the next owner that it sets."""
+"""The verbs of a run's history, except that a release here names the next owner that it sets."""
 
 
 class ModelWrite(NamedTuple):
@@ -46,7 +46,7 @@ Attempt = tuple[ModelWrite, ...]
 
 
 class State(NamedTuple):
-    """The owner and next owner of each lease; the attempts in progress and the health of each worker."""
+    """The owner and next owner of each lease, and the attempts in progress and the health of each worker."""
 
     owners: tuple[int, ...]
     next_owners: tuple[int, ...]
@@ -97,7 +97,7 @@ class FleetModel:
         return State(owners, (NOBODY,) * self.leases, ((),) * size, (ALIVE,) * size)
 
     def steps(self, state: State) -> list[Transition]:
-        """Return everything that may happen next; empty only if the fleet has come to rest."""
+        """Return everything that may happen next, which is nothing only if the fleet has come to rest."""
         steps: list[Transition] = []
         alive = [worker for worker, health in enumerate(state.health) if health == ALIVE]
         # Any of the writes in progress may arrive.

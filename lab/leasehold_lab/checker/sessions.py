@@ -384,7 +384,7 @@ class TrueLease(NamedTuple):
 
 
 class SessionState(NamedTuple):
-    """A whole state; `late` has the writes that may still arrive, `left` the faults that may still happen."""
+    """A whole state. `late` has the writes that may still arrive, and `left` the faults that may still happen."""
 
     rows: TableRows
     workers: tuple[At, ...]
@@ -421,7 +421,7 @@ class BrokenLaw:
 
 @frozen
 class Explored:
-    """The outcome of a search; `whole` is False if it was cut off."""
+    """The outcome of a search. `whole` is False if it was cut off."""
 
     states: int
     whole: bool
@@ -700,7 +700,7 @@ READS = ("look", "handle", "commit", "claim")
 
 
 def settings() -> Mapping[str, SessionModel]:
-    """Return the settings to explore, by name; in most the first worker reads s0, and the second has seen that."""
+    """Return the settings to explore, by name. In most, the first worker reads s0 and the second has seen that."""
     held = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
     both = ((0, "look", ""), (0, "claim", "s0"), (0, "look", ""), (0, "claim", "s1"), (1, "look", ""))
     free = ((0, "look", ""), (1, "look", ""))
@@ -747,7 +747,7 @@ def main(
 
 
 def report_of(models: Mapping[str, SessionModel], limit: int, only: str = "") -> int:
-    """Explore these settings and print the results; return 1 if a law is broken."""
+    """Explore these settings, print the results, and return 1 if a law is broken."""
     broken = False
     for name, model in models.items():
         if only in {"", name}:

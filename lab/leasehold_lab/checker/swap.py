@@ -148,7 +148,7 @@ def swap_model(
 
 
 def swap_settings() -> dict[str, SwapModel]:
-    """Return the settings to explore, by name; in most the first worker reads s0, and the second has seen that."""
+    """Return the settings to explore, by name. In most, the first worker reads s0 and the second has seen that."""
     held = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
     moved = (*held, (0, "handle", "s0"), (0, "commit", "s0"), (1, "look", ""))
     back = (*moved, (1, "send", "from"))

@@ -84,7 +84,7 @@ def command(
 
 @contextmanager
 def _page(running: DevServices) -> Iterator[str]:
-    """Serve the page of `leasehold serve` over the lease tables, creating them first; yield a sentence with its URL."""
+    """Create the lease tables, serve the page of `leasehold serve` over them, and yield a sentence with its URL."""
     if not all(map(find_spec, ("starlette", "uvicorn"))):
         yield "There is no page without: pip install 'leasehold[serve]'"
         return

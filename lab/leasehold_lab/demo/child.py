@@ -84,7 +84,7 @@ class Child:
             self._process.stdin.close()
 
     def wait(self) -> int:
-        """Wait until the process has ended, and return its exit status; a negative one is the number of a signal."""
+        """Wait until the process has ended. Return its exit status, or the negative number of a signal."""
         try:
             return self._process.wait(DRAIN_SECONDS + 5)
         except subprocess.TimeoutExpired:

@@ -132,7 +132,7 @@ KeyedRows = list[tuple[str, bytes]]
 
 @contextmanager
 def sampled(name: str, rate: int, put: Callable[[KeyedRows], object]) -> Iterator[None]:
-    """Put `rate` records per second from a separate thread until the block ends; none if `rate` is 0."""
+    """Put `rate` records per second from a separate thread until the block ends, or none if `rate` is 0."""
     if not rate:
         yield
         return
@@ -150,7 +150,7 @@ def sampled(name: str, rate: int, put: Callable[[KeyedRows], object]) -> Iterato
 
 
 def put_rows(rate: int, put: Callable[[KeyedRows], object], ending: threading.Event) -> None:
-    """Put records until told to end; each has its key, and its number among the records of that key."""
+    """Put records until told to end, each with its key and its number among the records of that key."""
     numbers, places = Counter[str](), count()
     pause = max(1 / PUTS_PER_SECOND, 1 / rate)
     while not ending.is_set():
@@ -246,7 +246,7 @@ def dev_services(
 
 
 ROLL_SECONDS = 60.0
-"""How long a shard of a table's stream lives before another one follows it; an hour later it is gone.
+"""How long a shard of a table's stream lives before another one follows it. An hour later it is gone.
 
 In the service these are hours, and a day.
 """

@@ -65,7 +65,7 @@ def leasehold_kinesis_stream(
     leasehold_kinesis: "Service",
     leasehold_credentials: None,  # noqa: ARG001  sets the environment
 ) -> Iterator["Stream"]:
-    """A new stream of two shards: `url` for a worker; `put`, `split`, `merge` and `shards` for the test."""
+    """A new stream of two shards, with `url` for a worker, and `put`, `split`, `merge` and `shards` for the test."""
     from leasehold_lab.demo.stage import Stream  # noqa: PLC0415  an extra
 
     with closing(Stream(leasehold_kinesis.url, f"stream-{uuid4().hex}", SHARDS)) as stream:

@@ -181,7 +181,7 @@ AT_WORK = "at work"
 
 
 class StageError(Exception):
-    """The run cannot continue; the message has what stopped, and its last output."""
+    """The run cannot continue. The message has what stopped, and its last output."""
 
 
 @define
@@ -239,7 +239,7 @@ class Stage:
         self.reading.died(worker, self.history.incidents[-1].t)
 
     def leave(self, worker: str) -> Child:
-        """Let a worker drain on SIGTERM while the others continue; return its process, to be waited for."""
+        """Let a worker drain on SIGTERM while the others continue, and return its process, to be waited for."""
         child = self._children.pop(worker)
         self._incident("leave", worker, "drained")
         child.ask_to_end()
@@ -290,7 +290,7 @@ class Stage:
         self.watched(self)
 
     def until(self, holds: Callable[[], bool], seconds: float) -> bool:
-        """Tick until `holds` returns True; return False if it does not within `seconds`."""
+        """Tick until `holds` returns True, or return False if it does not within `seconds`."""
         deadline = time.monotonic() + seconds
         while not holds():
             if time.monotonic() > deadline:
@@ -354,7 +354,7 @@ class Stage:
 
 @contextmanager
 def staged(kinesis: str, dynamodb: str, *, shards: int, settings: tuple[str, ...]) -> Iterator[Stage]:
-    """Create a stream and a table of their own in two running services; `settings` go to every worker."""
+    """Create a stream and a table in two running services. `settings` go to every worker."""
     name = f"demo-{uuid4().hex[:8]}"
     table = f"dynamodb://{name}?region={ENVIRONMENT['AWS_DEFAULT_REGION']}&endpoint={dynamodb}"
     with ExitStack() as stack:
@@ -367,7 +367,7 @@ def staged(kinesis: str, dynamodb: str, *, shards: int, settings: tuple[str, ...
 
 @contextmanager
 def services() -> Iterator[tuple[str, str]]:
-    """Start stand-ins for Kinesis and DynamoDB, and yield their addresses; this process forgets its own credentials."""
+    """Start stand-ins for Kinesis and DynamoDB, and yield their addresses. Forgets the credentials of this process."""
     isolate()
     with kinesis_local() as kinesis, dynalite() as dynamodb:
         yield kinesis.url, dynamodb.url

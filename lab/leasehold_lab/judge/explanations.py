@@ -201,11 +201,11 @@ LAWS: tuple[Callable[[JudgedRun], Iterator[Breach]], ...] = (
     rights.at_rest,
     rights.no_needless_move,
 )
-"""The laws of every run, each in the file of its subject; a verdict consists of their breaches and some figures."""
+"""The laws of every run, each in the file of its subject. A verdict consists of their breaches and some figures."""
 
 
 def breaches(run: JudgedRun) -> tuple[Breach, ...]:
-    """Return every breach, in order of time; a good run has none."""
+    """Return every breach, in order of time. A good run has none."""
     return tuple(sorted((breach for law in LAWS for breach in law(run)), key=lambda breach: breach.t))
 
 
@@ -256,7 +256,7 @@ class RunVerdict:
         return not self.faults
 
     def as_json(self) -> dict[str, object]:
-        """Return values that `json.dumps` accepts; times are milliseconds, as in event lines."""
+        """Return values that `json.dumps` accepts, with times in milliseconds, as in event lines."""
         changes = [{**asdict(change), "t": round(change.t * 1000)} for change in self.owner_changes]
         return {
             "ok": self.ok,
@@ -267,7 +267,7 @@ class RunVerdict:
 
 
 def verdict_on(history: RunHistory, limits: Limits = UNLIMITED) -> RunVerdict:
-    """Return the verdict on a run that is over; shards should have been read up to the "end" incident."""
+    """Return the verdict on a run that is over, in which shards should have been read up to the "end" incident."""
     run = JudgedRun(history, limits)
     end = min((incident.t for incident in history.incidents if incident.what == "end"), default=history.end)
     unread = longest_unowned(read_spans(run.tenures, history.parents), 0.0, end)

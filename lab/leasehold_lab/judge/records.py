@@ -17,7 +17,7 @@ from leasehold_lab.judge.run import TAKES, JudgedRun
 
 
 def all_that_was_sent(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 1, except for records that no worker could know of; and that processes dispatch only what they read."""
+    """Check law 1, except for records that no worker could know of, and that processes dispatch only what they read."""
     # If no worker plans at the end, the last records may have had no reader.
     due = run.limits.settled is None or run.planners
     lost = [record for record in run.lost if record.key not in run.forgotten]
@@ -63,7 +63,7 @@ def in_order_within_a_key(run: JudgedRun) -> Iterator[Breach]:
 
 
 def parents_before_children(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 2 across a split or merge, without regard to keys; ignore a former stream, whose shard names recur.
+    """Check law 2 across a split or merge, without regard to keys. Ignore former streams, whose shard names recur.
 
     A process that joined after the parent's row was deleted takes the parent for finished, and cannot know better.
     """

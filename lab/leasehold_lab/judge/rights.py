@@ -173,7 +173,7 @@ def everything_held_is_read(run: JudgedRun) -> Iterator[Breach]:
 
 @define
 class OwnershipSpan:
-    """A period in which one process holds a lease; `written` is when the process last wrote it."""
+    """A period in which one process holds a lease. `written` is when the process last wrote it."""
 
     process: str
     key: str
@@ -183,7 +183,7 @@ class OwnershipSpan:
 
 
 def ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
-    """Yield the periods in which a process held a lease, by its writes; a child is held only once its parents ended."""
+    """Yield the periods in which a process held a lease, by its writes. A child is held only once its parents ended."""
     history = run.history
     ended = {write.key: write.t for write in history.writes if write.done and write.after and write.after.ended}
     open_spans: dict[str, OwnershipSpan] = {}
@@ -233,7 +233,7 @@ KEEPS: frozenset[WriteVerb] = TAKES | {"renew", "checkpoint"}
 
 
 def answers_agree(run: JudgedRun) -> Iterator[Breach]:
-    """Check laws 6 to 9 and 11, lease by lease; yield the first breach of each law and lease."""
+    """Check laws 6 to 9 and 11, lease by lease, and yield the first breach of each law and lease."""
     by_shard: dict[str, list[WriteAnswer]] = defaultdict(list)
     for answer in sorted(run.history.answers, key=lambda each: each.sent):
         by_shard[answer.shard].append(answer)
@@ -346,7 +346,7 @@ def claimed_early(run: JudgedRun, shard: str, done: Sequence[WriteAnswer]) -> It
 
 
 def writers_hand_over(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 10; yield the first breach of each process and lease."""
+    """Check law 10, and yield the first breach of each process and lease."""
     history, limits = run.history, run.limits
     if not history.answers or not limits.lease_seconds:
         return
@@ -389,7 +389,7 @@ class OwnerChange:
 
 
 def changes(writes: Iterable[WriteEvent]) -> Iterator[OwnerChange]:
-    """Yield every change of owner, in order of time; the end or removal of a lease is not one."""
+    """Yield every change of owner, in order of time. The end or removal of a lease is not one."""
     for write in writes:
         before = write.before.owner if write.before else None
         after = write.after.owner if write.after and write.verb != "delete" else None
@@ -458,7 +458,7 @@ def unowned(history: RunHistory, end: float, since: float = 0.0) -> dict[str, fl
 def longest_unowned(
     spans: Mapping[str, OwnerSpans], since: float, end: float, all_lives: Iterable[Life] | None = None
 ) -> dict[str, float]:
-    """Return the longest time that each lease had no living owner; without `all_lives` every owner counts as living."""
+    """Return the longest time that each lease had no living owner. Without `all_lives` every owner counts as living."""
     living: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for life in all_lives or ():
         living[life.worker].append((life.start, life.end))
@@ -493,7 +493,7 @@ def refused(writes: Iterable[WriteEvent]) -> int:
 
 
 QUIET_VERBS: frozenset[WriteVerb] = frozenset({"renew", "checkpoint", "checkpoint-late", "annotate", "take-back"})
-"""Writes of a fleet at rest; the last two only end a planned move that was already counted."""
+"""Writes of a fleet at rest. The last two only end a planned move that was already counted."""
 
 
 def at_rest(run: JudgedRun) -> Iterator[Breach]:

@@ -35,7 +35,7 @@ RecordId = tuple[str, str]
 
 @frozen
 class Life:
-    """One process of a worker, from start to end; `leaves` is when it was told to leave."""
+    """One process of a worker, from start to end. `leaves` is when it was told to leave."""
 
     worker: str
     process: str
@@ -45,7 +45,7 @@ class Life:
 
 
 def lives(incidents: Iterable[Incident]) -> tuple[Life, ...]:
-    """Return every process, in order of start; of two with one name, the later starts after the earlier has ended."""
+    """Return every process, in order of start. Of two with one name, the later starts after the earlier has ended."""
     lives_found: list[Life] = []
     latest: dict[str, int] = {}
     for incident in sorted(incidents, key=lambda incident: incident.t):
@@ -101,7 +101,7 @@ class JudgedRun:
 
     @cached_property
     def planners(self) -> frozenset[str]:
-        """Workers that run and plan at `settled`; without one, nothing can be asked of the fleet."""
+        """Workers that run and plan at `settled`. Without one, nothing can be expected of the fleet."""
         if self.limits.settled is None:
             return frozenset()
         zombies = {worker_of(incident.subject) for incident in self.history.incidents if incident.what == "zombie"}

@@ -40,7 +40,7 @@ class Tenure:
 
 @define
 class TenureHistory:
-    """Tenures folded from events; the events of one process must come in their own order.
+    """Tenures folded from events. The events of one process must come in their own order.
 
     Attributes:
         tenures: In the order they began.
@@ -84,7 +84,7 @@ class TenureHistory:
 
 
 def reading_of(history: RunHistory) -> TenureHistory:
-    """Return the tenures of a whole history; a process that crashes stops reading at that moment."""
+    """Return the tenures of a whole history. A process that crashes stops reading at that moment."""
     reading = TenureHistory()
     for event in history.events:
         reading.add(event)

@@ -10,7 +10,7 @@ from leasehold_lab.contract import StoreContract
 
 
 def leasehold_store_contract(make: Callable[..., Store]) -> type[StoreContract]:
-    """Return the contract of stores as a test class; assign it to a name that begins with `Test`.
+    """Return the contract of stores as a test class, to be assigned to a name that begins with `Test`.
 
     Args:
         make: Returns a new, empty store for each test, which is closed afterwards. Its parameters without a default

@@ -1,4 +1,4 @@
-"""The laws of the seam, for a rule set or a `plan` of your own; each can be called on a case, or checked on many.
+"""The laws of the seam, for a rule set or a `plan` of your own. Each can be called on a case, or checked on many.
 
     laws.check(plan, MyRules())                                  every law, on examples that Hypothesis draws
     laws.comes_to_rest.check(plan, st.builds(MyRules, ...))      one law, over the options too

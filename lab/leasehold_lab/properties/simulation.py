@@ -30,7 +30,7 @@ REST_CYCLES = 2.0
 
 
 class SimulationFailed(AssertionError):
-    """The judge found breaches; the message has them, and the smallest fleet found that still has one."""
+    """The judge found breaches. The message has them, and the smallest fleet found that still has one."""
 
     __module__ = "leasehold.testing"  # as users import it
 
@@ -138,7 +138,7 @@ A rule set that moves one lease a turn needs one for each lease.
 STORY_LINES = 8
 
 PATIENCE = 1e6
-"""Seconds that exhaust the patience of any rule set; they pass whenever no worker has anything to do."""
+"""Seconds that exhaust the patience of any rule set. They pass whenever no worker has anything to do."""
 
 
 class Planner(Protocol):
@@ -151,7 +151,7 @@ class Planner(Protocol):
 
 
 class LawBroken(AssertionError):
-    """A law does not hold; the message has what is wrong, the case as Python, and the plan."""
+    """A law does not hold. The message has what is wrong, the case as Python, and the plan."""
 
     __module__ = "leasehold.testing"  # as users import it
 

@@ -116,7 +116,7 @@ WORKERS = ("a-1", "a-2", "b-1", "b-2", "c")
 KEYS = tuple(f"s-{number}" for number in range(8))
 STREAMS = ("", "orders")
 LEASE_SECONDS = 10.0
-"""The lease duration of every configuration drawn; idle times are shorter, equal and longer."""
+"""The lease duration of every configuration drawn. Idle times are shorter, equal and longer."""
 
 _limits = st.none() | st.integers(1, 6)
 _options: dict[type[RuleSet], dict[str, st.SearchStrategy[Any]]] = {
@@ -143,7 +143,7 @@ _counts = st.integers(0, 9)
 
 
 def rule_sets(*kinds: type[RuleSet]) -> st.SearchStrategy[RuleSet]:
-    """Draw rule sets of these kinds with any options; by default, of every kind that leasehold has.
+    """Draw rule sets of these kinds with any options. The default is every kind that leasehold has.
 
     A kind whose options are not listed here gets its defaults.
     """
@@ -151,7 +151,7 @@ def rule_sets(*kinds: type[RuleSet]) -> st.SearchStrategy[RuleSet]:
 
 
 def configs(rules: st.SearchStrategy[RuleSet] | None = None) -> st.SearchStrategy[Config]:
-    """Draw settings of a fleet under these rules; by default, under any that leasehold has."""
+    """Draw settings of a fleet under these rules, by default under any that leasehold has."""
     seconds = st.just(LEASE_SECONDS)
     return st.builds(
         Config, rules=rule_sets() if rules is None else rules, lease_seconds=seconds, initial_position=_starts
@@ -263,7 +263,7 @@ def listings(draw: st.DrawFn) -> tuple[Shard, ...] | None:
 
 
 def scenes(rules: st.SearchStrategy[RuleSet] | None = None) -> st.SearchStrategy[Scene]:
-    """Draw calls of `plan` under these rules; by default, under any that leasehold has."""
+    """Draw calls of `plan` under these rules, by default under any that leasehold has."""
     return st.builds(Scene, leases(), listings(), workers(), configs(rules), st.integers(0, 2**16))
 
 

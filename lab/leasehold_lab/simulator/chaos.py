@@ -47,7 +47,7 @@ class Trial:
 
 
 def trial(seed: int, rules: RuleSet | None = None) -> Trial:
-    """Return the fleet and the limits for this seed; equal seeds give equal ones.
+    """Return the fleet and the limits for this seed. Equal seeds give equal ones.
 
     With `rules`, all workers have that rule set; there is then no peer of another library, and no zombie.
     """
@@ -107,7 +107,7 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
 
 
 def limits_of(scenario: Scenario) -> Limits:
-    """Return the limits that this fleet must keep; some rule sets leave some divisions uneven."""
+    """Return the limits that this fleet must keep. Some rule sets leave some divisions uneven."""
     even = all(member.config.rules.evens_out for member in scenario.members)
     return Limits(
         lease_seconds={member.worker: member.config.lease_seconds for member in scenario.members},

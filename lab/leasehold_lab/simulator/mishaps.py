@@ -135,7 +135,7 @@ class Misdeed:
     seconds: float
 
     def done(self, now: float, wait: Callable[[float], None]) -> object:
-        """Misbehave; return what the callable is to return."""
+        """Misbehave, and return what the callable is to return."""
         match self.what:
             case "raise" | "exit" | "interrupt" | "broken pipe":
                 raise FAULTS[self.what]

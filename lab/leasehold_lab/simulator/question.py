@@ -39,7 +39,7 @@ CYCLE = Config(Kcl())
 RULES: dict[str, RuleSet] = {
     name: rules for rule_set in known_rule_sets() for name, rules in rule_set.variants().items()
 }
-"""Rule sets by name; the bare name of a dialect is that of `event-hubs`."""
+"""Rule sets by name. The bare name of a dialect stands for `event-hubs` with that dialect."""
 
 
 def _known(_question: object, attribute: "Attribute[Any]", name: str | None) -> None:

@@ -49,7 +49,7 @@ _FURTHER = 1_000_000
 
 
 def run(scenario: Scenario) -> SimulatedHistory:
-    """Return the history of one run; the same scenario gives the same history on any machine."""
+    """Return the history of one run. The same scenario gives the same history on any machine."""
     tasks = Tasks()
     source = ListSource(first_shards(scenario))
     source.made = int(any(reshape.what == "anew" for reshape in scenario.reshapes))

@@ -115,7 +115,7 @@ class Network:
 
 @frozen
 class Capacity:
-    """The limits on the requests that the table serves, as a DynamoDB table has them; by default there are none.
+    """The limits on the requests that the table serves, as a DynamoDB table has them. By default there are none.
 
     Attributes:
         row_bytes: The length of each row.
@@ -280,7 +280,7 @@ def scale_out(
     start: StartPattern,
     cycles: float,
 ) -> FleetScenario:
-    """Return a balanced fleet that workers join; with none joining, it is left alone."""
+    """Return a balanced fleet that workers join. With none joining, it is left alone."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     since = SETTLE_CYCLES * config.cycle_seconds
     members = (*_present(present, config, draw), *_starting(joining, config, since, start, draw))
@@ -348,7 +348,7 @@ def weighed(leases: int, workers: tuple[str, ...], config: Config, *, seed: int,
 
 
 def mixed(fleet: FleetScenario, peer: Config, share: float, seed: int) -> FleetScenario:
-    """Return the fleet with its rules on only a share of the workers; the others get a peer's rules."""
+    """Return the fleet with its rules on only a share of the workers, and a peer's rules on the others."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     workers = sorted({member.worker for member in fleet.scenario.members})
     ours = frozenset(draw.sample(workers, round(share * len(workers))))

@@ -42,7 +42,7 @@ class TableRefusal(Exception):
 
 @define
 class RolledShard:
-    """A shard; `ended` is when it ended, and `trimmed` how many of its records are gone."""
+    """A shard. `ended` is when it ended, and `trimmed` how many of its records are gone."""
 
     id: str
     parent: str | None
@@ -53,7 +53,7 @@ class RolledShard:
     trimmed: int = 0
 
     def described(self, *, stale: bool) -> dict[str, Any]:
-        """Return the shard's entry in a listing; a stale entry does not show the end."""
+        """Return the shard's entry in a listing. A stale entry does not show the end."""
         numbers = {"StartingSequenceNumber": str(self.first)}
         if self.last is not None and not stale:
             numbers["EndingSequenceNumber"] = str(self.last)
@@ -64,7 +64,7 @@ class RolledShard:
 
 @define
 class TableStreams:
-    """A table and its streams; only the latest is enabled, but its predecessors can still be read.
+    """A table and its streams. Only the latest is enabled, but its predecessors can still be read.
 
     Attributes:
         lanes: How many shards are open at a time.
@@ -156,7 +156,7 @@ class TableStreams:
             self.shards[self._open[sum(key.encode()) % self.lanes]].rows.append(row)
 
     def roll(self) -> None:
-        """End every open shard; each is followed by one other."""
+        """End every open shard. Each is followed by one other."""
         with self._lock:
             self._roll()
 

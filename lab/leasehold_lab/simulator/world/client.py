@@ -208,7 +208,7 @@ class Client:
         return self._read("store.get", read, stale_ok=stale_ok).leases
 
     def _read(self, what: str, read: Callable[[], Listing], *, stale_ok: bool = True) -> Listing:
-        """Read, letting mishaps falsify the result; consistent reads are as the service promises, and stay true."""
+        """Read, and let mishaps falsify the result unless the read is consistent, which the service guarantees."""
 
         def stale() -> Listing:
             return self._table.as_it_was(read(), STALE_SECONDS, lambda: stale_ok)
@@ -294,7 +294,7 @@ class Client:
         return answer
 
     def _sent(self, apply: Callable[[], T]) -> T:
-        """Take a write through the network; `apply` is its effect on the table."""
+        """Take a write through the network. `apply` is its effect on the table."""
         fault: WriteFault | None = None
         if self._faults and self._tasks.now < self._calm:
             chance = self._draw.random()
@@ -367,11 +367,11 @@ class StreamClient:
         return self._source.stream
 
     def incarnation(self) -> str:
-        """Return when the stream was created; ask only if a run recreates it, so other runs make the same calls."""
+        """Return when the stream was created, or "" without a call if the run does not recreate it."""
         return str(self.ask("source.incarnation", self._source.incarnation)) if self._source.made else ""
 
     def shards(self) -> tuple[Shard, ...]:
-        """Return the shards; a lie returns them as they were when this process started."""
+        """Return the shards, or as a lie those that there were when this process started."""
         listed: tuple[Shard, ...] = self.ask("source.shards", self._source.shards, {"untrue": lambda: self._first})
         return listed
 
@@ -429,7 +429,7 @@ class DistantReader:
         self._patience = CallPatience(client.clients)
 
     def read(self) -> Batch:
-        """Return the next records; if the stream may be slow, wait for them as a reader of Kinesis does."""
+        """Return the next records. If the stream may be slow, wait for them as a reader of Kinesis does."""
         if not self._client.ever_slow:
             return self.read_once()
         try:
@@ -441,7 +441,7 @@ class DistantReader:
         return batch
 
     def read_once(self) -> Batch:
-        """Return the next records; a lie is the empty response of a service that throttles."""
+        """Return the next records, or as a lie the empty response of a service that throttles."""
         throttled = Batch((), None, None, THROTTLED_SECONDS, fault="throttled")
         batch: Batch = self._client.ask("reader.read", self._reader.read, {"untrue": lambda: throttled})
         return batch

@@ -80,7 +80,7 @@ class DistantCells:
 
 
 def sessions_of(world: World, caller: Caller, client: Client, pace: Pace) -> SessionStore:
-    """Return the store of one process; the ids of its sessions are never reused."""
+    """Return the store of one process. The ids of its sessions are never reused."""
     numbers = count(1)
     return SessionStore(DistantCells(world, client), pace=pace, ids=lambda: f"{caller.process_id}-{next(numbers)}")
 
@@ -116,7 +116,7 @@ NAMES = ("memory://from", "memory://to")
 
 
 class SwapClient(PassingStore):
-    """Both tables as one process sees them; it records when each write was sent and answered.
+    """Both tables as one process sees them. Records when each write was sent and answered.
 
     `source` and `goal` are the stores of the two tables, at the other end of the network.
     """
@@ -127,7 +127,7 @@ class SwapClient(PassingStore):
         self._world, self._caller = world, caller
 
     def write(self, write: Write) -> Outcome:
-        """Write; after any exception, it is unknown whether the write was applied."""
+        """Write. After any exception, it is unknown whether the write was applied."""
         begun = self._world.tasks.now
         try:
             outcome = super().write(write)

@@ -175,7 +175,7 @@ class Process:
             self._tasks.sleep_until(math.inf)
 
     def begins(self, name: str) -> None:
-        """Announce a task; like a call, this may meet a mishap."""
+        """Announce a task. Like a call, this may meet a mishap."""
         try:
             self._exchange.call(f"task.{name}", lambda: None)
         except MemoryError as fault:
@@ -194,7 +194,7 @@ class Process:
         self.stand_still()
 
     def die(self, *, again: bool) -> None:
-        """Die, and write nothing more; start again if `again`."""
+        """Die, write nothing more, and start again if `again`."""
         if self._dead:
             return
         self._dead = True
@@ -250,7 +250,7 @@ class Process:
 
     @contextmanager
     def _forgetting(self, shard: str) -> Iterator[None]:
-        """Forget the shard if the handler fails: it stands for a child process that dies; the next knows nothing."""
+        """Forget the shard if the handler fails, because it stands for a child process, whose successor knows nothing."""
         try:
             yield
         except BaseException:
@@ -287,7 +287,7 @@ class Process:
                 return 0
 
     def _acknowledge(self, shard: str, count: int) -> None:
-        """Checkpoint the first `count` waiting records; report them first, as an unanswered write may take effect."""
+        """Report the first `count` waiting records before checkpointing them: an unanswered write may take effect."""
         done = self._unacknowledged.get(shard, [])[:count]
         for delivery in done:
             self._tell_records("acknowledged", delivery)

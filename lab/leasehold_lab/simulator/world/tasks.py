@@ -21,7 +21,7 @@ class Killed(BaseException):
 
 
 class Task:
-    """A unit of work; `naps` distinguishes its current wait from those that are over."""
+    """A unit of work. `naps` distinguishes its current wait from those that are over."""
 
     __slots__ = ("greenlet", "naps", "parked")
 
@@ -68,7 +68,7 @@ class Tasks:
         self.sleep_until(self.now + seconds)
 
     def sleep_until(self, due: float) -> None:
-        """Let other tasks run until `due`, or until this task is woken; forever if `due` is infinite."""
+        """Let other tasks run until `due` (forever if that is infinite), or until this task is woken."""
         if self._closed:
             raise Killed
         task = self.current

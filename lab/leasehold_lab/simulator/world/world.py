@@ -69,7 +69,7 @@ class SimulatedTable(MemoryStore):
         self._table.rows.update((row.key, row) for row in rows)
 
     def list(self) -> Listing:
-        """Return every lease; the same object until something changes, because hundreds of workers read it."""
+        """Return every lease, as the same object until something changes, because hundreds of workers read it."""
         if self._listing is None:
             self._listing = super().list()
         return self._listing
@@ -84,7 +84,7 @@ class SimulatedTable(MemoryStore):
         return self._table.rows.get(key)
 
     def remove(self, key: str) -> None:
-        """Delete the row, whoever owns it; no write of a worker does that."""
+        """Delete the row regardless of its owner, which no write of a worker does."""
         del self._table.rows[key]
         self._before.pop(key, None)
         self._listing = None
@@ -119,7 +119,7 @@ class SimulatedTable(MemoryStore):
 
 
 class UnitBudget:
-    """A budget that grows by `per_second` units, up to what one second brings; requests beyond it wait their turn."""
+    """A budget that grows by `per_second` units, up to what one second brings. Requests beyond it wait their turn."""
 
     def __init__(self, per_second: float, now: Callable[[], float]) -> None:
         self._per_second, self._now = per_second, now
@@ -135,7 +135,7 @@ class UnitBudget:
 
 
 FIRST_MS = 1_700_000_000_000
-"""When the first record of each shard arrived, in milliseconds since 1970; another follows each millisecond."""
+"""When the first record of each shard arrived, in milliseconds since 1970. Another follows each millisecond."""
 
 FIRST_NUMBER = 100
 """The sequence number of the first record of each shard."""
@@ -207,11 +207,11 @@ class ListSource:
         return shard in self.missing
 
     def latest(self, lease: Lease) -> Position:
-        """Return the time after the last record; one arrives each millisecond."""
+        """Return the time after the last record. One arrives each millisecond."""
         return at_timestamp(FIRST_MS + len(self.shard_logs.setdefault(lease.key, ShardRecords()).records))
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """Return a reader after this position; LATEST means the current end, which moves on."""
+        """Return a reader after this position. LATEST means the current end, which moves on."""
         self.opened.append((lease.key, start))
         shard_log = self.shard_logs.setdefault(lease.key, ShardRecords())
         if start.sequence == "AT_TIMESTAMP":
@@ -297,7 +297,7 @@ class World:
     _known: dict[Config, Watch] = field(factory=dict)
 
     def known(self, config: Config, capabilities: Capabilities) -> Watch:
-        """Return the table as read at 0 s, for members present then; those with equal configurations share it."""
+        """Return the table as read at 0 s, for members present then. Those with equal configurations share it."""
         if config not in self._known:
             self._known[config], _ = first_watch(config, capabilities).look(self.history.first, 0.0, 0.0)
         return self._known[config]
@@ -329,4 +329,4 @@ class Caller(Protocol):
         """Stand still with all its tasks."""
 
     def die(self, *, again: bool) -> None:
-        """Die, and write nothing more; start again if `again`."""
+        """Die, write nothing more, and start again if `again`."""

@@ -68,7 +68,7 @@ class LocalHubs:
         return f"{text};UseDevelopmentEmulator=true" + (f";EntityPath={hub}" if hub else "")
 
     def create(self, hub: str, partitions: int, groups: tuple[str, ...] = ()) -> None:
-        """Create a hub, after deleting any of that name; without `groups`, every consumer group exists."""
+        """Create a hub, after deleting any of that name. Without `groups`, every consumer group exists."""
         self._ask(do="create", hub=hub, count=partitions, groups=groups)
 
     def put(self, hub: str, partition: str, bodies: Iterable[str]) -> None:
@@ -105,13 +105,13 @@ class LocalHubs:
 
 
 def has_engine() -> bool:
-    """Return whether the AMQP engine is there; without a compiler the package silently installs without it."""
+    """Return whether the AMQP engine is there. Without a compiler the package silently installs without it."""
     return importlib.util.find_spec("cproton_ffi") is not None
 
 
 @contextmanager
 def event_hubs(hubs: Mapping[str, int], *, key: str = "local-key", address: str = "") -> Iterator[LocalHubs]:
-    """Serve hubs with these names and numbers of partitions until the block ends; every consumer group exists.
+    """Serve hubs with these names and numbers of partitions until the block ends. Every consumer group exists.
 
     Args:
         hubs: The number of partitions of each hub.

@@ -134,7 +134,7 @@ class Partition:
     readers: list[Any] = Factory(list)
     first: int = 0
     last: tuple[int, str, int] = (-1, BEGINNING, 0)
-    """Sequence number, offset and time (ms) of the last event ever enqueued; -1, "-1" and 0 if there was none."""
+    """Sequence number, offset and time (ms) of the last event ever enqueued, or -1, "-1" and 0 if there was none."""
     _size: int = 0
 
     def append(self, event: bytes, now_ms: int) -> None:
@@ -183,7 +183,7 @@ class Partition:
 
 @define
 class Hub:
-    """An event hub. `groups` are its consumer groups in lower case; if empty, every group exists."""
+    """An event hub. `groups` are its consumer groups in lower case. If empty, every group exists."""
 
     name: str
     partitions: list[Partition]

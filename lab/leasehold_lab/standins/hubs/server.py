@@ -106,7 +106,7 @@ class Reading:
 
 
 def read(link: Sender, hub: Hub, where: LinkAddress, flush: Callable[[], None], drop: Callable[[], None]) -> Reading:
-    """Start to send a partition to a reader; one with an epoch ends readers whose epoch is missing, equal or lower.
+    """Start to send a partition to a reader. One with an epoch ends readers whose epoch is missing, equal or lower.
 
     Raises HubRefusal for a reader with a lower epoch than a current reader, for one without an epoch while another has
     one, or for one reader too many.
