@@ -250,7 +250,7 @@ class Process:
 
     @contextmanager
     def _forgetting(self, shard: str) -> Iterator[None]:
-        """Forget the shard if the handler fails, because it stands for a child process, whose successor knows nothing."""
+        """Forget the shard if the handler fails, as it stands for a child process, whose successor knows nothing."""
         try:
             yield
         except BaseException:
