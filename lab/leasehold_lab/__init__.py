@@ -1,1 +1,1 @@
-"""The laboratory of leasehold: what proves it, and what one develops with; `leasehold` imports none of it."""
+"""The laboratory of leasehold: tools that test it, and tools to develop with. `leasehold` imports none of it."""

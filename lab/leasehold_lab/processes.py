@@ -1,9 +1,9 @@
-"""Processes to compute with, one for each core, that end at once and print nothing at Ctrl-C."""
+"""Worker processes for computations, which end at once and print nothing at Ctrl-C."""
 
 import signal
 from concurrent.futures import ProcessPoolExecutor
 
 
 def processes(jobs: int) -> ProcessPoolExecutor:
-    """A pool of so many; one that went on with what it is at would keep an interrupted command waiting for it."""
+    """Return a pool of `jobs` processes, which end at once, so that an interrupted command does not wait for them."""
     return ProcessPoolExecutor(jobs, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL))

@@ -1,4 +1,4 @@
-"""Tells what would move if workers came or went: real workers under virtual time, started at this very table."""
+"""Shows what would move if workers came or left, by simulating real workers on the given table under virtual time."""
 
 import random
 from collections.abc import Sequence
@@ -13,18 +13,19 @@ from leasehold_lab.simulator.question import Forecast, forecast_of
 from leasehold_lab.simulator.scenario import Member, MemberEnding, Network, Scenario
 
 SETTLE_CYCLES = 2.0
-"""Cycles before the change, in which the simulated fleet gets to know itself, and what is due anyway happens."""
+"""Cycles before the change, in which the simulated workers find each other and moves that are due anyway happen."""
 
 
 @frozen
 class FleetChange:
     """The change to try.
 
-    add     names of the workers that come
-    remove  names of those that go
-    ending  how they go
-    cycles  how long to go on afterwards
-    seed    of all chance
+    Attributes:
+        add: The names of the workers that come.
+        remove: The names of the workers that leave.
+        ending: How they leave.
+        cycles: How many cycles to simulate after the change.
+        seed: The seed of everything that is random.
     """
 
     add: tuple[str, ...] = ()
@@ -35,31 +36,40 @@ class FleetChange:
 
 
 MOST_ADDED = 10_000
-"""Workers that a number may stand for; larger fleets are simulated by nobody who waits for the answer."""
+"""The most workers that a number may stand for. Simulating more would take too long to wait for."""
 
 
 def names_of(add: Sequence[str], present: Sequence[str]) -> tuple[str, ...]:
-    """The workers that come: a number stands for so many, others are names. Raises ValueError."""
+    """Return the workers that come: numbers stand for that many workers, others are names. Raises ValueError."""
     names: list[str] = []
-    for each in add:
-        count = decimal(each, MOST_ADDED)
-        if count is None and each.isascii() and each.isdigit():
+    for name_or_count in add:
+        count = decimal(name_or_count, MOST_ADDED)
+        if count is None and name_or_count.isascii() and name_or_count.isdigit():
             raise ValueError(f"--add: at most {MOST_ADDED} workers can be simulated")
         if count is not None:
             free = (f"added-{number}" for number in range(1, 1_000_000))
             fresh = (name for name in free if name not in names and name not in present)
             names += [next(fresh) for _ in range(count)]
-        elif not each or each in names or each in present:
-            raise ValueError(f"--add: there is a worker {each!r} already; give another name, or a number of workers")
+        elif not name_or_count or name_or_count in names or name_or_count in present:
+            raise ValueError(
+                f"--add: there is a worker {name_or_count!r} already; give another name, or a number of workers"
+            )
         else:
-            names.append(each)
+            names.append(name_or_count)
     return tuple(names)
 
 
 def forecast(table: WatchedTable, config: Config, change: FleetChange, *, dated: bool = False) -> Forecast:
-    """Simulate the change, `dated` where the table's rows tell their age.
+    """Simulate the change.
 
-    Raises ValueError, naming a worker that holds nothing and therefore cannot go.
+    Args:
+        table: The table as it is now.
+        config: The configuration of all workers.
+        change: The change to simulate.
+        dated: Whether the rows of the table show their age.
+
+    Raises:
+        ValueError: A worker to remove holds no lease, or there is nothing to simulate.
     """
     rows = alive(table.unended, config)
     present = tuple(sorted({row.owner for row in rows if row.owner is not None}))
@@ -82,7 +92,10 @@ def forecast(table: WatchedTable, config: Config, change: FleetChange, *, dated:
         )
         for worker in present
     ]
-    members = [evolve(one, ends=since, ending=change.ending) if one.worker in change.remove else one for one in members]
+    members = [
+        evolve(member, ends=since, ending=change.ending) if member.worker in change.remove else member
+        for member in members
+    ]
     foreign = not config.rules.keeps_lookout
     members += [Member(name, config, since + draw.uniform(0.0, 1.0), foreign=foreign) for name in change.add]
     scenario = Scenario(

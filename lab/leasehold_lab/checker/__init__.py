@@ -1,1 +1,1 @@
-"""Every interleaving of a small fleet, checked over the real `plan`."""
+"""Checks every interleaving of the events in a small fleet, with the real `plan`."""

@@ -1,4 +1,4 @@
-"""`python -m leasehold_lab.checker`: check every fleet, on all cores, and print the findings."""
+"""Checks every fleet on all cores and prints the findings: `python -m leasehold_lab.checker`."""
 
 import json
 import os
@@ -31,8 +31,8 @@ def main(
     cases = full() if everything else bounded()
     with processes(jobs) as pool:
         waiting = [pool.submit(judge, case) for case in cases]
-        told = track(as_completed(waiting), "checking fleets", total=len(cases), console=Console(stderr=True))
-        deque(told, maxlen=0)  # shows each as it is finished
+        finished = track(as_completed(waiting), "checking fleets", total=len(cases), console=Console(stderr=True))
+        deque(finished, maxlen=0)  # advances the progress bar as each is finished
         verdicts = [future.result() for future in waiting]
     if write is not None:
         write.write_text(

@@ -1,4 +1,4 @@
-"""The fleets that are checked: a bounded choice for every test run, and all of them."""
+"""The fleets to check: a bounded selection for every test run, and all of them."""
 
 from attrs import evolve
 
@@ -21,11 +21,14 @@ JAVA = Config(rules=EventHubs(dialect="java"))
 PYTHON = Config(rules=EventHubs(dialect="python"))
 
 NAMED = {"kcl": KCL, "kcl, 3 steals": KCL_3, "kcl-rust": RUST, "dotnet": DOTNET, "java": JAVA, "python": PYTHON}
-"""Peers with the options that matter here."""
+"""Peers whose options matter here."""
 
-_NAMED_SETS = {type(each.rules) for each in (OURS, *NAMED.values())}
-PEERS = {**NAMED, **{each.name: Config(rules=each()) for each in known_rule_sets() if each not in _NAMED_SETS}}
-"""Everybody that stands beside `minimal`; a rule set that is not named above is checked with its defaults."""
+_NAMED_SETS = {type(config.rules) for config in (OURS, *NAMED.values())}
+PEERS = {
+    **NAMED,
+    **{rule_set.name: Config(rules=rule_set()) for rule_set in known_rule_sets() if rule_set not in _NAMED_SETS},
+}
+"""All peers of `minimal`. A rule set that is not in NAMED is checked with its defaults."""
 
 _OVERSHOOT: frozenset[Fault] = frozenset({"overshoot"})
 _UNEVEN: frozenset[Fault] = frozenset({"uneven"})
@@ -33,11 +36,11 @@ KNOWN: dict[tuple[str, int, int], frozenset[Fault]] = {
     **{(peer, 5, 3): _OVERSHOOT for peer in NAMED},
     ("python", 5, 3): _UNEVEN,
 }
-"""Faults that these rules are known to have, by peer, leases and workers: the checker must find them."""
+"""Faults that these rules are known to have, by peer, leases and workers, and that the checker must find."""
 
 
 def bounded() -> tuple[Case, ...]:
-    """A few seconds of every kind; it finds each fault it must find."""
+    """Return cases of every kind that take a few seconds and show every fault that must be found."""
     return (
         *(_ours(leases, workers) for leases, workers in ((4, 3), (5, 3), (3, 4))),
         *_strained(4, 3),
@@ -51,7 +54,7 @@ def bounded() -> tuple[Case, ...]:
 
 
 def full() -> tuple[Case, ...]:
-    """Everything: the first sizes to the last state, the largest as far as their limit."""
+    """Return all cases: the first sizes are explored completely, the largest up to their limit."""
     sizes = ((4, 3), (5, 3), (3, 4), (4, 4), (6, 3))
     return (
         *(_ours(leases, workers) for leases, workers in sizes),
@@ -76,7 +79,7 @@ def full() -> tuple[Case, ...]:
 
 
 def _fleet(leases: int, rules: tuple[Config | None, ...]) -> FleetModel:
-    """Workers of two groups in turn."""
+    """Return a fleet of workers that alternate between two groups."""
     return FleetModel(leases, tuple(f"{'xy'[place % 2]}-{place}" for place in range(len(rules))), rules)
 
 
@@ -85,7 +88,7 @@ def _ours(leases: int, workers: int, limit: int = 2_000_000) -> Case:
 
 
 def _strained(leases: int, workers: int) -> tuple[Case, ...]:
-    """Our rules under every fault that the checker knows."""
+    """Return cases of our rules under every fault that the checker knows."""
     fleet = _fleet(leases, (OURS,) * workers)
     zombies = [
         _fleet(leases, tuple(None if place == zombie else OURS for place in range(workers)))
@@ -93,7 +96,7 @@ def _strained(leases: int, workers: int) -> tuple[Case, ...]:
     ]
     return (
         Case("minimal, one crash", evolve(fleet, crashes=1)),
-        # Each of them in turn, because the digest orders them.
+        # Every worker gets a turn as the zombie, because the digest orders them.
         *(Case(f"minimal, zombie {fleet.workers[fleet.rules.index(None)]}", fleet) for fleet in zombies),
         *(
             Case(f"minimal, zombie {fleet.workers[fleet.rules.index(None)]}, no patience", evolve(fleet, hasty=True))
@@ -109,7 +112,7 @@ def _strained(leases: int, workers: int) -> tuple[Case, ...]:
 
 def _mixed(leases: int, peer: str) -> tuple[Case, ...]:
     rules = PEERS[peer]
-    # Two peers among three workers do together what they do alone.
+    # Two peers among three workers do together what one does alone.
     known = KNOWN.get((peer, leases, 3), frozenset())
     return (
         Case(f"two minimal, one {peer}", _fleet(leases, (OURS, rules, OURS))),
@@ -118,9 +121,9 @@ def _mixed(leases: int, peer: str) -> tuple[Case, ...]:
 
 
 def _beside_led(leases: int) -> tuple[Case, ...]:
-    """Two of ours, and one that a KCL 3.x leader gives what is free; then one of ours, and two of those (M14).
+    """Return fleets with workers that a KCL 3.x leader gives free leases: one of three, then two of three (M14).
 
-    How the leader shares among two is not modelled: it may give everything to one of them.
+    How the leader divides leases between two is not modeled, so it may give all of them to one.
     """
     one, two = _fleet(leases, (OURS, None, OURS)), _fleet(leases, (None, OURS, None))
     return (
@@ -136,6 +139,6 @@ def _peers(peer: str, leases: int, workers: int) -> Case:
 
 
 def _stuck_4_2_2() -> Case:
-    """The division that the Event Hubs client for Python never leaves."""
+    """Return the division that the Event Hubs client for Python never leaves."""
     owners = (0, 0, 0, 0, 1, 1, 2, 2)
     return Case("python, 4/2/2", _fleet(8, (PYTHON,) * 3), known=frozenset({"uneven"}), owners=owners)

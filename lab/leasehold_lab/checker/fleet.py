@@ -1,9 +1,9 @@
-"""A small fleet as a state machine: the owner of each lease, and the writes under way.
+"""A small fleet as a state machine: the owner of each lease, and the writes in progress.
 
-Rule 1: the decisions are the real `plan`'s; only time and the store are modelled here.
-Rule 2: a write may be late by any time; it is applied only under the condition the store would ask.
-Rule 3: a worker without a lease cannot be seen, so that starting late and looking late are one thing;
-every worker that holds nothing is one that may yet join.
+1. The decisions are those of the real `plan`; only time and the store are modeled.
+2. A write may be arbitrarily late. It is applied only under the condition that the store would check.
+3. A worker without a lease cannot be seen, so starting late and looking late are the same thing: every worker that
+   holds nothing may be one that has yet to join.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from leasehold.balancer.plan import plan
 
 NOBODY = -1
 ALIVE, SILENT, DEAD = range(3)
-"""A crashed worker is first silent, its leases still alive to all readers, then dead."""
+"""A crashed worker is first silent, while its leases still look alive to all others, and then dead."""
 
 LONG = 1e6
 """Seconds that exhaust any patience."""
@@ -27,11 +27,11 @@ LONG = 1e6
 T = TypeVar("T")
 
 ModelVerb = Literal["claim", "steal", "request", "give", "release"]
-"""The same words as in a history of a run; a release names the heir that it creates."""
+"""The verbs of a run's history, except that a release here names the next owner that it sets."""
 
 
 class ModelWrite(NamedTuple):
-    """A conditional write: the verb, the lease by number, and the owner and heir it was seen with."""
+    """A conditional write: the verb, the number of the lease, and the owner and next owner it was seen with."""
 
     verb: ModelVerb
     lease: int
@@ -42,11 +42,11 @@ class ModelWrite(NamedTuple):
 _TAKES: dict[type[Action], ModelVerb] = {Claim: "claim", Steal: "steal", RequestHandoff: "request"}
 
 Attempt = tuple[ModelWrite, ...]
-"""A write and the alternates that follow when it is refused."""
+"""A write and the alternates that follow if it is rejected."""
 
 
 class State(NamedTuple):
-    """owner and heir of each lease; of each worker the attempts under way, and its health."""
+    """The owner and next owner of each lease, and the attempts in progress and the health of each worker."""
 
     owners: tuple[int, ...]
     next_owners: tuple[int, ...]
@@ -55,7 +55,7 @@ class State(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """A possible next step, and how many leases a living worker lost by it."""
+    """A possible next step, and how many leases a living worker loses by it."""
 
     state: State
     moves: int
@@ -69,14 +69,14 @@ ModelReading = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 class FleetModel:
     """The fleet to check.
 
-    leases    how many
-    workers   their ids
-    rules     each worker's configuration; None: one that never plans. It only renews, a zombie
-    led       ... or is given what is free, one lease at a time and at any time, as by a KCL 3.x leader (M14)
-    crashes   how many workers may crash, at any time
-    yields    whether owners answer requests for a planned move
-    hasty     whether patience may be at an end at any time, and not only when nothing else can happen
-    turns     how many turns' chance each plan may draw
+    Attributes:
+        rules: The configuration of each worker; None for one that never plans. Such a worker is a zombie that only
+            renews, unless it is in `led`.
+        led: Workers that are given free leases, one at a time and at any time, as by a KCL 3.x leader (M14).
+        crashes: How many workers may crash, at any time.
+        yields: Whether owners answer requests for a planned move.
+        hasty: Whether patience may end at any time, and not only when nothing else can happen.
+        turns: How many turns are tried for each plan, because plans depend on the turn.
     """
 
     leases: int
@@ -92,15 +92,15 @@ class FleetModel:
     )
 
     def start(self, owners: tuple[int, ...]) -> State:
-        """The state in which every worker is alive and no write is under way."""
+        """Return the state in which every worker is alive and no write is in progress."""
         size = len(self.workers)
         return State(owners, (NOBODY,) * self.leases, ((),) * size, (ALIVE,) * size)
 
     def steps(self, state: State) -> list[Transition]:
-        """Everything that may happen next; nothing only where the fleet has come to rest."""
+        """Return everything that may happen next, which is nothing only if the fleet has come to rest."""
         steps: list[Transition] = []
         alive = [worker for worker, health in enumerate(state.health) if health == ALIVE]
-        # A write arrives, whichever of those under way.
+        # Any of the writes in progress may arrive.
         for worker in alive:
             attempts = state.pending[worker]
             for place, attempt in enumerate(attempts):
@@ -117,11 +117,11 @@ class FleetModel:
         for worker in sorted(self.led.intersection(alive)):
             for lease, owner in enumerate(state.owners):
                 if owner == NOBODY:
-                    given = f"s-{lease} is given to {self.workers[worker]}"
-                    steps.append(Transition(_owned(state, lease, worker), 0, given))
+                    change = f"s-{lease} is given to {self.workers[worker]}"
+                    steps.append(Transition(_owned(state, lease, worker), 0, change))
         steps += self._scans(state, alive, patient=False)
-        # Patience ends only by waiting: that everybody waits is certain only where nothing else can happen.
-        # By then the reports of a dead worker are overdue.
+        # Patience ends only by waiting, and all workers certainly wait only when nothing else can happen. By then the
+        # reports of a dead worker are overdue.
         missed = all(state.health[worker] != SILENT for worker in self.led)
         if self.hasty or (missed and not steps):
             steps += self._scans(state, alive, patient=True)
@@ -143,11 +143,11 @@ class FleetModel:
                 continue
             plans: dict[tuple[Attempt, ...], None] = {}
             for turn in range(self.turns):
-                # The same question comes again in thousands of states, and a plan is dear.
-                asked = (reading, worker, turn, patient)
-                if asked not in self._plans:
-                    self._plans[asked] = self._planned(config, *asked)
-                plans[self._plans[asked]] = None
+                # The same arguments recur in thousands of states, and a plan is expensive.
+                arguments = (reading, worker, turn, patient)
+                if arguments not in self._plans:
+                    self._plans[arguments] = self._planned(config, *arguments)
+                plans[self._plans[arguments]] = None
             for attempts in plans:
                 if attempts:
                     pending = _replaced(state.pending, worker, attempts)
@@ -161,7 +161,7 @@ class FleetModel:
         leases = []
         for number, (owner, next_owner) in enumerate(zip(owners, next_owners, strict=True)):
             dead = owner != NOBODY and health[owner] == DEAD
-            # A living heir acts on its own before the others give it up: a whole cycle lies between (H1, H4).
+            # A living next owner acts by itself before the others give it up: that takes a whole cycle (H1, H4).
             gone = next_owner != NOBODY and health[next_owner] == DEAD
             lease = Lease(
                 key=f"s-{number}",
@@ -172,7 +172,7 @@ class FleetModel:
                 yields=self.yields and owner != NOBODY,
             )
             leases.append(lease)
-        led = tuple((self.workers[each], still) for each in sorted(self.led) if health[each] != DEAD)
+        led = tuple((self.workers[worker_led], still) for worker_led in sorted(self.led) if health[worker_led] != DEAD)
         me = Me(self.workers[worker], turn, History(owners_still=still, fleet_still=still, led=led))
         actions = plan(leases, None, me, config)
         return tuple(sorted(attempt for action in actions if (attempt := self._attempt(action))))
@@ -182,7 +182,7 @@ class FleetModel:
         seen = (int(lease.key.removeprefix("s-")), self._number(lease.owner), self._number(lease.next_owner))
         match action:
             case Claim() | Steal() | RequestHandoff():
-                others = (other for way in action.alternates for other in self._attempt(way))
+                others = (other for alternate in action.alternates for other in self._attempt(alternate))
                 return (ModelWrite(_TAKES[type(action)], *seen), *others)
             case Release(next_owner=next_owner) if next_owner is not None and next_owner != lease.next_owner:
                 return (ModelWrite("release", *seen[:2], self._number(next_owner)),)
@@ -198,7 +198,7 @@ class FleetModel:
 
 
 def _write(state: State, worker: int, write: ModelWrite) -> State | None:
-    """The state after the write, or None where the store refuses it."""
+    """Return the state after the write, or None if the store rejects it."""
     if state.owners[write.lease] != write.owner:
         return None
     next_owner = state.next_owners[write.lease]
@@ -206,12 +206,12 @@ def _write(state: State, worker: int, write: ModelWrite) -> State | None:
         case "claim":
             return _owned(state, write.lease, worker)
         case "steal":
-            # Asked for before: the heir must still be the thief.
+            # If the lease was requested before, the worker that steals must still be its next owner.
             return _owned(state, write.lease, worker) if write.next_owner != worker or next_owner == worker else None
         case "request":
             return _inherited(state, write.lease, worker) if next_owner in {NOBODY, worker, write.next_owner} else None
         case "give":
-            # A gift that nobody accepts is taken back.
+            # A gift that is not accepted is taken back.
             lost = write.next_owner != NOBODY and state.health[write.next_owner] != ALIVE
             return (
                 _owned(state, write.lease, worker if lost else write.next_owner)
@@ -225,12 +225,12 @@ def _write(state: State, worker: int, write: ModelWrite) -> State | None:
 
 
 def _owned(state: State, lease: int, owner: int) -> State:
-    """Every change of owner drops the heir, and voids all claims under way, which are bound to the version."""
-    kept = (
+    """Change the owner: drop the next owner, and void all claims in progress, which are bound to the version."""
+    remaining = (
         (tuple(write for write in attempt if write.verb != "claim" or write.lease != lease) for attempt in attempts)
         for attempts in state.pending
     )
-    pending = tuple(tuple(sorted(filter(None, attempts))) for attempts in kept)
+    pending = tuple(tuple(sorted(filter(None, attempts))) for attempts in remaining)
     after = _inherited(state, lease, NOBODY)
     return after._replace(owners=_replaced(state.owners, lease, owner), pending=pending)
 

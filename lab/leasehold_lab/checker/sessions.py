@@ -1,17 +1,24 @@
-"""Layout `sessions` explored: real stores of a few workers, every order of their requests, crashes and lost answers.
+"""Explores layout `sessions`: the real stores of a few workers, under every order of requests, crash and lost response.
 
-A state is the table's rows and, for each worker, its state between two actions, the action it is at, and the answers
-that action has had so far. To go on with an action, the worker is restored and the action run again with these
-answers, up to its next request; then that request is answered in each way that is possible. So the code that runs is
-`SessionStore` itself, and a state is looked at once, however it was reached; the first trace to a fault is a shortest.
+A state is the table's rows and, for each worker, its snapshot between two actions, the action in progress, and the
+responses to that action so far. To continue an action, the worker is restored and the action repeated with these
+responses, up to its next request, which is then answered in every possible way. The code that runs is therefore
+`SessionStore` itself. Each state is visited once, however it was reached, so the first trace to a fault is a shortest.
 
-Rule 1: versions are digests of contents, as in S3, where the same content has the same version again. Rule 2: time is
-a tick: it makes every confirmation stale, and what was seen before it has stood still for as long as a lease lasts.
-Rule 3: a write may be answered, or lost on its way, or applied and not answered, or applied at any time later.
+The model follows three rules:
 
-The laws, checked whenever a worker begins to read a lease, and at every state with one worker more that finds the
-others dead: nothing is skipped, nothing that was answered Done is undone, one reader by their own clocks, epochs grow
-with each owner, and nothing sticks.
+1. Versions are digests of contents, as in S3, where equal contents have equal versions.
+2. Time passes in ticks. A tick makes every confirmation stale; a row seen before it has stood still for a whole lease.
+3. A write may be answered, get lost, be applied without a response, or be applied at any later time.
+
+The laws are checked whenever a worker begins to read a lease. They are also checked in every state with one additional
+worker that finds the others dead. The laws are:
+
+- Nothing is skipped.
+- No write confirmed with Done is undone.
+- There is one reader at a time, by the workers' own clocks.
+- Epochs grow with each owner.
+- No lease gets stuck.
 """
 
 import json
@@ -51,17 +58,17 @@ from leasehold.stores.writes import (
 )
 
 TableRows = tuple[tuple[str, Any], ...]
-"""The table: names and contents, sorted; a content is a text, or a lease where a table is asked for whole leases."""
+"""The table: names and contents, sorted. A content is a string, or a lease if the table stores whole leases."""
 
 RECORDS = 2
-"""Records of each lease."""
+"""The number of records in each lease."""
 
 LOST, APPLIED, LATE = "lost", "applied", "late"
-"""The fates of a write that is not answered."""
+"""The ways in which a write may go unanswered."""
 
 
 class CellRequest(NamedTuple):
-    """A request of the table: the verb, the name, and the content and version that a write states."""
+    """A request to the table: the verb, the names, and for a write the content and the version."""
 
     verb: str
     names: tuple[str, ...]
@@ -70,7 +77,7 @@ class CellRequest(NamedTuple):
 
 
 class AwaitsAnswer(BaseException):
-    """The action cannot go on before this request is answered."""
+    """Raised if an action cannot continue before this request is answered."""
 
     def __init__(self, request: CellRequest) -> None:
         super().__init__()
@@ -78,12 +85,12 @@ class AwaitsAnswer(BaseException):
 
 
 def version_of(content: str) -> str:
-    """The version of a content."""
+    """Return the version of a content."""
     return blake2b(content.encode(), digest_size=6).hexdigest()
 
 
 def carried_out(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any]:
-    """The table after a request, and its answer."""
+    """Return the table after a request, and the response."""
     table = dict(rows)
     match request.verb:
         case "list":
@@ -100,8 +107,8 @@ def carried_out(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any]:
                     del table[name]
             return tuple(sorted(table.items(), key=lambda row: row[0])), outcome
     (name,) = request.names
-    there = table.get(name)
-    fits = there is None if request.verb == "new" else there is not None and version_of(there) == request.version
+    stored = table.get(name)
+    fits = stored is None if request.verb == "new" else stored is not None and version_of(stored) == request.version
     if not fits:
         return rows, name not in table if request.verb == "delete" else None
     if request.verb == "delete":
@@ -113,13 +120,13 @@ def carried_out(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any]:
 
 @define
 class CheckedCells:
-    """The table as one worker asks it: requests that were answered before are answered so again."""
+    """The table as one worker sees it: requests that were already answered get the same response again."""
 
     answers: deque[Any] = Factory(deque)
     page_leases: int = 1000
 
     def ask(self, request: CellRequest) -> Any:  # noqa: ANN401  by verb
-        """The answer, if it was given before."""
+        """Return the recorded response, or raise AwaitsAnswer if there is none."""
         if not self.answers:
             raise AwaitsAnswer(request)
         answer = self.answers.popleft()
@@ -128,36 +135,36 @@ class CheckedCells:
         return answer
 
     def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
-        """Every row that begins so."""
-        return tuple(_row(*one) for one in self.ask(CellRequest("list", prefixes)))
+        """Return every row whose name begins with one of the prefixes."""
+        return tuple(_row(*row) for row in self.ask(CellRequest("list", prefixes)))
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002
-        """The cells that are there."""
-        # What is asked for at once is of different moments: here sessions are always read before rows of leases.
+        """Return the cells that exist."""
+        # A read of several cells is no snapshot. In this model sessions are always read before the rows of leases.
         leases = tuple(name for name in names if name.startswith(LEASES))
         rest = tuple(name for name in names if not name.startswith(LEASES))
-        found = [one for asked in (rest, leases) if asked for one in self.ask(CellRequest("read", asked))]
-        return {name: _row(name, content) for name, content in found}
+        cells = [cell for requested in (rest, leases) if requested for cell in self.ask(CellRequest("read", requested))]
+        return {name: _row(name, content) for name, content in cells}
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
-        """Where there is none."""
+        """Write a cell if there is none."""
         answer: str | None = self.ask(CellRequest("new", (name,), _content(fields)))
         return answer
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
-        """Over this one."""
+        """Replace this version of a cell."""
         answer: str | None = self.ask(CellRequest("over", (name,), _content(fields), version))
         return answer
 
     def delete(self, name: str, version: str) -> bool:
-        """Delete this cell."""
+        """Delete this version of a cell."""
         return bool(self.ask(CellRequest("delete", (name,), "", version)))
 
     def prove(self) -> None:
-        """Nothing to prove: conditions are kept."""
+        """Do nothing: conditions are kept."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def _content(fields: ObjectFields) -> str:
@@ -169,37 +176,37 @@ def _row(name: str, content: str) -> Stored:
 
 
 class _AtOnce:
-    """Nobody waits: each worker of the checker does one thing at a time."""
+    """A scheduler without waiting, because each worker of the checker does one thing at a time."""
 
     class TicketsAtOnce(deque[Any]):
-        """Tickets."""
+        """A queue of tickets."""
 
         put = deque.append
 
         def get(self, until: float = 0.0) -> Any:  # noqa: ANN401, ARG002
-            """The next, or None."""
+            """Remove and return the next ticket, or None if there is none."""
             return self.popleft() if self else None
 
     queue = TicketsAtOnce
 
     def clock(self) -> float:
-        """No time passes by this clock."""
+        """Return 0: no time passes."""
         return 0.0
 
     def lock(self) -> Any:  # noqa: ANN401
-        """None is needed."""
+        """Return a lock that does nothing."""
         return nullcontext()
 
 
 @define
 class _Ids:
-    """The ids of one process's sessions."""
+    """Makes the ids of one process's sessions."""
 
     process: str
     made: int = 0
 
     def __call__(self) -> str:
-        """The next."""
+        """Return the next id."""
         self.made += 1
         return f"{self.process}-{self.made}"
 
@@ -208,8 +215,10 @@ class _Ids:
 class CheckedHolding:
     """A lease that a worker reads.
 
-    handled  up to which it has handled records
-    tick     in which the last confirmed write was sent
+    Attributes:
+        lease: The lease as last written.
+        handled: The position up to which the worker has handled records.
+        tick: The tick in which the last confirmed write was sent.
     """
 
     lease: Lease
@@ -222,11 +231,13 @@ SessionEvent = tuple[Any, ...]
 
 @define
 class CheckedWorker:
-    """A worker between two actions. `store` is the real one.
+    """A worker between two actions.
 
-    seen    leases as last listed, with the tick of that
-    given   leases given away, as the answer showed them
-    lost    leases that others took, as last written
+    Attributes:
+        store: The real store.
+        seen: Leases as last listed, with the tick of the listing.
+        given: Leases given away, as in the response.
+        lost: Leases taken by others, as last written.
     """
 
     name: str
@@ -238,7 +249,7 @@ class CheckedWorker:
     lost: dict[str, CheckedHolding] = Factory(dict)
 
     def options(self, tick: int) -> Iterator[tuple[str, str]]:
-        """The steps that the worker may take next."""
+        """Yield the actions that the worker may take next, each with the key of a lease."""
         if self.moves <= 0:
             return
         yield "look", ""
@@ -254,10 +265,10 @@ class CheckedWorker:
         for key, held in self.lost.items():
             if held.handled > numbered(held.lease):
                 yield "late", key
-        for key, (lease, at) in self.seen.items():
+        for key, (lease, seen_at) in self.seen.items():
             if key in self.held:
                 continue
-            if lease.owner in (None, self.name) or at < tick:
+            if lease.owner in (None, self.name) or seen_at < tick:
                 yield "claim", key
             if lease.owner not in (None, self.name):
                 yield "steal", key
@@ -266,7 +277,7 @@ class CheckedWorker:
                 yield "reset", key
 
     def act(self, verb: str, key: str, tick: int, now: int) -> list[SessionEvent]:
-        """Do it, begun in this tick and ended in that one; what is to be judged comes back."""
+        """Take an action begun in `tick` and ended in `now`, and return the events to judge."""
         self.moves -= 1
         if verb == "handle":
             held = self.held[key]
@@ -284,31 +295,31 @@ class CheckedWorker:
         except OutcomeUnknown:
             if verb not in {"release", "give"}:
                 return []
-            # Its reader has stopped, and goes on only once a later write is answered Done.
+            # The reader has stopped, and continues only once a later write is confirmed with Done.
             self.held[key] = evolve(self.held[key], tick=-1)
             return [("stops", key)]
 
     def _write(self, verb: str, key: str, tick: int) -> list[SessionEvent]:
         store, held = self.store, self.held.get(key)
         if held is not None:
-            lease, at = held.lease, Position(str(held.handled))
+            lease, position = held.lease, Position(str(held.handled))
             moved = held.handled > numbered(lease)
             write: Write
             match verb:
                 case "give":
-                    write = GiveLease(lease, at)
+                    write = GiveLease(lease, position)
                 case "release" if not moved:
                     write = ReleaseLease(lease, self.name)
                 case _:
-                    write = CheckpointLease(lease, at) if moved else RenewLease(lease)
+                    write = CheckpointLease(lease, position) if moved else RenewLease(lease)
             outcome = store.write(write)
             if not isinstance(outcome, Done):
                 self.lost[key] = self.held.pop(key)
                 return [("stops", key)]
             if verb in ("commit", "release") and not isinstance(write, ReleaseLease):
                 self.held[key] = evolve(held, lease=outcome.lease, tick=tick)
-                told = [("done", key, outcome.lease.epoch, held.handled)] if held.handled else []
-                return [*told, ("confirmed", key)]
+                confirmed = [("done", key, outcome.lease.epoch, held.handled)] if held.handled else []
+                return [*confirmed, ("confirmed", key)]
             del self.held[key]
             if verb == "give":
                 self.given[key] = outcome.lease
@@ -331,25 +342,25 @@ class CheckedWorker:
         return [("starts", key, outcome.lease.epoch, numbered(outcome.lease), verb)]
 
     def told(self) -> str:
-        """Everything that decides what it does."""
+        """Return everything that decides what the worker does, as a string."""
         store = self.store
         pages = [
             (page.session, page.session.stored.etag, page.ended, page.settled, sorted(page.last.items()), page.parted)
             for page in store._pages.values()  # noqa: SLF001  the state of the code under test
         ]
         rows = sorted((key, row, row.stored.etag) for key, row in store._rows.items())  # noqa: SLF001
-        free = sorted((key, one.row.stored.etag) for key, one in store._free.items())  # noqa: SLF001
+        free = sorted((key, free_lease.row.stored.etag) for key, free_lease in store._free.items())  # noqa: SLF001
         memory = (pages, rows, free, sorted(store._named.items()), store._unsettled, sorted(store._ended), store._ids)  # noqa: SLF001
         return repr((self.moves, self.held, self.seen, self.given, self.lost, memory))
 
 
 def numbered(lease: Lease) -> int:
-    """The number of records that its checkpoint says are done."""
+    """Return the number of records that the lease's checkpoint has passed."""
     return int(lease.checkpoint.sequence) if lease.checkpoint.numbered else 0
 
 
 class At(NamedTuple):
-    """A worker in a state: its snapshot and what that tells, its action, the answers so far, and when it began."""
+    """A worker in a state: its snapshot and description, its action, the responses so far, and the tick it began in."""
 
     snapshot: bytes
     told: str
@@ -360,7 +371,11 @@ class At(NamedTuple):
 
 
 class TrueLease(NamedTuple):
-    """The truth of a lease, known to nobody in it: the furthest acknowledged, and answered Done; and its last epoch."""
+    """What only the checker knows about a lease.
+
+    `handled` is the furthest position that was handled, `done` the furthest confirmed with Done. `epoch` is the last
+    epoch, and `starter` the worker that started it.
+    """
 
     handled: int = 0
     done: int = 0
@@ -369,7 +384,7 @@ class TrueLease(NamedTuple):
 
 
 class SessionState(NamedTuple):
-    """Everything; `late` are writes on their way, `left` the faults that may still come."""
+    """A whole state. `late` has the writes that may still arrive, and `left` the faults that may still happen."""
 
     rows: TableRows
     workers: tuple[At, ...]
@@ -381,8 +396,10 @@ class SessionState(NamedTuple):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Two states with the same key have the same future."""
-        workers = tuple((one.told, one.action, one.answers, one.tick, one.alive) for one in self.workers)
+        """The identity of the state: states with the same key have the same future."""
+        workers = tuple(
+            (worker.told, worker.action, worker.answers, worker.tick, worker.alive) for worker in self.workers
+        )
         return (
             self.rows,
             workers,
@@ -404,7 +421,7 @@ class BrokenLaw:
 
 @frozen
 class Explored:
-    """The outcome of a search; `whole` says that it was not cut off."""
+    """The outcome of a search. `whole` is False if it was cut off."""
 
     states: int
     whole: bool
@@ -413,16 +430,18 @@ class Explored:
 
 @define
 class SessionModel:
-    """A setting.
+    """A setting to explore.
 
-    moves      of each worker: how many actions
-    leases     how many
-    faults     how often each may come: tick, crash, restart, applied, late
-    abilities  verbs that workers may use
-    begins     actions done before the search begins: the worker's number, the verb, the lease; and of an action that
-               is only begun, how many of its requests are answered; "tick" lets time pass
-    make       the store
-    rows       what is there before the leases
+    Attributes:
+        moves: How many actions each worker may take.
+        leases: The number of leases.
+        faults: How often each fault may happen: tick, crash, restart, applied, late.
+        abilities: The verbs that workers may use.
+        begins: The actions taken before the search begins: the number of the worker, the verb and the lease. A fourth
+            value is the number of requests that are answered, for an action that is left unfinished. The verb "tick"
+            lets time pass.
+        make: Makes the store.
+        rows: The rows that exist before the leases.
     """
 
     moves: tuple[int, ...]
@@ -435,11 +454,11 @@ class SessionModel:
     _outcomes: dict[tuple[Any, ...], Any] = field(factory=dict)
 
     def explore(self, limit: int, findings: int = 1) -> Explored:
-        """Look at every state, the nearest first, up to `limit` of them or so many findings."""
+        """Visit every state, the nearest first, until there are `limit` states or `findings` findings."""
         first = self.first()
         parents: dict[tuple[Any, ...], tuple[tuple[Any, ...] | None, str]] = {first.key: (None, "")}
-        waiting, found = deque([first]), list[BrokenLaw]()
-        while waiting and len(parents) < limit and len(found) < findings:
+        waiting, broken_laws = deque([first]), list[BrokenLaw]()
+        while waiting and len(parents) < limit and len(broken_laws) < findings:
             state = waiting.popleft()
             for what, after, broken in self.steps(state):
                 seen = after.key in parents
@@ -448,16 +467,16 @@ class SessionModel:
                     waiting.append(after)
                 wrong = broken or ("" if seen else self.stuck(after))
                 if wrong:
-                    trace, at = list[str](), parents[state.key]
-                    while at[0] is not None:
-                        trace.append(at[1])
-                        at = parents[at[0]]
-                    found.append(BrokenLaw(wrong, (*filter(None, reversed(trace)), what)))
+                    trace, parent = list[str](), parents[state.key]
+                    while parent[0] is not None:
+                        trace.append(parent[1])
+                        parent = parents[parent[0]]
+                    broken_laws.append(BrokenLaw(wrong, (*filter(None, reversed(trace)), what)))
                     break
-        return Explored(len(parents), not waiting, tuple(found))
+        return Explored(len(parents), not waiting, tuple(broken_laws))
 
     def first(self) -> SessionState:
-        """The leases are there, and the first actions done."""
+        """Return the state in which the leases exist and the first actions have been taken."""
         workers = tuple(self._worker(f"w{n}", moves) for n, moves in enumerate(self.moves))
         rows = self.rows
         keys = [f"s{n}" for n in range(self.leases)]
@@ -474,25 +493,25 @@ class SessionModel:
         return state
 
     def _begun(self, state: SessionState, number: int, verb: str, key: str, most: float = math.inf) -> SessionState:
-        goes, answered = self._choose(state, number, (verb, key)), 0
-        while goes.workers[number].action != ("", "") and answered < most:
-            _, goes, broken = next(iter(self._answered(goes, number)))
+        current, answered = self._choose(state, number, (verb, key)), 0
+        while current.workers[number].action != ("", "") and answered < most:
+            _, current, broken = next(iter(self._answered(current, number)))
             answered += 1
             if broken:
                 raise AssertionError(broken)
-        if goes.workers[number].action != ("", ""):
-            return goes
-        at = goes.workers[number]
+        if current.workers[number].action != ("", ""):
+            return current
+        at = current.workers[number]
         worker: CheckedWorker = pickle.loads(at.snapshot)  # noqa: S301  our own
         worker.moves += 1
-        return goes._replace(workers=_put(goes.workers, number, snapshot_of(worker)))
+        return current._replace(workers=_put(current.workers, number, snapshot_of(worker)))
 
     def _worker(self, name: str, moves: int) -> At:
         cells = CheckedCells()
         return snapshot_of(CheckedWorker(name, self.make(cells, pace=_AtOnce(), gather=0.0, ids=_Ids(name)), moves))
 
     def steps(self, state: SessionState) -> Iterator[tuple[str, SessionState, str]]:
-        """Everything that may happen next, and the law that it breaks, if any."""
+        """Yield everything that may happen next, and the law that it breaks, if any."""
         left = dict(state.left)
         for number, at in enumerate(state.workers):
             if not at.alive:
@@ -507,7 +526,7 @@ class SessionModel:
             if left.get("crash"):
                 dead = at._replace(alive=False, action=("", ""), answers=(), told="dead", snapshot=b"")
                 after = state._replace(workers=_put(state.workers, number, dead), left=_less(state.left, "crash"))
-                gone = after._replace(readers=tuple(one for one in after.readers if one[1] != number))
+                gone = after._replace(readers=tuple(reader for reader in after.readers if reader[1] != number))
                 yield f"w{number} crashes", gone, ""
                 if left.get("restart"):
                     again = self._worker(f"w{number}", self.moves[number])
@@ -529,22 +548,22 @@ class SessionModel:
         return after if isinstance(outcome, CellRequest) else self._ended(after, number, *outcome)[0]
 
     def _run(self, at: At, now: int) -> Any:  # noqa: ANN401  the next request, or the worker afterwards and its events
-        known = (at.told, at.action, at.answers, at.tick, now)
-        if known not in self._outcomes:
+        run_key = (at.told, at.action, at.answers, at.tick, now)
+        if run_key not in self._outcomes:
             worker: CheckedWorker = pickle.loads(at.snapshot)  # noqa: S301  our own
             cells: Any = worker.store._cells  # noqa: SLF001  the checker's own
             cells.answers = deque(at.answers)
             try:
                 events = worker.act(*at.action, at.tick, now)
             except AwaitsAnswer as waits:
-                self._outcomes[known] = waits.request
+                self._outcomes[run_key] = waits.request
             else:
                 cells.answers = deque()
-                self._outcomes[known] = (snapshot_of(worker), events)
-        return self._outcomes[known]
+                self._outcomes[run_key] = (snapshot_of(worker), events)
+        return self._outcomes[run_key]
 
     def _answered(self, state: SessionState, number: int) -> Iterator[tuple[str, SessionState, str]]:
-        """The ways in which a worker's request may end."""
+        """Yield the ways in which a worker's request may end."""
         at = state.workers[number]
         request: CellRequest = self._run(at, state.tick)
         rows, answer = carried_out(state.rows, request)
@@ -579,7 +598,7 @@ class SessionModel:
     def _ended(
         self, state: SessionState, number: int, worker: At, events: list[SessionEvent]
     ) -> tuple[SessionState, str]:
-        """An action is over: what it tells is judged."""
+        """End an action, and judge its events."""
         began = state.workers[number].tick
         state = state._replace(workers=_put(state.workers, number, worker))
         for event in events:
@@ -590,7 +609,7 @@ class SessionModel:
 
     def _judged(self, state: SessionState, number: int, began: int, event: SessionEvent) -> tuple[SessionState, str]:
         verb, key, *more = event
-        true_leases, readers = dict(state.true_leases), {(one[0], one[1]): one for one in state.readers}
+        true_leases, readers = dict(state.true_leases), {(reader[0], reader[1]): reader for reader in state.readers}
         true_lease, mine = true_leases[key], (key, number)
         match verb:
             case "handled":
@@ -605,20 +624,24 @@ class SessionModel:
                 readers.pop(mine, None)
             case "reset":
                 true_leases[key] = TrueLease(epoch=true_lease.epoch, starter=true_lease.starter)
-                if any(one == key and tick == state.tick and not robbed for one, _, tick, robbed in state.readers):
+                if any(
+                    leased == key and tick == state.tick and not stolen for leased, _, tick, stolen in state.readers
+                ):
                     return state, "reset under a reader"
-                readers = {pair: one for pair, one in readers.items() if one[0] != key}
+                readers = {pair: reader for pair, reader in readers.items() if reader[0] != key}
             case "starts":
-                epoch, at, how = more
-                if at > true_lease.handled:
-                    return state, f"skipped: starts at {at}, handled up to {true_lease.handled}"
-                if at < true_lease.done:
-                    return state, f"undone: starts at {at}, answered Done up to {true_lease.done}"
+                epoch, start, how = more
+                if start > true_lease.handled:
+                    return state, f"skipped: starts at {start}, handled up to {true_lease.handled}"
+                if start < true_lease.done:
+                    return state, f"undone: starts at {start}, answered Done up to {true_lease.done}"
                 if epoch < true_lease.epoch or (epoch == true_lease.epoch and true_lease.starter != number):
                     return state, f"epoch {epoch} after {true_lease.epoch}"
-                for other in [one for one in state.readers if one[0] == key and one[1] != number]:
-                    # Whoever takes what a thief has frozen goes on with that theft (G4).
-                    theirs = [json.loads(told) for name, told in state.rows if name.startswith(f"session/w{other[1]}")]
+                for other in [reader for reader in state.readers if reader[0] == key and reader[1] != number]:
+                    # A worker that takes a lease frozen by another's steal completes that steal (G4).
+                    theirs = [
+                        json.loads(row_json) for name, row_json in state.rows if name.startswith(f"session/w{other[1]}")
+                    ]
                     frozen = any(json.loads(row["leases"]).get(key, [])[4:] == ["held"] for row in theirs)
                     if how == "steal" or frozen:
                         readers[other[:2]] = (*other[:3], True)
@@ -629,11 +652,11 @@ class SessionModel:
         return state._replace(true_leases=tuple(true_leases.items()), readers=tuple(sorted(readers.values()))), ""
 
     def stuck(self, state: SessionState) -> str:
-        """The law that is broken once everybody else is dead and a new worker takes everything."""
-        known = ("stuck", state.rows, state.true_leases)
-        if known not in self._outcomes:
-            self._outcomes[known] = self._stuck(state)
-        return str(self._outcomes[known])
+        """Return the law that is broken if all other workers die and a new one takes every lease."""
+        stuck_key = ("stuck", state.rows, state.true_leases)
+        if stuck_key not in self._outcomes:
+            self._outcomes[stuck_key] = self._stuck(state)
+        return str(self._outcomes[stuck_key])
 
     def _stuck(self, state: SessionState) -> str:
         rows = state.rows
@@ -653,13 +676,13 @@ class SessionModel:
         for key, true_lease in state.true_leases:
             if key not in owned:
                 return f"{key} sticks"
-            at = numbered(owned[key])
-            if at > true_lease.handled or at < true_lease.done:
-                return f"an heir starts at {at}; handled {true_lease.handled}, answered Done {true_lease.done}"
+            start = numbered(owned[key])
+            if start > true_lease.handled or start < true_lease.done:
+                return f"an heir starts at {start}; handled {true_lease.handled}, answered Done {true_lease.done}"
         return ""
 
     def _alone(self, rows: TableRows, at: At, work: Callable[[SessionStore], Any]) -> tuple[TableRows, Any]:
-        """Let one worker do this while nobody else does anything."""
+        """Let one worker do this while no other does anything."""
         answers: list[Any] = []
         for _ in count():
             worker: CheckedWorker = pickle.loads(at.snapshot)  # noqa: S301  our own
@@ -677,7 +700,7 @@ READS = ("look", "handle", "commit", "claim")
 
 
 def settings() -> Mapping[str, SessionModel]:
-    """The settings that are explored, by name; the first worker reads s0, and the second has seen that."""
+    """Return the settings to explore, by name. In most, the first worker reads s0 and the second has seen that."""
     held = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
     both = ((0, "look", ""), (0, "claim", "s0"), (0, "look", ""), (0, "claim", "s1"), (1, "look", ""))
     free = ((0, "look", ""), (1, "look", ""))
@@ -724,7 +747,7 @@ def main(
 
 
 def report_of(models: Mapping[str, SessionModel], limit: int, only: str = "") -> int:
-    """Explore these settings and print what was seen; 1 if a law is broken."""
+    """Explore these settings, print the results, and return 1 if a law is broken."""
     broken = False
     for name, model in models.items():
         if only in {"", name}:
@@ -738,7 +761,7 @@ def report_of(models: Mapping[str, SessionModel], limit: int, only: str = "") ->
 
 
 def snapshot_of(worker: CheckedWorker) -> At:
-    """The worker between two actions, as a state keeps it."""
+    """Return the worker between two actions, in the form that a state keeps."""
     return At(pickle.dumps(worker), worker.told())
 
 

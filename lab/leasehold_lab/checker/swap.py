@@ -1,8 +1,8 @@
-"""The swap of two lease tables explored: the real `SwapStore` of a few workers, in every order of their requests.
+"""Explores the swap of two lease tables: the real `SwapStore` of a few workers, under every order of their requests.
 
-The search, the faults and the laws are those of `sessions`; here a request is a whole reading or write of one of the
-two tables, which keep the conditions of `writes` as every store does. A worker may besides tell the leases which way
-to go, as `leasehold swap` and its `--back` do, and carry over what nobody owns.
+The search, the faults and the laws are those of `sessions`, except that a request is a whole read or write of one of
+the two tables, which keep the conditions of `writes` as every store does. A worker may also direct the leases to one
+table or the other, as `leasehold swap` and its `--back` do, and carry over unowned leases.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,38 +31,38 @@ from leasehold_lab.checker.sessions import (
 
 
 def still() -> float:
-    """No time passes by this clock: the control row is read whenever it is asked for."""
+    """Return 0: no time passes, so the control row is read at every call."""
     return 0.0
 
 
 @define
 class CheckedTable:
-    """A table of the two, as a worker asks it."""
+    """One of the two tables as a worker sees it."""
 
     cells: CheckedCells
     name: str
     capabilities: Capabilities = Capabilities()  # noqa: RUF009  a frozen value
 
     def list(self) -> Listing:
-        """Every lease."""
+        """Return every lease."""
         return Listing(tuple(lease for _, lease in self.cells.ask(CellRequest("list", (f"{self.name}/",)))))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002
-        """The leases that are there."""
+        """Return the leases that exist."""
         names = tuple(f"{self.name}/{key}" for key in keys)
         return tuple(lease for _, lease in self.cells.ask(CellRequest("read", names)))
 
     def write(self, write: Write) -> Outcome:
-        """Under its condition."""
+        """Apply a write under its condition."""
         outcome: Outcome = self.cells.ask(CellRequest("apply", (f"{self.name}/{write.lease.key}",), write))
         return outcome
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def joined_tables(cells: CheckedCells) -> Any:  # noqa: ANN401  the search knows the other store
-    """The code under test, over two tables."""
+    """Return the store to test, over two tables."""
     tables = (CheckedTable(cells, "from"), CheckedTable(cells, "to"))
     store: Any = SwapStore(tables, "to", clock=still, look_seconds=0.0)
     store._cells = cells  # noqa: SLF001  where the search looks for it
@@ -71,10 +71,10 @@ def joined_tables(cells: CheckedCells) -> Any:  # noqa: ANN401  the search knows
 
 @define
 class SwappingWorker(CheckedWorker):
-    """A worker that may also send the leases one way or the other, as the command does."""
+    """A worker that may also direct the leases to one table or the other, as the command does."""
 
     def options(self, tick: int) -> Iterator[tuple[str, str]]:
-        """The steps that the worker may take next."""
+        """Yield the actions that the worker may take next, each with its argument."""
         yield from super().options(tick)
         if self.moves > 0:
             yield "send", "to"
@@ -84,7 +84,7 @@ class SwappingWorker(CheckedWorker):
                     yield "carry", key
 
     def act(self, verb: str, key: str, tick: int, now: int) -> list[SessionEvent]:
-        """Do it."""
+        """Take an action, and return the events to judge."""
         if verb not in {"send", "carry"}:
             try:
                 return super().act(verb, key, tick, now)
@@ -94,7 +94,7 @@ class SwappingWorker(CheckedWorker):
         store: Any = self.store
         try:
             if verb == "send":
-                table = store._tables[TO]  # noqa: SLF001  the command has it by itself
+                table = store._tables[TO]  # noqa: SLF001  the command has its own
                 (control,) = table.get([CONTROL])
                 table.write(AnnotateLease(control, WISH, key))
             else:
@@ -105,7 +105,7 @@ class SwappingWorker(CheckedWorker):
         return []
 
     def told(self) -> str:
-        """Everything that decides what it does."""
+        """Return everything that decides what the worker does, as a string."""
         store: Any = self.store
         memory = (store._goal, store._closed)  # noqa: SLF001  the state of the code under test
         return repr((self.name, self.moves, self.held, self.seen, self.given, self.lost, memory))
@@ -113,7 +113,7 @@ class SwappingWorker(CheckedWorker):
 
 @define
 class SwapModel(SessionModel):
-    """A setting; leases are in FROM and bound for TO."""
+    """A setting to explore, in which leases are in FROM and bound for TO."""
 
     def _worker(self, name: str, moves: int) -> At:
         return snapshot_of(SwappingWorker(name, joined_tables(CheckedCells()), moves))
@@ -137,18 +137,18 @@ _CONTROL = Lease(CONTROL, checkpoint=SHARD_END, notes=((WISH, "to"),))
 
 def swap_model(
     moves: tuple[int, ...],
-    begins: Any,  # noqa: ANN401  as of the model
+    begins: Any,  # noqa: ANN401  as in the model
     *verbs: str,
     leases: int = 1,
     faults: Mapping[str, int] | None = None,
 ) -> SwapModel:
-    """The setting of these moves, with its leases bound for TO."""
+    """Return the setting with these moves, in which the leases are bound for TO."""
     rows = ((f"to/{CONTROL}", _CONTROL),)
     return SwapModel(moves, leases, faults or {}, frozenset(verbs), begins, rows=rows)
 
 
 def swap_settings() -> dict[str, SwapModel]:
-    """The settings that are explored, by name; the first worker reads s0, and the second has seen that."""
+    """Return the settings to explore, by name. In most, the first worker reads s0 and the second has seen that."""
     held = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
     moved = (*held, (0, "handle", "s0"), (0, "commit", "s0"), (1, "look", ""))
     back = (*moved, (1, "send", "from"))

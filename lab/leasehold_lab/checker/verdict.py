@@ -1,7 +1,7 @@
-"""The findings on a fleet: circles, rest without balance, moves at balance, and moves beyond the least.
+"""Judges a fleet: circles, rest without balance, moves at balance, and moves beyond the least possible number.
 
-`explore` finds the states that a fleet can reach, `circle` and `longest` the ways among them, and `judge` what is wrong
-with these. `rows` and `written` make tables of verdicts, for the screen and for specs/proof.md.
+`explore` finds the states that a fleet can reach, `circle` and `longest` find paths among them, and `judge` what is
+wrong with these. `rows` and `written` make tables of verdicts, for the screen and for specs/proof.md.
 """
 
 from collections import deque
@@ -20,8 +20,10 @@ from leasehold_lab.checker.fleet import ALIVE, NOBODY, FleetModel, State
 class Graph:
     """The reachable states, numbered in order of discovery.
 
-    states  all discovered
-    steps   by number: what follows, as (number, moves); shorter than `states` where the search was cut off
+    Attributes:
+        states: All states discovered.
+        steps: For each state by number, the states that follow as (number, moves). If the search was cut off, this is
+            shorter than `states`.
     """
 
     states: tuple[State, ...]
@@ -29,12 +31,12 @@ class Graph:
 
     @property
     def whole(self) -> bool:
-        """Whether the search came to its end."""
+        """Whether the search was completed."""
         return len(self.steps) == len(self.states)
 
 
 def explore(fleet: FleetModel, starts: Iterable[State], limit: int) -> Graph:
-    """Breadth first from all starts, until nothing is new or `limit` states were expanded."""
+    """Search breadth-first from all starts, until there is nothing new or `limit` states were expanded."""
     numbers: dict[State, int] = {}
     for start in starts:
         numbers.setdefault(start, len(numbers))
@@ -53,7 +55,7 @@ def explore(fleet: FleetModel, starts: Iterable[State], limit: int) -> Graph:
 
 
 def in_order(graph: Graph) -> tuple[int, ...]:
-    """The states such that every step leads forward; those missing lie on a circle, or behind one."""
+    """Sort the states so that every step leads forward, leaving out states on or after a circle."""
     arrivals = [0] * len(graph.states)
     for followers in graph.steps:
         for number, _ in followers:
@@ -71,30 +73,32 @@ def in_order(graph: Graph) -> tuple[int, ...]:
 
 
 def circle(graph: Graph, ordered: Iterable[int]) -> tuple[int, ...]:
-    """A circle of states that a fleet may follow for ever, or () if there is none."""
-    left = set(range(len(graph.states))) - set(ordered)
+    """Return a circle of states that a fleet may follow forever, or () if there is none."""
+    leftover = set(range(len(graph.states))) - set(ordered)
     before: dict[int, int] = {}
-    for number in left & set(range(len(graph.steps))):
-        before.update((follower, number) for follower, _ in graph.steps[number] if follower in left)
-    if not left:
+    for number in leftover & set(range(len(graph.steps))):
+        before.update((follower, number) for follower, _ in graph.steps[number] if follower in leftover)
+    if not leftover:
         return ()
-    # Whatever is left has a predecessor that is left: walking back must meet itself.
+    # Every remaining state has a remaining predecessor, so a walk backwards must meet itself.
     walk: dict[int, None] = {}
-    at = min(left)
-    while at not in walk:
-        walk[at] = None
-        at = before[at]
-    way = list(walk)
-    return tuple(reversed(way[way.index(at) :]))
+    position = min(leftover)
+    while position not in walk:
+        walk[position] = None
+        position = before[position]
+    path = list(walk)
+    return tuple(reversed(path[path.index(position) :]))
 
 
 def longest(graph: Graph, ordered: tuple[int, ...]) -> list[int]:
-    """By state, the most moves on any way from there; states on circles count nothing."""
-    most = [0] * len(graph.states)
+    """Return, for each state, the most moves on any path from there, counting states on circles as 0."""
+    most_moves = [0] * len(graph.states)
     for number in reversed(ordered):
         if number < len(graph.steps):
-            most[number] = max((moves + most[follower] for follower, moves in graph.steps[number]), default=0)
-    return most
+            most_moves[number] = max(
+                (moves + most_moves[follower] for follower, moves in graph.steps[number]), default=0
+            )
+    return most_moves
 
 
 Fault = Literal["livelock", "unowned", "uneven", "restless", "overshoot"]
@@ -102,10 +106,11 @@ Fault = Literal["livelock", "unowned", "uneven", "restless", "overshoot"]
 
 @frozen
 class Case:
-    """A fleet to explore, from all divisions of its leases or from the given one.
+    """A fleet to explore, from every division of its leases or from the given one.
 
-    known  the faults that its rules are known to have: not to find them would be a fault of this checker
-    limit  states expanded at most
+    Attributes:
+        known: The faults that its rules are known to have. If the checker misses one, the checker is at fault.
+        limit: The greatest number of states to expand.
     """
 
     name: str
@@ -120,9 +125,11 @@ class Case:
 class CheckVerdict:
     """The findings of the exploration.
 
-    faults     by fault: one example, told in words
-    expanded   states whose every step was followed; discovered: all that were met
-    worst      moves on the longest way from one worker owning all leases, and the least needed
+    Attributes:
+        faults: One example of each fault, in words.
+        expanded: The number of states whose every step was followed.
+        discovered: The number of states that were reached.
+        worst: The moves on the longest path from one worker owning all leases, and the least number needed.
     """
 
     case: str
@@ -134,54 +141,56 @@ class CheckVerdict:
 
 
 def judge(case: Case) -> CheckVerdict:
-    """Explore one fleet and say what is wrong with it."""
+    """Explore one fleet, and return what is wrong with it."""
     fleet, size = case.fleet, len(case.fleet.workers)
     everywhere = product(range(NOBODY, size), repeat=fleet.leases)
     starts = [fleet.start(owners) for owners in (everywhere if case.owners is None else [case.owners])]
     graph = explore(fleet, starts, case.limit)
     ordered = in_order(graph)
-    found: dict[Fault, str] = {}
+    faults: dict[Fault, str] = {}
 
-    if way := circle(graph, ordered):
-        states = [graph.states[number] for number in way]
+    if path := circle(graph, ordered):
+        states = [graph.states[number] for number in path]
         pairs = zip(states, states[1:] + states[:1], strict=True)
-        steps = (next(step.what for step in fleet.steps(here) if step.state == there) for here, there in pairs)
-        found["livelock"] = f"from {_told(fleet, states[0])}: " + "; ".join(steps)
+        steps = (
+            next(step.what for step in fleet.steps(current) if step.state == following) for current, following in pairs
+        )
+        faults["livelock"] = f"from {_told(fleet, states[0])}: " + "; ".join(steps)
 
     for state, followers in zip(graph.states, graph.steps, strict=False):
         if not followers and unowned(state):
-            found.setdefault("unowned", _told(fleet, state))
+            faults.setdefault("unowned", _told(fleet, state))
         if not followers and _uneven(case, state):
-            found.setdefault("uneven", _told(fleet, state))
+            faults.setdefault("uneven", _told(fleet, state))
 
     # S5: a balanced fleet does nothing.
     for start in starts if not fleet.crashes else ():
         if not unowned(start) and not _uneven(case, start) and fleet.steps(start):
-            found["restless"] = _told(fleet, start)
+            faults["restless"] = _told(fleet, start)
             break
 
-    # S6: where every worker is seen and none fails, no order of events costs more than the least moves.
-    most = dict(zip(graph.states[: len(starts)], longest(graph, ordered), strict=False))
-    for start, moves in most.items():
+    # S6: if every worker can be seen and none fails, no order of events costs more than the least moves.
+    most_moves = dict(zip(graph.states[: len(starts)], longest(graph, ordered), strict=False))
+    for start, moves in most_moves.items():
         if set(start.owners) == set(range(size)) and not fleet.crashes and None not in fleet.rules:
             least = _least(case, start)
             if moves > least:
-                found["overshoot"] = f"{_told(fleet, start)}: {moves} moves, least {least}"
+                faults["overshoot"] = f"{_told(fleet, start)}: {moves} moves, least {least}"
                 break
 
     alone = [start for start in starts if len(set(start.owners)) == 1 and NOBODY not in start.owners]
     return CheckVerdict(
         case=case.name,
         size=f"{fleet.leases} x {size}",
-        faults=found,
+        faults=faults,
         expanded=len(graph.steps),
         discovered=len(graph.states),
-        worst=max(((most[start], _least(case, start)) for start in alone), default=(0, 0)),
+        worst=max(((most_moves[start], _least(case, start)) for start in alone), default=(0, 0)),
     )
 
 
 def unowned(state: State) -> bool:
-    """Whether a lease has no living owner."""
+    """Return whether a lease has no living owner."""
     return any(owner == NOBODY or state.health[owner] != ALIVE for owner in state.owners)
 
 
@@ -189,7 +198,7 @@ def _uneven(case: Case, state: State) -> bool:
     fleet = case.fleet
     alive = [worker for worker, health in enumerate(state.health) if health == ALIVE]
     counts = {fleet.workers[worker]: state.owners.count(worker) for worker in alive}
-    takers = (fleet.workers[each] for each in alive if fleet.rules[each] is not None or each in fleet.led)
+    takers = (fleet.workers[worker] for worker in alive if fleet.rules[worker] is not None or worker in fleet.led)
     return bool(uneven(counts, takers, fleet.leases, case.groups))
 
 
@@ -223,14 +232,14 @@ Generated by `{command}`; do not edit. Every interleaving of plans and late writ
 
 
 def surprises(cases: Sequence[Case], verdicts: Sequence[CheckVerdict]) -> list[str]:
-    """The faults that were found and are not known, and those that are known and were not found."""
-    found = [
+    """Return the faults that were found but not known, and those known but not found."""
+    unknown = [
         f"{verdict.case} {verdict.size}: {fault}: {example}"
         for case, verdict in zip(cases, verdicts, strict=True)
         for fault, example in verdict.faults.items()
         if fault not in case.known
     ]
-    return found + [
+    return unknown + [
         f"{verdict.case} {verdict.size}: {fault} was not found"
         for case, verdict in zip(cases, verdicts, strict=True)
         for fault in sorted(case.known - verdict.faults.keys())
@@ -238,7 +247,7 @@ def surprises(cases: Sequence[Case], verdicts: Sequence[CheckVerdict]) -> list[s
 
 
 def rows(verdicts: Sequence[CheckVerdict]) -> Table:
-    """The rows of the table, for the screen."""
+    """Return the table of verdicts, for the screen."""
     table = Table(*HEADS)
     for verdict in verdicts:
         table.add_row(*_cells(verdict))
@@ -246,7 +255,7 @@ def rows(verdicts: Sequence[CheckVerdict]) -> Table:
 
 
 def written(verdicts: Sequence[CheckVerdict], command: str) -> str:
-    """The page that is kept under specs/."""
+    """Return the page that is kept under specs/."""
     lines = [HEADS, ("---",) * len(HEADS), *(_cells(verdict) for verdict in verdicts)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     examples = [

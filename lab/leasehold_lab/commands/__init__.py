@@ -1,1 +1,1 @@
-"""The commands of the command line that the laboratory brings: `demo`, `dev`, `simulate` and `what-if`."""
+"""The commands that the laboratory adds to the command line: `demo`, `dev`, `simulate` and `what-if`."""

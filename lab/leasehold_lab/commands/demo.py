@@ -1,4 +1,4 @@
-"""`leasehold demo`: the whole of it on this machine, shown live and judged."""
+"""`leasehold demo`: runs a whole fleet on this machine, shows it live, and judges the run."""
 
 import json
 import sys
@@ -69,7 +69,7 @@ def _performed(console: Console, rate: int, *, live: bool) -> Iterator[Story]:
             yield story
             return
         screen = Screen(stage, story, encoding=console.encoding)
-        # Drawn between two looks by the thread that looks, so that nothing changes while it is drawn.
+        # Drawn by the thread that looks, between two looks, so that nothing changes while it is drawn.
         with Live(screen, console=console, auto_refresh=False) as drawn:
 
             def show() -> None:

@@ -1,4 +1,4 @@
-"""`leasehold dev`: stand-ins for the clouds' services that stay until they are ended."""
+"""`leasehold dev`: runs stand-ins for the cloud services until told to end."""
 
 import json
 import os
@@ -66,16 +66,16 @@ def command(
 ) -> None:
     """Start, tell, wait."""
     with ending("dev", ServiceError, StreamError, StoreError, OSError), suppress(Ended):
-        chosen = [wanted(each) for each in streams or ["orders=4"]]
-        if len({each.name for each in chosen}) < len(chosen):
+        chosen = [wanted(stream) for stream in streams or ["orders=4"]]
+        if len({stream.name for stream in chosen}) < len(chosen):
             raise ValueError("STREAM: a stream is named twice")
         isolate()
         with unwinding(), dev_services(chosen, folder, rate, in_postgres=in_postgres) as running:
             if as_json:
-                sources = {name: each.source for name, each in running.streams.items()}
-                tables = {name: each.table for name, each in running.streams.items()}
-                told = {"streams": sources, "tables": tables, "environment": dict(running.environment)}
-                print(json.dumps(told), flush=True)  # a reader at the other end of a pipe waits for it
+                sources = {name: stream.source for name, stream in running.streams.items()}
+                tables = {name: stream.table for name, stream in running.streams.items()}
+                described = {"streams": sources, "tables": tables, "environment": dict(running.environment)}
+                print(json.dumps(described), flush=True)  # a reader at the other end of a pipe waits for it
                 wait_for_the_end()
             with _page(running) as page:
                 _tell(running, page)
@@ -84,12 +84,12 @@ def command(
 
 @contextmanager
 def _page(running: DevServices) -> Iterator[str]:
-    """Serve the page of `leasehold serve` over the lease tables, which are made for it; a sentence says where."""
+    """Create the lease tables, serve the page of `leasehold serve` over them, and yield a sentence with its URL."""
     if not all(map(find_spec, ("starlette", "uvicorn"))):
         yield "There is no page without: pip install 'leasehold[serve]'"
         return
     os.environ.update(running.environment)
-    tables = [each.table for each in running.streams.values()]
+    tables = [stream.table for stream in running.streams.values()]
     for table in tables:
         open_store(table).close()
 
@@ -104,8 +104,8 @@ def _page(running: DevServices) -> Iterator[str]:
 def _tell(running: DevServices, page: str) -> None:
     *others, last = running.services
     print(f"Stand-ins for {', '.join(others)} and {last} are running; Ctrl-C ends them.\n")
-    for name, each in running.streams.items():
-        print(f"stream {name}\n  source  {each.source}\n  store   {each.table}")
+    for name, stream in running.streams.items():
+        print(f"stream {name}\n  source  {stream.source}\n  store   {stream.table}")
     print(f"\n{page}")
     print("\nPaste this where you work, and URLs need no endpoint; $SOURCE and $STORE are the first stream's:\n")
     print(f"{running.exports}\n")

@@ -1,4 +1,4 @@
-"""`leasehold simulate`: how a fleet would share its leases under each rule set, without a fleet."""
+"""`leasehold simulate`: shows how a fleet would share its leases under a rule set, without running one."""
 
 import json
 import os
@@ -55,7 +55,7 @@ writes bulletins, as on Azure Blob and S3; else the table is like DynamoDB.
 """
 
 
-_WORKERS = 10**6  # in one group; no machine simulates more
+_WORKERS = 10**6  # in one group; no machine can simulate more
 
 
 @app.command(help="Simulate a fleet, and say how soon it is balanced and at what cost.", epilog=MORE)
@@ -114,8 +114,8 @@ def command(  # noqa: PLR0917  typer calls it by name
         console = Console(stderr=True)
         answers = list(track(running, "simulating", sweep, console=console, disable=sweep == 1, transient=True))
     if as_json:
-        each = [{"seed": number, **outcome} for number, outcome in answers]
-        print(json.dumps(answers[0][1] if sweep == 1 else {"seeds": each}))
+        by_seed = [{"seed": number, **outcome} for number, outcome in answers]
+        print(json.dumps(answers[0][1] if sweep == 1 else {"seeds": by_seed}))
     else:
         _show(question, [outcome for _, outcome in answers])
 
@@ -128,7 +128,7 @@ def _sizes(workers: str) -> tuple[int, ...]:
 
 
 def _on_cluster(question: SimulationQuestion, seeds: range, master: str) -> list[Answer]:
-    from leasehold.adapters.spark.pipeline import session_at  # noqa: PLC0415  few sweep on Spark
+    from leasehold.adapters.spark.pipeline import session_at  # noqa: PLC0415  rarely needed
 
     with ending("simulate", ServiceError):
         spark = session_at(master, "leasehold simulate")

@@ -1,4 +1,4 @@
-"""`leasehold what-if`: moves, seconds and balance if workers came or went, simulated from the table as it is."""
+"""`leasehold what-if`: simulates what would move if workers came or left, starting from the table as it is."""
 
 import json
 from collections import Counter
@@ -71,26 +71,26 @@ def command(  # noqa: PLR0917  one for each option
         present = [row.owner for row in alive(table.unended, config) if row.owner is not None]
         coming = names_of(add or (), present)
         change = FleetChange(coming, tuple(remove or ()), "crash" if crash else "leave", cycles, seed)
-        told = forecast(table, config, change, dated=dated)
+        result = forecast(table, config, change, dated=dated)
     if as_json:
-        print(json.dumps(told.as_json() | ({"swap": list(table.swapping)} if table.swapping else {})))
+        print(json.dumps(result.as_json() | ({"swap": list(table.swapping)} if table.swapping else {})))
         return
     if table.swapping:
         print(*map(printable, table.swapping), "", sep="\n")
-    figures = told.figures
+    figures = result.figures
     moves = f"{figures.moves} moves of least possible {figures.moves_minimum}, {figures.claims} claims"
-    print(f"{moves}, over after {figures.seconds:.1f} s; {len(told.before)} would come without the change.")
+    print(f"{moves}, over after {figures.seconds:.1f} s; {len(result.before)} would come without the change.")
     unowned = figures.unowned_lease_cycles_max * config.cycle_seconds
     print(
         f"Spread {figures.spread} leases, fullest load {figures.load:g} of the mean; longest unowned {unowned:.1f} s.\n"
     )
-    given, gained = Counter(one.before for one in told.moves), Counter(one.after for one in told.moves)
+    given_away, gained = Counter(move.before for move in result.moves), Counter(move.after for move in result.moves)
     rows = tuple(
-        (name, str(held), str(gained[name]), str(given[name]), f"{told.loads[name]:.1f}")
-        for name, held in told.held.items()
+        (name, str(held), str(gained[name]), str(given_away[name]), f"{result.loads[name]:.1f}")
+        for name, held in result.held.items()
     )
     numbers = tuple(Column(name, right=True) for name in ("leases", "gained", "given", "KB/s"))
     show(Cells((Column("worker"), *numbers), rows), wide=wide)
     print()
-    moved = tuple((f"{one.t:.1f}", one.key, one.before or "", one.after or "") for one in told.moves)
+    moved = tuple((f"{move.t:.1f}", move.key, move.before or "", move.after or "") for move in result.moves)
     show(Cells((Column("at s", right=True), Column("lease"), Column("from"), Column("to")), moved), wide=wide)

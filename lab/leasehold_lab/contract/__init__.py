@@ -1,8 +1,8 @@
-"""The contract every store keeps, as tests you can run on a store of your own.
+"""The contract that every store keeps, as tests to run on a store of your own.
 
-Subclass `StoreContract` in a test file of yours and provide a pytest fixture named `store` that
-gives a new, empty store to each test. Every test is about what workers may rely on, so a store
-that fails one loses records, or lets two workers read one shard.
+Subclass `StoreContract` in one of your test files, and provide a pytest fixture named `store` that gives each test a
+new, empty store. Every test covers something that workers rely on: a store that fails one may lose records, or let two
+workers read the same shard.
 """
 
 from leasehold_lab.contract.clauses import StoreContract

@@ -1,4 +1,4 @@
-"""Short ways to set a scene: a lease that exists, is owned, has moved, or has been asked for."""
+"""Sets the scene for a clause: a lease that exists, is owned, has moved, or has been requested."""
 
 from attrs import evolve
 
@@ -18,45 +18,45 @@ FULL = Lease(
 
 
 def done(outcome: Outcome) -> Lease:
-    """The lease of a write that must have been applied."""
+    """Return the lease of a write that must have been applied."""
     assert isinstance(outcome, Done), outcome
     return outcome.lease
 
 
 def lost(outcome: Outcome) -> Lease | None:
-    """The lease as stored, of a write that must have been refused."""
+    """Return the stored lease after a write that must have been rejected."""
     assert isinstance(outcome, Lost), outcome
     assert outcome.lease is None or outcome.lease.key == outcome.key
     return outcome.lease
 
 
 def facts(lease: Lease | None) -> Lease | None:
-    """The lease without what differs between layouts: version, epoch, and the row's age."""
+    """Return the lease without the fields that differ between layouts: version, epoch, and the row's age."""
     return lease and evolve(lease, version=Version(""), epoch=0, idle=0.0)
 
 
 def stored(store: Store, key: str = KEY) -> Lease:
-    """The lease as a consistent reading shows it now."""
+    """Return the lease from a consistent read."""
     (lease,) = store.get([key])
     return lease
 
 
 def placed(store: Store, lease: Lease) -> Lease:
-    """A new lease like this one, claimed for its owner if it names one."""
+    """Create a lease like this one, and claim it if it has an owner."""
     row = done(store.write(CreateLease(lease)))
     return row if lease.owner is None else done(store.write(ClaimLease(row, lease.owner)))
 
 
 def unowned(store: Store, key: str = KEY, at: Position = TRIM_HORIZON) -> Lease:
-    """A new lease nobody owns, processed up to here."""
+    """Create a free lease with this checkpoint."""
     return placed(store, Lease(key, checkpoint=at))
 
 
 def owned(store: Store, owner: str = "ann", key: str = KEY, at: Position = TRIM_HORIZON) -> Lease:
-    """A new lease this worker has claimed, processed up to here."""
+    """Create a lease with this checkpoint and claim it for this worker."""
     return placed(store, Lease(key, owner=owner, checkpoint=at))
 
 
 def asked(store: Store) -> Lease:
-    """A lease of ann's that bob has asked for."""
+    """Return a lease of ann's that bob has requested."""
     return done(store.write(RequestLease(owned(store, "ann"), "bob")))

@@ -1,8 +1,9 @@
-"""The clauses of the contract of stores, each a test: ownership, checkpoints, planned moves, resets, and races.
+"""The clauses of the store contract, each of which is a test: ownership, checkpoints, hand-offs, resets, and races.
 
-A checkpoint moves forward only, by its owner only, and is final at the end. A planned move is asked for, given and
-accepted; or withdrawn, taken back, stolen after all. A reset sets a checkpoint anywhere, and the fencing number grows
-all the same. In a race thirty-two workers want the same lease at the same moment, and one gets it.
+A checkpoint is moved only forward and only by the owner, and the end is final. In a hand-off a lease is requested,
+given and accepted; the request may be withdrawn, or the lease taken back or stolen after all. A reset may move a
+checkpoint anywhere, but the fencing number still grows. In a race thirty-two workers want the same lease at the same
+moment, and one of them gets it.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,10 +47,10 @@ STEPS: tuple[Callable[[Store, Lease], Outcome], ...] = (
 
 
 class Ownership:
-    """Create, claim, steal, renew, release, delete, and the two readings."""
+    """Creates, claims, steals, renewals, releases, deletes, and the two ways to read."""
 
     def test_a_created_lease_is_read_back_whole(self, store: Store) -> None:
-        """A field lost on the way in would be missing for every worker ever after."""
+        """A created lease has every field that it was created with."""
         row = done(store.write(CreateLease(FULL)))
         assert facts(row) == facts(FULL)
         assert store.list().malformed == ()
@@ -57,30 +58,30 @@ class Ownership:
         assert store.get([KEY]) == (stored(store),)
 
     def test_a_new_store_lists_nothing(self, store: Store) -> None:
-        """Leftovers would be taken for leases of this stream."""
+        """A new store contains no leases, as leftovers would be taken for leases of this stream."""
         assert store.list().leases == ()
 
     def test_readings_come_in_the_order_asked_without_the_missing(self, store: Store) -> None:
-        """A worker that asked for several would take one lease for another."""
+        """Leases are returned in the order of the requested keys, and missing ones are left out."""
         for key in ("x", "y", "z"):
             unowned(store, key=key)
         assert [lease.key for lease in store.get(["z", "none", "x"])] == ["z", "x"]
         assert store.get([]) == ()
 
     def test_creating_twice_leaves_the_first(self, store: Store) -> None:
-        """A second worker starting up would set a checkpoint back to the beginning."""
+        """Creating a lease that exists changes nothing, so a second worker that starts cannot reset a checkpoint."""
         first = owned(store, at=Position("41"))
         assert facts(lost(store.write(CreateLease(Lease(KEY))))) == facts(first)
         assert stored(store) == first
 
     def test_a_created_lease_is_nobodys(self, store: Store) -> None:
-        """A worker would read a shard that no claim of its own has made it the owner of."""
+        """A lease is created free, even if it names an owner: a worker must claim what it reads."""
         row = done(store.write(CreateLease(evolve(FULL, owner="ann", next_owner="bob", yields=True))))
         assert facts(row) == facts(FULL)
         assert stored(store) == row
 
     def test_a_claim_makes_me_the_owner_and_keeps_the_rest(self, store: Store) -> None:
-        """Taking a lease must not lose its checkpoint, its lineage, or what others noted on it."""
+        """A claim changes the owner, and keeps the checkpoint, the lineage and the annotations."""
         free = done(store.write(CreateLease(FULL)))
         row = done(store.write(ClaimLease(free, "ann", (("b", "new"), ("c", "3")))))
         notes = (("a", "1"), ("b", "new"), ("c", "3"))
@@ -94,13 +95,13 @@ class Ownership:
         assert lost(store.write(ClaimLease(seen, "bob"))) == awake
 
     def test_a_claim_of_my_own_expired_lease_is_a_claim(self, store: Store) -> None:
-        """A worker that stalled would never get going again."""
+        """A worker that stalled can claim its own expired lease, and gets a new version."""
         seen = owned(store)
-        again = done(store.write(ClaimLease(seen, "ann")))
-        assert (again.owner, again.version != seen.version) == ("ann", True)
+        reclaimed = done(store.write(ClaimLease(seen, "ann")))
+        assert (reclaimed.owner, reclaimed.version != seen.version) == ("ann", True)
 
     def test_writes_to_a_missing_lease_are_lost(self, store: Store) -> None:
-        """A write that recreates a deleted row makes half a lease, at which Java workers stop."""
+        """A write to a missing lease is lost. If it recreated the row, Java workers would stop at half a lease."""
         seen = owned(store)
         done(store.write(DeleteLease(seen)))
         gone = Lost(KEY, None)
@@ -121,27 +122,27 @@ class Ownership:
         assert store.get([KEY]) == ()
 
     def test_a_steal_is_not_defeated_by_renewals(self, store: Store) -> None:
-        """A busy owner renews faster than a thief can look; the fleet would never balance."""
+        """A steal works despite renewals, because a busy owner renews faster than others read the table."""
         seen = owned(store)
         renewed = done(store.write(RenewLease(seen)))
         done(store.write(RenewLease(renewed)))
         assert facts(done(store.write(StealLease(seen, "bob")))) == facts(evolve(seen, owner="bob"))
 
     def test_a_steal_is_refused_from_another_owner(self, store: Store) -> None:
-        """A worker that just took a lease would lose it to a steal from its predecessor."""
+        """A steal is rejected if the lease has changed owner, so that a new owner keeps what it just took."""
         seen = owned(store)
         now = done(store.write(StealLease(seen, "bob")))
         assert lost(store.write(StealLease(seen, "cat"))) == now
         assert lost(store.write(StealLease(evolve(seen, owner=None), "cat"))) == now
 
     def test_a_robbed_owner_learns_who_robbed_it(self, store: Store) -> None:
-        """The victim would read on until its next listing."""
+        """A former owner learns from its next renewal who owns the lease now."""
         seen = owned(store)
         now = done(store.write(StealLease(seen, "bob")))
         assert lost(store.write(RenewLease(seen))) == now
 
     def test_a_renewal_changes_the_version_and_carries_notes(self, store: Store) -> None:
-        """Watchers would take the owner for dead, and a bulletin would cost a write of its own."""
+        """A renewal makes a new version, which shows that the owner is alive, and may also write annotations."""
         seen = owned(store)
         now = done(store.write(RenewLease(seen, (("n", "7"),))))
         assert facts(now) == facts(evolve(seen, notes=(("n", "7"),)))
@@ -149,35 +150,35 @@ class Ownership:
         assert stored(store) == now
 
     def test_a_renewal_wants_version_and_owner_as_seen(self, store: Store) -> None:
-        """Two threads of one worker, or two workers, would each believe they renewed."""
+        """A renewal needs the current version and owner, so that only one of two workers or threads renews."""
         seen = owned(store)
         now = done(store.write(RenewLease(seen)))
         assert lost(store.write(RenewLease(seen))) == now
         assert lost(store.write(RenewLease(evolve(now, owner="bob")))) == now
 
     def test_releasing_mine_needs_only_my_ownership(self, store: Store) -> None:
-        """A worker shutting down would have to know its very last version."""
+        """A worker may release its own lease without knowing the latest version, as when it shuts down."""
         seen = owned(store)
         done(store.write(RenewLease(seen)))
         assert facts(done(store.write(ReleaseLease(seen, "ann")))) == facts(evolve(seen, owner=None, yields=False))
         assert lost(store.write(ReleaseLease(seen, "ann"))) == stored(store)
 
     def test_a_release_may_name_a_stranger_as_owner(self, store: Store) -> None:
-        """A worker that takes nothing itself would be given leases late, or after it has ended (M14)."""
+        """A release may name a new owner, for workers that take no leases by themselves (M14)."""
         seen = owned(store)
-        given = done(store.write(ReleaseLease(seen, "ann", "java")))
-        assert facts(given) == facts(evolve(seen, owner="java", yields=False))
-        assert lost(store.write(ReleaseLease(seen, "ann", "java"))) == given
+        handed = done(store.write(ReleaseLease(seen, "ann", "java")))
+        assert facts(handed) == facts(evolve(seen, owner="java", yields=False))
+        assert lost(store.write(ReleaseLease(seen, "ann", "java"))) == handed
 
     def test_freeing_a_foreign_lease_needs_the_version(self, store: Store) -> None:
-        """An owner that woke up would be thrown out of its own lease."""
+        """Freeing another worker's lease needs the current version, so that an owner that woke up keeps it."""
         seen = owned(store)
         awake = done(store.write(RenewLease(seen)))
         assert lost(store.write(ReleaseLease(seen, "bob"))) == awake
         assert done(store.write(ReleaseLease(awake, "bob"))).owner is None
 
     def test_no_owner_change_reuses_a_version(self, store: Store) -> None:
-        """An owner holding an equal version would never notice that it was replaced."""
+        """Each change of owner makes a new version, so a former owner always notices that it was replaced."""
         rows = [unowned(store)]
         for step in STEPS:
             rows.append(done(step(store, rows[-1])))
@@ -188,7 +189,7 @@ class Ownership:
         assert epochs == sorted(epochs)
 
     def test_a_lease_is_deleted_as_seen_or_not_at_all(self, store: Store) -> None:
-        """A lease that came back to life between look and delete would take its checkpoint with it."""
+        """A lease is deleted only if it still is as it was read, so that a lease in use keeps its checkpoint."""
         seen = owned(store)
         bystander = unowned(store, key="bystander")
         awake = done(store.write(RenewLease(seen)))
@@ -197,12 +198,12 @@ class Ownership:
         assert store.list().leases == (bystander,)
 
     def test_deleting_what_is_gone_is_done(self, store: Store) -> None:
-        """When two workers clean up at once, neither reports a fault."""
+        """Deleting a deleted lease succeeds, so that of two workers that clean up at once neither fails."""
         seen = owned(store)
         assert store.write(DeleteLease(seen)) == store.write(DeleteLease(seen)) == Done(seen)
 
     def test_an_ended_lease_is_deleted_whoever_owns_it(self, store: Store) -> None:
-        """A finished parent renewed by a peer would never be cleaned up."""
+        """An ended lease can be deleted even if a peer keeps renewing it."""
         ended = done(store.write(CheckpointLease(owned(store), SHARD_END, keep_owner=True)))
         done(store.write(ClaimLease(ended, "bob")))
         assert store.write(DeleteLease(ended)) == Done(ended)
@@ -215,7 +216,7 @@ FORWARD = (
     (LATEST, Position("17")),  # a number shorter than the sentinel's name
     (NOON, Position("17")),
     (LATEST, NOON),  # a start pinned before the first read
-    (Position("9"), Position("10")),  # "9" is past "10" as text
+    (Position("9"), Position("10")),  # "9" sorts after "10" as a string
     (Position("99999999999999999999"), Position("100000000000000000000")),
     (Position("41", 3), Position("41", 4)),
     (Position("41", 9), Position("41", 10)),
@@ -226,10 +227,10 @@ FORWARD = (
 
 
 class Checkpoints:
-    """Checkpoint, the late checkpoint of a former owner, and notes."""
+    """Checkpoints, the late checkpoint of a former owner, and annotations."""
 
     def test_a_checkpoint_is_also_a_renewal(self, store: Store) -> None:
-        """An owner busy checkpointing would be taken for dead."""
+        """A checkpoint also renews the lease, so an owner busy with checkpoints stays alive."""
         seen = owned(store)
         now = done(store.write(CheckpointLease(seen, Position("41", 3, "offset-9"))))
         assert facts(now) == facts(evolve(seen, checkpoint=Position("41", 3)))
@@ -238,26 +239,26 @@ class Checkpoints:
         assert done(store.write(CheckpointLease(now, Position("42")))).checkpoint.token == ""
 
     def test_a_checkpoint_moves_forward(self, store: Store) -> None:
-        """Numbers compared as text, or sentinels by length, would stop a reader where it is."""
+        """A checkpoint moves forward: numbers are compared as numbers, not as strings, and sentinels by meaning."""
         for number, (before, after) in enumerate(FORWARD):
             seen = owned(store, key=f"shard-{number}", at=before)
             assert done(store.write(CheckpointLease(seen, after))).checkpoint == after, (before, after)
 
     def test_a_checkpoint_never_moves_back(self, store: Store) -> None:
-        """Records already counted as done would come again, or the end be forgotten."""
+        """A checkpoint before the stored one is rejected: records would be repeated, or the end be undone."""
         for number, (after, before) in enumerate(FORWARD):
             if before == NOON:
-                continue  # among starts, any may replace any
+                continue  # any starting position may replace any other
             seen = owned(store, key=f"shard-{number}", at=before)
             assert lost(store.write(CheckpointLease(seen, after))) == seen, (before, after)
 
     def test_checkpointing_the_same_position_is_a_renewal(self, store: Store) -> None:
-        """An idle shard's owner would lose its lease by repeating itself."""
+        """A checkpoint at the stored position renews the lease, as of an idle shard."""
         seen = owned(store, at=Position("41", 3))
         assert facts(done(store.write(CheckpointLease(seen, Position("41", 3))))) == facts(seen)
 
     def test_a_checkpoint_wants_version_and_owner_as_seen(self, store: Store) -> None:
-        """A worker that lost its lease would move the new owner's checkpoint."""
+        """A checkpoint needs the current version and owner, so that a former owner cannot move it."""
         seen = owned(store)
         now = done(store.write(StealLease(seen, "bob")))
         if store.capabilities.owner_checked_checkpoint:
@@ -266,21 +267,21 @@ class Checkpoints:
             assert stored(store).checkpoint == TRIM_HORIZON
 
     def test_the_end_drops_the_owner(self, store: Store) -> None:
-        """A finished lease would count as load for ever."""
+        """The checkpoint at the end frees the lease, so that it no longer counts as load."""
         seen = owned(store, at=Position("41"))
         now = done(store.write(CheckpointLease(seen, SHARD_END, children=("c-1", "c-2"))))
         assert facts(now) == facts(evolve(seen, checkpoint=SHARD_END, owner=None, yields=False))
         assert now.version != seen.version
 
     def test_the_end_keeps_the_owner_if_told(self, store: Store) -> None:
-        """Rule set kcl counts finished leases for their owner, as KCL 2.x does."""
+        """With `keep_owner` the end keeps the owner, because the rule set `kcl` counts ended leases as KCL 2.x does."""
         seen = owned(store, at=Position("41"))
         now = done(store.write(CheckpointLease(seen, SHARD_END, children=("c-1",), keep_owner=True)))
         assert facts(now) == facts(evolve(seen, checkpoint=SHARD_END))
         assert done(store.write(RenewLease(now))).owner == "ann"
 
     def test_the_end_is_final(self, store: Store) -> None:
-        """A shard finished once would be read again from wherever a straggler stood."""
+        """After the end every checkpoint is rejected, so that no late writer reopens the shard."""
         seen = owned(store, at=Position("41"))
         ended = done(store.write(CheckpointLease(seen, SHARD_END, keep_owner=True)))
         for position in (Position("42"), SHARD_END, TRIM_HORIZON):
@@ -288,14 +289,14 @@ class Checkpoints:
             assert lost(store.write(CheckpointLate(ended, position))) == ended
 
     def test_a_renewal_of_a_lease_that_ended_meanwhile_is_lost(self, store: Store) -> None:
-        """Without this its reader would go on after the end."""
+        """A renewal is lost if the lease has ended, so that its reader stops."""
         seen = owned(store)
         done(store.write(CheckpointLate(seen, SHARD_END)))
         assert lost(store.write(RenewLease(seen))) == stored(store)
         assert stored(store).ended
 
     def test_a_late_checkpoint_disturbs_nobody(self, store: Store) -> None:
-        """The new owner's next renewal would be refused by what its predecessor had finished."""
+        """A late checkpoint leaves the version alone, so that the new owner's next renewal succeeds."""
         seen = owned(store)
         now = done(store.write(StealLease(seen, "bob")))
         if not store.capabilities.late_checkpoints:
@@ -307,13 +308,13 @@ class Checkpoints:
         assert done(store.write(RenewLease(now))).checkpoint == Position("41", 3)
 
     def test_a_late_checkpoint_only_moves_forward(self, store: Store) -> None:
-        """A slow drain would set the new owner's work back."""
+        """A late checkpoint only moves forward, so that a slow drain cannot undo the new owner's work."""
         now = owned(store, at=Position("100", 3))
         for position in (Position("99", 9), Position("100", 3), Position("100", 2), LATEST):
             assert lost(store.write(CheckpointLate(now, position))) == now
 
     def test_a_note_leaves_the_version_alone(self, store: Store) -> None:
-        """Every bulletin would cost the owner its next renewal."""
+        """If the store can do it, an annotation leaves the version alone, so the owner's next renewal succeeds."""
         seen = done(store.write(RenewLease(owned(store), (("a", "1"),))))
         now = done(store.write(AnnotateLease(seen, "b", "2")))
         assert facts(now) == facts(evolve(seen, notes=(("a", "1"), ("b", "2"))))
@@ -322,19 +323,19 @@ class Checkpoints:
             assert now.version == seen.version
 
     def test_a_note_is_refused_once_the_owner_changed(self, store: Store) -> None:
-        """A worker that lost the lease would write notes on it."""
+        """An annotation is rejected if the lease has changed owner."""
         seen = owned(store)
         now = done(store.write(StealLease(seen, "bob")))
         assert lost(store.write(AnnotateLease(seen, "a", "1"))) == now
         assert lost(store.write(AnnotateLease(evolve(seen, owner=None), "a", "1"))) == now
 
     def test_a_free_lease_can_be_noted(self, store: Store) -> None:
-        """A note could not be set on a lease before somebody owns it."""
+        """A lease without an owner can be annotated."""
         seen = done(store.write(ReleaseLease(owned(store), "ann")))
         assert done(store.write(AnnotateLease(seen, "a", "1"))).note("a") == "1"
 
     def test_the_owners_measure_travels_with_its_signs_of_life(self, store: Store) -> None:
-        """The fleet would balance by what the lease's first owner measured, or by nothing."""
+        """The throughput measured by the owner is stored with its renewals and checkpoints."""
         row = done(store.write(RenewLease(evolve(owned(store), weight=12_801))))
         assert (row.weight, stored(store).weight) == (12_801, 12_801)
         row = done(store.write(CheckpointLease(evolve(row, weight=256), Position("41"))))
@@ -342,7 +343,7 @@ class Checkpoints:
         assert done(store.write(RenewLease(evolve(row, weight=None)))).weight == 256
 
     def test_notes_survive_every_other_write(self, store: Store) -> None:
-        """A pinned start, or a sealed end, would vanish at the next renewal."""
+        """Annotations survive every other write, so a pinned start or a sealed end does not vanish."""
         row = done(store.write(AnnotateLease(asked(store), "a", "1")))
         row = done(store.write(RenewLease(store.get([KEY])[0])))
         row = done(store.write(CheckpointLease(row, Position("41"))))
@@ -355,10 +356,10 @@ class Checkpoints:
 
 
 class Handoff:
-    """Request, give, claim by the heir, take back, withdraw (rules H1 to H5)."""
+    """Request, give, claim by the next owner, take back, withdraw (rules H1 to H5)."""
 
     def test_a_request_names_me_and_leaves_the_version_alone(self, store: Store) -> None:
-        """The owner's next renewal would be refused by the very request it is to answer."""
+        """A request leaves the version alone, so that the owner's next renewal succeeds and shows the request."""
         seen = owned(store)
         now = done(store.write(RequestLease(seen, "bob")))
         assert facts(now) == facts(evolve(seen, next_owner="bob"))
@@ -366,23 +367,23 @@ class Handoff:
         assert done(store.write(RenewLease(seen))).next_owner == "bob"
 
     def test_only_an_owner_that_answers_is_asked(self, store: Store) -> None:
-        """A request to an owner that answers none would delay the move until the limit."""
+        """Only a lease whose owner answers requests can be requested, because others would delay the move."""
         free = unowned(store)
         assert lost(store.write(RequestLease(free, "bob"))) == free
 
     def test_only_the_owner_as_seen_is_asked(self, store: Store) -> None:
-        """A worker that just received a lease would be asked to give it away at once."""
+        """A request is rejected if the lease has changed owner, so a new owner isn't asked to give it up at once."""
         seen = owned(store)
         now = done(store.write(StealLease(seen, "bob")))
         assert lost(store.write(RequestLease(seen, "cat"))) == now
 
     def test_a_finished_lease_is_not_asked_for(self, store: Store) -> None:
-        """The heir would wait for a lease that has nothing left to read."""
+        """An ended lease cannot be requested, because it has nothing left to read."""
         ended = done(store.write(CheckpointLease(owned(store), SHARD_END, keep_owner=True)))
         assert lost(store.write(RequestLease(ended, "bob"))) == ended
 
     def test_a_request_stands_until_its_heir_is_stale(self, store: Store) -> None:
-        """Two heirs would each drain the same owner; or a dead heir block the lease for ever."""
+        """A request is replaced only once its next owner is stale, so two workers never drain the same owner."""
         seen = owned(store)
         now = done(store.write(RequestLease(seen, "bob")))
         assert lost(store.write(RequestLease(seen, "cat"))) == now
@@ -390,7 +391,7 @@ class Handoff:
         assert done(store.write(RequestLease(now, "cat"))).next_owner == "cat"
 
     def test_giving_moves_owner_and_checkpoint_together(self, store: Store) -> None:
-        """The heir would start before or after the record at which the giver stopped."""
+        """Giving changes owner and checkpoint in one write, so the next owner starts where the giver stopped."""
         seen = asked(store)
         now = done(store.write(GiveLease(seen, Position("41", 3))))
         assert facts(now) == facts(evolve(seen, owner="bob", next_owner=None, checkpoint=Position("41", 3)))
@@ -398,7 +399,7 @@ class Handoff:
         assert stored(store) == now
 
     def test_giving_wants_everything_as_seen(self, store: Store) -> None:
-        """A lease would go to a worker that withdrew, or from one that had lost it."""
+        """Giving needs the current version, owner and next owner, so no lease goes to a worker that withdrew."""
         seen = asked(store)
         moved = done(store.write(RenewLease(seen)))
         assert lost(store.write(GiveLease(seen, Position("41")))) == moved
@@ -410,27 +411,27 @@ class Handoff:
         assert stored(store).checkpoint == TRIM_HORIZON
 
     def test_giving_never_moves_the_checkpoint_back(self, store: Store) -> None:
-        """The heir would do again what the giver had finished."""
+        """Giving never moves the checkpoint back, so the next owner repeats nothing."""
         seen = done(store.write(CheckpointLease(asked(store), Position("41", 3))))
         assert lost(store.write(GiveLease(seen, Position("41", 2)))) == seen
 
     def test_accepting_is_a_write(self, store: Store) -> None:
-        """Giver and heir would both own it: one by reading, the other by taking back."""
-        given = done(store.write(GiveLease(asked(store), Position("41"))))
-        now = done(store.write(ClaimLease(given, "bob")))
-        assert facts(now) == facts(given)
-        assert lost(store.write(TakeBackLease(given, "ann"))) == now
-        assert lost(store.write(ClaimLease(given, "bob"))) == now
+        """Accepting a gift is a write, so that the giver cannot take it back afterwards."""
+        gift = done(store.write(GiveLease(asked(store), Position("41"))))
+        now = done(store.write(ClaimLease(gift, "bob")))
+        assert facts(now) == facts(gift)
+        assert lost(store.write(TakeBackLease(gift, "ann"))) == now
+        assert lost(store.write(ClaimLease(gift, "bob"))) == now
 
     def test_what_nobody_accepted_is_taken_back(self, store: Store) -> None:
-        """A lease given to a worker that died would stand still until it expired."""
-        given = done(store.write(GiveLease(asked(store), Position("41"))))
-        now = done(store.write(TakeBackLease(given, "ann")))
-        assert facts(now) == facts(evolve(given, owner="ann"))
-        assert lost(store.write(ClaimLease(given, "bob"))) == now
+        """A gift that its next owner did not accept can be taken back, for that worker may be dead."""
+        gift = done(store.write(GiveLease(asked(store), Position("41"))))
+        now = done(store.write(TakeBackLease(gift, "ann")))
+        assert facts(now) == facts(evolve(gift, owner="ann"))
+        assert lost(store.write(ClaimLease(gift, "bob"))) == now
 
     def test_a_request_is_withdrawn_only_by_its_heir(self, store: Store) -> None:
-        """A worker would cancel another's move."""
+        """A request is withdrawn only in the name of its next owner."""
         seen = asked(store)
         assert lost(store.write(WithdrawRequest(seen, "cat"))) == seen
         now = done(store.write(WithdrawRequest(seen, "bob")))
@@ -439,14 +440,14 @@ class Handoff:
         assert lost(store.write(WithdrawRequest(seen, "bob"))) == now
 
     def test_a_withdrawal_wants_the_owner_as_seen(self, store: Store) -> None:
-        """The echo of an old request would cancel a second request, to the next owner."""
+        """A withdrawal needs the current owner, so a delayed one does not cancel a second request."""
         seen = asked(store)
         stolen = done(store.write(StealLease(seen, "cat")))
         now = done(store.write(RequestLease(stolen, "bob")))
         assert lost(store.write(WithdrawRequest(seen, "bob"))) == now
 
     def test_stealing_after_my_request_wants_it_to_stand(self, store: Store) -> None:
-        """Two thieves would follow one another into a lease that was promised to one."""
+        """A steal after a request needs that request to stand, so that only the lease's next owner steals it."""
         seen = asked(store)
         other = done(store.write(RequestLease(seen, "cat")))
         assert lost(store.write(StealLease(seen, "bob"))) == other
@@ -454,32 +455,32 @@ class Handoff:
         assert facts(now) == facts(evolve(other, owner="cat", next_owner=None))
 
     def test_a_claim_removes_any_request(self, store: Store) -> None:
-        """The new owner would give the lease away to an heir named in another's time."""
+        """A claim removes any request, which was meant for the former owner."""
         seen = asked(store)
         assert done(store.write(ClaimLease(seen, "dan"))).next_owner is None
 
     def test_a_release_removes_any_request(self, store: Store) -> None:
-        """The next owner would hand the lease to an heir of its predecessor."""
+        """A release removes any request, which was meant for the former owner."""
         freed = done(store.write(ReleaseLease(asked(store), "ann")))
         assert (freed.owner, freed.next_owner, freed.yields) == (None, None, False)
         assert done(store.write(ClaimLease(freed, "cat"))).next_owner is None
 
 
 class Resets:
-    """Reset, and the fencing number over a lease's whole life."""
+    """Resets, and the fencing number over the whole life of a lease."""
 
     def test_a_reset_sets_the_checkpoint_either_way(self, store: Store) -> None:
-        """Neither a later checkpoint nor the end may hold on to the lease."""
+        """A reset moves the checkpoint forward or back, even from the end."""
         for number, (before, after) in enumerate(FORWARD):
-            for key, here, there in ((f"f-{number}", before, after), (f"b-{number}", after, before)):
-                seen = unowned(store, key, here)
-                now = done(store.write(ResetLease(seen, there)))
-                assert facts(now) == facts(evolve(seen, checkpoint=there)), (here, there)
+            for key, start, target in ((f"f-{number}", before, after), (f"b-{number}", after, before)):
+                seen = unowned(store, key, start)
+                now = done(store.write(ResetLease(seen, target)))
+                assert facts(now) == facts(evolve(seen, checkpoint=target)), (start, target)
                 assert now.version != seen.version
                 assert stored(store, key) == now
 
     def test_a_reset_keeps_the_rest_and_carries_notes(self, store: Store) -> None:
-        """A shard set back would be read before its parents, or its start be lost."""
+        """A reset keeps the other fields, such as the parents, and may also write annotations."""
         seen = done(store.write(CreateLease(FULL)))
         now = done(store.write(ResetLease(seen, TRIM_HORIZON, (("b", "new"), ("c", "3")))))
         notes = (("a", "1"), ("b", "new"), ("c", "3"))
@@ -487,14 +488,14 @@ class Resets:
         assert stored(store) == now
 
     def test_a_reset_wants_a_lease_that_nobody_owns(self, store: Store) -> None:
-        """Without this its owner would go on reading from where it is, and checkpoint over the reset."""
+        """A reset needs a free lease, because an owner would continue, and checkpoint over the reset."""
         seen = owned(store, at=Position("41"))
         assert lost(store.write(ResetLease(seen, TRIM_HORIZON))) == seen
         assert lost(store.write(ResetLease(evolve(seen, owner=None), TRIM_HORIZON))) == seen
         assert stored(store) == seen
 
     def test_a_reset_wants_the_version_as_seen(self, store: Store) -> None:
-        """A lease that was read and released meanwhile would be read again, which nobody asked for."""
+        """A reset needs the current version, so that a lease read and released in the meantime is not read again."""
         seen = unowned(store, at=Position("41"))
         now = done(store.write(ReleaseLease(done(store.write(ClaimLease(seen, "ann"))), "ann")))
         assert lost(store.write(ResetLease(seen, TRIM_HORIZON))) == now
@@ -503,21 +504,21 @@ class Resets:
         assert stored(store).checkpoint == Position("41")
 
     def test_a_lease_that_was_reset_is_read_to_its_end_again(self, store: Store) -> None:
-        """A finished shard set back would be taken and never checkpointed."""
+        """After a reset an ended lease can be read and checkpointed up to its end again."""
         ended = done(store.write(CheckpointLease(owned(store), SHARD_END, children=("c-1",))))
         row = done(store.write(ClaimLease(done(store.write(ResetLease(ended, TRIM_HORIZON))), "bob")))
         row = done(store.write(CheckpointLease(row, Position("41"))))
         assert done(store.write(CheckpointLease(row, SHARD_END, children=("c-1",)))).ended
 
     def test_an_owner_of_before_is_refused_after_a_reset(self, store: Store) -> None:
-        """A worker that slept through it would take the lease for its own still."""
+        """After a reset the writes of the former owner are lost, even if it slept through the reset."""
         seen = owned(store, at=Position("41"))
         now = done(store.write(ResetLease(done(store.write(ReleaseLease(seen, "bob"))), TRIM_HORIZON)))
         assert lost(store.write(RenewLease(seen))) == now
         assert lost(store.write(CheckpointLease(seen, Position("42")))) == now
 
     def test_the_fencing_number_never_falls(self, store: Store) -> None:
-        """A fenced system would refuse the writes of the next owner, whose number fell."""
+        """The fencing number never falls, or a fenced system would reject the next owner's writes."""
         row = unowned(store)
         rows = [row]
         for worker in ("ann", "bob"):
@@ -539,7 +540,7 @@ class Resets:
             assert set(epochs) == {0}
 
     def test_a_lease_created_with_a_fencing_number_goes_on_from_it(self, store: Store) -> None:
-        """A lease copied from another store would begin again below what its handlers have seen."""
+        """The fencing number of a lease copied from another store continues where it was."""
         row = done(store.write(CreateLease(Lease(KEY, epoch=502))))
         assert stored(store) == row
         if store.capabilities.counts_owners:
@@ -551,7 +552,7 @@ ROUNDS = 5
 
 
 def winners(store: Store, each: Sequence[Write]) -> list[Lease]:
-    """The leases of those writes that were applied, where a thread for each sends all at once."""
+    """Send all writes at once, each from a thread of its own, and return the leases of those applied."""
     gate = Barrier(len(each))
 
     def run(write: Write) -> Outcome:
@@ -564,49 +565,49 @@ def winners(store: Store, each: Sequence[Write]) -> list[Lease]:
 
 
 class Races:
-    """Each with all workers holding the same view of the lease."""
+    """Races between workers that all have the same view of the lease."""
 
     def test_one_of_many_creates(self, store: Store) -> None:
-        """Two workers starting up would each believe the lease is theirs."""
+        """One of many creations of a lease is applied."""
         for number in range(ROUNDS):
             key = f"shard-{number}"
             won = winners(store, [CreateLease(Lease(key, notes=(("by", me),))) for me in WORKERS])
             assert won == [stored(store, key)]
 
     def test_one_of_many_claims(self, store: Store) -> None:
-        """Two workers would read one shard."""
+        """One of many claims is applied, so that one worker reads the shard."""
         for number in range(ROUNDS):
             seen = unowned(store, f"shard-{number}")
             assert winners(store, [ClaimLease(seen, me) for me in WORKERS]) == [stored(store, seen.key)]
 
     def test_one_of_many_steals(self, store: Store) -> None:
-        """Two workers would each believe that they own the lease."""
+        """One of many steals is applied."""
         for number in range(ROUNDS):
             seen = owned(store, key=f"shard-{number}")
             assert winners(store, [StealLease(seen, me) for me in WORKERS]) == [stored(store, seen.key)]
 
     def test_the_owner_or_one_claimant(self, store: Store) -> None:
-        """An owner that woke up and the worker that thought it dead would both go on."""
+        """Either the owner's renewal is applied, or one claim."""
         owner, *others = WORKERS
         seen = owned(store, owner)
         won = winners(store, [RenewLease(seen), *(ClaimLease(seen, me) for me in others)])
         assert won == [stored(store)]
 
     def test_the_heir_or_the_giver(self, store: Store) -> None:
-        """A lease given and taken back at one moment would have two owners."""
-        given = done(store.write(GiveLease(asked(store), Position("41"))))
-        won = winners(store, [ClaimLease(given, "bob"), TakeBackLease(given, "ann")] * 16)
+        """A gift is either accepted or taken back."""
+        gift = done(store.write(GiveLease(asked(store), Position("41"))))
+        won = winners(store, [ClaimLease(gift, "bob"), TakeBackLease(gift, "ann")] * 16)
         assert won == [stored(store)]
 
     def test_one_of_many_claims_or_resets(self, store: Store) -> None:
-        """A worker would read on from where a reset that answered Done had found the lease."""
+        """Of many claims and resets one is applied, so no worker reads on from before a confirmed reset."""
         for number in range(ROUNDS):
             seen = unowned(store, f"shard-{number}", Position("41"))
             writes = [write for me in WORKERS[1::2] for write in (ResetLease(seen, TRIM_HORIZON), ClaimLease(seen, me))]
             assert winners(store, writes) == [stored(store, seen.key)]
 
     def test_listings_meanwhile_take_nothing_from_an_owner(self, store: Store) -> None:
-        """A worker would let go of what it has just taken, or renewed, and nobody would read it."""
+        """Concurrent listings never make an owner's write fail or disappear."""
         over = Event()
 
         def lists() -> None:
@@ -624,12 +625,12 @@ class Races:
             finally:
                 over.set()
         listing.result()
-        left = store.get([row.key for row in rows])
-        # A store that knows when a row was written tells its age.
-        assert [evolve(row, idle=0.0) for row in left] == [evolve(row, idle=0.0) for row in rows]
+        remaining = store.get([row.key for row in rows])
+        # A store that knows when a row was written returns its age.
+        assert [evolve(row, idle=0.0) for row in remaining] == [evolve(row, idle=0.0) for row in rows]
 
     def test_every_late_checkpoint_counts_once(self, store: Store) -> None:
-        """The furthest of many would be lost under a nearer one written at the same moment."""
+        """Of many concurrent late checkpoints the furthest is kept."""
         seen = owned(store)
         winners(store, [CheckpointLate(seen, Position(str(number))) for number in range(len(WORKERS))])
         assert store.get([KEY]) == (evolve(seen, checkpoint=Position("31")),)

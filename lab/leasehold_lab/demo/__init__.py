@@ -1,1 +1,1 @@
-"""The demo, on one machine: services, a producer, workers, and the faults that meet them."""
+"""The demo, on one machine: services, a producer, workers, and the faults that they survive."""

@@ -1,4 +1,4 @@
-"""A process of the demo: it can be killed or asked to end, and ends with the process that started it."""
+"""A process of the demo, which can be killed or asked to end, and ends when the process that started it does."""
 
 import os
 import signal
@@ -21,24 +21,24 @@ ENVIRONMENT: Mapping[str, str] = {
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
 }
-"""Stand-ins take any credentials; nobody's own may be found."""
+"""Credentials for the stand-ins, which accept any, and settings that hide the user's own."""
 
 FOREIGN = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
 """Settings for the real services, which must not reach the stand-ins."""
 
 
 def isolate() -> None:
-    """Forget the credentials of this process: a user's must not reach a stand-in, nor a stand-in's a real service."""
+    """Forget this process's credentials, so that they don't reach a stand-in, nor a stand-in's a real service."""
     for name in FOREIGN:
         os.environ.pop(name, None)
     os.environ.update(ENVIRONMENT)
 
 
 class Child:
-    """A running process: its standard output goes to `out`, its standard error to `log`.
+    """A running process, whose standard output goes to `out` and whose standard error goes to a log.
 
-    It runs under a guard in a process group of its own, so that Ctrl-C does not reach it and closing
-    the guard's standard input (or dying) ends it.
+    It runs under a guard in a separate process group, so Ctrl-C does not reach it. Closing the guard's standard input,
+    or the death of this process, ends it.
     """
 
     def __init__(self, name: str, arguments: tuple[str, ...], folder: Path, *, program: str = sys.executable) -> None:
@@ -51,7 +51,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The guard's process id, and that of the group of both."""
+        """The process id of the guard, which is also the id of the process group."""
         return self._process.pid
 
     @property
@@ -59,7 +59,7 @@ class Child:
         """Whether it has not ended yet."""
         if self._process.poll() is None:
             return True
-        self.ask_to_end()  # it has ended by itself; this closes the pipe
+        self.ask_to_end()  # it has already ended; this closes the pipe
         return False
 
     @property
@@ -68,10 +68,10 @@ class Child:
         return tail(self._log)
 
     def kill(self) -> None:
-        """SIGKILL, to the process and its guard at once: neither gets to do anything more."""
+        """Send SIGKILL to the process and its guard at the same time, so that neither can do anything more."""
         self.signal(signal.SIGKILL)
         self._process.wait()
-        self.ask_to_end()  # the process has ended already; this closes the pipe
+        self.ask_to_end()  # it has already ended; this closes the pipe
 
     def signal(self, number: int) -> None:
         """Send a signal to the process and its guard."""
@@ -79,12 +79,12 @@ class Child:
             os.killpg(self.pid, number)
 
     def ask_to_end(self) -> None:
-        """Have the guard send SIGTERM."""
+        """Let the guard send SIGTERM."""
         if self._process.stdin is not None:
             self._process.stdin.close()
 
     def wait(self) -> int:
-        """Return the exit status, once the process has ended as asked; a negative one names a signal."""
+        """Wait until the process has ended. Return its exit status, or the negative number of a signal."""
         try:
             return self._process.wait(DRAIN_SECONDS + 5)
         except subprocess.TimeoutExpired:

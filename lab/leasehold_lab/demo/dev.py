@@ -1,6 +1,7 @@
-"""Starts the stand-ins for a developer: streams, hubs and tables by name, sample data at a rate, and what to paste.
+"""Starts stand-ins for a developer: named streams, hubs and tables, with sample data at a given rate.
 
-Sample data are records of forty keys, each key in order.
+It also makes the environment and the URLs to paste into a shell. Sample data are records of forty keys, ordered within
+each key.
 """
 
 import json
@@ -35,7 +36,7 @@ from leasehold_lab.standins.services import (
 )
 from leasehold_lab.standins.tables import TableStreams, served
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user
+if TYPE_CHECKING:  # users do not have the stubs
     from types_boto3_kinesis import KinesisClient
 
 SHARDS_MAX = 1000
@@ -47,7 +48,7 @@ _KINDS: Mapping[str, StreamKind] = {"kinesis": "kinesis", "eventhubs": "eventhub
 
 @frozen
 class WantedStream:
-    """A stream, hub or table to make: its name, and how many shards or partitions."""
+    """A stream, hub or table to create, and its number of shards or partitions."""
 
     name: str
     shards: int
@@ -58,8 +59,11 @@ class WantedStream:
 class DevStream:
     """The URLs of a stream and of a lease table for it.
 
-    source, table        as they stand alone, but for secrets
-    pasted, pasted_table after what is to be pasted, where they may be shorter
+    Attributes:
+        source: The complete URL of the stream, without secrets.
+        table: The complete URL of the lease table, without secrets.
+        pasted: The URL of the stream once the exports are pasted, which may be shorter.
+        pasted_table: The URL of the lease table once the exports are pasted, which may be shorter.
     """
 
     source: str
@@ -70,11 +74,12 @@ class DevStream:
 
 @frozen
 class DevServices:
-    """The stand-ins that run.
+    """The running stand-ins.
 
-    services     what they stand for
-    streams      by name
-    environment  what to export, so that URLs need no endpoint and no account is needed
+    Attributes:
+        services: The services that they stand in for.
+        streams: The streams by name.
+        environment: What to export so that URLs need no endpoint, and no account is needed.
     """
 
     services: tuple[str, ...]
@@ -83,7 +88,7 @@ class DevServices:
 
     @property
     def exports(self) -> str:
-        """The environment as a line for a shell."""
+        """The environment as a shell command."""
         return "export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in self.environment.items())
 
     def first(self, name: str) -> "DevServices":
@@ -93,7 +98,7 @@ class DevServices:
         return evolve(self, streams={name: chosen, **self.streams}, environment={**self.environment, **urls})
 
     def beside(self, other: "DevServices") -> "DevServices":
-        """The services of both."""
+        """Combine the services of both."""
         return DevServices(
             (*self.services, *other.services),
             {**self.streams, **other.streams},
@@ -102,18 +107,18 @@ class DevServices:
 
 
 def wanted(text: str) -> WantedStream:
-    """A stream as the command line names it: NAME or NAME=SHARDS, eventhubs: or table: before. Raises ValueError."""
+    """Parse a stream from the command line: [eventhubs:|table:]NAME[=SHARDS]. Raises ValueError."""
     before, colon, after = text.rpartition(":")
-    name, given, shards = after.partition("=")
+    name, equals, shards = after.partition("=")
     kind = _KINDS.get(before) if colon else "kinesis"
     if kind is None or not _NAME.fullmatch(name):
         raise ValueError(
             f"{text!r} names no stream; write NAME=SHARDS for Kinesis, such as orders=4, eventhubs:NAME=PARTITIONS, "
             "or table:NAME=SHARDS for the stream of a table of DynamoDB"
         )
-    if given and not (shards.isascii() and shards.isdigit() and 1 <= int(shards) <= SHARDS_MAX):
+    if equals and not (shards.isascii() and shards.isdigit() and 1 <= int(shards) <= SHARDS_MAX):
         raise ValueError(f"{text!r}: the number of shards is one from 1 to {SHARDS_MAX}, as in {name}=4")
-    return WantedStream(name, int(shards) if given else 1, kind)
+    return WantedStream(name, int(shards) if equals else 1, kind)
 
 
 log = escaped(logging.getLogger("leasehold.sample"))
@@ -127,7 +132,7 @@ KeyedRows = list[tuple[str, bytes]]
 
 @contextmanager
 def sampled(name: str, rate: int, put: Callable[[KeyedRows], object]) -> Iterator[None]:
-    """Put so many records a second by a thread of its own until the block ends; none at a rate of 0."""
+    """Put `rate` records per second from a separate thread until the block ends, or none if `rate` is 0."""
     if not rate:
         yield
         return
@@ -145,7 +150,7 @@ def sampled(name: str, rate: int, put: Callable[[KeyedRows], object]) -> Iterato
 
 
 def put_rows(rate: int, put: Callable[[KeyedRows], object], ending: threading.Event) -> None:
-    """Put records until told to end; each carries its key and how many of the key came before."""
+    """Put records until told to end, each with its key and its number among the records of that key."""
     numbers, places = Counter[str](), count()
     pause = max(1 / PUTS_PER_SECOND, 1 / rate)
     while not ending.is_set():
@@ -159,18 +164,18 @@ def put_rows(rate: int, put: Callable[[KeyedRows], object], ending: threading.Ev
 
 
 Tables = Callable[[str], str]
-"""The URL of the lease table of a stream, by its name."""
+"""Returns the URL of the lease table of the stream with this name."""
 
 
 CONTAINER = "leases"
-"""A single one for all hubs: in the Azure SDKs' layout the name of a blob begins with its hub."""
+"""One container serves all hubs, because in the layout of the Azure SDKs the name of a blob begins with its hub."""
 
 
 @contextmanager
 def hub_services(hubs: Sequence[WantedStream], rate: int, tables: Tables | None = None) -> Iterator[DevServices]:
-    """The stand-ins with these hubs, and `rate` events a second put into each; leases are in `tables`, or in Blob.
+    """Start the stand-ins with these hubs, and put `rate` events per second into each.
 
-    Raises ServiceError.
+    Leases are in `tables`, by default in Blob. Raises ServiceError.
     """
     with ExitStack() as stack:
         running = stack.enter_context(event_hubs({hub.name: hub.shards for hub in hubs}))
@@ -204,16 +209,21 @@ REGION = ENVIRONMENT["AWS_DEFAULT_REGION"]
 def dev_services(
     streams: Sequence[WantedStream], folder: Path | None, rate: int, *, in_postgres: bool = False
 ) -> Iterator[DevServices]:
-    """The stand-ins with these streams and hubs, and `rate` records a second put into each.
+    """Start only the stand-ins that these streams and hubs need, and put `rate` records per second into each.
 
-    folder       where Kinesis streams and tables are kept; a stream that it has is taken as it is
-    in_postgres  whether the lease tables are in PostgreSQL, in place of DynamoDB and Blob
-    Only what is asked for is started. Raises ValueError for hubs in a folder, ServiceError where a stand-in cannot be
-    had.
+    Args:
+        streams: The streams, hubs and tables to create.
+        folder: Where to keep Kinesis streams and tables; a stream that it already has is used as it is.
+        rate: Records per second.
+        in_postgres: Whether to keep the lease tables in PostgreSQL, instead of DynamoDB and Blob.
+
+    Raises:
+        ValueError: A folder is given, but hubs and tables are kept in memory.
+        ServiceError: A stand-in cannot be had.
     """
-    hubs = [each for each in streams if each.kind == "eventhubs"]
-    others = [each for each in streams if each.kind != "eventhubs"]
-    if folder is not None and any(each.kind != "kinesis" for each in streams):
+    hubs = [stream for stream in streams if stream.kind == "eventhubs"]
+    others = [stream for stream in streams if stream.kind != "eventhubs"]
+    if folder is not None and any(stream.kind != "kinesis" for stream in streams):
         raise ValueError("--folder: event hubs and tables are kept in memory; leave it out, or run them by themselves")
     with ExitStack() as stack:
         tables: Tables | None = None
@@ -236,8 +246,10 @@ def dev_services(
 
 
 ROLL_SECONDS = 60.0
-"""After so long a shard of a table's stream ends here, and another one follows it; an hour later it is gone. With the
-service these are hours, and a day."""
+"""How long a shard of a table's stream lives before another one follows it. An hour later it is gone.
+
+In the service these are hours, and a day.
+"""
 
 
 @contextmanager
@@ -255,48 +267,48 @@ def _aws_services(
             "AWS_DEFAULT_REGION": REGION,
         }
         sources = {}
-        if own := [each for each in streams if each.kind == "kinesis"]:
+        if own := [stream for stream in streams if stream.kind == "kinesis"]:
             kinesis = stack.enter_context(kinesis_local(places.get("kinesis")))
             environment["AWS_ENDPOINT_URL_KINESIS"] = kinesis.url
-            for each in own:
-                to = stack.enter_context(_stream_made(kinesis.url, each))
-                stack.enter_context(sampled(each.name, rate, partial(put, to, each.name)))
-                at = f"?region={REGION}&endpoint={kinesis.url}"
-                sources[each.name] = f"kinesis://{each.name}{at}", f"kinesis://{each.name}"
-        for each in (each for each in streams if each.kind == "table"):
-            table = TableStreams(each.name, each.shards, roll_seconds=ROLL_SECONDS, retention=60 * ROLL_SECONDS)
-            # The table is of another service than the leases' tables, so its URL has to say where.
-            source = f"dynamodb-streams://{each.name}?region={REGION}&endpoint={stack.enter_context(served(table))}"
-            stack.enter_context(sampled(each.name, rate, partial(_put_items, table)))
-            sources[each.name] = source, source
+            for stream in own:
+                stream_client = stack.enter_context(_stream_made(kinesis.url, stream))
+                stack.enter_context(sampled(stream.name, rate, partial(put, stream_client, stream.name)))
+                query = f"?region={REGION}&endpoint={kinesis.url}"
+                sources[stream.name] = f"kinesis://{stream.name}{query}", f"kinesis://{stream.name}"
+        for stream in (stream for stream in streams if stream.kind == "table"):
+            table = TableStreams(stream.name, stream.shards, roll_seconds=ROLL_SECONDS, retention=60 * ROLL_SECONDS)
+            # The table is in another service than the lease tables, so its URL must contain the endpoint.
+            source = f"dynamodb-streams://{stream.name}?region={REGION}&endpoint={stack.enter_context(served(table))}"
+            stack.enter_context(sampled(stream.name, rate, partial(_put_items, table)))
+            sources[stream.name] = source, source
         names = [*(("Kinesis",) if own else ()), *(("DynamoDB Streams",) if len(own) < len(streams) else ())]
         if tables is not None:
-            told = {
+            dev_streams = {
                 name: DevStream(source, tables(name), short, tables(name)) for name, (source, short) in sources.items()
             }
         else:
             dynamodb = stack.enter_context(dynalite(places.get("dynamodb")))
             environment["AWS_ENDPOINT_URL_DYNAMODB"] = dynamodb.url
-            at = f"region={REGION}&endpoint={dynamodb.url}"
-            told = {
-                name: DevStream(source, f"dynamodb://{name}-app?{at}", short, f"dynamodb://{name}-app")
+            query = f"region={REGION}&endpoint={dynamodb.url}"
+            dev_streams = {
+                name: DevStream(source, f"dynamodb://{name}-app?{query}", short, f"dynamodb://{name}-app")
                 for name, (source, short) in sources.items()
             }
             names.append("DynamoDB")
-        yield DevServices(tuple(names), told, environment)
+        yield DevServices(tuple(names), dev_streams, environment)
 
 
 @contextmanager
 def _stream_made(endpoint: str, wanted: WantedStream) -> "Iterator[KinesisClient]":
-    """A client, once there is the stream; one that the folder has already is taken as it is."""
+    """Create the stream, or use it if the folder already has it, and yield a client."""
     try:
         with closing(Stream(endpoint, wanted.name, wanted.shards)):
             pass
     except ClientError as error:
         if error.response.get("Error", {}).get("Code") != "ResourceInUseException":
             raise StreamError(f"stream {wanted.name} could not be made: {error}") from error
-    with closing(client(endpoint)) as to:
-        yield to
+    with closing(client(endpoint)) as stream_client:
+        yield stream_client
 
 
 def _put_items(table: TableStreams, rows: KeyedRows) -> None:

@@ -1,4 +1,4 @@
-"""The demo's producer, a process of its own: it puts steadily, and writes down what the stream acknowledged.
+"""The demo's producer, a separate process: it puts records steadily, and prints those that the stream acknowledged.
 
 python -m leasehold_lab.demo.producer ENDPOINT STREAM RECORDS_PER_SECOND
 """
@@ -16,19 +16,21 @@ from leasehold_lab.judge.events import Sent
 
 
 def sent_of(line: str | bytes) -> Sent:
-    """Read a line that the producer wrote for a record it sent."""
+    """Parse a line that the producer wrote for a record it sent."""
     key, number, digest = json.loads(line)
     return Sent(key, number, digest)
 
 
 def produce(endpoint: str, stream: str, rate: int, ending: Event) -> None:
-    """Put `rate` records a second until told to end, and print each once the stream has it."""
-    to = client(endpoint)
+    """Put `rate` records per second until told to end, and print each once the stream has it."""
+    stream_client = client(endpoint)
 
     def acknowledged(rows: KeyedRows) -> None:
-        put(to, stream, rows)
-        told = ((key, json.loads(data)["number"], sha1(data, usedforsecurity=False).hexdigest()) for key, data in rows)
-        print(*map(json.dumps, told), sep="\n", flush=True)  # noqa: T201  the record of what must not be lost
+        put(stream_client, stream, rows)
+        rows_sent = (
+            (key, json.loads(data)["number"], sha1(data, usedforsecurity=False).hexdigest()) for key, data in rows
+        )
+        print(*map(json.dumps, rows_sent), sep="\n", flush=True)  # noqa: T201  the record of what must not be lost
 
     put_rows(rate, acknowledged, ending)
 

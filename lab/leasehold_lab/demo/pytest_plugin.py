@@ -1,7 +1,7 @@
-"""A pytest plugin: streams, lease tables and blob containers of a test's own, at stand-ins on this machine.
+"""A pytest plugin with streams, lease tables and blob containers for single tests, on local stand-ins.
 
-pytest loads it wherever leasehold-lab is installed. A stand-in starts when a fixture first asks for it, and ends with
-the run; everything that is not pytest's is imported only then.
+pytest loads it wherever leasehold-lab is installed. A stand-in starts when a fixture first needs it, and ends with the
+test run. Modules other than pytest are imported only then.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from leasehold_lab.demo.stage import Stream
     from leasehold_lab.standins.node import Service
 
-# A clause of the contract that fails shows its values, as in a file of tests.
+# A failing clause of the contract shows its values, as in any test file.
 pytest.register_assert_rewrite("leasehold_lab.contract")
 
 SHARDS = 2
@@ -24,7 +24,7 @@ SHARDS = 2
 
 @pytest.fixture(scope="session")
 def leasehold_kinesis() -> Iterator["Service"]:
-    """A stand-in for Kinesis: shards end, split and merge; no fan-out."""
+    """A stand-in for Kinesis, with shards that end, split and merge, but without fan-out."""
     from leasehold_lab.standins.services import kinesis_local  # noqa: PLC0415  an extra
 
     with kinesis_local() as service:
@@ -33,7 +33,7 @@ def leasehold_kinesis() -> Iterator["Service"]:
 
 @pytest.fixture(scope="session")
 def leasehold_dynamodb() -> Iterator["Service"]:
-    """A stand-in for DynamoDB, trustworthy about conditional writes."""
+    """A stand-in for DynamoDB, which can be trusted with conditional writes."""
     from leasehold_lab.standins.services import dynalite  # noqa: PLC0415  an extra
 
     with dynalite() as service:
@@ -42,7 +42,7 @@ def leasehold_dynamodb() -> Iterator["Service"]:
 
 @pytest.fixture(scope="session")
 def leasehold_azurite() -> Iterator["Service"]:
-    """A stand-in for Azure's blob storage."""
+    """A stand-in for Azure Blob Storage."""
     from leasehold_lab.standins.services import azurite  # noqa: PLC0415  an extra
 
     with azurite() as service:
@@ -51,7 +51,7 @@ def leasehold_azurite() -> Iterator["Service"]:
 
 @pytest.fixture
 def leasehold_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Credentials that stand-ins take, and nobody's own: for this test and the processes that it starts."""
+    """Credentials that stand-ins accept instead of your own, for this test and the processes that it starts."""
     from leasehold_lab.demo.child import ENVIRONMENT, FOREIGN  # noqa: PLC0415  an extra
 
     for name in FOREIGN:
@@ -63,9 +63,9 @@ def leasehold_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def leasehold_kinesis_stream(
     leasehold_kinesis: "Service",
-    leasehold_credentials: None,  # noqa: ARG001  they must be there
+    leasehold_credentials: None,  # noqa: ARG001  sets the environment
 ) -> Iterator["Stream"]:
-    """A new stream of two shards: `url` for a worker; `put`, `split`, `merge` and `shards` for the test."""
+    """A new stream of two shards, with `url` for a worker, and `put`, `split`, `merge` and `shards` for the test."""
     from leasehold_lab.demo.stage import Stream  # noqa: PLC0415  an extra
 
     with closing(Stream(leasehold_kinesis.url, f"stream-{uuid4().hex}", SHARDS)) as stream:
@@ -75,15 +75,15 @@ def leasehold_kinesis_stream(
 @pytest.fixture
 def leasehold_dynamodb_table(
     leasehold_dynamodb: "Service",
-    leasehold_credentials: None,  # noqa: ARG001  they must be there
+    leasehold_credentials: None,  # noqa: ARG001  sets the environment
 ) -> str:
-    """The URL of a lease table that nobody has used; a worker makes it."""
+    """The URL of an unused lease table, which a worker creates."""
     return f"dynamodb://table-{uuid4().hex}?endpoint={leasehold_dynamodb.url}"
 
 
 @pytest.fixture
 def leasehold_blob_container(leasehold_azurite: "Service", monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of a container that nobody has used, for leases; a worker makes it. Its key is in the environment."""
+    """The URL of an unused container for leases, which a worker creates. Its key is in the environment."""
     from leasehold_lab.standins.services import AZURITE_ACCOUNT, azurite_connection_string  # noqa: PLC0415  an extra
 
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azurite_connection_string(leasehold_azurite))
@@ -92,5 +92,5 @@ def leasehold_blob_container(leasehold_azurite: "Service", monkeypatch: pytest.M
 
 @pytest.fixture
 def leasehold_sqlite(tmp_path: Path) -> str:
-    """The URL of a file for leases in this test's folder; a worker makes it."""
+    """The URL of a file for leases in this test's folder, which a worker creates."""
     return f"sqlite:///{tmp_path}/leases.db"

@@ -1,4 +1,4 @@
-"""The demo on a terminal: shards against workers, how fast each reads, the story so far, and the verdict at the end."""
+"""Shows the demo on a terminal: shards by worker, reading rates, the story so far, and finally the verdict."""
 
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ NARROW = 84
 
 @frozen
 class Marks:
-    """How a cell says what a worker is to a shard."""
+    """The symbols for the relation of a worker to a shard."""
 
     reads: str
     owns: str
@@ -31,7 +31,7 @@ class Marks:
 
     @property
     def legend(self) -> str:
-        """The meaning of the marks."""
+        """The meaning of the symbols."""
         marks = (self.reads, "reads"), (self.owns, "owns, about to read"), (self.next_owner, "named to take over")
         return "   ".join(f"{mark} {meaning}" for mark, meaning in (*marks, (self.dead, "dead")))
 
@@ -41,12 +41,12 @@ PLAIN = Marks("R", "o", ">", "x")
 
 
 def marks(encoding: str) -> Marks:
-    """The marks that a terminal of this encoding can show."""
+    """Return the symbols that a terminal with this encoding can show."""
     return PRETTY if encoding.lower().startswith("utf") else PLAIN
 
 
 class Screen:
-    """The content of the terminal, which rich asks for a few times a second."""
+    """The content of the terminal, which rich renders a few times a second."""
 
     def __init__(self, stage: Stage, story: Story, encoding: str) -> None:
         self._stage, self._story = stage, story
@@ -54,30 +54,30 @@ class Screen:
         self._counts: deque[tuple[float, Counter[str]]] = deque([(story.seconds, Counter())])
 
     def count(self) -> None:
-        """Remember the counts, from which rates are made."""
+        """Record the counts from which rates are computed."""
         now = self._story.seconds
         self._counts.append((now, Counter(self._stage.handed)))
         while now - self._counts[0][0] > RATE_SECONDS:
             self._counts.popleft()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """All rows of the screen, from the top."""
+        """Render all rows of the screen, from the top."""
         stage, story = self._stage, self._story
         seconds, chapter = f"  {story.seconds:3.0f} s   ", f" {story.chapter} "
         yield Text.assemble(("leasehold demo", "bold"), seconds, (chapter, "bold reverse"))
         yield Text()
-        # The newest sentence is on top, because a low window cuts the bottom off.
+        # The newest sentence comes first, because a low window is cut off at the bottom.
         yield from self._lines(story.said[-1:], "bold")
         yield self._table(narrow=options.max_width < NARROW)
         yield Text(self._marks.legend, "dim", justify="center", no_wrap=True, overflow="ellipsis")
         produced, delivered = len(story.sent), len(stage.distinct)
-        again = sum(stage.handed.values()) - delivered
-        way = max(produced - delivered, 0)
+        repeated = sum(stage.handed.values()) - delivered
+        on_their_way = max(produced - delivered, 0)
         yield Text.assemble(
             (f"{produced:,}", "bold"), " produced   ",
             (f"{delivered:,}", "bold"), " delivered   ",
-            (f"{way:,}", "bold"), " on their way   ",
-            (f"{again:,}", "bold"), " again",
+            (f"{on_their_way:,}", "bold"), " on their way   ",
+            (f"{repeated:,}", "bold"), " again",
             justify="center",
         )  # fmt: skip
         yield Text()
@@ -133,7 +133,7 @@ class Screen:
 
 
 def told(verdict: RunVerdict) -> list[tuple[str, str]]:
-    """Names and values, in the order they are read."""
+    """Return names and values, in reading order."""
     disordered = any(fault.what == "out of order" for fault in verdict.faults)
     allowed = f"at most {sum(change.since for change in verdict.owner_changes):,} were to be expected"
     return [
@@ -148,14 +148,14 @@ def told(verdict: RunVerdict) -> list[tuple[str, str]]:
 
 
 def summary(verdict: RunVerdict) -> str:
-    """The verdict in one sentence."""
+    """Return the verdict in one sentence."""
     if verdict.ok:
         return "Nothing was lost."
     return "This must not be: " + "; ".join(map(str, verdict.faults)) + "."
 
 
 def concluded(verdict: RunVerdict) -> RenderableType:
-    """The verdict as a table, and its sentence."""
+    """Return the verdict as a table with its sentence."""
     table = Table.grid(padding=(0, 2))
     for name, value in told(verdict):
         table.add_row(name, value)

@@ -1,8 +1,8 @@
-"""Starts and kills the workers of a run, reshapes its stream, and records everything.
+"""Starts and kills the workers of a run, reshards its stream, and records everything.
 
-The order of events is in `story`, their picture in `screen`. A run has services, a stream, a table and a folder of its
-own, and no process is left behind: `staged` sets it up and takes it down. `Stream` creates, splits and merges shards,
-and waits until the service has done it; `Tail` follows what another process still writes, one whole line at a time.
+The order of events is in `story`, the display in `screen`. A run has its own services, stream, table and folder, and
+leaves no process behind: `staged` sets it up and takes it down. `Stream` creates, splits and merges shards, and waits
+until the service has done it. `Tail` follows a file that another process still writes, by whole lines.
 """
 
 import tempfile
@@ -38,7 +38,7 @@ from leasehold_lab.judge.explanations import RunVerdict, verdict_on
 from leasehold_lab.judge.tenures import TenureHistory
 from leasehold_lab.standins.services import dynalite, kinesis_local
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user
+if TYPE_CHECKING:  # users do not have the stubs
     from types_boto3_kinesis import KinesisClient
     from types_boto3_kinesis.type_defs import PutRecordsRequestEntryTypeDef
 
@@ -47,11 +47,11 @@ WAIT_SECONDS = 30.0
 
 
 class StreamError(Exception):
-    """The stand-in did not do as asked."""
+    """The stand-in did not do what it was asked to."""
 
 
 def client(endpoint: str) -> "KinesisClient":
-    """A client that never sends anything twice: a repeated put is a duplicate of the producer's own."""
+    """Return a client that never retries, because a repeated put would be a duplicate made by the producer."""
     return boto3.client(
         "kinesis",
         endpoint_url=endpoint,
@@ -63,7 +63,7 @@ class Stream:
     """A stream of a local service."""
 
     def __init__(self, endpoint: str, name: str, shards: int) -> None:
-        """Create it, and wait until it takes records."""
+        """Create the stream, and wait until it accepts records."""
         self.name, self.url = name, f"kinesis://{name}?endpoint={endpoint}"
         self._client = client(endpoint)
         self._source = KinesisSource(self._client, name)
@@ -71,15 +71,15 @@ class Stream:
         self._settle()
 
     def shards(self) -> tuple[Shard, ...]:
-        """All shards of the stream, closed ones included."""
+        """Return all shards of the stream, closed ones included."""
         return self._source.shards()
 
     def parents(self) -> Mapping[str, tuple[str, ...]]:
-        """Each shard's parents."""
+        """Return each shard's parents."""
         return {shard.id: shard.parents for shard in self.shards()}
 
     def split(self, chosen: str = "") -> str:
-        """Split this open shard in half, by default the widest, and return its id."""
+        """Split an open shard in half, by default the widest, and return its id."""
         shard = max(self._open(), key=lambda shard: (shard.id == chosen, _width(shard), shard.id))
         first, last = shard.hash_range or (0, 0)
         self._client.split_shard(
@@ -89,7 +89,7 @@ class Stream:
         return shard.id
 
     def merge(self, chosen: str = "") -> tuple[str, str]:
-        """Merge two open neighbors, this shard or by default the narrowest, and return their ids."""
+        """Merge two open neighbors, with `chosen` among them or by default the narrowest, and return their ids."""
         ordered = sorted(self._open(), key=lambda shard: shard.hash_range or (0, 0))
         left, right = min(
             pairwise(ordered),
@@ -104,7 +104,7 @@ class Stream:
         return left.id, right.id
 
     def put(self, *rows: tuple[str, bytes]) -> None:
-        """Send (partition key, data) pairs in one request. Raises StreamError if any was refused."""
+        """Send (partition key, data) pairs in one request. Raises StreamError if any was rejected."""
         put(self._client, self.name, rows)
 
     def close(self) -> None:
@@ -124,9 +124,9 @@ class Stream:
 
 
 def put(to: "KinesisClient", stream: str, rows: Iterable[tuple[str, bytes]]) -> None:
-    """Send (partition key, data) pairs in one request. Raises StreamError if any was refused.
+    """Send (partition key, data) pairs in one request. Raises StreamError if any was rejected.
 
-    A service that refuses a part of a request leaves its keys out of order; the stand-in never does.
+    A service that rejects part of a request leaves its keys out of order; the stand-in never does that.
     """
     entries: list[PutRecordsRequestEntryTypeDef] = [{"PartitionKey": key, "Data": data} for key, data in rows]
     refused = to.put_records(StreamName=stream, Records=entries)["FailedRecordCount"]
@@ -140,13 +140,13 @@ def _width(shard: Shard) -> int:
 
 
 def short(shard: str) -> str:
-    """`shardId-000000000007` as `7`."""
+    """Shorten `shardId-000000000007` to `7`."""
     number = shard.rpartition("-")[2]
     return number.lstrip("0") or "0" if number.isdigit() else shard
 
 
 def shard_names(shards: Iterable[str]) -> str:
-    """`shard 3`, or `shards 2, 3 and 5`."""
+    """Format as `shard 3`, or `shards 2, 3 and 5`."""
     names = [short(shard) for shard in sorted(shards)]
     if len(names) == 1:
         return f"shard {names[0]}"
@@ -159,7 +159,7 @@ T = TypeVar("T")
 class Tail(Generic[T]):
     """The lines added to a file since the last look.
 
-    A last line without its end is left: whoever wrote it is still at it, or was killed in the middle.
+    An incomplete last line is not returned: its writer is still writing it, or was killed.
     """
 
     def __init__(self, path: Path, read: Callable[[bytes], T]) -> None:
@@ -167,7 +167,7 @@ class Tail(Generic[T]):
         self._place = 0
 
     def more(self) -> list[T]:
-        """The lines that have become whole."""
+        """Return the lines completed since the last call."""
         with self._path.open("rb") as file:
             file.seek(self._place)
             text = file.read()
@@ -181,18 +181,20 @@ AT_WORK = "at work"
 
 
 class StageError(Exception):
-    """The run cannot go on: what stopped, and its last words."""
+    """The run cannot continue. The message has what stopped, and its last output."""
 
 
 @define
 class Stage:
     """A run of the demo.
 
-    folder    where the processes write
-    stream    what they read
-    store     the table, for watching; `store_url` is what the workers are given
-    settings  further options of `leasehold consume`
-    watched   called at each tick
+    Attributes:
+        folder: Where the processes write.
+        stream: The stream that they read.
+        store: The lease table, for watching.
+        store_url: The lease table, for workers.
+        settings: Further options of `leasehold consume`.
+        watched: Called at each tick.
     """
 
     folder: Path
@@ -207,13 +209,13 @@ class Stage:
     distinct: set[tuple[str, str]] = field(factory=set)
     handed: Counter[str] = field(factory=Counter)
     workers: dict[str, str] = field(factory=dict)
-    """Each worker's state, as a word for people."""
+    """Each worker's state, in words."""
     open_shards: int = 0
     _children: dict[str, Child] = field(factory=dict)
     _tails: list[Tail[ReadingEvent]] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
-        """Count the shards there are."""
+        """Count the open shards."""
         self._reshaped()
 
     # Actions
@@ -224,27 +226,27 @@ class Stage:
         self.admit(Child(worker, (*command, "--events", "--worker", worker, *self.settings), self.folder))
 
     def admit(self, child: Child) -> None:
-        """Have a process that prints event lines take part as the worker of its name."""
+        """Add a process that prints event lines as the worker with its name."""
         self._children[child.name] = child
         self._tails.append(Tail(child.out, event_of))
         self._incident("start", child.name, "at work")
 
     def kill(self, worker: str) -> None:
-        """SIGKILL."""
+        """Kill a worker with SIGKILL."""
         self._children.pop(worker).kill()
         self._incident("crash", worker, "killed")
-        self.tick()  # read what it wrote, then note its death
+        self.tick()  # read what it wrote before recording its death
         self.reading.died(worker, self.history.incidents[-1].t)
 
     def leave(self, worker: str) -> Child:
-        """SIGTERM: it drains while the others go on; its process, to be waited for."""
+        """Let a worker drain on SIGTERM while the others continue, and return its process, to be waited for."""
         child = self._children.pop(worker)
         self._incident("leave", worker, "drained")
         child.ask_to_end()
         return child
 
     def split(self, chosen: str = "") -> str:
-        """Split this shard, by default the widest, and return its id."""
+        """Split a shard, by default the widest, and return its id."""
         began = time.time()
         shard = self.stream.split(chosen)
         self.history.incidents.append(Incident(began, "split", shard))
@@ -252,7 +254,7 @@ class Stage:
         return shard
 
     def merge(self, chosen: str = "") -> tuple[str, str]:
-        """Merge two neighbors, this shard or by default the narrowest, and return their ids."""
+        """Merge two neighbors, with `chosen` among them or by default the narrowest, and return their ids."""
         began = time.time()
         shards = self.stream.merge(chosen)
         self.history.incidents.append(Incident(began, "merge", " ".join(shards)))
@@ -260,7 +262,7 @@ class Stage:
         return shards
 
     def end(self) -> None:
-        """Let all workers drain, side by side."""
+        """Let all workers drain at the same time."""
         self._incident("end")
         for child in self._children.values():
             child.ask_to_end()
@@ -272,7 +274,7 @@ class Stage:
         self.tick()
 
     def abandon(self) -> None:
-        """Leave no process behind, in whatever state."""
+        """Kill all processes, in whatever state they are."""
         for child in self._children.values():
             child.kill()
         self._children.clear()
@@ -280,7 +282,7 @@ class Stage:
     # Observations
 
     def tick(self) -> None:
-        """Take in what has been written since, and read the table."""
+        """Read what was written since the last tick, and the table."""
         self._look()
         for worker, child in self._children.items():
             if not child.running:
@@ -288,7 +290,7 @@ class Stage:
         self.watched(self)
 
     def until(self, holds: Callable[[], bool], seconds: float) -> bool:
-        """Tick until something holds; False if it does not within so many seconds."""
+        """Tick until `holds` returns True, or return False if it does not within `seconds`."""
         deadline = time.monotonic() + seconds
         while not holds():
             if time.monotonic() > deadline:
@@ -298,15 +300,15 @@ class Stage:
         return True
 
     def pause(self, seconds: float) -> None:
-        """Let it run."""
+        """Let the run continue."""
         self.until(lambda: False, seconds)
 
     def living(self) -> tuple[str, ...]:
-        """Workers at work."""
+        """Return the workers at work."""
         return tuple(worker for worker, state in self.workers.items() if state == AT_WORK)
 
     def held(self) -> Mapping[str, int]:
-        """How many unfinished leases each living worker owns."""
+        """Return how many unfinished leases each living worker owns."""
         counts = dict.fromkeys(self.living(), 0)
         for lease in self.leases:
             if lease.owner in counts and not lease.ended:
@@ -314,25 +316,25 @@ class Stage:
         return counts
 
     def balanced(self) -> bool:
-        """Whether every open shard is read by its living owner, and no two owners differ by more than one."""
+        """Return whether every open shard is read by its living owner, and owners differ by at most one lease."""
         current = [lease for lease in self.leases if not lease.ended]
         held = self.held()
         read = all(self.reading.owner(lease.shard) == lease.owner and lease.owner in held for lease in current)
         return read and len(current) == self.open_shards and max(held.values()) - min(held.values()) <= 1
 
     def verdict(self, sent: list[Sent]) -> RunVerdict:
-        """The judge's verdict on the history."""
+        """Return the judge's verdict on the history."""
         return verdict_on(self.recorded(sent))
 
     def recorded(self, sent: list[Sent]) -> RunHistory:
-        """The history so far, of a producer that sent this."""
+        """Return the history so far, with the records that a producer sent."""
         return evolve(self.history, sent=sent, parents=dict(self.stream.parents()), end=time.time())
 
     def _look(self) -> None:
         for event in (event for tail in self._tails for event in tail.more()):
             self._take_in(event)
         self.leases, now = self.store.list().leases, time.time()
-        self.history.rows += [ObservedRow(now, each.shard, each.owner, each.checkpoint) for each in self.leases]
+        self.history.rows += [ObservedRow(now, lease.shard, lease.owner, lease.checkpoint) for lease in self.leases]
 
     def _take_in(self, event: ReadingEvent) -> None:
         self.history.events.append(event)
@@ -352,7 +354,7 @@ class Stage:
 
 @contextmanager
 def staged(kinesis: str, dynamodb: str, *, shards: int, settings: tuple[str, ...]) -> Iterator[Stage]:
-    """A stream and a table of their own at two services that are running; `settings` go to every worker."""
+    """Create a stream and a table in two running services. `settings` go to every worker."""
     name = f"demo-{uuid4().hex[:8]}"
     table = f"dynamodb://{name}?region={ENVIRONMENT['AWS_DEFAULT_REGION']}&endpoint={dynamodb}"
     with ExitStack() as stack:
@@ -365,7 +367,7 @@ def staged(kinesis: str, dynamodb: str, *, shards: int, settings: tuple[str, ...
 
 @contextmanager
 def services() -> Iterator[tuple[str, str]]:
-    """The addresses of a stand-in for Kinesis and one for DynamoDB; this process forgets its own credentials."""
+    """Start stand-ins for Kinesis and DynamoDB, and yield their addresses. Forgets the credentials of this process."""
     isolate()
     with kinesis_local() as kinesis, dynalite() as dynamodb:
         yield kinesis.url, dynamodb.url

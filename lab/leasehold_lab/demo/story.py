@@ -1,4 +1,4 @@
-"""The events of the demo in their order, and the sentences that explain them to a newcomer."""
+"""The events of the demo in order, with the sentences that explain them to a newcomer."""
 
 import time
 from collections.abc import Callable
@@ -17,11 +17,12 @@ ARRIVE_SECONDS = 30.0
 class Story:
     """A run of the demo, event by event.
 
-    rate     records put per second
-    sent     what the stream has acknowledged
-    chapter  what goes on
-    said     the sentences shown so far, each with the seconds after which it was shown
-    heard    called with each sentence; shown, after each change
+    Attributes:
+        sent: The records that the stream acknowledged.
+        chapter: The heading of the current event.
+        said: The sentences shown so far, each with the seconds after which it was shown.
+        heard: Called with each sentence.
+        shown: Called after each change.
     """
 
     def __init__(self, stage: Stage, endpoint: str, rate: int) -> None:
@@ -42,7 +43,7 @@ class Story:
         return time.monotonic() - self._began
 
     def run(self) -> RunVerdict:
-        """Show everything, and return the verdict. Raises StageError if something that should run does not."""
+        """Run the demo and return the verdict. Raises StageError if a process that should run does not."""
         try:
             self._begin(
                 "A worker starts alone",
@@ -128,7 +129,7 @@ class Story:
             return
         stage.pause(STEADY_SECONDS)
         counts = ", ".join(f"{worker} {count}" for worker, count in sorted(stage.held().items()))
-        # The shards that a new reader has taken over from a living one since.
+        # Count the shards that a new reader has since taken over from a living one.
         tenures = stage.reading.tenures
         earlier = {tenure.shard: tenure for tenure in tenures[:before]}
         moved = 0

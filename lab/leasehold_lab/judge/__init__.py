@@ -1,1 +1,1 @@
-"""Histories of runs, and the judge who reads nothing else."""
+"""Histories of runs, and the judge, who reads nothing else."""

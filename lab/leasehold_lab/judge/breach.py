@@ -1,4 +1,4 @@
-"""The limits that a run must keep, and what breaks one."""
+"""The limits that a run must keep, and the breaches of them."""
 
 import math
 from collections.abc import Mapping
@@ -35,22 +35,26 @@ BreachKind = Literal[
 class Limits:
     """The limits that a run must keep.
 
-    lease_seconds  by worker: how long its lease stands still before others may take it; empty: not judged
-    settled        as of when nothing but renewals may be written, and everything must be held, all evenly; None: not
-                   judged
-    even           whether workers that plan may not differ by more than one lease from any other
-    counts_ended   whether a worker's rules count ended leases as its load: while there are some, `even` is not judged
-    moves          as of when, and how many more than the least; None: not judged
-    groups         how workers form groups
-    misdeeds       whether faults may be raised that nothing provides for
-    notice_seconds how long after its right to a lease is over a worker may need to stop
-    duplicates     whether a record may be handed over again where its shard changed hands in between
-    wait_seconds   how much of a record's wait for its hand-over may lie outside the reach of all faults; repetitions
-                   want a fault, too. Infinity: not judged
-    owned_checkpoints
-                   whether the layout checks in the write of a checkpoint that its writer is the owner
-    reach_seconds  how long after its end a fault may explain something: as long as a shard takes to pass on
-    acknowledged   whether handlers say with what they have finished; else that is judged where one does
+    Attributes:
+        lease_seconds: For each worker, how long its lease must go without a renewal before others may take it. If
+            empty, this is not judged.
+        settled: When the fleet must have come to rest: from then on only renewals may be written, and every lease must
+            be held, evenly. None if this is not judged.
+        even: Whether a worker that plans must be within one lease of every other worker.
+        counts_ended: Whether the workers' rules count ended leases as load. While there are ended leases, `even` is
+            then not judged.
+        moves: When to begin counting moves, and how many more than the least number are allowed. None if this is not
+            judged.
+        groups: How workers form groups.
+        misdeeds: Whether unforeseen exceptions are allowed.
+        notice_seconds: How long a worker may take to stop after its right to a lease is over.
+        duplicates: Whether a record may be dispatched again after its shard changed hands.
+        wait_seconds: How much of a record's wait for its dispatch may lie outside the reach of all faults. Unless this
+            is infinite (not judged), repetitions need a fault to explain them, too.
+        owned_checkpoints: Whether the layout checks, when a checkpoint is written, that the writer is the owner.
+        reach_seconds: How long after its end a fault may explain something: as long as a shard takes to pass on.
+        acknowledged: Whether handlers are known to report what they have finished. Otherwise they count as reporting
+            if any of them does.
     """
 
     lease_seconds: Mapping[str, float] = field(factory=dict)
@@ -70,7 +74,7 @@ class Limits:
 
 @frozen
 class Breach:
-    """A limit was broken: which, when, and what happened."""
+    """A breach of a limit: which one, when, and what happened."""
 
     what: BreachKind
     t: float

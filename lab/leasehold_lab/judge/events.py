@@ -1,8 +1,8 @@
-"""The history of a run, real or simulated: what was sent, read, handed over and written, and what befell the fleet.
+"""The history of a run, real or simulated: what was sent, read, dispatched and written, and what happened to the fleet.
 
-The judge reads nothing else. Times are seconds by one clock: since 1970 of a real run, since its start of a simulated
-one. A process is called by its worker's id; where a worker may have several one after the other, by the id, a "#" and
-a number. No history need hold everything: what was not recorded is not judged.
+The judge reads nothing else. Times are seconds on one clock: since 1970 in a real run, since the start in a simulated
+one. A process is named by its worker's id; if a worker may have several processes in turn, by the id, a "#" and a
+number. A history may be incomplete: what was not recorded is not judged.
 """
 
 import json
@@ -18,7 +18,7 @@ from leasehold.stores import writes
 from leasehold.stores.printable import said
 
 RecordPlace = tuple[int, int]
-"""A record's sequence number and sub-sequence number, the second 0 where records are not aggregated."""
+"""A record's sequence number and sub-sequence number, where the second is 0 unless records are aggregated."""
 
 WriteVerb = Literal[
     "create",
@@ -53,18 +53,18 @@ VERBS: Mapping[type[writes.Write], WriteVerb] = {
     writes.ResetLease: "reset",
     writes.DeleteLease: "delete",
 }
-"""The word for each kind of write."""
+"""The verb for each kind of write."""
 
 IncidentKind = Literal[
     "start", "crash", "leave", "gone", "nap", "zombie", "split", "merge", "double", "anew", "trouble", "end"
 ]
 
 REFUSABLE: frozenset[WriteVerb] = frozenset({"claim", "steal", "request", "release", "create", "delete"})
-"""The writes that another worker may have made first."""
+"""Writes that another worker may have made first."""
 
 
 def worker_of(process: str) -> str:
-    """The id of the worker that this process is, or was, one of."""
+    """Return the id of the worker that a process belongs to, or belonged to."""
     return re.sub(r"#\d+$", "", process)
 
 
@@ -72,10 +72,11 @@ def worker_of(process: str) -> str:
 class Sent:
     """A record that the stream acknowledged.
 
-    key     its partition key, or whatever else the order is kept within
-    number  grows in the order in which the stream took the records of one key
-    digest  of its data, which no other record of the key has
-    t       when it was acknowledged; None: not recorded
+    Attributes:
+        key: Its partition key, or whatever else records are ordered by.
+        number: Increases in the order in which the stream accepted the records of one key.
+        digest: A digest of its data, unique among the records of the key.
+        t: When it was acknowledged; None if that was not recorded.
     """
 
     key: str
@@ -88,13 +89,18 @@ class Sent:
 class ReadingEvent:
     """An event in the reading of one shard by one process.
 
-    event   "initialize": reading begins; "lease-lost", "shard-ended", "stopped": it ends; "read": the source was
-            asked; "record": a record is handed over; "finished": a handler has finished with it; "dead-lettered": a
-            dead letter has taken it; "acknowledged": a handler that checkpoints by itself is about to say that it
-            has finished with it
-    place, key, digest
-            of the record
-    token   the fencing number that the handler was given with it, if the layout has any
+    Attributes:
+        event: One of these:
+
+            - "initialize": Reading begins.
+            - "lease-lost", "shard-ended", "stopped": Reading ends.
+            - "read": The source was read.
+            - "record": A record is dispatched.
+            - "finished": A handler has finished with a record.
+            - "dead-lettered": A record was dead-lettered.
+            - "acknowledged": A self-checkpointing handler is about to report that it has finished with a record.
+        place: The place of the record; like `key` and `digest`, set for events of a record only.
+        token: The fencing number that the handler was given with the record, if the layout has any.
     """
 
     t: float
@@ -108,7 +114,7 @@ class ReadingEvent:
 
     @property
     def worker(self) -> str:
-        """The worker whose process it is."""
+        """The worker that the process belongs to."""
         return worker_of(self.process)
 
 
@@ -116,9 +122,11 @@ class ReadingEvent:
 class WriteEvent:
     """A write as the table saw it.
 
-    t       when it was applied or refused
-    sent    when its process began it
-    before  the row as it was, after as it became; the same where it was refused
+    Attributes:
+        t: When it was applied or rejected.
+        sent: When the process began it.
+        before: The row before the write.
+        after: The row after the write, equal to `before` if it was rejected.
     """
 
     t: float
@@ -134,13 +142,15 @@ class WriteEvent:
 
 @frozen
 class WriteAnswer:
-    """A write as its process saw it: it took effect, if it did, between `sent` and `t`.
+    """A write as its process saw it: if it took effect, it did so between `sent` and `t`.
 
-    t                 when the answer came, or none any more
-    seen              the owner of the row that the write was made of
-    outcome           "done"; "lost": refused; "unknown": no answer, the write may take effect at any time
-    owner, version, epoch, checkpoint
-                      of the row in the answer; of an unknown outcome there is none
+    Attributes:
+        t: When the response came, or the process stopped waiting for it.
+        seen: The owner in the row that the write was based on.
+        outcome: "done"; "lost" if the write was rejected; "unknown" if it was not answered and may take effect at any
+            time.
+        owner: The owner in the response; like `version`, `epoch` (the counter) and `checkpoint`, not set if the outcome
+            is unknown.
     """
 
     t: float
@@ -157,18 +167,18 @@ class WriteAnswer:
 
     @property
     def worker(self) -> str:
-        """The worker whose process it is."""
+        """The worker that the process belongs to."""
         return worker_of(self.process)
 
     @property
     def done(self) -> bool:
-        """Whether it is known to have taken effect."""
+        """Whether the write is known to have taken effect."""
         return self.outcome == "done"
 
 
 @frozen
 class ObservedRow:
-    """A row of the table, as a reading that ended at `t` showed it: where writes are not recorded."""
+    """A row as shown by a read of the table that ended at `t`, for runs that do not record writes."""
 
     t: float
     shard: str
@@ -178,13 +188,18 @@ class ObservedRow:
 
 @frozen
 class Incident:
-    """An incident that the test caused to the fleet or the stream.
+    """Something that the test did to the fleet or the stream.
 
-    start, crash, leave, gone  a process (`subject`) started, died without a word, was told to go, and had gone
-    nap, zombie                it stood still for so many seconds; from here on it renews and never plans
-    split, merge, double       a shard was; double: all of them were split
-    trouble                    something failed for so many seconds, as `note` says: for a process, or (no subject) all
-    end                        from here on nobody is expected to work
+    Attributes:
+        what: One of these:
+
+            - "start", "crash", "leave", "gone": A process started, died without warning, was told to leave, or left.
+            - "nap": It stood still for `seconds`.
+            - "zombie": From now on it renews but never plans.
+            - "split", "merge", "double": A shard was split or merged, or all shards were split.
+            - "trouble": Something failed for `seconds`, described in `note`.
+            - "end": From now on no worker is expected to work.
+        subject: The process or shard; if empty, "trouble" concerns all of them.
     """
 
     t: float
@@ -196,16 +211,17 @@ class Incident:
 
 @define
 class RunHistory:
-    """The record of a run, while it goes on and afterwards.
+    """The record of a run, during the run and afterwards.
 
-    first    rows at the start
-    events   of each process in its own order
-    writes   in the order in which the table took them
-    answers  writes as their processes saw them, where no table recorded its own
-    rows     readings of the table
-    parents  of every shard that the stream listed
-    anew     when the stream that was listed was made; the shards of its predecessors had other parents
-    faults   what was raised that nothing provides for
+    Attributes:
+        first: The rows at the start.
+        events: The events, those of each process in its own order.
+        writes: The writes in the order in which the table took them.
+        answers: Writes as their processes saw them, if no table recorded them.
+        rows: Rows seen in reads of the table.
+        parents: The parents of every shard that the stream listed.
+        anew: When the listed stream was created; the shards of its predecessors had other parents.
+        faults: Exceptions that nothing provides for.
     """
 
     first: tuple[Lease, ...] = ()
@@ -221,20 +237,20 @@ class RunHistory:
     answers: list[WriteAnswer] = field(factory=list)
 
     def told(self, *events: str) -> Iterator[ReadingEvent]:
-        """The events of these kinds, in order of time."""
-        yield from sorted((each for each in self.events if each.event in events), key=lambda each: each.t)
+        """Yield the events of these kinds, in order of time."""
+        yield from sorted((event for event in self.events if event.event in events), key=lambda each: each.t)
 
 
 def event_of(line: str | bytes) -> ReadingEvent:
-    """Read a line of `leasehold consume --events`. Raises ValueError for anything else."""
+    """Parse a line of `leasehold consume --events`. Raises ValueError for anything else."""
     try:
-        told = json.loads(line)
-        # Names come again in every line: kept once, a history of a million records fits in memory.
-        worker, event, shard = (sys.intern(told[name]) for name in ("worker", "event", "shard"))
+        fields = json.loads(line)
+        # Names recur in every line: interned, a history of a million records fits in memory.
+        worker, event, shard = (sys.intern(fields[name]) for name in ("worker", "event", "shard"))
         if event != "record":
-            return ReadingEvent(told["t"] / 1000, worker, event, shard)
-        place = (int(told["sequence_number"]), int(told["sub_sequence_number"]))
-        key = sys.intern(told["partition_key"] or "")
-        return ReadingEvent(told["t"] / 1000, worker, event, shard, place, key, told["sha1"], told.get("epoch"))
+            return ReadingEvent(fields["t"] / 1000, worker, event, shard)
+        place = (int(fields["sequence_number"]), int(fields["sub_sequence_number"]))
+        key = sys.intern(fields["partition_key"] or "")
+        return ReadingEvent(fields["t"] / 1000, worker, event, shard, place, key, fields["sha1"], fields.get("epoch"))
     except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as odd:
         raise ValueError(f"it is no event: {said(odd)}") from odd

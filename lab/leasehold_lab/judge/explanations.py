@@ -1,19 +1,22 @@
-"""Judges a run, real or simulated, by its history alone, and explains what must not be.
+"""Judges a run, real or simulated, by its history alone, and explains delays and repetitions by the faults of the run.
 
-`Explanations`: the faults that explain why a record waited, or came again; whatever nothing explains is a breach. A
-fault reaches as far as it lasted, and on for as long as a fleet may need to take a shard over: until its lease has
-expired, and one look more. A fault of one worker explains what befell the shards that this worker read, or owned by
-the table, at that time; a fault of nobody in particular explains everything.
+`Explanations` has the faults that explain why a record waited or was dispatched again. A wait or a repetition that no
+fault explains is a breach. A fault explains what happens while it lasts and for as long afterwards as a fleet may need
+to take a shard over, that is until its lease has expired, plus one look. A fault of one worker explains what happens to
+the shards that the worker read at that time, or owned according to the table; a fault without a subject explains
+everything.
 
-Rule 1: nothing here asks a stream, a table, a worker or a clock; the program that ran the fleet recorded all of it.
-Rule 2: a breach says what, when and why, never a mere False.
-Rule 3: a law is judged where what it speaks of was recorded. Records sent and handed over are enough for losses,
-order, duplicates, tokens and gaps; writes, and the times of readings and of finished handlers, allow the others.
-Writes come as the table took them, or as each process saw the answers to its own: then two are compared only where
-one was answered before the other was sent.
-Rule 4: a fault is named by the program that caused it; a long wait or a repetition that none explains is a breach.
+Four rules hold:
 
-`verdict_on` is the verdict on a finished run, for people and programs: its figures, and every breach.
+1. The judge asks no stream, table, worker or clock; the program that ran the fleet recorded everything.
+2. A breach contains what, when and why, and is never just False.
+3. A law is judged only if what it is about was recorded. Records sent and dispatched are enough for losses, order,
+   duplicates, tokens and gaps; the other laws need writes, and the times of reads and of finished handlers. Writes come
+   as the table took them, or as each process saw the responses to its own; then two writes are compared only if one was
+   answered before the other was sent.
+4. A fault is recorded by the program that caused it. A long wait or a repetition that no fault explains is a breach.
+
+`verdict_on` returns the verdict on a finished run, for people and programs: its figures, and every breach.
 """
 
 import math
@@ -33,15 +36,16 @@ from leasehold_lab.judge.run import JudgedRun, ReaderChange, alive_at
 from leasehold_lab.judge.tenures import Tenure
 
 FAULTS: frozenset[IncidentKind] = frozenset({"start", "crash", "leave", "nap", "split", "merge", "trouble"})
-"""Events that may keep a shard from being read. A process that is gone was told to leave before."""
+"""Incidents that may keep a shard from being read ("gone" is not one: a process that is gone was told to leave)."""
 
 
 @frozen
 class RecordWait:
-    """How long a record waited, from when the stream acknowledged it to its first hand-over.
+    """How long a record waited, from when the stream acknowledged it to its first dispatch.
 
-    faults       what was in reach meanwhile, for people
-    unexplained  how many seconds of it lie outside the reach of all faults
+    Attributes:
+        faults: Descriptions of the faults that may have played a part.
+        unexplained: How many seconds of the wait lie outside the reach of all faults.
     """
 
     shard: str
@@ -52,7 +56,7 @@ class RecordWait:
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """The whole wait, in seconds."""
         return self.until - self.since
 
 
@@ -64,13 +68,13 @@ class _FaultProgress:
     note: str
 
     def touches(self, since: float, until: float, subjects: frozenset[str]) -> bool:
-        """Whether it may explain something of these subjects at that time."""
+        """Whether the fault may explain something that happened to these subjects at that time."""
         return self.begin < until and self.end > since and (not self.subjects or bool(self.subjects & subjects))
 
 
 @frozen
 class Explanations:
-    """The faults of a run, and whom each shard concerned when."""
+    """The faults of a run, and the workers that each shard depended on over time."""
 
     _history: RunHistory
     _tenures: Mapping[str, list[Tenure]]
@@ -82,13 +86,13 @@ class Explanations:
     def _all_reaches(self) -> Sequence[_FaultProgress]:
         return [
             _FaultProgress(
-                each.t,
-                each.t + (each.seconds if each.what == "trouble" else 0.0) + self._limits.reach_seconds,
-                frozenset(worker_of(word) for word in each.subject.split()),
-                each.note or f"{each.what} {each.subject}".strip(),
+                incident.t,
+                incident.t + (incident.seconds if incident.what == "trouble" else 0.0) + self._limits.reach_seconds,
+                frozenset(worker_of(word) for word in incident.subject.split()),
+                incident.note or f"{incident.what} {incident.subject}".strip(),
             )
-            for each in self._history.incidents
-            if each.what in FAULTS
+            for incident in self._history.incidents
+            if incident.what in FAULTS
         ]
 
     @_owners.default
@@ -100,42 +104,42 @@ class Explanations:
         return owners
 
     def waits(self) -> Iterator[RecordWait]:
-        """The records whose times are known, each with the wait for its first hand-over."""
+        """Yield the wait of each record whose times are known."""
         first: dict[tuple[str, str], ReadingEvent] = {}
         for event in self._history.told("record"):
             first.setdefault((event.key, event.digest), event)
-        for each in self._history.sent:
-            got = first.get((each.key, each.digest))
-            if each.t is not None and got is not None:
-                yield RecordWait(got.shard, each.t, max(each.t, got.t))
+        for sent in self._history.sent:
+            dispatched = first.get((sent.key, sent.digest))
+            if sent.t is not None and dispatched is not None:
+                yield RecordWait(dispatched.shard, sent.t, max(sent.t, dispatched.t))
 
     def longest(self) -> RecordWait | None:
-        """The longest wait of all, explained; None where no times are known."""
-        found = max(self.waits(), key=lambda wait: wait.seconds, default=None)
-        return None if found is None else self.explained(found)
+        """Explain the longest wait, or return None if no times are known."""
+        longest = max(self.waits(), key=lambda wait: wait.seconds, default=None)
+        return None if longest is None else self.explained(longest)
 
     def explained(self, wait: RecordWait) -> RecordWait:
-        """Add the faults that explain a wait."""
+        """Return the wait with the faults that explain it."""
         concerned = self._concerned(wait.shard, wait.since, wait.until)
-        near = [each for each in self._reaches if each.touches(wait.since, wait.until, concerned)]
+        near = [fault for fault in self._reaches if fault.touches(wait.since, wait.until, concerned)]
         covered, reached = 0.0, wait.since
-        for each in sorted(near, key=lambda each: each.begin):
-            # Reaches overlap: each counts from where the ones before it end.
-            begin, end = max(each.begin, reached), min(each.end, wait.until)
+        for fault in sorted(near, key=lambda each: each.begin):
+            # The reaches of faults overlap, so each counts from the end of those before it.
+            begin, end = max(fault.begin, reached), min(fault.end, wait.until)
             if end > begin:
                 covered, reached = covered + end - begin, end
-        faults = tuple(each.note for each in near)
+        faults = tuple(fault.note for fault in near)
         return RecordWait(wait.shard, wait.since, wait.until, faults, wait.seconds - covered)
 
     def breaches(self) -> Iterator[Breach]:
-        """Of each shard the wait of which most is unexplained; and every repetition that no fault explains."""
+        """Yield the wait of each shard that is least explained, and every repetition that no fault explains."""
         if self._limits.wait_seconds == math.inf:
             return
         worst: dict[str, RecordWait] = {}
         for wait in self.waits():
             if wait.seconds > self._limits.wait_seconds:
-                told = self.explained(wait)
-                worst[wait.shard] = max(worst.get(wait.shard, told), told, key=lambda each: each.unexplained)
+                explained = self.explained(wait)
+                worst[wait.shard] = max(worst.get(wait.shard, explained), explained, key=lambda each: each.unexplained)
         for wait in worst.values():
             if wait.unexplained > self._limits.wait_seconds:
                 why = f"a record of {wait.shard} waited for {wait.seconds:.1f} s from {wait.since:.3f}"
@@ -146,35 +150,35 @@ class Explanations:
         for record in self._history.told("record"):
             before = last.get((record.shard, record.place))
             last[record.shard, record.place] = record
-            # Within a process that did not let go a repetition is found by the laws of records.
+            # If the process did not let go in between, the laws of records report the repetition.
             if before is None or before.process == record.process or (record.process, record.shard) in named:
                 continue
             concerned = self._concerned(record.shard, before.t, record.t)
-            if not any(each.touches(before.t, record.t, concerned) for each in self._reaches):
+            if not any(fault.touches(before.t, record.t, concerned) for fault in self._reaches):
                 named.add((record.process, record.shard))
                 why = f"{record.process} handed over {record.place[0]} of {record.shard} after {before.process} had"
                 late = f"{record.t - before.t:.1f} s later; no fault explains it"
                 yield Breach("handed over again", record.t, f"{why}, {late}")
 
     def _concerned(self, shard: str, since: float, until: float) -> frozenset[str]:
-        """The shard and its parents, and who had to do with them from the last reader before on."""
+        """Return the shard, its parents, and the workers that dealt with them since the last reader before `since`."""
         shards = {shard, *self._history.parents.get(shard, ())}
-        found = set(shards)
-        for each in shards:
-            readers = self._tenures.get(each, ())
-            found |= {tenure.worker for tenure in readers if tenure.begin <= until and tenure.end >= since}
+        concerned = set(shards)
+        for relevant_shard in shards:
+            readers = self._tenures.get(relevant_shard, ())
+            concerned |= {tenure.worker for tenure in readers if tenure.begin <= until and tenure.end >= since}
             last = max(
                 (tenure for tenure in readers if tenure.end < since), key=lambda tenure: tenure.end, default=None
             )
-            found |= {last.worker} if last else set()
-            owners = self._owners.get(each, [])
+            concerned |= {last.worker} if last else set()
+            owners = self._owners.get(relevant_shard, [])
             begin = max(0, bisect_left(owners, (since, "")) - 1)
-            found |= {owner for t, owner in owners[begin:] if t <= until}
-        return frozenset(found)
+            concerned |= {owner for t, owner in owners[begin:] if t <= until}
+        return frozenset(concerned)
 
 
 def nothing_unexplained(run: JudgedRun) -> Iterator[Breach]:
-    """Rule 4; and nothing is raised that nothing provides for."""
+    """Check rule 4, and that no unforeseen exception was raised."""
     yield from Explanations(run.history, run.tenures, run.limits).breaches()
     if not run.limits.misdeeds:
         yield from (Breach("unforeseen", run.history.end, fault) for fault in run.history.faults)
@@ -197,16 +201,16 @@ LAWS: tuple[Callable[[JudgedRun], Iterator[Breach]], ...] = (
     rights.at_rest,
     rights.no_needless_move,
 )
-"""The laws of every run, each in the file of what it speaks of; a verdict is nothing but their breaches and figures."""
+"""The laws of every run, each in the file of its subject. A verdict consists of their breaches and some figures."""
 
 
 def breaches(run: JudgedRun) -> tuple[Breach, ...]:
-    """Every breach, in order of time; none for a good run."""
+    """Return every breach, in order of time. A good run has none."""
     return tuple(sorted((breach for law in LAWS for breach in law(run)), key=lambda breach: breach.t))
 
 
 def judge(history: RunHistory, limits: Limits) -> tuple[Breach, ...]:
-    """The breaches in a history."""
+    """Return the breaches in a history."""
     return breaches(JudgedRun(history, limits))
 
 
@@ -217,16 +221,19 @@ UNLIMITED = Limits()
 class RunVerdict:
     """The findings on a run's history.
 
-    produced             records the stream acknowledged
-    delivered            of these, handed over at least once
-    lost                 of these, never handed over
-    strangers            handed over, and never acknowledged
-    duplicates           handed over again, each time counted
-    fenced               handed over under a lower token than one before: whoever compares tokens refuses them
-    owner_changes        what each change of a shard's reader cost
-    unowned_seconds_max  the longest time nobody read a shard
-    moves, moves_least   leases that left a living worker, and how few would have done
-    faults               what must not be; empty for a good run
+    Attributes:
+        produced: Records that the stream acknowledged.
+        delivered: Of these, how many were dispatched at least once.
+        lost: Of these, how many were never dispatched.
+        strangers: Records dispatched that the stream never acknowledged.
+        duplicates: Repeated dispatches; each one counts.
+        fenced: Records dispatched under a lower token than an earlier record of the shard. A handler that compares
+            tokens rejects them.
+        owner_changes: The changes of a shard's reader, and what each cost.
+        unowned_seconds_max: The longest time that a shard had no reader.
+        moves: How many times a shard left a living reader.
+        moves_least: How many times would have been enough.
+        faults: Every breach; empty for a good run.
     """
 
     produced: int
@@ -245,23 +252,28 @@ class RunVerdict:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing happened that must not."""
+        """Whether there were no breaches."""
         return not self.faults
 
     def as_json(self) -> dict[str, object]:
-        """Values that `json.dumps` takes; times are milliseconds, as in the lines of events."""
-        told = [{**asdict(change), "t": round(change.t * 1000)} for change in self.owner_changes]
-        return {"ok": self.ok, **asdict(self), "owner_changes": told, "faults": [str(each) for each in self.faults]}
+        """Return values that `json.dumps` accepts, with times in milliseconds, as in event lines."""
+        changes = [{**asdict(change), "t": round(change.t * 1000)} for change in self.owner_changes]
+        return {
+            "ok": self.ok,
+            **asdict(self),
+            "owner_changes": changes,
+            "faults": [str(breach) for breach in self.faults],
+        }
 
 
 def verdict_on(history: RunHistory, limits: Limits = UNLIMITED) -> RunVerdict:
-    """The verdict on a run that is over; shards should have been read up to the incident called end."""
+    """Return the verdict on a run that is over, in which shards should have been read up to the "end" incident."""
     run = JudgedRun(history, limits)
-    end = min((each.t for each in history.incidents if each.what == "end"), default=history.end)
+    end = min((incident.t for incident in history.incidents if incident.what == "end"), default=history.end)
     unread = longest_unowned(read_spans(run.tenures, history.parents), 0.0, end)
     shard, seconds = max(unread.items(), key=lambda gap: (gap[1], gap[0]), default=("", 0.0))
     done, least = moves(run)
-    # A handler that compares tokens refuses what comes under a lower one than it has seen of the shard.
+    # A handler that compares tokens rejects a lower token than the highest it has seen for the shard.
     highest, fenced = Counter[str](), 0
     for record in run.records:
         if record.token is not None:
@@ -285,10 +297,10 @@ def verdict_on(history: RunHistory, limits: Limits = UNLIMITED) -> RunVerdict:
 
 
 def moves(run: JudgedRun) -> tuple[int, int]:
-    """How often a shard left a living reader up to the incident called end, and how few times would have done.
+    """Return how often a shard left a living reader before the "end" incident, and how few times would have sufficed.
 
-    The history is cut at each incident. What is read at the end of a part, and by whom at its start, says how few
-    moves any balanced division needed: shards that are new, or whose reader died, go where they are wanted for nothing.
+    The history is cut at each incident. The least number of moves in each part is worked out from the shards that are
+    read at its end and their readers at its start. Shards that are new, or whose reader died, cost no move.
     """
     done = least = 0
     for incident, following in pairwise(sorted(run.history.incidents, key=lambda incident: incident.t)):
@@ -301,8 +313,8 @@ def moves(run: JudgedRun) -> tuple[int, int]:
             for before, after in pairwise(readers)
             if incident.t <= after.begin < following.t
         )
-        there = [readers for readers in run.tenures.values() if _reader_at(readers, following.t) is not None]
-        least += least_moves({each[0].shard: _reader_at(each, incident.t) for each in there}, living)
+        still_read = [readers for readers in run.tenures.values() if _reader_at(readers, following.t) is not None]
+        least += least_moves({readers[0].shard: _reader_at(readers, incident.t) for readers in still_read}, living)
     return done, least
 
 

@@ -1,10 +1,11 @@
-"""The laws of records: every one is handed over, in order, to one reader by token, and again only where that is due.
+"""Checks the laws of records: every record is dispatched, in order, by one process per token, and not needlessly again.
 
-Law 1: what the stream took is handed over, and nothing else. Law 2: within a key, and from a parent to its child, no
-record is handed over before an earlier one has been once. Law 3: within one tenure a record comes again only if no
-handler had finished with it; a later tenure begins behind the checkpoint that it took the shard with. Law 4: of one
-shard, a token is given to one process alone, so that whoever compares tokens hears one reader at a time. A finished
-lease whose row was deleted, and made anew by a request that arrived late, begins at its first token again.
+1. Every record that the stream acknowledged is dispatched, and nothing else.
+2. Within a key, and from a parent to its child, no record is dispatched before every earlier one has been once.
+3. Within one tenure a record is dispatched again only if no handler had finished with it. A later tenure starts after
+   the checkpoint that it took the shard with.
+4. For one shard, each token is given to one process only, so a handler that compares tokens sees one reader at a time.
+   If the row of a finished lease was deleted, and a request that arrived late recreated it, tokens start over.
 """
 
 from bisect import bisect
@@ -16,10 +17,10 @@ from leasehold_lab.judge.run import TAKES, JudgedRun
 
 
 def all_that_was_sent(run: JudgedRun) -> Iterator[Breach]:
-    """Law 1, but for what nobody could remember; and a process hands over only shards that it has begun to read."""
-    # Where nobody plans at the end, the last records may have had nobody to read them.
+    """Check law 1, except for records that no worker could know of, and that processes dispatch only what they read."""
+    # If no worker plans at the end, the last records may have had no reader.
     due = run.limits.settled is None or run.planners
-    lost = [each for each in run.lost if each.key not in run.forgotten]
+    lost = [record for record in run.lost if record.key not in run.forgotten]
     if due and lost:
         first = f"the first is number {lost[0].number} of {lost[0].key}"
         yield Breach("lost", run.history.end, f"{len(lost)} records were never handed over, {first}")
@@ -32,14 +33,14 @@ def all_that_was_sent(run: JudgedRun) -> Iterator[Breach]:
 
 
 def in_order_within_a_key(run: JudgedRun) -> Iterator[Breach]:
-    """Law 2 of one key: within each tenure, then across all owners and shards."""
+    """Check law 2 for each key: within each tenure, then across all owners and shards."""
     for tenure in run.reading.tenures:
         reached: dict[str, int] = {}
         seen: set[RecordPlace] = set()
         for record in tenure.records:
             number = run.numbers.get((record.key, record.digest))
             if number is None or record.place in seen:
-                continue  # a stranger, or repeated: named by another law
+                continue  # a stranger or a repeated record, which other laws report
             seen.add(record.place)
             if number < reached.get(record.key, number):
                 after = f"after number {reached[record.key]}, both of {tenure.shard}"
@@ -62,9 +63,9 @@ def in_order_within_a_key(run: JudgedRun) -> Iterator[Breach]:
 
 
 def parents_before_children(run: JudgedRun) -> Iterator[Breach]:
-    """Law 2 across a split or merge, where keys need not be known; shards of a former stream have the same names.
+    """Check law 2 across a split or merge, without regard to keys. Ignore former streams, whose shard names recur.
 
-    A process that joined after the parent's row was deleted takes it for finished, and cannot know better.
+    A process that joined after the parent's row was deleted takes the parent for finished, and cannot know better.
     """
     first: dict[str, ReadingEvent] = {}
     last_new: dict[str, ReadingEvent] = {}
@@ -73,7 +74,7 @@ def parents_before_children(run: JudgedRun) -> Iterator[Breach]:
         if (record.key, record.digest) in run.former:
             continue
         first.setdefault(record.shard, record)
-        # A parent's records may come again while its child is read; what comes for the first time may not.
+        # A parent's records may be repeated while its child is read, but none may come for the first time.
         if (record.shard, record.place) not in seen:
             seen.add((record.shard, record.place))
             last_new[record.shard] = record
@@ -88,41 +89,49 @@ def parents_before_children(run: JudgedRun) -> Iterator[Breach]:
 
 
 def again_only_where_due(run: JudgedRun) -> Iterator[Breach]:
-    """Law 3: within a tenure, then from one tenure to the next."""
-    # Where handlers do not say when they have finished, they count as having finished at once.
-    told = run.limits.acknowledged or any(event.event == "finished" for event in run.history.events)
+    """Check law 3: within a tenure, then from one tenure to the next."""
+    # If handlers don't report when they have finished, they count as having finished at once.
+    finish_reported = run.limits.acknowledged or any(event.event == "finished" for event in run.history.events)
     for tenure in run.reading.tenures:
         first = {record.place: record for record in reversed(tenure.records)}
-        again = tenure.again if told else [each for each in tenure.records if first[each.place] is not each]
+        again = (
+            tenure.again
+            if finish_reported
+            else [record for record in tenure.records if first[record.place] is not record]
+        )
         if again:
             why = f"{tenure.process} handed over {len(again)} records of {tenure.shard} twice without a change of owner"
             yield Breach("repeated", again[0].t, why)
     for change in run.reader_changes:
         if change.replayed or (change.duplicates and not run.limits.duplicates):
             count = change.replayed if run.limits.duplicates else change.duplicates
-            behind = "that were checkpointed when it took it" if change.replayed else f"after {change.before}"
-            why = f"{change.after} handed over {count} records of {change.shard} again {behind}"
+            which = "that were checkpointed when it took it" if change.replayed else f"after {change.before}"
+            why = f"{change.after} handed over {count} records of {change.shard} again {which}"
             yield Breach("handed over again", change.t, why)
 
 
 def one_process_for_each_token(run: JudgedRun) -> Iterator[Breach]:
-    """Law 4, apart for each row that the shard has had."""
+    """Check law 4, separately for each row that the shard has had."""
     deleted = [(write.before.shard, write.t) for write in run.history.writes if write.before and write.after is None]
-    deleted += [(each.shard, each.sent) for each in run.history.answers if each.verb == "delete" and each.done]
-    done = [each for each in run.history.writes if each.done and each.after is not None]
+    deleted += [
+        (answer.shard, answer.sent) for answer in run.history.answers if answer.verb == "delete" and answer.done
+    ]
+    done = [write for write in run.history.writes if write.done and write.after is not None]
     for shard, readers in run.tenures.items():
-        ends = sorted(t for of, t in deleted if of == shard)
-        written = [each for each in done if each.key == shard] if ends else []
-        # By one that remembers the row it is made with a higher counter, and goes on with the same tokens.
-        unseen = sorted(each.t for each in written if each.verb == "create" and each.after and not each.after.epoch)
-        takes = [each for each in written if each.verb in TAKES]
-        given: dict[tuple[int, int, int], str] = {}
-        # A token is given when a reading begins, and kept where its owner takes a row that was made anew over.
-        for tenure in sorted((each for each in readers if each.records), key=lambda each: each.records[0].t):
-            mine = (each.t for each in takes if each.process == tenure.process and each.t <= tenure.begin)
+        ends = sorted(t for deleted_shard, t in deleted if deleted_shard == shard)
+        written = [write for write in done if write.key == shard] if ends else []
+        # A worker that remembers the row recreates it with a higher counter, and continues with the same tokens.
+        unseen = sorted(
+            write.t for write in written if write.verb == "create" and write.after and not write.after.epoch
+        )
+        takes = [write for write in written if write.verb in TAKES]
+        readers_by_token: dict[tuple[int, int, int], str] = {}
+        # A token is given when reading begins, and kept if its owner takes over a recreated row.
+        for tenure in sorted((tenure for tenure in readers if tenure.records), key=lambda each: each.records[0].t):
+            mine = (write.t for write in takes if write.process == tenure.process and write.t <= tenure.begin)
             row = bisect(unseen, max(mine, default=0.0))
-            for record in (each for each in tenure.records if each.token is not None):
-                other = given.setdefault((bisect(ends, record.t), row, record.token or 0), record.process)
+            for record in (record for record in tenure.records if record.token is not None):
+                other = readers_by_token.setdefault((bisect(ends, record.t), row, record.token or 0), record.process)
                 if other != record.process:
                     why = f"{record.process} read {shard} under {record.token}, as {other} did"
                     yield Breach("token", record.t, why)

@@ -1,4 +1,4 @@
-"""A run under judgement: its history, its limits, and the facts that several laws need, each computed once."""
+"""The run under judgment: its history, its limits, and facts that several laws need, each computed once."""
 
 import math
 from collections import defaultdict
@@ -22,10 +22,10 @@ from leasehold_lab.judge.events import (
 from leasehold_lab.judge.tenures import Tenure, TenureHistory, by_shard, reading_of
 
 OPERATOR = "operator"
-"""The process whose writes are made behind the back of all workers."""
+"""The process name of writes made by hand, unknown to the workers."""
 
 TAKES: frozenset[WriteVerb] = frozenset({"claim", "steal", "take-back"})
-"""The writes in whose reply a process finds the checkpoint that it starts from."""
+"""Writes whose response contains the checkpoint that a process starts from."""
 
 PositionOrder = tuple[int, int, int]
 
@@ -35,7 +35,7 @@ RecordId = tuple[str, str]
 
 @frozen
 class Life:
-    """A process of a worker, from its start to its end; `leaves` is when it was told to go."""
+    """One process of a worker, from start to end. `leaves` is when it was told to leave."""
 
     worker: str
     process: str
@@ -45,35 +45,36 @@ class Life:
 
 
 def lives(incidents: Iterable[Incident]) -> tuple[Life, ...]:
-    """Every process, in order of start; of two of one name the later begins when the earlier is over."""
-    found: list[Life] = []
+    """Return every process, in order of start. Of two with one name, the later starts after the earlier has ended."""
+    lives_found: list[Life] = []
     latest: dict[str, int] = {}
     for incident in sorted(incidents, key=lambda incident: incident.t):
         match incident.what:
             case "start":
-                latest[incident.subject] = len(found)
-                found.append(Life(worker_of(incident.subject), incident.subject, incident.t))
+                latest[incident.subject] = len(lives_found)
+                lives_found.append(Life(worker_of(incident.subject), incident.subject, incident.t))
             case "leave" | "crash" | "gone" if incident.subject in latest:
-                life = found[latest[incident.subject]]
+                life = lives_found[latest[incident.subject]]
                 end = life.end if incident.what == "leave" else incident.t
-                found[latest[incident.subject]] = evolve(life, leaves=min(life.leaves, incident.t), end=end)
+                lives_found[latest[incident.subject]] = evolve(life, leaves=min(life.leaves, incident.t), end=end)
             case _:
                 pass
-    return tuple(found)
+    return tuple(lives_found)
 
 
 def alive_at(all_lives: Iterable[Life], t: float) -> frozenset[str]:
-    """The workers that run then and have not been told to go."""
+    """Return the workers that are running at `t` and have not been told to leave."""
     return frozenset(life.worker for life in all_lives if life.start <= t < life.leaves)
 
 
 @frozen
 class ReaderChange:
-    """A shard passed from one reader to the next, at the cost of records handed over again.
+    """A change of a shard's reader, and the records it caused to be dispatched again.
 
-    duplicates     records of the next that earlier readers had handed over already
-    since          what earlier readers had handed over since the checkpoint last seen before the change
-    replayed       duplicates at or before that checkpoint: these nothing excuses
+    Attributes:
+        duplicates: Records of the new reader that earlier readers had already dispatched.
+        since: Records that earlier readers had dispatched after the last checkpoint seen before the change.
+        replayed: Duplicates at or before that checkpoint, for which there is no excuse.
     """
 
     t: float
@@ -88,7 +89,7 @@ class ReaderChange:
 
 @frozen
 class JudgedRun:
-    """A run that is over, or judged as if it were."""
+    """A run that is over, or is judged as if it were."""
 
     history: RunHistory
     limits: Limits
@@ -100,16 +101,16 @@ class JudgedRun:
 
     @cached_property
     def planners(self) -> frozenset[str]:
-        """The workers that run and plan when the fleet must be at rest: without one nothing can be asked of it."""
+        """Workers that run and plan at `settled`. Without one, nothing can be expected of the fleet."""
         if self.limits.settled is None:
             return frozenset()
-        zombies = {worker_of(each.subject) for each in self.history.incidents if each.what == "zombie"}
+        zombies = {worker_of(incident.subject) for incident in self.history.incidents if incident.what == "zombie"}
         return alive_at(self.lives, self.limits.settled) - zombies
 
     @cached_property
     def naps(self) -> tuple[tuple[str, float, float], ...]:
-        """The times in which a process or worker stood still, from then to then."""
-        naps = (each for each in self.history.incidents if each.what == "nap")
+        """Each pause of a process or worker, with its begin and end."""
+        naps = (incident for incident in self.history.incidents if incident.what == "nap")
         return tuple((nap.subject, nap.t, nap.t + nap.seconds) for nap in naps)
 
     @cached_property
@@ -124,81 +125,85 @@ class JudgedRun:
 
     @cached_property
     def records(self) -> tuple[ReadingEvent, ...]:
-        """Every hand-over of a record, in order of time."""
+        """Every dispatch of a record, in order of time."""
         return tuple(self.history.told("record"))
 
     @cached_property
     def numbers(self) -> Mapping[RecordId, int]:
-        """The place of each record that was sent, among those of its key."""
-        return {(each.key, each.digest): each.number for each in self.history.sent}
+        """The position of each record that was sent, among those of its key."""
+        return {(record.key, record.digest): record.number for record in self.history.sent}
 
     @cached_property
     def lost(self) -> list[Sent]:
-        """The records that were sent and never handed over."""
-        got = {(event.key, event.digest) for event in self.records}
-        return [each for each in self.history.sent if (each.key, each.digest) not in got]
+        """Records that were sent and never dispatched."""
+        dispatched = {(event.key, event.digest) for event in self.records}
+        return [record for record in self.history.sent if (record.key, record.digest) not in dispatched]
 
     @cached_property
     def former(self) -> frozenset[RecordId]:
-        """The records of former streams: what is handed over of them stands in no order to the present one."""
+        """Records of former streams, which have no order relative to the present stream."""
         return frozenset(
-            (each.key, each.digest) for each in self.history.sent if (each.t or math.inf) < self.history.anew
+            (record.key, record.digest) for record in self.history.sent if (record.t or math.inf) < self.history.anew
         )
 
     @cached_property
     def forgotten(self) -> frozenset[str]:
-        """The shards that a new group began at LATEST, where nobody could tell it that they had been read before (L13).
+        """Shards that a new group started at LATEST because nothing showed that they had been read before (L13).
 
-        Somebody deleted their rows while nobody held them (their owner may have lost them and still be named there),
-        while their owner was in the last lease of its life, or while the table could not be reached; and whoever made
-        a row anew had never read the table: it began after that, or within a lease before it.
+        This takes two steps. First, an operator deleted the rows while no worker held them (the owner in the row may
+        have lost the lease already), or during the last lease of their owner's life, or while the table could not be
+        reached. Then a worker that had never read the table recreated a row: it started after the deletion, or at
+        most a lease before it.
         """
-        lease, found = max(self.limits.lease_seconds.values(), default=0.0), set[str]()
-        at_latest = [each for each in self.history.writes if each.verb == "create" and each.after and each.done]
-        at_latest = [each for each in at_latest if each.after and each.after.checkpoint == LATEST]
+        lease, shards = max(self.limits.lease_seconds.values(), default=0.0), set[str]()
+        at_latest = [write for write in self.history.writes if write.verb == "create" and write.after and write.done]
+        at_latest = [write for write in at_latest if write.after and write.after.checkpoint == LATEST]
         for deleted in self.history.writes if at_latest else ():
             if deleted.process != OPERATOR or deleted.before is None or deleted.after is not None:
                 continue
             t, owner = deleted.t, deleted.before.owner
             reached = not any(
-                each.t == t and each.what == "trouble" and each.seconds for each in self.history.incidents
+                incident.t == t and incident.what == "trouble" and incident.seconds
+                for incident in self.history.incidents
             )
-            told = [
-                each for each in self.tenures.get(deleted.before.shard, ()) if each.worker == owner and each.begin <= t
+            tenures = [
+                tenure
+                for tenure in self.tenures.get(deleted.before.shard, ())
+                if tenure.worker == owner and tenure.begin <= t
             ]
-            let_go = bool(told) and told[-1].how == "lease-lost" and told[-1].end <= t
+            let_go = bool(tenures) and tenures[-1].how == "lease-lost" and tenures[-1].end <= t
             living = any(life.worker == owner and life.start <= t < life.end - lease for life in self.lives)
             if reached and living and not let_go:
                 continue
-            for made in (each for each in at_latest if each.t >= t):
-                line = self.line_above(made.key)
+            for made in (write for write in at_latest if write.t >= t):
+                lineage = self.line_above(made.key)
                 newcomer = any(life.process == made.process and life.start >= t - lease for life in self.lives)
-                found |= line if newcomer and deleted.key in line else set()
-        return frozenset(found)
+                shards |= lineage if newcomer and deleted.key in lineage else set()
+        return frozenset(shards)
 
     def unaware(self, process: str, shard: str, t: float) -> bool:
-        """Whether a process could not know then that this shard's lease was unfinished (L13).
+        """Whether a process could not know at `t` that this shard's lease was unfinished (L13).
 
-        Somebody had deleted its row, and the process had not read the table before, or only within a lease before
-        that. To it a missing row is that of a finished lease.
+        That is so if an operator had deleted its row, and the process first read the table after that or within a
+        lease before it. To such a process a missing row means a finished lease.
         """
         lease = max(self.limits.lease_seconds.values(), default=0.0)
         start = max((life.start for life in self.lives if life.process == process), default=0.0)
-        deleted = [each for each in self.history.writes if each.process == OPERATOR and each.after is None]
-        return any(each.key == shard and each.t <= min(t, start + lease) for each in deleted)
+        deleted = [write for write in self.history.writes if write.process == OPERATOR and write.after is None]
+        return any(write.key == shard and write.t <= min(t, start + lease) for write in deleted)
 
     def line_above(self, shard: str) -> set[str]:
-        """The shard and all its ancestors."""
-        line, todo = set[str](), [shard]
+        """Return the shard and all its ancestors."""
+        lineage, todo = set[str](), [shard]
         while todo:
-            if (one := todo.pop()) not in line:
-                line.add(one)
-                todo += self.history.parents.get(one, ())
-        return line
+            if (ancestor := todo.pop()) not in lineage:
+                lineage.add(ancestor)
+                todo += self.history.parents.get(ancestor, ())
+        return lineage
 
     @cached_property
     def strangers(self) -> list[RecordId]:
-        """The records that were handed over and never sent."""
+        """Records that were dispatched and never sent."""
         return sorted({(event.key, event.digest) for event in self.records} - self.numbers.keys())
 
     @cached_property
@@ -219,27 +224,27 @@ class JudgedRun:
                 taken[write.process, write.after.shard].append((write.t, write.after.checkpoint.order))
         for row in self.history.rows:
             seen[row.shard].append((row.t, row.checkpoint.order))
-        found = []
+        changes = []
         for shard, readers in self.tenures.items():
-            earlier: set[tuple[RecordPlace, str]] = set()  # an event hub that is made anew counts from 0 again
+            earlier: set[tuple[RecordPlace, str]] = set()  # with digests, as a recreated event hub counts from 0 again
             for before, after in pairwise(readers):
                 earlier.update((record.place, record.digest) for record in before.records)
-                again = earlier.intersection((record.place, record.digest) for record in after.records)
-                # A reader starts at the checkpoint in its claim's reply; where no claims are recorded, at the last
-                # one seen before. Of a row that was reset, or deleted and created again, what was written since counts.
-                known = taken.get((after.process, shard)) or seen.get(shard, [])
+                repeated = earlier.intersection((record.place, record.digest) for record in after.records)
+                # A reader starts at the checkpoint in the response to its claim or, if claims are not recorded, at the
+                # last one seen before. After a reset or a recreation of the row, only later checkpoints count.
+                checkpoints = taken.get((after.process, shard)) or seen.get(shard, [])
                 since = max((t for t in anew[shard] if t <= after.begin), default=0.0)
-                start = max((order for t, order in known if since <= t <= after.begin), default=(0, 0, 0))
-                found.append(
+                start = max((order for t, order in checkpoints if since <= t <= after.begin), default=(0, 0, 0))
+                changes.append(
                     ReaderChange(
                         t=after.begin,
                         shard=shard,
                         before=before.process,
                         after=after.process,
                         how=before.how,
-                        duplicates=len(again),
+                        duplicates=len(repeated),
                         since=sum((1, *place) > start for place, _ in earlier),
-                        replayed=sum((1, *place) <= start for place, _ in again),
+                        replayed=sum((1, *place) <= start for place, _ in repeated),
                     )
                 )
-        return tuple(sorted(found, key=lambda change: (change.t, change.shard)))
+        return tuple(sorted(changes, key=lambda change: (change.t, change.shard)))

@@ -1,4 +1,4 @@
-"""The times in which each process read each shard, and the records that it handed over meanwhile."""
+"""Folds events into tenures: the periods in which a process read a shard, with the records that it dispatched."""
 
 import math
 from collections import defaultdict
@@ -15,11 +15,12 @@ ENDINGS = frozenset({"lease-lost", "shard-ended", "stopped"})
 class Tenure:
     """The reading of a shard by one process, from `initialize` to its end.
 
-    end      infinity while it goes on
-    how      the event that ended it, "cut" where the process died or began anew without one, "" while it goes on
-    records  in the order in which they were handed over
-    finished the places of the records that a handler has finished with, where that was told
-    again    the records that were handed over although a handler had finished with them
+    Attributes:
+        end: Infinity while the tenure goes on.
+        how: The event that ended it, "cut" if the process died or initialized again first, or "" while it goes on.
+        records: In the order of dispatch.
+        finished: The places of the records that a handler has finished with, if that was recorded.
+        again: Records dispatched although a handler had finished with them.
     """
 
     process: str
@@ -33,16 +34,17 @@ class Tenure:
 
     @property
     def worker(self) -> str:
-        """The worker whose process it is."""
+        """The worker that the process belongs to."""
         return worker_of(self.process)
 
 
 @define
 class TenureHistory:
-    """Tenures folded from events; those of one process must come in its own order.
+    """Tenures folded from events. The events of one process must come in their own order.
 
-    tenures  in the order they began
-    outside  records that a process handed over while it did not read their shard
+    Attributes:
+        tenures: In the order they began.
+        outside: Records that a process dispatched while it did not read their shard.
     """
 
     tenures: list[Tenure] = Factory(list)
@@ -50,7 +52,7 @@ class TenureHistory:
     _open: dict[tuple[str, str], Tenure] = Factory(dict)
 
     def add(self, event: ReadingEvent) -> None:
-        """Take in one event."""
+        """Add one event."""
         place = (event.process, event.shard)
         tenure = self._open.get(place)
         if event.event == "initialize":
@@ -67,12 +69,12 @@ class TenureHistory:
             self._close(tenure, event.t, event.event)
 
     def died(self, process: str, t: float) -> None:
-        """A process died then: what it had begun to read it reads no more."""
-        for tenure in [each for each in self._open.values() if each.process == process and each.begin <= t]:
+        """End all tenures of a process that died at `t`."""
+        for tenure in [tenure for tenure in self._open.values() if tenure.process == process and tenure.begin <= t]:
             self._close(tenure, t, "cut")
 
     def owner(self, shard: str) -> str | None:
-        """The worker that reads this shard now, as far as events tell."""
+        """Return the worker that reads this shard now, according to the events."""
         return next((tenure.worker for tenure in self._open.values() if tenure.shard == shard), None)
 
     def _close(self, tenure: Tenure | None, t: float, how: str) -> None:
@@ -82,7 +84,7 @@ class TenureHistory:
 
 
 def reading_of(history: RunHistory) -> TenureHistory:
-    """The tenures of a whole history; a process that crashed reads no more from then on."""
+    """Return the tenures of a whole history. A process that crashes stops reading at that moment."""
     reading = TenureHistory()
     for event in history.events:
         reading.add(event)
@@ -93,8 +95,8 @@ def reading_of(history: RunHistory) -> TenureHistory:
 
 
 def by_shard(tenures: Iterable[Tenure]) -> Mapping[str, list[Tenure]]:
-    """Each shard's tenures, in the order they began."""
-    found: dict[str, list[Tenure]] = defaultdict(list)
+    """Group tenures by shard, in the order they began."""
+    tenures_by_shard: dict[str, list[Tenure]] = defaultdict(list)
     for tenure in sorted(tenures, key=lambda tenure: tenure.begin):
-        found[tenure.shard].append(tenure)
-    return found
+        tenures_by_shard[tenure.shard].append(tenure)
+    return tenures_by_shard

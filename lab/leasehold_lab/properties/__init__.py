@@ -1,1 +1,1 @@
-"""Property-based tests: what to draw, the laws of the seam, and fleets under virtual time, for rules of one's own."""
+"""Property-based tests for your own rule sets: strategies, the laws of the seam, and fleets under virtual time."""

@@ -1,4 +1,4 @@
-"""The contract of stores for a store of one's own, in one line of a test file."""
+"""The contract of stores for a store of your own, in one line of a test file."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -10,15 +10,16 @@ from leasehold_lab.contract import StoreContract
 
 
 def leasehold_store_contract(make: Callable[..., Store]) -> type[StoreContract]:
-    """Every clause of the contract, as a class of tests that a file gives a name beginning with `Test`.
+    """Return the contract of stores as a test class, to be assigned to a name that begins with `Test`.
 
-    make  gives each test a new, empty store, which is closed afterwards; its parameters without a default are pytest
-          fixtures, by name
+    Args:
+        make: Returns a new, empty store for each test, which is closed afterwards. Its parameters without a default
+            are the names of pytest fixtures.
     """
-    wanted = [each.name for each in inspect.signature(make).parameters.values() if each.default is each.empty]
+    needed = [param.name for param in inspect.signature(make).parameters.values() if param.default is param.empty]
 
     def store(_self: object, request: pytest.FixtureRequest) -> Iterator[Store]:
-        opened = make(*(request.getfixturevalue(name) for name in wanted))
+        opened = make(*(request.getfixturevalue(name) for name in needed))
         yield opened
         opened.close()
 

@@ -1,11 +1,11 @@
-"""The laws of the seam, for a rule set or a `plan` of one's own: each a value that can be called, or checked.
+"""The laws of the seam, for a rule set or a `plan` of your own. Each can be called on a case, or checked on many.
 
     laws.check(plan, MyRules())                                  every law, on examples that Hypothesis draws
     laws.comes_to_rest.check(plan, st.builds(MyRules, ...))      one law, over the options too
     laws.living_are_robbed_by_name(plan, Scene(...))             one law on one case
 
-A law that is broken raises LawBroken with the case, what was planned, and what is wrong about it. `plan` is any
-function of the seam's form: leasehold's own, a wrapper of it, or a client of a program in another language.
+A broken law raises LawBroken with the case, the planned actions, and what is wrong with them. `plan` is any function
+with the signature of the seam: leasehold's own, a wrapper around it, or a client of a program in another language.
 """
 
 from collections import Counter
@@ -39,11 +39,12 @@ Rules = RuleSet | st.SearchStrategy[RuleSet]
 
 @frozen
 class Law:
-    """A law that any rule set keeps.
+    """A law that every rule set keeps.
 
-    name   as in this module
-    says   what holds, in a sentence
-    cases  from a strategy of rule sets to one of the cases on which it is tried
+    Attributes:
+        name: Its name in this module.
+        says: The law in one sentence.
+        cases: Makes a strategy of the cases on which the law is tried from a strategy of rule sets.
     """
 
     name: str
@@ -59,22 +60,31 @@ class Law:
         return self.name
 
     def check(self, plan: Planner, rules: Rules, *, examples: int | None = None) -> None:
-        """Try so many cases that Hypothesis draws (its profile's number, if left out), and shrink one that fails."""
+        """Try the law on cases that Hypothesis draws, and shrink one that fails.
+
+        Args:
+            plan: The function to try.
+            rules: The rule set, or a strategy of rule sets.
+            examples: The number of cases, by default that of the active Hypothesis profile.
+
+        Raises:
+            LawBroken: The law is broken.
+        """
 
         def holds(case: Any) -> None:  # noqa: ANN401  of either kind
             self(plan, case)
 
-        holds.__name__ = holds.__qualname__ = self.name  # as the report of a failure calls it
-        phases = tuple(phase for phase in settings().phases if phase != Phase.explain)  # it would name lines of ours
-        wanted = settings(deadline=None, phases=phases, max_examples=examples or settings().max_examples)
+        holds.__name__ = holds.__qualname__ = self.name  # the name in the report of a failure
+        phases = tuple(phase for phase in settings().phases if phase != Phase.explain)  # it would show lines of ours
+        configured = settings(deadline=None, phases=phases, max_examples=examples or settings().max_examples)
         drawn = rules
         if not isinstance(drawn, st.SearchStrategy):
             drawn = st.just(drawn)
-        wanted(given(case=self.cases(drawn))(holds))()
+        configured(given(case=self.cases(drawn))(holds))()
 
 
 def check(plan: Planner, rules: Rules, *, examples: int | None = None) -> None:
-    """Try every law of LAWS. Raises LawBroken of the first that is broken, with the smallest case found."""
+    """Try every law in LAWS. Raises LawBroken for the first that is broken, with the smallest case found."""
     for law in LAWS:
         law.check(plan, rules, examples=examples)
 
@@ -94,7 +104,7 @@ def _asked(plan: Planner, scene: Scene) -> tuple[Action, ...]:
 def order_does_not_matter(plan: Planner, scene: Scene) -> None:
     """The same leases and shards, listed in another order, give the same plan.
 
-    Stores list in any order; two workers that read the same would otherwise plan differently.
+    Stores list in any order, so two workers that read the same table would otherwise plan differently.
     """
 
     def shuffled(listed: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -113,12 +123,12 @@ def order_does_not_matter(plan: Planner, scene: Scene) -> None:
 def input_is_left_alone(plan: Planner, scene: Scene) -> None:
     """A plan changes nothing of what it is given.
 
-    An owner written into a record that is counted again afterwards makes every later count wrong.
+    If it wrote an owner into a record that is counted again later, every later count would be wrong.
     """
-    given_leases, given_shards = list(scene.leases), None if scene.shards is None else list(scene.shards)
+    plan_leases, plan_shards = list(scene.leases), None if scene.shards is None else list(scene.shards)
     leases, shards = [evolve(lease) for lease in scene.leases], [evolve(shard) for shard in scene.shards or ()]
-    actions = plan(given_leases, given_shards, scene.me, scene.config)
-    if (given_leases, given_shards or []) != (leases, shards):
+    actions = plan(plan_leases, plan_shards, scene.me, scene.config)
+    if (plan_leases, plan_shards or []) != (leases, shards):
         raise LawBroken("the plan changed its input", scene, actions)
 
 
@@ -126,7 +136,7 @@ def input_is_left_alone(plan: Planner, scene: Scene) -> None:
 def each_key_is_spoken_of_once(plan: Planner, scene: Scene) -> None:
     """A plan has at most one action for a lease, alternates included.
 
-    Of two writes to one row, meant for one version, the second would be refused, or undo the first.
+    If it had two writes to one row, both for the same version, the second would be rejected, or undo the first.
     """
     actions = _asked(plan, scene)
     twice = [key for key, count in Counter(_keys(actions)).items() if count > 1]
@@ -159,7 +169,7 @@ def living_are_robbed_by_name(plan: Planner, scene: Scene) -> None:
 def plan_is_always_made(plan: Planner, scene: Scene) -> None:
     """Whatever the table, there is a plan, and the next look comes within a cycle.
 
-    One odd row would stop a worker from renewing all its other leases.
+    Otherwise one odd row would stop a worker from renewing all its other leases.
     """
     actions = _asked(plan, scene)
     look = look_again(actions, scene.leases, scene.me, scene.config)
@@ -171,11 +181,11 @@ def plan_is_always_made(plan: Planner, scene: Scene) -> None:
 def renewals_are_those_of_the_plan(plan: Planner, scene: Scene) -> None:
     """Between two plans the same leases are renewed as by a plan.
 
-    A lease renewed by only one of the two cadences would expire under the other.
+    A lease renewed at only one of the two cadences would expire at the other.
     """
     actions = _asked(plan, scene)
     otherwise = set(_keys([action for action in actions if not isinstance(action, Renew)]))
-    due = [each for each in renewals(scene.leases, scene.me, scene.config) if each.lease.key not in otherwise]
+    due = [renewal for renewal in renewals(scene.leases, scene.me, scene.config) if renewal.lease.key not in otherwise]
     if [action for action in actions if isinstance(action, Renew)] != due:
         raise LawBroken("the plan renews other leases than are due", scene, actions, f"due: {told(due)}")
 
@@ -184,7 +194,7 @@ def renewals_are_those_of_the_plan(plan: Planner, scene: Scene) -> None:
 def balance_is_left_alone(plan: Planner, fleet: SmallFleet) -> None:
     """Once the leases are shared out, nothing but renewals is planned.
 
-    A fleet that never comes to rest moves leases for ever, and each move repeats records.
+    A fleet that never comes to rest moves leases forever, and each move repeats records.
     """
     for worker in fleet.workers:
         actions = plan(fleet.leases, None, Me(worker, fleet.turn), fleet.config)
@@ -196,12 +206,12 @@ def balance_is_left_alone(plan: Planner, fleet: SmallFleet) -> None:
 def comes_to_rest(plan: Planner, fleet: SmallFleet) -> None:
     """From any start, whoever plans in which order, a fleet comes to rest: all leases held, evenly.
 
-    Not judged: evenness under rules that do not promise it (`RuleSet.evens_out`), and fleets that may not hold all
-    leases (`RuleSet.most_leases`).
+    Evenness is not judged under rules that do not promise it (`RuleSet.evens_out`). Fleets that cannot hold all leases
+    (`RuleSet.most_leases`) are not judged.
     """
     end = settled(plan, fleet)
-    most = fleet.config.rules.most_leases
-    if most is not None and most * len(fleet.workers) < len(fleet.owners):
+    limit = fleet.config.rules.most_leases
+    if limit is not None and limit * len(fleet.workers) < len(fleet.owners):
         return
     if free := [key for key, owner in end.owners.items() if owner is None]:
         raise LawBroken(f"at rest, and nobody holds {', '.join(free)}", fleet, (), end.story)
@@ -212,15 +222,15 @@ def comes_to_rest(plan: Planner, fleet: SmallFleet) -> None:
 
 @_law(weighed_fleets)
 def equal_readings_make_disjoint_plans(plan: Planner, scene: Scene) -> None:
-    """S4: two workers that read the same never go for the same lease.
+    """S4: two workers with the same view of the table never want the same lease.
 
-    Where they do, one write is refused, and a round is lost. `minimal` promises it, most rule sets do not.
+    If they did, one write would be rejected and a round lost. `minimal` promises this; most rule sets do not.
     """
     owners = sorted({lease.owner for lease in scene.leases if lease.owner is not None})
     plans = [plan(scene.leases, None, Me(owner, scene.me.turn), scene.config) for owner in owners]
-    wanted = Counter(action.lease.key for each in plans for action in each if isinstance(action, Taking))
-    if several := [key for key, count in wanted.items() if count > 1]:
-        raise LawBroken(f"more than one worker wants {', '.join(several)}", scene, sum(plans, ()))
+    times_wanted = Counter(action.lease.key for actions in plans for action in actions if isinstance(action, Taking))
+    if contested := [key for key, count in times_wanted.items() if count > 1]:
+        raise LawBroken(f"more than one worker wants {', '.join(contested)}", scene, sum(plans, ()))
 
 
 LAWS: tuple[Law, ...] = (
@@ -233,13 +243,13 @@ LAWS: tuple[Law, ...] = (
     balance_is_left_alone,
     comes_to_rest,
 )
-"""The laws of every rule set."""
+"""The laws that every rule set keeps."""
 
 
 def _with_alternates(actions: Iterable[Action]) -> list[Action]:
     alternates = ((action, *(action.alternates if isinstance(action, Taking) else ())) for action in actions)
-    return [each for several in alternates for each in several]
+    return [action for group in alternates for action in group]
 
 
 def _keys(actions: Iterable[Action]) -> list[str]:
-    return [each.lease.key for each in _with_alternates(actions)]
+    return [action.lease.key for action in _with_alternates(actions)]

@@ -1,7 +1,7 @@
-"""Fleets under virtual time with rules and a handler of one's own: real workers, a judge, and the smallest fleet.
+"""Runs fleets of real workers under virtual time, with rules and a handler of your own, and judges the runs.
 
-The seed decides everything: the same call gives the same run, to the last write, on every machine. `settled` is
-simpler: the workers of a small fleet plan and act until nothing changes; `LawBroken` tells what went wrong.
+The seed decides everything: the same call gives the same run, down to the last write, on every machine. `settled` is
+simpler: the workers of a small fleet plan and act in turn until nothing changes. `LawBroken` reports what went wrong.
 """
 
 from collections import Counter
@@ -26,23 +26,24 @@ from leasehold_lab.simulator.scenario import Network, Scenario
 from leasehold_lab.simulator.world.world import SimulatedHistory
 
 REST_CYCLES = 2.0
-"""Cycles at the end in which nothing but renewals may be written."""
+"""Cycles at the end in which only renewals may be written."""
 
 
 class SimulationFailed(AssertionError):
-    """The judge has something to say: what, with the smallest fleet found in which it still is so."""
+    """The judge found breaches. The message has them, and the smallest fleet found that still has one."""
 
     __module__ = "leasehold.testing"  # as users import it
 
 
 @frozen
 class Simulated:
-    """A run, and what the judge says of it.
+    """A run, and the verdict of the judge.
 
-    scenario  what was run; Python that can be pasted into a test
-    outcome   in figures, as `leasehold simulate` prints them
-    breaches  what must not be: records lost or out of order, two holders, no rest at the end, and more
-    history   every write, every reading and every record
+    Attributes:
+        scenario: The run; its repr is Python that can be pasted into a test.
+        outcome: The figures that `leasehold simulate` prints.
+        breaches: What went wrong: records lost or out of order, two holders, no rest at the end, and more.
+        history: Every write, every read and every record.
     """
 
     scenario: Scenario
@@ -52,7 +53,7 @@ class Simulated:
     _limits: Limits
 
     def check(self) -> None:
-        """Raises SimulationFailed if there are breaches, after having looked for the smallest fleet with one."""
+        """Find the smallest fleet with a breach, and raise SimulationFailed, if there are breaches."""
         if self.breaches:
             raise SimulationFailed(explained(Trial(self.scenario, self._limits)))
 
@@ -71,13 +72,21 @@ def simulate(
 ) -> Simulated:
     """Run one fleet through one event, with records that are read, handled and checkpointed.
 
-    rules    of every worker
-    workers  how many in each group; at a `scale-out` the last group joins the others
-    event    cold, scale-out, crash, leave, rolling, reshard, steady or weights; `going` workers crash or leave
-    cycles   how long to go on after the event, in `Config(rules).cycle_seconds`; the last two must be at rest
-    handler  is given every batch; None: what is handed over is only recorded. Time stands still while it runs
-    network  the faults of requests; None: two in a thousand stall, as many answers are lost. None in the last half
-    Raises ValueError for a fleet that cannot be.
+    Args:
+        rules: The rule set of every worker.
+        leases: The number of leases.
+        workers: The number of workers in each group; at a `scale-out` the last group joins the others.
+        event: One of cold, scale-out, crash, leave, rolling, reshard, steady and weights.
+        going: How many workers crash or leave.
+        seed: The seed of everything that is random.
+        cycles: How long to continue after the event, in units of `Config(rules).cycle_seconds`. During the last two
+            the fleet must be at rest.
+        handler: Receives every batch. Time stands still while it runs. Without a handler records are only recorded.
+        network: The faults of requests. By default two in a thousand requests stall, and as many responses are lost.
+            The last half of the time has no faults.
+
+    Raises:
+        ValueError: There can be no such fleet.
     """
     config = Config(rules)
     question = SimulationQuestion(leases, workers, kind=event, going=going, seed=seed, cycles=cycles, pace="own")
@@ -102,9 +111,9 @@ def simulate(
 
 
 def chaos(rules: RuleSet, *, seed: int, handler: Handler | None = None) -> Simulated:
-    """Run the fleet that this seed chooses, with every fault on: `make soak` for rules and a handler of one's own.
+    """Run the fleet that this seed chooses, with all faults: `make soak` for rules and a handler of your own.
 
-    Two to six workers crash, drain, pause, come back; shards split and merge; requests and answers are lost, late or
+    Two to six workers crash, drain, pause and return; shards split and merge; requests and responses are lost, late or
     repeated; handlers raise and hang. After two minutes all faults end, and the fleet must come to rest.
     """
     tested = trial(seed, rules)
@@ -121,25 +130,28 @@ def _simulated(tested: Trial, since: float, cycle: float) -> Simulated:
 
 
 ROUNDS_EACH, ROUNDS_MORE = 4, 20
-"""A fleet may take so many rounds for each lease, and so many besides; a rule set that moves one a turn needs one."""
+"""The rounds that a fleet may take, for each lease and in addition.
+
+A rule set that moves one lease a turn needs one for each lease.
+"""
 
 STORY_LINES = 8
 
 PATIENCE = 1e6
-"""Seconds that exhaust any patience of a rule set; they pass whenever nobody has anything to do."""
+"""Seconds that exhaust the patience of any rule set. They pass whenever no worker has anything to do."""
 
 
 class Planner(Protocol):
-    """The seam: the arguments and the answer of `leasehold.plan`."""
+    """The seam: a function with the arguments and the result of `leasehold.plan`."""
 
     def __call__(
         self, leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config: Config
     ) -> tuple[Action, ...]:
-        """The actions of this worker."""
+        """Return the actions of this worker."""
 
 
 class LawBroken(AssertionError):
-    """A law does not hold: what is wrong, the case as Python, and what was planned."""
+    """A law does not hold. The message has what is wrong, the case as Python, and the plan."""
 
     __module__ = "leasehold.testing"  # as users import it
 
@@ -155,7 +167,7 @@ class LawBroken(AssertionError):
 
 
 def told(actions: Iterable[Action]) -> str:
-    """Each action with its rule: `T1 Claim s-0`."""
+    """Format each action with its rule, as in `T1 Claim s-0`."""
     return "; ".join(f"{action.rule} {type(action).__name__} {action.lease.key}" for action in actions)
 
 
@@ -163,9 +175,11 @@ def told(actions: Iterable[Action]) -> str:
 class Rest:
     """A fleet at rest.
 
-    owners  of each lease
-    moves   leases taken from another worker on the way; claims: from nobody
-    story   the last moves, one a line
+    Attributes:
+        owners: The owner of each lease.
+        moves: How many leases were taken from another worker on the way.
+        claims: How many free leases were taken.
+        story: The last moves, one per line.
     """
 
     owners: dict[str, str | None]
@@ -175,14 +189,14 @@ class Rest:
 
     @property
     def counts(self) -> Counter[str]:
-        """Leases by worker."""
+        """The number of leases of each worker."""
         return Counter(owner for owner in self.owners.values() if owner is not None)
 
 
 def settled(plan: Planner, fleet: SmallFleet) -> Rest:
-    """Workers plan and act one after the other until nothing changes any more, however long everybody waits.
+    """Let workers plan and act in turn until nothing changes, however long they wait.
 
-    Raises LawBroken for a fleet that goes on.
+    Raises LawBroken for a fleet that does not come to rest.
     """
     table = {lease.key: lease for lease in fleet.leases}
     story: list[str] = []
@@ -213,13 +227,13 @@ def settled(plan: Planner, fleet: SmallFleet) -> Rest:
         elif waited:
             return Rest({key: lease.owner for key, lease in table.items()}, moves, claims, last)
         else:
-            # Patience ends only by waiting, and that everybody waits is sure only where nobody has anything to do.
+            # Patience ends only by waiting, and all workers certainly wait only when none has anything to do.
             waited = PATIENCE
     raise LawBroken(f"after {turn + 1} turns of each worker leases still move", fleet, (), last)
 
 
 def least_moves(counts: Iterable[int]) -> int:
-    """The fewest moves of one lease each after which no two workers differ by more than one."""
+    """Return the fewest moves, of one lease each, after which no two workers differ by more than one."""
     workers = {str(place): count for place, count in enumerate(counts)}
     owners = {(worker, number): worker for worker, count in workers.items() for number in range(count)}
     return groups.least_moves(owners, workers)

@@ -1,9 +1,9 @@
-"""Hypothesis strategies for leases, shards, histories, workers, settings and fleets: as odd as allowed.
+"""Hypothesis strategies for leases, shards, histories, workers, settings and fleets, as odd as they may be.
 
-Every value drawn is one that `plan` must have an answer for: rows whose parents are not there, shards in circles,
-owners that died, histories of any length. All shrink towards few leases, few workers and a listing without oddities.
+`plan` must have a result for every value drawn: rows without their parents, shards in circles, owners that died,
+histories of any length. All strategies shrink towards few leases, few workers and a listing without oddities.
 
-`Scene` and `SmallFleet`, on which laws are tried, are shown as Python that can be pasted into a test.
+The repr of a `Scene` or `SmallFleet`, on which laws are tried, is Python that can be pasted into a test.
 """
 
 import math
@@ -42,7 +42,7 @@ _FACTORY: Any = type(Factory(list))
 
 
 def brief(value: Any) -> str:  # noqa: ANN401  the fields of values are of many kinds
-    """The value as Python, without the fields that have their defaults."""
+    """Return the value as Python, without the fields that have their defaults."""
     if isinstance(value, tuple):
         inner = ", ".join(map(brief, value))
         return f"({inner},)" if len(value) == 1 else f"({inner})"
@@ -51,18 +51,18 @@ def brief(value: Any) -> str:  # noqa: ANN401  the fields of values are of many 
     if not has(type(value)):
         return repr(value)
     shown = []
-    for each in fields(type(value)):
-        default: Any = each.default
+    for attribute in fields(type(value)):
+        default: Any = attribute.default
         if isinstance(default, _FACTORY):
             default = default.factory(value) if default.takes_self else default.factory()
-        there = getattr(value, each.name)
-        if each.init and there != default:
-            shown.append(brief(there) if default is NOTHING else f"{each.name}={brief(there)}")
+        actual = getattr(value, attribute.name)
+        if attribute.init and actual != default:
+            shown.append(brief(actual) if default is NOTHING else f"{attribute.name}={brief(actual)}")
     return f"{type(value).__name__}({', '.join(shown)})"
 
 
 class Pasteable:
-    """A value that is shown as Python that can be pasted."""
+    """A value whose repr is Python that can be pasted."""
 
     def __repr__(self) -> str:
         return brief(self)
@@ -73,10 +73,10 @@ class Pasteable:
 
 @frozen(repr=False)
 class Scene(Pasteable):
-    """A question to `plan`.
+    """The arguments of a call of `plan`.
 
-    leases, shards, me, config  its arguments
-    order                       a seed: of the order in which the same leases and shards are listed a second time
+    Attributes:
+        order: A seed for the order in which the same leases and shards are listed a second time.
     """
 
     leases: tuple[Lease, ...]
@@ -88,13 +88,14 @@ class Scene(Pasteable):
 
 @frozen(repr=False)
 class SmallFleet(Pasteable):
-    """A fleet that plans and acts in turns, each worker by a reading of its own.
+    """A fleet that plans and acts in turns, each worker on its own read of the table.
 
-    workers  in the order in which they plan
-    owners   the owner of each lease at the start, None where it is free
-    config   of all of them
-    idle     seconds for which each lease has stood still
-    turn     the turn that each worker begins with
+    Attributes:
+        workers: In the order in which they plan.
+        owners: The owner of each lease at the start, None for a free lease.
+        config: The settings of all workers.
+        idle: For how many seconds each lease has not been renewed.
+        turn: The turn that each worker begins with.
     """
 
     workers: tuple[str, ...]
@@ -110,12 +111,12 @@ class SmallFleet(Pasteable):
 
 
 WORKERS = ("a-1", "a-2", "b-1", "b-2", "c")
-"""Workers of two groups, and one of none."""
+"""Workers of two groups, and one of no group."""
 
 KEYS = tuple(f"s-{number}" for number in range(8))
 STREAMS = ("", "orders")
 LEASE_SECONDS = 10.0
-"""The lease duration of every configuration drawn; idle times lie on both sides of it, and on it."""
+"""The lease duration of every configuration drawn. Idle times are shorter, equal and longer."""
 
 _limits = st.none() | st.integers(1, 6)
 _options: dict[type[RuleSet], dict[str, st.SearchStrategy[Any]]] = {
@@ -142,15 +143,15 @@ _counts = st.integers(0, 9)
 
 
 def rule_sets(*kinds: type[RuleSet]) -> st.SearchStrategy[RuleSet]:
-    """Rule sets of these kinds with any options; of every kind that leasehold has, if left out.
+    """Draw rule sets of these kinds with any options. The default is every kind that leasehold has.
 
-    One whose options are not named here has its defaults.
+    A kind whose options are not listed here gets its defaults.
     """
     return st.one_of([st.builds(kind, **_options.get(kind, {})) for kind in kinds or known_rule_sets()])
 
 
 def configs(rules: st.SearchStrategy[RuleSet] | None = None) -> st.SearchStrategy[Config]:
-    """Settings of a fleet under these rules; under any of leasehold's, if left out."""
+    """Draw settings of a fleet under these rules, by default under any that leasehold has."""
     seconds = st.just(LEASE_SECONDS)
     return st.builds(
         Config, rules=rule_sets() if rules is None else rules, lease_seconds=seconds, initial_position=_starts
@@ -158,7 +159,7 @@ def configs(rules: st.SearchStrategy[RuleSet] | None = None) -> st.SearchStrateg
 
 
 def hearings() -> st.SearchStrategy[BulletinState]:
-    """The state of a worker's knowledge after bulletins."""
+    """Draw states of a worker's knowledge after bulletins."""
     return st.builds(
         BulletinState,
         latest=st.builds(Bulletin, _counts, _counts, _counts),
@@ -172,18 +173,18 @@ def hearings() -> st.SearchStrategy[BulletinState]:
 
 
 def calls() -> st.SearchStrategy[str]:
-    """Calls that a lookout may have written: each worker to keys of its own, for nobody is called to one."""
-    several = st.lists(st.sampled_from(KEYS), max_size=4, unique=True)
+    """Draw calls that a lookout may have written: each worker is called to keys of its own."""
+    called_keys = st.lists(st.sampled_from(KEYS), max_size=4, unique=True)
 
     def text(keys: list[str], to_all: bool) -> str:
         names = {WORKERS[place % len(WORKERS)]: keys[place :: len(WORKERS)] for place in range(len(keys))}
         return note_of_call(1, 0.0, KEYS[:2], names, to_all=to_all)[0][1]
 
-    return st.builds(text, several, st.booleans())
+    return st.builds(text, called_keys, st.booleans())
 
 
 def histories(owners: Sequence[str] = WORKERS) -> st.SearchStrategy[History]:
-    """Histories that earlier readings of a table may have left, about these owners."""
+    """Draw histories that earlier reads of a table may have left, about these owners."""
     holes = st.builds(Hole, st.sampled_from(STREAMS), st.just(0), st.integers(0, 9), st.integers(1, 4))
     pair = st.tuples(st.sampled_from(owners), st.floats(0, 100))
     seconds = st.lists(pair, max_size=3, unique_by=lambda each: each[0]).map(lambda pairs: tuple(sorted(pairs)))
@@ -203,19 +204,19 @@ def histories(owners: Sequence[str] = WORKERS) -> st.SearchStrategy[History]:
 
 
 def workers(names: Sequence[str] = WORKERS) -> st.SearchStrategy[Me]:
-    """The worker that asks: one of these, some turns old, with a history."""
+    """Draw the worker that plans: one of these, some turns old, with a history."""
     return st.builds(Me, worker=st.sampled_from(names), turn=st.integers(0, 3), history=histories(names))
 
 
 @st.composite
 def leases(draw: st.DrawFn, keys: Sequence[str] = KEYS, owners: Sequence[str] = WORKERS) -> tuple[Lease, ...]:
-    """A reading of the table: some of these keys, each in any state.
+    """Draw a read of the table: some of these keys, each in any state.
 
-    In some readings every throughput is known, in others everybody is alive and nothing is free.
+    In some reads every throughput is known, in others all owners are alive and no lease is free.
     """
     chosen = draw(st.lists(st.sampled_from(keys), unique=True))
-    known = st.integers(0, 100) | st.integers(0, WEIGHT_MAX)
-    weights = draw(st.sampled_from((st.none(), known, st.none() | known)))
+    throughputs = st.integers(0, 100) | st.integers(0, WEIGHT_MAX)
+    weights = draw(st.sampled_from((st.none(), throughputs, st.none() | throughputs)))
     calm = draw(st.booleans())
     return tuple(evolve(draw(_lease(key, keys, owners, calm)), weight=draw(weights)) for key in chosen)
 
@@ -240,7 +241,7 @@ def _lease(draw: st.DrawFn, key: str, keys: Sequence[str], owners: Sequence[str]
 
 @st.composite
 def listings(draw: st.DrawFn) -> tuple[Shard, ...] | None:
-    """A listing of shards: none, a sound family, or one with open parents, circles and lost parents."""
+    """Draw a listing of shards: none, a sound family, or one with open parents, circles and lost parents."""
     names = draw(st.lists(st.sampled_from([f"s-{number}" for number in range(10)]), unique=True))
     sound = draw(st.booleans())
     shards = []
@@ -262,12 +263,12 @@ def listings(draw: st.DrawFn) -> tuple[Shard, ...] | None:
 
 
 def scenes(rules: st.SearchStrategy[RuleSet] | None = None) -> st.SearchStrategy[Scene]:
-    """Questions to `plan` under these rules; under any of leasehold's, if left out."""
+    """Draw calls of `plan` under these rules, by default under any that leasehold has."""
     return st.builds(Scene, leases(), listings(), workers(), configs(rules), st.integers(0, 2**16))
 
 
 def _plain(rules: st.SearchStrategy[RuleSet] | None) -> st.SearchStrategy[Config]:
-    """Settings for cases in which no shard starts."""
+    """Draw settings for cases in which no shard starts."""
     return st.builds(Config, rules=rule_sets() if rules is None else rules, lease_seconds=st.just(LEASE_SECONDS))
 
 
@@ -275,7 +276,7 @@ def _plain(rules: st.SearchStrategy[RuleSet] | None) -> st.SearchStrategy[Config
 def fleets(
     draw: st.DrawFn, rules: st.SearchStrategy[RuleSet] | None = None, *, most_leases: int = 12, most_workers: int = 5
 ) -> SmallFleet:
-    """A fleet that starts anywhere: all leases free, all of one worker, or anything between."""
+    """Draw a fleet that starts anywhere: all leases free, all owned by one worker, or anything between."""
     names = draw(st.permutations(WORKERS[: draw(st.integers(1, min(most_workers, len(WORKERS))))]))
     owners = draw(st.lists(st.sampled_from((None, *sorted(names))), max_size=most_leases))
     config = draw(_plain(rules))
@@ -284,18 +285,18 @@ def fleets(
 
 @st.composite
 def balanced_fleets(draw: st.DrawFn, rules: st.SearchStrategy[RuleSet] | None = None) -> SmallFleet:
-    """A fleet whose leases are shared out, and have stood still for less than a lease."""
+    """Draw a fleet whose leases are shared out, and were renewed within their duration."""
     names, config = WORKERS[: draw(st.integers(1, len(WORKERS)))], draw(_plain(rules))
     count = draw(st.integers(0, 12))
     if config.rules.groups is not None:
-        count -= count % len(names)  # what is left over must be shared out by groups too
+        count -= count % len(names)  # the remainder would also have to be shared out by groups
     owners = tuple(names[place % len(names)] for place in range(count))
     return SmallFleet(names, owners, config, draw(st.floats(0, 9.9)), draw(st.integers(0, 3)))
 
 
 @st.composite
 def weighed_fleets(draw: st.DrawFn, rules: st.SearchStrategy[RuleSet] | None = None) -> Scene:
-    """Everybody holds a lease that says so, counts are uneven, and nearly all throughputs are known.
+    """Draw a fleet in which every worker signed the leases it holds, counts are uneven, and most throughputs are known.
 
     In some fleets hardly anything flows.
     """

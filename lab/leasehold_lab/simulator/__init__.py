@@ -1,1 +1,1 @@
-"""Fleets of real workers under virtual time, with every fault that a seed can choose."""
+"""Fleets of real workers under virtual time, with any fault that a seed can choose."""

@@ -1,4 +1,4 @@
-"""The fleet and the faults that a seed chooses: all kinds of faults, and at last a time without any."""
+"""Draws a fleet and its faults from a seed: every kind of fault, followed by a time without any."""
 
 import random
 
@@ -16,37 +16,40 @@ from leasehold_lab.simulator.scenario import Emptying, Member, Nap, Network, Res
 
 CALM = 120.0
 PEACE, STILL = 185.0, 40.0
-"""Seconds in which a fleet must settle, and then write nothing.
+"""Seconds in which a fleet must settle, and seconds in which it must then write nothing.
 
-An expected worker may die last: its leases expire, wait a lease and three cycles (M9), and leave a fleet that is uneven
-for three cycles more; each wait ends at somebody's next look, a cycle later at most.
+An expected worker may die last. Its leases then expire, wait a lease and three cycles (M9), and leave a fleet that is
+uneven for three more cycles. Each of these waits ends when some worker looks next, at most a cycle later.
 """
 
 IMPATIENT, ONE_BY_ONE = 240.0, 30.0
-"""More seconds for a fleet with a zombie: where others do its part out of patience, and for each lease of peers."""
+"""Additional seconds: for a fleet with a zombie, whose part others do once they lose patience, and for each lease.
+
+The second is for fleets with peers, or with rules given to `trial`.
+"""
 
 LEASE_SECONDS = 10.0
 
 REMEMBERED = 20.0
-"""Seconds within which a worker has read the table, through an outage too."""
+"""Seconds within which a worker has certainly read the table, even through an outage."""
 
 NAMED: tuple[RuleSet, ...] = (Kcl(), Kcl(max_steals=10), KclRust(), *map(EventHubs, DIALECTS))
-PEERS = (*NAMED, *(each() for each in known_rule_sets() if each not in {Minimal, *map(type, NAMED)}))
-"""A rule set that is not named here is tried with its defaults."""
+PEERS = (*NAMED, *(rule_set() for rule_set in known_rule_sets() if rule_set not in {Minimal, *map(type, NAMED)}))
+"""Rule sets that are not in NAMED are tried with their defaults."""
 
 
 @frozen
 class Trial:
-    """A scenario, and what the judge holds it to."""
+    """A scenario, and the limits that the judge applies to it."""
 
     scenario: Scenario
     limits: Limits
 
 
 def trial(seed: int, rules: RuleSet | None = None) -> Trial:
-    """The fleet and the limits of this seed; equal seeds give equal ones.
+    """Return the fleet and the limits for this seed. Equal seeds give equal ones.
 
-    Under `rules` all workers have those, no peer of another library is among them, and none goes on without planning.
+    With `rules`, all workers have that rule set; there is then no peer of another library, and no zombie.
     """
     draw = random.Random(f"chaos {seed}")  # noqa: S311  a seed is the point
     names = tuple(f"{'ab'[number % 2]}-{number}" for number in range(draw.randint(2, 6)))
@@ -57,7 +60,7 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
         grace_seconds=draw.choice((0.0, 0.0, 20.0)),
         release=_chance(draw, 0.2),
     )
-    # A zombie takes nothing: not for peers, which wait for it, nor what is released to it (M11).
+    # No zombies among peers, which would wait for one to take leases, nor where leases are released to one (M11).
     zombies = peer is None and not ours.release and rules is None
     members = list[Member]()
     for name in names:
@@ -83,18 +86,19 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
         reading=True,
         full=True,
     )
-    # An eighth of the streams are those of tables: their shards have no hash ranges, and roll.
+    # An eighth of the streams are the streams of tables, whose shards have no hash ranges and roll.
     tables = random.Random(f"without ranges {seed}")  # noqa: S311  likewise
     scenario = evolve(scenario, ranged=not _chance(tables, 1 / 8))
-    # The handlers of a quarter of the fleets checkpoint by themselves, which goes with no dead letter.
+    # In a quarter of the fleets handlers checkpoint by themselves, which rules out dead letters.
     own = random.Random(f"acknowledging {seed}")  # noqa: S311  likewise
     if _chance(own, 1 / 4):
         scenario = evolve(scenario, acknowledges=own.choice(("late", "random", "never")))
-    # By bulletins; or by everybody, because rows are dated and notes are not free, or once a cycle.
+    # A bulletin tells who must look; or every worker looks, because rows are dated and annotations cost requests, or
+    # because it looks once a cycle.
     looks = (scenario, scenario, evolve(scenario, dated=True), evolve(scenario, scan_per_cycle=True))
     scenario = _misbehaving(seed, draw.choice(looks))
     scenario = _emptied(seed, _poisoned(seed, scenario))
-    # The stream of a fifth of the fleets answers late for a while.
+    # In a fifth of the fleets the stream responds slowly for a while.
     streams = random.Random(f"slow {seed}")  # noqa: S311  likewise
     if _chance(streams, 1 / 5):
         slow = Nap(streams.uniform(0.0, CALM - 60.0), streams.uniform(20.0, 60.0))
@@ -103,7 +107,7 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
 
 
 def limits_of(scenario: Scenario) -> Limits:
-    """The limits that this fleet must keep: some rule sets never even some divisions out."""
+    """Return the limits that this fleet must keep. Some rule sets leave some divisions uneven."""
     even = all(member.config.rules.evens_out for member in scenario.members)
     return Limits(
         lease_seconds={member.worker: member.config.lease_seconds for member in scenario.members},
@@ -120,7 +124,7 @@ def _chance(draw: random.Random, probability: float) -> bool:
 
 
 def _hinted(draw: random.Random, members: list[Member]) -> list[Member]:
-    """Some fleets know who is coming; who never comes, or goes for good, must not be hinted at for ever."""
+    """Let some fleets know who is coming, but never expect a worker that doesn't come or that leaves for good."""
     names = tuple(sorted({member.worker for member in members}))
     stay = {member.worker for member in members if member.alive(CALM) and member.plans > CALM}
     hint = draw.choice((None, len(names), names))
@@ -133,7 +137,7 @@ def _hinted(draw: random.Random, members: list[Member]) -> list[Member]:
 
 
 def _processes(draw: random.Random, name: str, config: Config, *, zombies: bool) -> list[Member]:
-    """A process of this worker, and perhaps a second after it has ended."""
+    """Return a process of this worker, and perhaps a second one after it has ended."""
     start = 0.0 if _chance(draw, 0.6) else draw.uniform(0.0, CALM)
     end = draw.uniform(start + 1.0, CALM)
     process = Member(
@@ -155,13 +159,13 @@ def _processes(draw: random.Random, name: str, config: Config, *, zombies: bool)
             ended = evolve(process, ends=end, ending="leave")
         case _:
             return [process]
-    # A restart under the old id comes after the process it replaces is gone, its drain included.
-    again = evolve(process, starts=end + draw.uniform(31.0, 45.0), naps=())
-    return [ended, again] if fate.endswith("again") else [ended]
+    # A process restarted under the old id comes after its predecessor is gone, including its drain.
+    restarted = evolve(process, starts=end + draw.uniform(31.0, 45.0), naps=())
+    return [ended, restarted] if fate.endswith("again") else [ended]
 
 
 def _network(draw: random.Random) -> Network:
-    """Each fault is there or not, so that some runs show what one of them does alone."""
+    """Draw whether each fault occurs at all, so that some runs show the effect of one of them alone."""
 
     def perhaps(most: float) -> float:
         return draw.uniform(0.0, most) if _chance(draw, 0.6) else 0.0
@@ -179,8 +183,8 @@ def _network(draw: random.Random) -> Network:
 
 
 def _misbehaving(seed: int, scenario: Scenario) -> Scenario:
-    """A third of the fleets has a worker or two whose users' callables do anything but their work for a while."""
-    draw = random.Random(f"misdeeds {seed}")  # noqa: S311  of its own, so that the other faults stay as they were
+    """In a third of the fleets, let a worker or two have users' callables that misbehave for a while."""
+    draw = random.Random(f"misdeeds {seed}")  # noqa: S311  separate, so that the other faults stay as they were
     if not _chance(draw, 1 / 3):
         return scenario
     names = sorted({member.worker for member in scenario.members})
@@ -198,7 +202,7 @@ def _misbehaving(seed: int, scenario: Scenario) -> Scenario:
 
 
 def _poisoned(seed: int, scenario: Scenario) -> Scenario:
-    """In a quarter of the fleets handlers fail on some records, and in half of these a dead letter fails too."""
+    """In a quarter of the fleets, let handlers fail on some records, and in half of these a dead-letter sink too."""
     draw = random.Random(f"poison {seed}")  # noqa: S311  likewise
     if not _chance(draw, 1 / 4) or scenario.acknowledges != "return":
         return scenario
@@ -209,16 +213,19 @@ def _poisoned(seed: int, scenario: Scenario) -> Scenario:
 
 
 def _emptied(seed: int, scenario: Scenario) -> Scenario:
-    """Under a third of the fleets rows are deleted: all of them, as where a table is made anew, or a few.
+    """Delete rows under almost a third of the fleets: all of them, as when a table is recreated, or a few.
 
-    Somebody must have seen the rows, and be awake: what nobody remembers begins at the initial position. And whoever
-    reads the table once a cycle, as other libraries do, cannot look again in time. Processes may begin at any time.
+    A worker that has seen the rows must be awake, because leases that no worker remembers begin at the initial
+    position. Fleets whose workers read the table once a cycle, as other libraries do, are left out, because they cannot
+    look again in time. Processes may begin at any time.
     """
     draw = random.Random(f"emptied {seed}")  # noqa: S311  likewise
     if not _chance(draw, 1 / 3):
         return scenario
     at, places = draw.uniform(25.0, CALM - 30.0), tuple(draw.randrange(9) for _ in range(draw.choice((0, 0, 1, 2))))
-    forgetful = {each.worker for each in scenario.misdeeds if each.what in {"exit", "interrupt", "broken pipe"}}
+    forgetful = {
+        misdeed.worker for misdeed in scenario.misdeeds if misdeed.what in {"exit", "interrupt", "broken pipe"}
+    }
     witnessed = any(
         member.starts + REMEMBERED <= at < min(member.ends, member.plans) - REMEMBERED
         and all(nap.at > at + REMEMBERED or nap.at + nap.seconds < at - REMEMBERED for nap in member.naps)

@@ -1,18 +1,20 @@
-"""The faults that one call of a worker may meet: of its store, its stream, or a callable of a user's.
+"""The faults that a single call of a worker may meet: of its store, its stream, or a callable that a user supplied.
 
-A run numbers all its calls in the order in which they begin; a mishap befalls one of them, by its number.
-A fault is steps joined by " + ", done one after the other; the call answers what the last "do" or lie answered:
-  do            the call has its effect
-  pause         a second passes, hang: HANG_SECONDS, late: LATE_SECONDS
-  raise NAME    one of RAISED
-  deny WHAT     one of DENIED: the call and whatever else the process asks of this kind for DENIED_SECONDS is refused
+A run numbers all its calls in the order in which they begin, and a mishap hits one of them, by its number. A fault is a
+series of steps, joined by " + " and taken one after the other. The call returns the result of the last "do", or of the
+last step that makes up a result. The steps are:
+
+  do            the call takes effect
+  pause         wait for one second; "hang" waits for HANG_SECONDS, "late" for LATE_SECONDS
+  raise NAME    raise one of RAISED
+  deny WHAT     reject the call, and all calls of the process that need this resource, for DENIED_SECONDS; see DENIED
   freeze        the whole process stands still for FREEZE_SECONDS
-  crash         the process dies; restart: and comes again
-  send          of a write: its effect comes LATE_SECONDS later, whatever becomes of the process
-  stale         a lie: the answer of a moment ago; untrue: somebody else's truth; answer, generate: a value where none
-                is due
+  crash         the process dies; "restart" also starts it again
+  send          only for a write: it takes effect LATE_SECONDS later, whatever happens to the process
+  stale         return the result of a moment ago; "untrue" returns one that is wrong; "answer" and "generate" return a
+                value where none is due
 
-A `Misdeed` is the misbehaviour of a user's callable: it raises anything, answers anything, or hangs.
+A `Misdeed` is the misbehavior of a user's callable, which raises an exception, returns a wrong value, or hangs.
 """
 
 from asyncio import CancelledError
@@ -26,17 +28,17 @@ from leasehold.adapters.sources.protocol import TransientRejection
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError, Trimmed
 
 HANG_SECONDS = 15.0
-"""Longer than a lease of ten seconds and the third by which a renewal under way may exceed it."""
+"""Longer than a lease of ten seconds, plus the third by which a renewal in progress may exceed it."""
 
 FREEZE_SECONDS = 20.0
-"""Long enough for others to take the lease, and to read on."""
+"""Long enough for others to take the lease, and to continue reading."""
 
 LATE_SECONDS = 12.0
-"""Longer than such a lease, and not so long that a renewal under way is given up."""
+"""Longer than such a lease, but not so long that a renewal in progress is given up."""
 
 
 class Unheard(BaseException):
-    """An exception of a user's own that is no Exception."""
+    """A user-defined exception that is not a subclass of Exception."""
 
 
 RAISED: Mapping[str, Callable[[], BaseException]] = {
@@ -61,7 +63,7 @@ RAISED: Mapping[str, Callable[[], BaseException]] = {
     "interrupt": KeyboardInterrupt,
     "unheard": Unheard,
 }
-"""By name, what a call may raise."""
+"""The exceptions that a call may raise, by name."""
 
 DENIED_SECONDS = 8.0
 
@@ -71,17 +73,17 @@ DENIED: Mapping[str, tuple[tuple[str, ...], Callable[[], BaseException]]] = {
     "threads": (("task.",), lambda: RuntimeError("can't start new thread")),
     "memory": (("",), MemoryError),
 }
-"""Resources that the system may refuse for a while: the prefixes of the calls that want them, and what they raise."""
+"""Resources that the system may refuse for a while: the prefixes of the calls that need them, and the exception."""
 
 READINGS = ("store.list", "store.get")
-"""The calls of a store that write nothing."""
+"""The calls of a store that only read."""
 
 DEATHS = ("crash", "do + crash", "do + restart")
 
 
 @frozen
 class Mishap:
-    """A fault of one call, by the call's number in the whole run."""
+    """A fault of one call, identified by the call's number in the whole run."""
 
     number: int
     fault: str
@@ -89,7 +91,7 @@ class Mishap:
 
 @frozen
 class CallEvent:
-    """A call that began: when, of which process, and what was called."""
+    """The start of a call: when, by which process, and of what."""
 
     t: float
     process: str
@@ -107,23 +109,23 @@ FAULTS: dict[str, type[BaseException]] = {
 }
 
 HARMLESS: tuple[Deviation, ...] = ("raise", "exit", "interrupt", "broken pipe", "hang", "answer", "generate")
-"""With all of these both laws hold."""
+"""Deviations under which both laws hold."""
 
 
 POISON = 5
-"""Every fifth record of a shard is poison where a handler is poisoned."""
+"""Every fifth record of a shard is poison for a poisoned handler."""
 
 
 def poisonous(sequence_number: str) -> bool:
-    """Whether a poisoned handler fails on this record."""
+    """Return whether a poisoned handler fails on this record."""
     return int(sequence_number) % POISON == 0
 
 
 @frozen
 class Misdeed:
-    """A kind of callable of one worker that does this whenever it is called between these times.
+    """A fault in all calls of one kind of callable of one worker, during `seconds` from `at` on.
 
-    A handler that is poisoned raises on poisonous records alone, and has a dead letter.
+    A poisoned handler raises only for poisonous records, and has a dead-letter sink.
     """
 
     worker: str
@@ -133,7 +135,7 @@ class Misdeed:
     seconds: float
 
     def done(self, now: float, wait: Callable[[float], None]) -> object:
-        """Do it; answers what the callable is to answer."""
+        """Misbehave, and return what the callable is to return."""
         match self.what:
             case "raise" | "exit" | "interrupt" | "broken pipe":
                 raise FAULTS[self.what]
@@ -151,5 +153,5 @@ class Misdeed:
 
 
 def generated() -> Generator[None]:
-    """Answer a generator, which a callable has no use for."""
+    """Return a generator, which is of no use as the result of a callable."""
     yield

@@ -1,6 +1,6 @@
-"""A question to the simulator as a user asks it, and the answer: one fleet, one seed, one outcome.
+"""A question to the simulator and its answer: one fleet, one seed, one outcome.
 
-`on_this_machine` and `on_spark` answer it under many seeds. `forecast_of` tells from the run of a scenario what a
+`on_this_machine` and `on_spark` answer a question for many seeds. `forecast_of` runs a scenario and returns what a
 change does to a fleet.
 """
 
@@ -34,10 +34,12 @@ Kind = Literal["cold", "scale-out", "crash", "leave", "rolling", "reshard", "ste
 ScanPace = Literal["cycle", "own"]
 
 CYCLE = Config(Kcl())
-"""The pace at which rule sets are compared: KCL 2.x's, of scans and of renewals."""
+"""The cadence at which rule sets are compared: the scans and renewals of KCL 2.x."""
 
-RULES: dict[str, RuleSet] = {name: rules for each in known_rule_sets() for name, rules in each.variants().items()}
-"""By name; a bare dialect is that of `event-hubs`."""
+RULES: dict[str, RuleSet] = {
+    name: rules for rule_set in known_rule_sets() for name, rules in rule_set.variants().items()
+}
+"""Rule sets by name. The bare name of a dialect stands for `event-hubs` with that dialect."""
 
 
 def _known(_question: object, attribute: "Attribute[Any]", name: str | None) -> None:
@@ -54,25 +56,31 @@ def _at_its_own_pace(question: "SimulationQuestion", _attribute: "Attribute[Any]
 class SimulationQuestion:
     """The fleet and the event to simulate.
 
-    leases   how many
-    workers  how many in each group
-    rules    a name in RULES
-    kind     cold: all start on free leases; scale-out: the last group joins the others; crash, leave: `going`
-             workers end; rolling: every worker is replaced in turn; reshard: every shard splits; steady: nothing
-             happens; weights: even counts, but throughputs that differ (log-normal, sigma 1)
-    start    whether workers start spread over a cycle or together
-    pace     cycle: everybody scans once per 20.05 s (C16 apart) and renews every 3.3 s; own: as each rule set's
-             library does by default
-    hint     whether `minimal` is told which workers are coming
-    grouped  whether `minimal` balances the groups too
-    peer     the rules of the others where only `share` of the workers have ours
-    cycles   how long to go on after the event
-    pauses   how often an hour each worker stands still for 1 to 3 s
-    sessions whether the table is in layout `sessions`
-    known    whether those who are there from the beginning have read the table before; with `pace` own
-    dated    whether the table is like blobs: listings tell how old each row is, and bulletins are not free
-    checkpoints
-             seconds between two checkpoints of each lease; None: nothing is read
+    Attributes:
+        leases: The number of leases.
+        workers: The number of workers in each group.
+        rules: A name in RULES.
+        kind: The event:
+
+            - "cold": All workers start, and all leases are free.
+            - "scale-out": The last group joins the others.
+            - "crash", "leave": `going` workers end.
+            - "rolling": Every worker is replaced in turn.
+            - "reshard": Every shard splits.
+            - "steady": Nothing happens.
+            - "weights": Counts are even, but throughputs differ (log-normal, sigma 1).
+        start: Whether the starts of workers are spread over a cycle or nearly simultaneous.
+        pace: "cycle" if every worker scans once per 20.05 s (C16 excepted) and renews every 3.3 s; "own" for the
+            default of each rule set's library.
+        hint: Whether `minimal` is told which workers to expect.
+        grouped: Whether `minimal` balances the groups too.
+        peer: The rules of the other workers, if only `share` of the workers have ours.
+        cycles: How long to continue after the event.
+        pauses: How often per hour each worker stands still for 1 to 3 s.
+        sessions: Whether the table has the layout `sessions`.
+        known: Whether the workers that are there from the beginning have read the table before; needs `pace` "own".
+        dated: Whether the table is like blobs: listings show how old each row is, and bulletins cost requests.
+        checkpoints: Seconds between two checkpoints of each lease; if None, nothing is read.
     """
 
     leases: int
@@ -99,12 +107,12 @@ class SimulationQuestion:
 
     @property
     def groups(self) -> Groups:
-        """How workers form groups, where that is asked for."""
+        """How workers form groups, if `grouped`."""
         return "prefix" if self.grouped else None
 
 
 def answer(question: SimulationQuestion) -> FleetOutcome:
-    """Simulate it. The same question has the same answer everywhere."""
+    """Simulate the fleet. The same question has the same answer everywhere."""
     fleet = fleet_of(question)
     return outcome(
         run(fleet.scenario), since=fleet.since, cycle_seconds=config_of(question).cycle_seconds, groups=question.groups
@@ -112,17 +120,17 @@ def answer(question: SimulationQuestion) -> FleetOutcome:
 
 
 def groups_of(question: SimulationQuestion) -> tuple[tuple[str, ...], ...]:
-    """The ids of the workers, group by group."""
+    """Return the ids of the workers, group by group."""
     return tuple(fleets.group_of(place, size) for place, size in enumerate(question.workers))
 
 
 def everybody(question: SimulationQuestion) -> tuple[str, ...]:
-    """The ids of all workers."""
+    """Return the ids of all workers."""
     return tuple(name for group in groups_of(question) for name in group)
 
 
 def config_of(question: SimulationQuestion, name: str | None = None) -> Config:
-    """The configuration of the workers under these rules."""
+    """Return the configuration of workers with the rule set `name`, by default the question's own."""
     rules = RULES[name or question.rules].given(
         groups=question.groups,
         expected_workers=everybody(question) if question.hint else None,
@@ -135,9 +143,9 @@ def config_of(question: SimulationQuestion, name: str | None = None) -> Config:
 
 
 def fleet_of(question: SimulationQuestion, config: Config | None = None) -> FleetScenario:
-    """The scenario that the question means, under `config` in place of what it says, if given.
+    """Return the scenario that the question describes, with `config` instead of its own if given.
 
-    Raises ValueError for one that cannot be.
+    Raises ValueError if there can be no such scenario.
     """
     names, workers = groups_of(question), everybody(question)
     config = config_of(question) if config is None else config
@@ -176,11 +184,11 @@ def fleet_of(question: SimulationQuestion, config: Config | None = None) -> Flee
     return evolve(fleet, scenario=scenario)
 
 
-FIGURES = tuple(each.name for each in fields(FleetOutcome) if each.type in {int, float})
-"""The numbers of an outcome that a sweep sums up."""
+FIGURES = tuple(figure.name for figure in fields(FleetOutcome) if figure.type in {int, float})
+"""The numbers of an outcome that a sweep summarizes."""
 
 TASKS_PER_CORE = 2
-"""A Python task costs Spark about 0.1 s before it does anything: few tasks, each of many seeds."""
+"""A Python task costs Spark about 0.1 s before it does anything, so use few tasks, each with many seeds."""
 
 Answer = tuple[int, dict[str, object]]
 """A seed, and its outcome as JSON values."""
@@ -188,7 +196,7 @@ Answer = tuple[int, dict[str, object]]
 
 @frozen
 class Summary:
-    """The median and the worst of one figure."""
+    """The median and the worst value of one figure."""
 
     figure: str
     median: float
@@ -196,7 +204,7 @@ class Summary:
 
 
 def on_this_machine(question: SimulationQuestion, seeds: Sequence[int], jobs: int) -> Iterator[Answer]:
-    """Every seed's answer, in order, by a pool of processes."""
+    """Yield the answer for every seed, in order, computed by a pool of processes."""
     ask = partial(_answered, question)
     if jobs == 1:
         yield from map(ask, seeds)
@@ -206,32 +214,32 @@ def on_this_machine(question: SimulationQuestion, seeds: Sequence[int], jobs: in
 
 
 def on_spark(question: SimulationQuestion, seeds: Sequence[int], spark: "SparkSession") -> list[Answer]:
-    """Every seed's answer, in order, by a few long tasks of a Spark cluster; leasehold must be installed there."""
+    """Return the answer for every seed, in order, from a few long tasks on Spark, which needs leasehold installed."""
 
     def answers(batches: Iterable[object]) -> Iterator[object]:
         import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415  an extra, and the executor's own
 
         for batch in batches:
-            asked = batch.column("seed").to_pylist()  # type: ignore[attr-defined]
-            outcomes = [json.dumps(_answered(question, seed)[1]) for seed in asked]
-            yield pa.RecordBatch.from_pydict({"seed": asked, "outcome": outcomes})
+            requested_seeds = batch.column("seed").to_pylist()  # type: ignore[attr-defined]
+            outcomes = [json.dumps(_answered(question, seed)[1]) for seed in requested_seeds]
+            yield pa.RecordBatch.from_pydict({"seed": requested_seeds, "outcome": outcomes})
 
     tasks = max(1, min(len(seeds), spark.sparkContext.defaultParallelism * TASKS_PER_CORE))
-    told = spark.createDataFrame([(seed,) for seed in seeds], "seed long").repartition(tasks)
-    rows = told.mapInArrow(answers, "seed long, outcome string").collect()
-    found = {row.seed: json.loads(row.outcome) for row in rows}
-    return [(seed, found[seed]) for seed in seeds]
+    seed_rows = spark.createDataFrame([(seed,) for seed in seeds], "seed long").repartition(tasks)
+    rows = seed_rows.mapInArrow(answers, "seed long, outcome string").collect()
+    outcomes = {row.seed: json.loads(row.outcome) for row in rows}
+    return [(seed, outcomes[seed]) for seed in seeds]
 
 
 def summed_up(outcomes: Sequence[dict[str, object]]) -> tuple[Summary, ...]:
-    """Median and worst of each figure."""
-    columns = {figure: [float(str(each[figure])) for each in outcomes] for figure in FIGURES}
+    """Return the median and the worst value of each figure."""
+    columns = {figure: [float(str(figures[figure])) for figures in outcomes] for figure in FIGURES}
     return tuple(Summary(figure, median(values), max(values)) for figure, values in columns.items())
 
 
 @contextmanager
 def unlogged() -> Iterator[None]:
-    """Keep the log free of what simulated workers would write there."""
+    """Keep the messages of simulated workers out of the log."""
     log = logging.getLogger("leasehold")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -248,12 +256,14 @@ def _answered(question: SimulationQuestion, seed: int) -> Answer:
 
 @frozen
 class Forecast:
-    """The answer of the simulation.
+    """The result of simulating a change.
 
-    before   moves that would come without the change
-    moves    those after it, in order of time, which counts from the change
-    held     leases by worker at the end
-    figures  how the fleet fared
+    Attributes:
+        before: Moves that would happen without the change.
+        moves: Moves after the change, in order of time; times count from the change.
+        held: The number of leases of each worker at the end.
+        loads: The throughput of each worker at the end, in kilobytes per second.
+        figures: The figures of the fleet.
     """
 
     before: tuple[OwnerChange, ...]
@@ -263,10 +273,10 @@ class Forecast:
     figures: FleetOutcome
 
     def as_json(self) -> dict[str, Any]:
-        """Values that `json.dumps` takes."""
-        told = [{"t": round(one.t, 3), "key": one.key, "from": one.before, "to": one.after} for one in self.moves]
+        """Return values that `json.dumps` accepts."""
+        moves = [{"t": round(move.t, 3), "key": move.key, "from": move.before, "to": move.after} for move in self.moves]
         return {
-            "moves": told,
+            "moves": moves,
             "moves_before": len(self.before),
             "workers": [
                 {"worker": name, "leases": count, "weight": self.loads[name]} for name, count in self.held.items()
@@ -276,7 +286,7 @@ class Forecast:
 
 
 def forecast_of(scenario: Scenario, config: Config, since: float) -> Forecast:
-    """Run the scenario, whose change comes at `since`."""
+    """Run the scenario, in which the change happens at `since`."""
     with unlogged():
         history = run(scenario)
     passed = [change for change in changes(history.writes) if change.after is not None]
@@ -287,7 +297,9 @@ def forecast_of(scenario: Scenario, config: Config, since: float) -> Forecast:
     loads = {name: sum(weights.get(key, 0) for key, owner in owners.items() if owner == name) for name in living}
     return Forecast(
         settled(change for change in passed if change.t < since),
-        tuple(evolve(change, t=change.t - since) for change in settled(one for one in passed if one.t >= since)),
+        tuple(
+            evolve(change, t=change.t - since) for change in settled(change for change in passed if change.t >= since)
+        ),
         {worker: counts[worker] for worker in sorted(living)},
         {worker: round(kilobytes(load), 3) for worker, load in loads.items()},
         outcome(history, since=since, cycle_seconds=config.cycle_seconds, groups=config.rules.groups),

@@ -1,7 +1,7 @@
-"""Runs a scenario to its end, and answers its history.
+"""Runs a scenario to its end and returns its history.
 
-`outcome` tells of a run the figures by which rule sets are compared. `shrink` makes a failing scenario smaller while it
-goes on failing in the same way: greedy removal, one thing at a time.
+`outcome` computes the figures by which rule sets are compared. `shrink` makes a failing scenario smaller for as long as
+it still fails in the same way, by greedily removing one thing at a time.
 """
 
 import gc
@@ -45,11 +45,11 @@ from leasehold_lab.simulator.world.world import (
 )
 
 _FURTHER = 1_000_000
-"""The numbers of a stream that was made anew go on above those of the former one, as those of Kinesis do."""
+"""A recreated stream continues above the sequence numbers of its predecessor, as in Kinesis."""
 
 
 def run(scenario: Scenario) -> SimulatedHistory:
-    """The history of one run; the same scenario gives the same history, on any machine."""
+    """Return the history of one run. The same scenario gives the same history on any machine."""
     tasks = Tasks()
     source = ListSource(first_shards(scenario))
     source.made = int(any(reshape.what == "anew" for reshape in scenario.reshapes))
@@ -64,13 +64,13 @@ def run(scenario: Scenario) -> SimulatedHistory:
     def begin(member: Member) -> None:
         try:
             process = Process(member, next(count), world)
-        except RuntimeError:  # no thread for it: its supervisor tries again
+        except RuntimeError:  # no thread available; its supervisor tries again
             join(evolve(member, starts=tasks.now + RESTART_SECONDS))
         else:
             process.run()
 
     reads, writes = (
-        UnitBudget(each, lambda: tasks.now) for each in (scenario.capacity.table_units, scenario.capacity.writes)
+        UnitBudget(units, lambda: tasks.now) for units in (scenario.capacity.table_units, scenario.capacity.writes)
     )
     world = World(scenario, tasks, table, source, history, join, reads, writes)
     for row in first if scenario.sessions and not scenario.swaps else ():
@@ -86,8 +86,8 @@ def run(scenario: Scenario) -> SimulatedHistory:
         tasks.start(partial(commanded, world))
     if scenario.reading:
         tasks.start(partial(_produce, world))
-    # Garbage is collected once, before the run: each collection visits every row that hundreds of watchers keep. What
-    # the run before left is young, since nothing is collected during a run; all else the process has is not visited.
+    # Collect garbage once, before the run, because each collection visits every row that hundreds of watchers keep.
+    # What the previous run left is young, as nothing is collected during a run; older objects are not visited.
     gc.collect(1)
     with closing(tasks), uncollected():
         tasks.run(scenario.seconds)
@@ -96,7 +96,7 @@ def run(scenario: Scenario) -> SimulatedHistory:
         shard_logs = source.shard_logs.items()
         numbers = ((shard, record.sequence_number) for shard, shard_log in shard_logs for record in shard_log.records)
         history.sent = [Sent(shard, int(number), number) for shard, number in numbers]
-    history.parents = {each.id: each.parents for each in source.listed}
+    history.parents = {shard_listed.id: shard_listed.parents for shard_listed in source.listed}
     return history
 
 
@@ -104,10 +104,12 @@ def _first_rows(scenario: Scenario, source: ListSource) -> Iterator[Lease]:
     ours = {member.worker for member in scenario.members if not member.foreign}
     present = {member.worker for member in scenario.members if member.present}
     weights = scenario.weights or (None,) * len(scenario.owners)
-    for each, owner, weight in zip(source.listed, scenario.owners, weights, strict=True):
-        row = Lease(each.id, owner=owner, hash_range=each.hash_range, checkpoint=scenario.start, weight=weight)
-        signed = ((PROCESS, f"before/{owner}"),) if owner in present else ()
-        yield counted(evolve(row, yields=owner in ours, notes=signed), int(owner is not None))
+    for shard_listed, owner, weight in zip(source.listed, scenario.owners, weights, strict=True):
+        row = Lease(
+            shard_listed.id, owner=owner, hash_range=shard_listed.hash_range, checkpoint=scenario.start, weight=weight
+        )
+        annotations = ((PROCESS, f"before/{owner}"),) if owner in present else ()
+        yield counted(evolve(row, yields=owner in ours, notes=annotations), int(owner is not None))
 
 
 QUIET = 5
@@ -115,37 +117,40 @@ QUIET = 5
 
 
 def _produce(world: World) -> None:
-    """Put a record on every open shard each `read_seconds`, until the fleet is left to itself.
+    """Put a record on every open shard each `read_seconds`, until the calm begins.
 
-    From then on shards are read less often: most of a run would be answers without records.
+    From then on shards are read less often, because most reads would return nothing.
     """
     seconds = world.scenario.read_seconds
     while True:
-        for each in world.source.listed:
-            shard_log = world.source.shard_logs.setdefault(each.id, ShardRecords(wait_seconds=seconds))
+        for shard_listed in world.source.listed:
+            shard_log = world.source.shard_logs.setdefault(shard_listed.id, ShardRecords(wait_seconds=seconds))
             if world.tasks.now >= world.scenario.calm:
                 shard_log.wait_seconds = QUIET * seconds
-            elif each.open:
+            elif shard_listed.open:
                 shard_log.records += records(1, _FURTHER * world.source.made + len(shard_log.records))
         world.tasks.sleep(seconds)
 
 
 def _empty(world: World, emptying: Emptying) -> None:
-    """Delete rows behind the back of the fleet."""
+    """Delete rows by hand, unknown to the fleet."""
     rows, now = world.table.list().leases, world.tasks.now
     chosen = {place % len(rows) for place in emptying.places} if rows else set[int]()
     gone = [row for place, row in enumerate(rows) if not emptying.places or place in chosen]
     for row in gone:
         world.table.remove(row.key)
         world.history.writes.append(WriteEvent(now, now, OPERATOR, OPERATOR, "delete", row.key, row, None, done=True))
-    # Who cannot reach the table does not see that it was emptied, and may be the last to hear of it.
+    # A worker that cannot reach the table does not see that it was emptied, and may be the last to learn of it.
     outages = world.scenario.network.outages
-    away = max((one.at + one.seconds - now for one in outages if one.at <= now < one.at + one.seconds), default=0.0)
+    away = max(
+        (outage.at + outage.seconds - now for outage in outages if outage.at <= now < outage.at + outage.seconds),
+        default=0.0,
+    )
     world.history.incidents.append(Incident(now, "trouble", "", away, f"{len(gone)} of {len(rows)} rows deleted"))
 
 
 def _reset(world: World) -> None:
-    """Set every unfinished lease back to the beginning of its shard, and free it first."""
+    """Reset every unfinished lease to the beginning of its shard, freeing it first."""
     store: Store = SessionStore(world.cells, gather=0.0) if world.scenario.sessions else world.table
     if world.scenario.swaps:
         goal = store if world.scenario.sessions else world.goal
@@ -158,7 +163,7 @@ def _reset(world: World) -> None:
 
 
 def _reshape(world: World, reshape: Reshape) -> None:
-    """Split a shard, merge it with its neighbour, split all, or make the stream anew."""
+    """Apply a change of the stream."""
     source = world.source
     if reshape.what == "expire":
         source.expire()
@@ -171,14 +176,19 @@ def _reshape(world: World, reshape: Reshape) -> None:
         source.recreate(first_shards(world.scenario))
         return
     if not world.scenario.ranged:
-        # Where shards have no hash ranges one shard follows another, or two do.
-        several = [each for each in source.listed if each.open]
+        # Without hash ranges, each shard is followed by one shard, or by two.
+        open_shards = [open_shard for open_shard in source.listed if open_shard.open]
         followers = 2 if reshape.what == "merge" else 1
-        for each in several if reshape.what == "double" else [several[reshape.place % len(several)]]:
-            source.end(each.id, *(Shard(f"{each.id}.{number}", parents=(each.id,)) for number in range(followers)))
+        for open_shard in open_shards if reshape.what == "double" else [open_shards[reshape.place % len(open_shards)]]:
+            source.end(
+                open_shard.id,
+                *(Shard(f"{open_shard.id}.{number}", parents=(open_shard.id,)) for number in range(followers)),
+            )
         return
-    ranged = [(each.hash_range, each) for each in source.listed if each.open and each.hash_range]
-    shards = [each for _, each in sorted(ranged, key=lambda pair: pair[0])]
+    ranged = [
+        (open_shard.hash_range, open_shard) for open_shard in source.listed if open_shard.open and open_shard.hash_range
+    ]
+    shards = [open_shard for _, open_shard in sorted(ranged, key=lambda pair: pair[0])]
     place = reshape.place % max(1, len(shards) - (reshape.what == "merge"))
     match reshape.what:
         case "double" | "split":
@@ -194,7 +204,7 @@ def _reshape(world: World, reshape: Reshape) -> None:
             source.end(left.id, child)
             source.end(right.id, child)
         case "merge":
-            pass  # there is but one
+            pass  # there is only one
 
 
 ROW_BYTES = 360
@@ -203,10 +213,10 @@ UNIT_BYTES = 4096
 
 @frozen
 class Traffic:
-    """Requests of a whole fleet, and what DynamoDB bills for them.
+    """The requests of a whole fleet, and the units that DynamoDB bills for them.
 
-    A listing costs half a unit for each 4 KB (eventually consistent, rows of 360 bytes), a row asked
-    for by key one unit, half of it where it may be stale, a write one unit.
+    A listing costs half a unit for each 4 KB (eventually consistent, rows of 360 bytes). Reading a row by key costs
+    one unit, or half a unit if it may be stale, and a write costs one unit.
     """
 
     requests: int
@@ -219,19 +229,20 @@ class Traffic:
 class FleetOutcome:
     """The figures of a fleet after `since`, when the event began.
 
-    cycles         until the last change of owner, in cycles of `cycle_seconds`
-    seconds        the same in seconds
-    moves          leases that left a living worker, moves_minimum: how few would have done
-    moved_again    leases that changed hands more than once
-    taken_back     gifts that their heir did not accept in time: no moves, but nobody read meanwhile
-    claims         leases taken from nobody, or from a dead worker
-    failed_writes  claims, thefts and requests that were refused because somebody was faster
-    spread         leases of the fullest living worker less those of the emptiest
-    groups         leases by group of workers
-    load           throughput of the fullest worker by the mean; 1 where it is not known
-    unowned_lease_cycles_max
-                   the longest time a lease had no living owner
-    quiet_after    cycles until the last write but renewals and checkpoints
+    Attributes:
+        cycles: The time until the last change of owner, in cycles of `cycle_seconds`.
+        seconds: The same time in seconds.
+        moves: How many leases left a living worker.
+        moves_minimum: How many moves would have been enough.
+        moved_again: Leases that changed hands more than once.
+        taken_back: Gifts that the next owner did not accept in time. They are not moves, but no one read meanwhile.
+        claims: Leases claimed while free, or from a dead worker.
+        failed_writes: Claims, steals and requests rejected because another worker wrote first.
+        spread: The difference in leases between the living workers with the most and the fewest.
+        groups: The number of leases for each group of workers.
+        load: The greatest throughput of a worker divided by the mean; 1 if throughputs are unknown.
+        unowned_lease_cycles_max: The longest time that a lease had no living owner.
+        quiet_after: Cycles until the last write other than renewals and checkpoints.
     """
 
     cycles: float
@@ -250,12 +261,12 @@ class FleetOutcome:
     traffic: Traffic
 
     def as_json(self) -> dict[str, object]:
-        """Values that `json.dumps` takes."""
+        """Return values that `json.dumps` accepts."""
         return asdict(self)
 
 
 def outcome(history: SimulatedHistory, *, since: float, cycle_seconds: float, groups: Groups = None) -> FleetOutcome:
-    """The figures of a finished run."""
+    """Return the figures of a finished run."""
     all_lives = lives(history.incidents)
     changed = [change for change in changes(history.writes) if change.t >= since and change.after is not None]
     passed = settled(changed)
@@ -297,7 +308,7 @@ def outcome(history: SimulatedHistory, *, since: float, cycle_seconds: float, gr
 
 
 def traffic(history: SimulatedHistory) -> Traffic:
-    """The requests that a run made of the table."""
+    """Return the requests that a run made to the table."""
     return Traffic(
         requests=history.requests.total(),
         rows=history.scanned + history.fetched,
@@ -311,7 +322,7 @@ FAULTS = ("stall", "lost", "unanswered", "late", "twice", "stale")
 
 
 def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], *, most_runs: int = 200) -> Scenario:
-    """The smallest scenario found in so many runs that still fails."""
+    """Return the smallest scenario found in at most `most_runs` runs that still fails."""
     runs = 0
     progress = True
     while progress:
@@ -327,7 +338,7 @@ def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], *, most_runs: 
 
 
 def _smaller(scenario: Scenario) -> Iterator[Scenario]:
-    """Smaller scenarios, those that remove most first."""
+    """Yield smaller scenarios, those with most removed first."""
     members, network = scenario.members, scenario.network
     for place, member in enumerate(members):
         without = (*members[:place], *members[place + 1 :])
@@ -352,7 +363,7 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def described(scenario: Scenario) -> str:
-    """A description of the scenario, one fact a line."""
+    """Return a description of the scenario, one fact per line."""
     network = scenario.network
     faults = ", ".join(f"{fault} {getattr(network, fault):.4f}" for fault in FAULTS if getattr(network, fault))
     return "\n".join(
@@ -366,12 +377,12 @@ def described(scenario: Scenario) -> str:
 
 
 def judged(tested: Trial) -> tuple[Breach, ...]:
-    """The breaches in a run of this trial."""
+    """Return the breaches in a run of this trial."""
     return judge(run(tested.scenario), tested.limits)
 
 
 def explained(tested: Trial) -> str:
-    """A report of the breaches, and the smallest fleet found that still shows one of them."""
+    """Return a report of the breaches, and of the smallest fleet found that still shows one of them."""
     what = {breach.what for breach in judged(tested)}
 
     def still(smaller: Scenario) -> bool:

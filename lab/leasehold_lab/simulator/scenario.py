@@ -1,7 +1,7 @@
-"""The values that describe a simulated fleet completely, so that equal scenarios run alike.
+"""The values that completely describe a simulated fleet, so that equal scenarios have equal runs.
 
-All times are seconds since the start of the run. The functions at the end make the fleets by which rule sets are
-compared, each of its size and a seed.
+All times are seconds since the start of the run. The functions at the end build the fleets on which rule sets are
+compared, each from its size and a seed.
 """
 
 import math
@@ -23,13 +23,16 @@ MemberEnding = Literal["crash", "leave"]
 Reshaping = Literal["split", "merge", "double", "anew", "expire", "reset"]
 
 Acknowledging = Literal["return", "late", "random", "never"]
-"""When handlers are done with a record: on return; or they checkpoint by themselves, some batches later, where chance
-has it, or only at the end of a shard, as a child of a MultiLangDaemon may."""
+"""When a handler has finished with a record.
+
+"return" means when it returns. In the other cases handlers checkpoint by themselves: some batches later, at random, or
+only at the end of a shard, as a child of a MultiLangDaemon may.
+"""
 
 
 @frozen
 class Nap:
-    """A time in which a process stands still, as a paused virtual machine does."""
+    """A period in which a process stands still, as a paused virtual machine does."""
 
     at: float
     seconds: float
@@ -39,24 +42,24 @@ class Nap:
 class Member:
     """A process of the fleet.
 
-    worker  its id; a restarted process has the id of its predecessor
-    config  its rules and cadence
-    starts, ends, ending
-            when it runs, and whether it dies without a word or drains
-    naps    when it stands still
-    phase   so long after its start it looks again, whatever it planned: fleets that begin together do not go on
-            looking together
-    plans   until when it plans; a zombie renews for longer than it plans
-    foreign whether it stands for another library: it answers no requests for planned moves, and steals
-            under the version as seen, as KCL 2.x and the Event Hubs SDKs do
-    rate    how fast its clock runs
-    drain_seconds
-            most time for its drain
-    knows_calls
-            whether it reads and writes whom the bulletin calls, as earlier versions do not
-    present whether it was there before the run began: it knows what a reading of the table at 0 s showed, by a clock
-            that shows 0 then, and begins with its own leases. What each of a large fleet would read at its start,
-            which costs workers x leases, is read once
+    Attributes:
+        worker: Its id; a restarted process has the id of its predecessor.
+        config: Its rules, and how often it acts.
+        starts: When it starts.
+        ends: When it ends.
+        ending: Whether it then dies without warning, or drains.
+        naps: When it stands still.
+        phase: How long after its start it looks a second time, whatever it planned. This keeps members that start
+            together from always looking at the same time.
+        plans: Until when it plans. A zombie goes on renewing after that.
+        foreign: Whether it stands for another library: it answers no requests for planned moves, and steals under the
+            version that it saw, as KCL 2.x and the Event Hubs SDKs do.
+        rate: How fast its clock runs.
+        drain_seconds: The longest that its drain may take.
+        knows_calls: Whether it reads and writes the calls in the bulletin, which earlier versions do not.
+        present: Whether it was running before the run began. It then knows the table as of 0 s, by a clock that shows 0
+            at that time, and starts with its own leases. The table is read only once for all such members, because
+            reading it at the start of each would cost workers x leases.
     """
 
     worker: str
@@ -74,25 +77,26 @@ class Member:
     present: bool = False
 
     def alive(self, t: float) -> bool:
-        """Whether it runs then."""
+        """Whether it is running at `t`."""
         return self.starts <= t < self.ends
 
 
 @frozen
 class Network:
-    """The faults of requests, each with its probability.
+    """The faults of requests, as probabilities unless stated otherwise.
 
-    latency    least and most seconds to an answer
-    stall      a delay of 1 to 3 s
-    lost       the request never arrives
-    unanswered it is carried out, and the answer lost
-    late       the caller gives up after 1 s, and the write arrives within `late_seconds`
-    twice      the client library repeats a write whose first answer was lost: the second answer comes back
-    stale      a listing, or a reading that may be stale, shows some rows as they were up to a second ago
-    outages    times in which nothing is answered (throttling included)
-    reading    least and most seconds to an answer of the stream
-    slow       times in which each reading of the stream is answered after 6 to 25 s
-    patience   the time-outs of a reading, where there are such times
+    Attributes:
+        latency: Least and greatest number of seconds until a response.
+        stall: The response is delayed by 1 to 3 s.
+        lost: The request never arrives.
+        unanswered: The request is carried out, and its response lost.
+        late: The caller gives up after 1 s, and the write arrives within `late_seconds`.
+        twice: The client library retries a write whose first response was lost, and returns the second response.
+        stale: A listing, or a read that may be stale, shows some rows as they were up to a second ago.
+        outages: Periods in which no request is answered, as under throttling.
+        reading: Least and greatest number of seconds until a response of the stream.
+        slow: Periods in which each read of the stream takes 6 to 25 s.
+        patience: The timeouts of a read during such periods.
     """
 
     latency: tuple[float, float] = (0.005, 0.05)
@@ -111,15 +115,17 @@ class Network:
 
 @frozen
 class Capacity:
-    """The requests that the table serves, as a table of DynamoDB does; the default has no limits.
+    """The limits on the requests that the table serves, as a DynamoDB table has them. By default there are none.
 
-    row_bytes        length of each row
-    bytes_per_second how fast one listing is read, page after page; each page shows its rows as they are then
-    page_bytes       most of one page
-    table_units      read units a second of the whole table, at eventual consistency 8 KB each; a listing waits for them
-    row_units        read units a second of one row
-    writes           writes a second of the whole table
-    patience_seconds who waits for longer is refused, as a client library does that has tried again often enough
+    Attributes:
+        row_bytes: The length of each row.
+        bytes_per_second: How fast one listing is read, page by page; each page shows its rows as of then.
+        page_bytes: The greatest size of a page.
+        table_units: Read units per second of the whole table, of 8 KB each at eventual consistency. Listings wait for
+            them.
+        row_units: Read units per second of one row.
+        writes: Writes per second of the whole table.
+        patience_seconds: A request that would wait longer is rejected, as by a client library out of retries.
     """
 
     row_bytes: int = 513
@@ -133,11 +139,18 @@ class Capacity:
 
 @frozen
 class Reshape:
-    """A change of the stream: the shards, by place among those open, that split or merge; "double" splits all.
+    """A change of the stream.
 
-    "anew" deletes the stream and makes it again, with the shards and ids of the start. "expire" removes the closed
-    shards from the stream, as its retention does. "reset" sets every lease back to the beginning of its shard, as an
-    operator may.
+    Attributes:
+        at: When it happens.
+        what: One of these:
+
+            - "split", "merge": One open shard splits, or two merge.
+            - "double": All open shards split.
+            - "anew": The stream is deleted and recreated, with the shards and ids it started with.
+            - "expire": The closed shards are removed from the stream, as at the end of their retention.
+            - "reset": Every lease is reset to the beginning of its shard, as an operator may do.
+        place: The position, among the open shards, of the one that splits or merges.
     """
 
     at: float
@@ -147,7 +160,7 @@ class Reshape:
 
 @frozen
 class Emptying:
-    """Rows are deleted under the running fleet: by place among the keys then, or all, as in a table made anew."""
+    """The deletion of rows under a running fleet: by position among the keys, or all, as in a recreated table."""
 
     at: float
     places: tuple[int, ...] = ()
@@ -157,41 +170,36 @@ class Emptying:
 class Scenario:
     """A run to simulate.
 
-    seed      of everything that is left to chance
-    owners    the owner of each lease at the start, None where it is free; its length is the number of shards
-    members   every process, in the order in which they start at equal times
-    seconds   how long it runs
-    calm      from then on the network has no fault but latency, and nothing more happens to the fleet
-    weights   the throughput of each lease in bytes per second, None where unknown; empty: all unknown
-    names     the keys of the leases; empty: s-0, s-1 and so on
-    reading   whether records are produced, read and checkpointed
-    checkpoints
-              least seconds between two checkpoints of a lease; 0: after every batch
-    read_seconds
-              between two readings of a shard, and between two records of one
-    weighed   whether the throughput that readers measure is written down
-    scan_per_cycle
-              whether the table is scanned once per `cycle_seconds` and no more often, whatever the plan asks but C16
-    sessions  whether the table is in layout `sessions`; where there are swaps, the second one
-    swaps     when the leases are sent to a second table, back, there again, and so on; empty: there is one table
-    dated     whether a listing tells how long ago each row was written, and bulletins are not free, as with blobs
-    full      whether each renewal and each reading is recorded, which only a judge needs
-    misdeeds  what the callables of users do besides their work
-    handler   is given every batch besides; what it raises or answers is judged as a handler's of a real worker is
-    mishaps   what befalls single calls, where everything is recorded
-    handling_seconds
-              how long a handler takes
-    bench_seconds
-              how long a worker leaves a lease to others that it cannot read
-    start     the checkpoint of the first rows
-    emptyings when rows are deleted
-    if_recreated
-              what all workers are told to do with a stream that was made anew
-    acknowledges
-              when handlers are done with a record
-    capacity  what the table serves
-    ranged    whether shards have hash ranges; as in the stream of a table, they have none, each rolls where it would
-              split and is followed by one, and splits where it would merge, since none has two parents
+    Attributes:
+        seed: The seed of everything that is random.
+        owners: The owner of each lease at the start, None for a free lease. There are as many shards as owners.
+        members: Every process, in the order in which they start at equal times.
+        seconds: How long the run takes.
+        calm: From then on the network has no fault but latency, and nothing more happens to the fleet.
+        weights: The throughput of each lease in bytes per second, None if unknown; if empty, all are unknown.
+        names: The keys of the leases; if empty, s-0, s-1 and so on.
+        reading: Whether records are produced, read and checkpointed.
+        checkpoints: The least number of seconds between two checkpoints of a lease; 0 to checkpoint every batch.
+        read_seconds: The time between two reads of a shard, and between two records of one.
+        weighed: Whether the throughput that readers measure is stored.
+        scan_per_cycle: Whether the table is scanned exactly once per `cycle_seconds`, whatever the plan requests (C16
+            excepted).
+        sessions: Whether the table has the layout `sessions`; if there are swaps, the second table has it.
+        swaps: When the leases are moved to a second table, back, there again, and so on; if empty, there is one table.
+        dated: Whether listings show how long ago each row was written, and bulletins cost requests, as with blobs.
+        full: Whether each renewal and each read is recorded, which only a judge needs.
+        misdeeds: What the users' callables do besides their work.
+        handler: A handler that also receives every batch. Its exceptions and results are treated as in a real worker.
+        mishaps: The faults of single calls, which happen only if `full`.
+        handling_seconds: How long a handler takes.
+        bench_seconds: The cooldown: how long a worker leaves a lease that it cannot read to others.
+        start: The checkpoint of the first rows.
+        emptyings: When rows are deleted.
+        if_recreated: The option that tells all workers what to do with a recreated stream.
+        acknowledges: When a handler has finished with a record.
+        capacity: The limits on what the table serves.
+        ranged: Whether shards have hash ranges. If not, they behave as in the stream of a table: a shard rolls, that is
+            one shard follows it, when it would split. It splits when it would merge, because no shard has two parents.
     """
 
     seed: int
@@ -241,14 +249,14 @@ READY_SECONDS = 1.0
 
 @frozen
 class FleetScenario:
-    """A scenario, and when what it is about begins."""
+    """A scenario, and when the event under study begins."""
 
     scenario: Scenario
     since: float
 
 
 def group_of(number: int, workers: int) -> tuple[str, ...]:
-    """The ids of one group: a-000, a-001 ..."""
+    """Return the ids of one group: a-000, a-001 and so on."""
     name = ascii_lowercase[number] if number < len(ascii_lowercase) else f"g{number}"
     return tuple(f"{name}-{worker:0{max(3, len(str(workers - 1)))}d}" for worker in range(workers))
 
@@ -256,7 +264,7 @@ def group_of(number: int, workers: int) -> tuple[str, ...]:
 def cold(
     leases: int, workers: tuple[str, ...], config: Config, *, seed: int, start: StartPattern, cycles: float
 ) -> FleetScenario:
-    """Every lease free, every worker new."""
+    """Return a fleet in which every lease is free and every worker new."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     members = _starting(workers, config, 0.0, start, draw)
     return _fleet(seed, (None,) * leases, members, since=0.0, seconds=cycles * config.cycle_seconds)
@@ -272,7 +280,7 @@ def scale_out(
     start: StartPattern,
     cycles: float,
 ) -> FleetScenario:
-    """Workers join a fleet that is balanced; none joining, it is left to itself."""
+    """Return a balanced fleet that workers join. With none joining, it is left alone."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     since = SETTLE_CYCLES * config.cycle_seconds
     members = (*_present(present, config, draw), *_starting(joining, config, since, start, draw))
@@ -289,7 +297,7 @@ def shrink(
     ending: Literal["crash", "leave"],
     cycles: float,
 ) -> FleetScenario:
-    """A part of a balanced fleet ends at one moment."""
+    """Return a balanced fleet, a part of which ends at one moment."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     since = SETTLE_CYCLES * config.cycle_seconds
     gone = frozenset(draw.sample(workers, going))
@@ -303,9 +311,9 @@ def shrink(
 def rolling(
     leases: int, workers: tuple[str, ...], config: Config, *, gap: float, seed: int, cycles: float
 ) -> FleetScenario:
-    """Each worker leaves in turn, and a new one comes in its place a moment before the next leaves.
+    """Return a fleet in which each worker leaves in turn, and its replacement starts just before the next one leaves.
 
-    As whoever restarts a fleet in turn waits until the new process runs before the next is told to go.
+    This is a rolling restart that waits until the new process runs before it stops the next.
     """
     fleet = scale_out(
         leases,
@@ -317,19 +325,21 @@ def rolling(
         cycles=cycles + gap * len(workers) / config.cycle_seconds,
     )
     ends = [fleet.since + gap * place for place in range(len(workers) + 1)]
-    old = (evolve(each, ends=end, ending="leave") for each, end in zip(fleet.scenario.members, ends, strict=False))
-    new = (Member(f"{each}x", config, starts=end - READY_SECONDS) for each, end in zip(workers, ends[1:], strict=True))
+    old = (evolve(member, ends=end, ending="leave") for member, end in zip(fleet.scenario.members, ends, strict=False))
+    new = (
+        Member(f"{worker}x", config, starts=end - READY_SECONDS) for worker, end in zip(workers, ends[1:], strict=True)
+    )
     return evolve(fleet, scenario=evolve(fleet.scenario, members=(*old, *new)))
 
 
 def reshard(leases: int, workers: tuple[str, ...], config: Config, *, seed: int, cycles: float) -> FleetScenario:
-    """Every shard of a balanced fleet splits: as many parents end, and twice as many children begin."""
+    """Return a balanced fleet in which every shard splits, so that twice as many children replace their parents."""
     fleet = scale_out(leases, workers, (), config, seed=seed, start="spread", cycles=cycles)
     return evolve(fleet, scenario=evolve(fleet.scenario, reshapes=(Reshape(fleet.since, "double"),), reading=True))
 
 
 def weighed(leases: int, workers: tuple[str, ...], config: Config, *, seed: int, cycles: float) -> FleetScenario:
-    """Nothing happens to a fleet of even counts, but its leases differ in throughput."""
+    """Return a fleet with even counts in which nothing happens, but whose leases differ in throughput."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     members = _present(workers, config, draw)
     fleet = _fleet(seed, balanced(leases, workers, draw), members, since=0.0, seconds=cycles * config.cycle_seconds)
@@ -338,7 +348,7 @@ def weighed(leases: int, workers: tuple[str, ...], config: Config, *, seed: int,
 
 
 def mixed(fleet: FleetScenario, peer: Config, share: float, seed: int) -> FleetScenario:
-    """The fleet with only a share of the workers under its rules; the others have a peer's."""
+    """Return the fleet with its rules on only a share of the workers, and a peer's rules on the others."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     workers = sorted({member.worker for member in fleet.scenario.members})
     ours = frozenset(draw.sample(workers, round(share * len(workers))))
@@ -350,16 +360,16 @@ def mixed(fleet: FleetScenario, peer: Config, share: float, seed: int) -> FleetS
 
 
 def known(fleet: FleetScenario) -> FleetScenario:
-    """The fleet, but that those who are there from the beginning have read the table before.
+    """Return the fleet with the table already known to the members that are there from the beginning.
 
-    Else a fleet begins with two readings of the whole table by each worker, which take longest to simulate.
+    Otherwise each worker begins with two reads of the whole table, which take longest to simulate.
     """
-    members = (evolve(each, present=True, phase=0.0) if each.phase else each for each in fleet.scenario.members)
+    members = (evolve(member, present=True, phase=0.0) if member.phase else member for member in fleet.scenario.members)
     return evolve(fleet, scenario=evolve(fleet.scenario, members=tuple(members)))
 
 
 def paused(fleet: FleetScenario, per_hour: float, seed: int) -> FleetScenario:
-    """The fleet with pauses: every worker stands still now and then, for 1 to 3 s."""
+    """Return the fleet with pauses: every worker stands still now and then, for 1 to 3 s."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     members = []
     for member in fleet.scenario.members:
@@ -372,16 +382,16 @@ def paused(fleet: FleetScenario, per_hour: float, seed: int) -> FleetScenario:
 
 
 def balanced(leases: int, workers: tuple[str, ...], draw: random.Random) -> tuple[str | None, ...]:
-    """Owners of leases, as even as can be, in an order drawn by chance."""
+    """Return the owners of leases, as evenly as possible and in random order."""
     owners = [workers[number % len(workers)] for number in range(leases)]
     draw.shuffle(owners)
     return tuple(owners)
 
 
 def _present(workers: tuple[str, ...], config: Config, draw: random.Random) -> tuple[Member, ...]:
-    """There from the beginning, each looking at its own time of the cycle.
+    """Return workers that are there from the beginning and look at different times of the cycle.
 
-    All begin within a second: longer, and those whose leases wait for them would seem to be slow to renew.
+    All start within a second. If they took longer, workers whose leases wait for them would seem slow to renew.
     """
     return tuple(
         evolve(member, starts=draw.uniform(0.0, 1.0), phase=draw.uniform(0.0, config.cycle_seconds))
@@ -392,7 +402,7 @@ def _present(workers: tuple[str, ...], config: Config, draw: random.Random) -> t
 def _starting(
     workers: tuple[str, ...], config: Config, at: float, start: StartPattern, draw: random.Random
 ) -> tuple[Member, ...]:
-    """The start of each worker: spread over a cycle, or all at once."""
+    """Return one member per worker, whose starts are spread over a cycle or nearly simultaneous."""
     within = config.cycle_seconds if start == "spread" else TOGETHER_SECONDS
     foreign = not config.rules.keeps_lookout
     return tuple(Member(worker, config, at + draw.uniform(0.0, within), foreign=foreign) for worker in workers)

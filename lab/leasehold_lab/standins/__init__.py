@@ -1,1 +1,1 @@
-"""Stand-ins for the cloud's services, started on this machine for the demo and the tests."""
+"""Stand-ins for cloud services, started on this machine for the demo and the tests."""

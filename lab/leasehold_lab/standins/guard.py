@@ -1,8 +1,8 @@
 """Runs a command until it ends, or until the process that started the guard ends.
 
-The starter holds the other end of standard input. Closing it is the one way to stop the command, and
-a starter that dies, however suddenly, closes it too. Nothing of the project may be imported here: the
-guard is run as a file by a bare interpreter, so that it costs next to nothing.
+The starter holds the other end of standard input. Closing it is the only way to stop the command, and a starter that
+dies, however suddenly, closes it too. No module of the project may be imported here: the guard is run as a file by a
+bare interpreter, so that it costs next to nothing.
 """
 
 import os
@@ -12,7 +12,7 @@ import threading
 
 GRACE_SECONDS = 2.0
 GRACE = "LEASEHOLD_GRACE_SECONDS"
-"""The variable that gives a command longer to end in good order."""
+"""The environment variable that gives a command more time to end in good order."""
 
 
 def _stop_when_alone(command: "subprocess.Popen[bytes]") -> None:
@@ -26,7 +26,7 @@ def _stop_when_alone(command: "subprocess.Popen[bytes]") -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command and answer with its exit status."""
+    """Run the command and return its exit status."""
     command = subprocess.Popen(arguments, stdin=subprocess.DEVNULL)  # noqa: S603  running a command is the point
     threading.Thread(target=_stop_when_alone, args=(command,), daemon=True).start()
     return command.wait()

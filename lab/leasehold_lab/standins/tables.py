@@ -1,10 +1,14 @@
-"""The streams of a table, as DynamoDB Streams serves them, in this process: shards that roll, and the limits.
+"""A stand-in for DynamoDB Streams in this process, with shards that roll and with the service's limits.
 
-It has the streams alone: items are put by a call, and leases want another stand-in. DynamoDB Local has streams, too,
-but its shards never end. Here a shard ends whenever somebody wants it, or every few seconds, and one other follows
-it; ended shards are gone after the retention. A page has 100 shards, an answer 1,000 records or 1 MB; iterators
-expire; what is asked for behind the horizon is refused; an empty answer may come between two records; a page of
-shards may not know yet that one has ended.
+It has streams only: items are put by a call, and leases need another stand-in. DynamoDB Local has streams, too, but its
+shards never end. Here a shard ends on request or every few seconds, and another one follows it. Ended shards are gone
+after the retention. It imitates these limits and oddities:
+
+- A page has at most 100 shards, a response at most 1,000 records or 1 MB.
+- Iterators expire.
+- Reads before the trim horizon are rejected.
+- An empty response may come between two records.
+- A page of shards may still show an ended shard as open.
 """
 
 import json
@@ -33,12 +37,12 @@ TypedItem = dict[str, dict[str, Any]]
 
 
 class TableRefusal(Exception):
-    """The name of an error of the service, and its sentence."""
+    """An error of the service: its name and its message."""
 
 
 @define
 class RolledShard:
-    """A shard; `ended` is when it ended, and `trimmed` how many of its records are gone."""
+    """A shard. `ended` is when it ended, and `trimmed` how many of its records are gone."""
 
     id: str
     parent: str | None
@@ -49,7 +53,7 @@ class RolledShard:
     trimmed: int = 0
 
     def described(self, *, stale: bool) -> dict[str, Any]:
-        """The shard's entry in a listing; a stale one does not know of the end."""
+        """Return the shard's entry in a listing. A stale entry does not show the end."""
         numbers = {"StartingSequenceNumber": str(self.first)}
         if self.last is not None and not stale:
             numbers["EndingSequenceNumber"] = str(self.last)
@@ -60,19 +64,21 @@ class RolledShard:
 
 @define
 class TableStreams:
-    """A table and its streams; only the last one is enabled, and what the former ones have can still be read.
+    """A table and its streams. Only the latest is enabled, but its predecessors can still be read.
 
-    lanes             how many shards are open at a time
-    roll_seconds      after so long each of them ends; infinite: when a test says so
-    retention         seconds after which an ended shard is gone
-    stale_seconds     for so long after a shard ended listings show it open, beside its child
-    iterator_seconds  after which one expires
-    empty_every       one answer in so many is empty; 0: none
-    status            of the stream; "" where there never was one
-    refuse            errors with which the next requests are answered
-    denied            operations that are not allowed
-    kept              takes the numbers of all changes ever made; None: nobody wants them
-    limit             requests for the records of one shard that are answered in a second; 0: all
+    Attributes:
+        lanes: How many shards are open at a time.
+        roll_seconds: How long a shard lives; if infinite, until a test ends it.
+        retention: Seconds after which an ended shard is gone.
+        stale_seconds: How long listings show an ended shard as open, next to its child.
+        iterator_seconds: How long an iterator is valid.
+        empty_every: Every so many responses, one is empty; 0 for none.
+        limit: How many requests for the records of one shard are answered per second; 0 for all.
+        refuse: The errors with which the next requests are rejected.
+        denied: The operations that are not allowed.
+        asked: The number of requests by operation.
+        kept: If not None, collects the numbers of all changes ever made.
+        status: The status of the stream; "" if there never was one.
     """
 
     name: str = "orders"
@@ -104,12 +110,12 @@ class TableStreams:
 
     @property
     def arn(self) -> str:
-        """The present stream's."""
+        """The ARN of the current stream."""
         label = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self.made)) + f".{int(self.made * 1000) % 1000:03}"
         return f"arn:aws:dynamodb:{REGION}:{ACCOUNT}:table/{self.name}/stream/{label}"
 
     def enable(self) -> None:
-        """Make a stream anew: another one, without the records of the former."""
+        """Create a new stream, without the records of its predecessor."""
         if self.shards:
             self._former[self.arn] = (self.made, self.shards)
         self.made, self._rolled, self.status = self.clock(), self.clock(), "ENABLED"
@@ -118,7 +124,7 @@ class TableStreams:
             self._open.append(self._new(None))
 
     def disable(self) -> None:
-        """End the stream: its shards end, and none follows."""
+        """End the stream: its shards end without children."""
         with self._lock:
             for shard in self._open:
                 self._end(shard)
@@ -134,35 +140,37 @@ class TableStreams:
             self._number += 7
             if self.kept is not None:
                 self.kept.add(self._number)
-            told: dict[str, Any] = {
+            change: dict[str, Any] = {
                 "ApproximateCreationDateTime": int(self.clock()),
                 "Keys": {"id": {"S": key}},
                 "SequenceNumber": str(self._number),
                 "SizeBytes": 40,
                 "StreamViewType": "NEW_AND_OLD_IMAGES",
             }
-            told |= {"NewImage": self._items[key]} if item is not None else {}
-            told |= {"OldImage": old} if old is not None else {}
+            change |= {"NewImage": self._items[key]} if item is not None else {}
+            change |= {"OldImage": old} if old is not None else {}
             event = "REMOVE" if item is None else "MODIFY" if old is not None else "INSERT"
-            row = {"eventID": str(self._number), "eventName": event, "eventVersion": "1.1", "dynamodb": told}
+            row = {"eventID": str(self._number), "eventName": event, "eventVersion": "1.1", "dynamodb": change}
             row |= {"eventSource": "aws:dynamodb", "awsRegion": REGION}
-            # Python's own hash of a text differs from one process to the next.
+            # Python's own hash of a string differs between processes.
             self.shards[self._open[sum(key.encode()) % self.lanes]].rows.append(row)
 
     def roll(self) -> None:
-        """End every open shard; one other follows each."""
+        """End every open shard. Each is followed by one other."""
         with self._lock:
             self._roll()
 
     def expire(self, *shards: str) -> None:
-        """Let these ended shards be gone, as after a day."""
+        """Expire these ended shards, as the service does after a day."""
         for shard in shards:
             del self.shards[shard]
 
     def _turn(self) -> None:
         if self.clock() >= self._rolled + self.roll_seconds:
             self._roll()
-        for shard in [each for each in self.shards.values() if self.clock() > each.ended + self.retention]:
+        for shard in [
+            candidate for candidate in self.shards.values() if self.clock() > candidate.ended + self.retention
+        ]:
             del self.shards[shard.id]
 
     def _roll(self) -> None:
@@ -182,7 +190,7 @@ class TableStreams:
         return shard
 
     def answer(self, operation: str, question: dict[str, Any]) -> dict[str, Any]:
-        """An answer of the service. Raises TableRefusal."""
+        """Return the service's response. Raises TableRefusal."""
         with self._lock:
             self.asked[operation] += 1
             self._turn()
@@ -213,14 +221,14 @@ class TableStreams:
 
     def _described(self, question: dict[str, Any]) -> dict[str, Any]:
         arn = question["StreamArn"]
-        every = sorted(self._known(arn).values(), key=lambda each: each.first)
+        shards = sorted(self._known(arn).values(), key=lambda each: each.first)
         if (wanted := question.get("ShardFilter")) is not None:
-            every = [each for each in every if each.parent == wanted["ShardId"]]
+            shards = [shard for shard in shards if shard.parent == wanted["ShardId"]]
         after = question.get("ExclusiveStartShardId")
-        begin = 0 if after is None else 1 + [each.id for each in every].index(after)
-        page = every[begin : begin + min(question.get("Limit", PAGE), PAGE)]
+        begin = 0 if after is None else 1 + [shard.id for shard in shards].index(after)
+        page = shards[begin : begin + min(question.get("Limit", PAGE), PAGE)]
         stale = self.clock() - self.stale_seconds
-        told: dict[str, Any] = {
+        description: dict[str, Any] = {
             "StreamArn": arn,
             "StreamLabel": arn.rpartition("/")[2],
             "StreamStatus": self.status if arn == self.arn else "DISABLED",
@@ -228,10 +236,10 @@ class TableStreams:
             "TableName": self.name,
             "CreationRequestDateTime": self.made if arn == self.arn else self._former[arn][0],
             "KeySchema": [{"AttributeName": "id", "KeyType": "HASH"}],
-            "Shards": [each.described(stale=each.ended > stale) for each in page],
+            "Shards": [shard.described(stale=shard.ended > stale) for shard in page],
         }
-        more = begin + len(page) < len(every)
-        return {"StreamDescription": told | ({"LastEvaluatedShardId": page[-1].id} if more else {})}
+        more = begin + len(page) < len(shards)
+        return {"StreamDescription": description | ({"LastEvaluatedShardId": page[-1].id} if more else {})}
 
     def _placed(self, question: dict[str, Any]) -> dict[str, Any]:
         shard = self._known(question["StreamArn"]).get(question["ShardId"])
@@ -241,36 +249,40 @@ class TableStreams:
         kind = question["ShardIteratorType"]
         match kind:
             case "TRIM_HORIZON":
-                at = shard.trimmed
+                position = shard.trimmed
             case "LATEST":
-                at = len(shard.rows)
+                position = len(shard.rows)
             case "AT_SEQUENCE_NUMBER" | "AFTER_SEQUENCE_NUMBER":
-                asked = int(question["SequenceNumber"]) + (kind == "AFTER_SEQUENCE_NUMBER")
-                if shard.trimmed and asked <= numbers[shard.trimmed - 1]:
+                wanted_number = int(question["SequenceNumber"]) + (kind == "AFTER_SEQUENCE_NUMBER")
+                if shard.trimmed and wanted_number <= numbers[shard.trimmed - 1]:
                     raise TableRefusal(
                         "TrimmedDataAccessException", "The data you are trying to access has been trimmed"
                     )
-                at = sum(number < asked for number in numbers)
+                position = sum(number < wanted_number for number in numbers)
             case "AT_TIMESTAMP":
                 if question["Timestamp"] > self.clock():
                     raise TableRefusal("ValidationException", "Timestamp is in the future")
                 times = [row["dynamodb"]["ApproximateCreationDateTime"] for row in shard.rows]
-                at = sum(each < question["Timestamp"] for each in times)
+                position = sum(created < question["Timestamp"] for created in times)
             case _:
                 raise TableRefusal("ValidationException", f"unknown ShardIteratorType {kind}")
-        return {"ShardIterator": f"{shard.id}|{at}|{self.clock()}"}
+        return {"ShardIterator": f"{shard.id}|{position}|{self.clock()}"}
 
     def _records(self, question: dict[str, Any]) -> dict[str, Any]:
-        name, at, issued = question["ShardIterator"].split("|")
-        here = [shards for _, shards in self._former.values()] + [self.shards]
-        shard, begin, now = next((each[name] for each in here if name in each), None), int(at), self.clock()
+        name, begin_text, issued = question["ShardIterator"].split("|")
+        generations = [shards for _, shards in self._former.values()] + [self.shards]
+        shard, begin, now = (
+            next((generation[name] for generation in generations if name in generation), None),
+            int(begin_text),
+            self.clock(),
+        )
         if shard is None:
             raise TableRefusal("ResourceNotFoundException", "Requested resource not found: Shard does not exist")
         if now > float(issued) + self.iterator_seconds:
             raise TableRefusal("ExpiredIteratorException", "The provided iterator exceeds the maximum age allowed.")
         if begin < shard.trimmed:
             raise TableRefusal("TrimmedDataAccessException", "The data you are trying to access has been trimmed")
-        recent = self._recent[name] = [each for each in self._recent.get(name, []) if each > now - 1]
+        recent = self._recent[name] = [t for t in self._recent.get(name, []) if t > now - 1]
         if self.limit and len(recent) >= self.limit:
             raise TableRefusal("LimitExceededException", "more than 2 readers of one shard, or requests come too fast")
         recent.append(now)
@@ -283,27 +295,27 @@ class TableStreams:
                 rows.append(row)
         end = begin + len(rows)
         over = shard.last is not None and end == len(shard.rows) and (rows or begin == end)
-        told: dict[str, Any] = {"Records": rows}
-        return told if over else told | {"NextShardIterator": f"{name}|{end}|{now}"}
+        response: dict[str, Any] = {"Records": rows}
+        return response if over else response | {"NextShardIterator": f"{name}|{end}|{now}"}
 
 
 @contextmanager
 def served(table: TableStreams) -> Iterator[str]:
-    """The address at which these streams are served."""
+    """Serve these streams, and yield their URL."""
 
     class TableRequest(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
             question = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
-            status, told = 200, dict[str, Any]()
+            status, response = 200, dict[str, Any]()
             try:
-                told = table.answer(self.headers["X-Amz-Target"].rpartition(".")[2], question)
+                response = table.answer(self.headers["X-Amz-Target"].rpartition(".")[2], question)
             except TableRefusal as refused:
                 code, why = refused.args
                 status = 500 if code == "InternalServerError" else 400
-                told = {"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": why}
-            body = json.dumps(told).encode()
+                response = {"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": why}
+            body = json.dumps(response).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/x-amz-json-1.0")
             self.send_header("Content-Length", str(len(body)))

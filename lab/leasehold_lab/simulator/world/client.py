@@ -1,10 +1,10 @@
-"""The store as one process sees it: requests take time, and meet faults on the way.
+"""The store and the stream as one process sees them: requests take time, and meet faults on the way.
 
-Rule 1: a write is applied at one instant between its sending and its answer, or later if it is late.
-Rule 2: whatever goes wrong, the process is told only that it does not know.
+1. A write is applied at one instant between its sending and its response, or later if it is late.
+2. Whatever goes wrong, the process learns only that the outcome is unknown.
 
-`Exchange`: the calls of one process, each of which is counted, and meets the mishap that is planned for it.
-`StreamClient`: the stream as one process sees it.
+`Exchange` handles the calls of one process: it counts each call and applies the mishap planned for it. `StreamClient`
+is the stream as one process sees it.
 """
 
 import math
@@ -42,11 +42,11 @@ T = TypeVar("T")
 PAUSE_SECONDS = 1.0
 
 Lies = Mapping[str, Callable[[], Any]]
-"""By name, what else a call may answer or do."""
+"""What else a call may return or do, by the name of the step."""
 
 
 class Exchange:
-    """The way of each call of one process to whatever it calls."""
+    """The path of each call of one process to its target."""
 
     def __init__(self, world: World, caller: Caller) -> None:
         self._history, self._tasks, self._caller = world.history, world.tasks, caller
@@ -55,14 +55,14 @@ class Exchange:
         self._planned = {mishap.number: mishap.fault for mishap in world.scenario.mishaps}
 
     def call(self, what: str, work: Callable[[], Any], lies: Lies | None = None) -> Any:  # noqa: ANN401  the call's own
-        """Do this, or what the mishap of this call makes of it."""
+        """Do the work, or whatever the mishap of this call does instead."""
         if not self._full:
             return work()
         calls = self._history.calls
         calls.append(CallEvent(self._tasks.now, self._caller.process_id, what))
         fault = self._planned.get(len(calls) - 1)
         if fault is None:
-            # What the system refuses for a while, it refuses to every call that wants it.
+            # While the system refuses a resource, it refuses it to every call that needs it.
             for name, until in self._denied.items():
                 starts, refusal = DENIED[name]
                 if self._tasks.now < until and what.startswith(starts):
@@ -93,7 +93,7 @@ class Exchange:
         return answer
 
     def told(self, what: str, work: Callable[[], object]) -> Any:  # noqa: ANN401  a user's callable may return anything
-        """Call a callable of a user's."""
+        """Call a user's callable."""
         return self.call(what, work, {"answer": lambda: False, "generate": generated})
 
 
@@ -105,13 +105,13 @@ STRANGER = "somebody-else"
 STALE_SECONDS = 1.0
 
 UNIT_BYTES = 8192
-"""A unit reads so many bytes of a listing, at eventual consistency."""
+"""The bytes of a listing that one unit reads, at eventual consistency."""
 
 
 class Client:
-    """A store over a table, at the other end of a network.
+    """A store over a table at the other end of a network.
 
-    table  another than the run's own; None: that one, whose writes are recorded as it takes them
+    By default that is the run's own table, whose writes are recorded as it takes them.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Client:
         self._dated = world.scenario.dated
         self._listed = self._table.dated if self._dated else self._table.list
         self._calm, self._full = world.scenario.calm, world.scenario.full
-        # Each fault of a write with the sum of the probabilities up to it: one draw chooses among them.
+        # Each fault of a write with the sum of the probabilities up to it, so that a single draw chooses among them.
         faults: tuple[tuple[WriteFault, float], ...] = (
             ("lost", network.lost),
             ("unanswered", network.unanswered),
@@ -143,13 +143,13 @@ class Client:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Everything, as DynamoDB; where rows are dated, as in blobs, notes are not free."""
+        """All capabilities, as of DynamoDB, except that with dated rows, as of blobs, annotations cost requests."""
         return Capabilities(free_notes=not self._dated)
 
     # Reading
 
     def list(self) -> Listing:
-        """Every lease, some perhaps as they were a moment ago."""
+        """Return every lease, some perhaps as they were a moment ago."""
         self._history.requests["list"] += 1
 
         def read() -> Listing:
@@ -164,14 +164,14 @@ class Client:
         return self._read("store.list", read)
 
     def _paged(self) -> Listing:
-        """The pages of a listing one after the other, each as fast as the table serves it."""
+        """Read the pages of a listing in turn, each as fast as the table serves it."""
         capacity, listing = self._capacity, self._listed()
         if capacity.bytes_per_second == capacity.table_units == math.inf:
             return listing
-        keys, each = [row.key for row in listing.leases], max(1, capacity.page_bytes // capacity.row_bytes)
+        keys, page_rows = [row.key for row in listing.leases], max(1, capacity.page_bytes // capacity.row_bytes)
         rows: list[Lease] = []
-        for first in range(0, len(keys), each):
-            page = keys[first : first + each]
+        for first in range(0, len(keys), page_rows):
+            page = keys[first : first + page_rows]
             read = len(page) * capacity.row_bytes
             self._caller.wait(read / capacity.bytes_per_second)
             self._throttled(self._world.reads, read / UNIT_BYTES)
@@ -180,7 +180,7 @@ class Client:
         return Listing(tuple(rows))
 
     def _throttled(self, meter: UnitBudget, units: float) -> None:
-        """Wait until the table has served this. Raises OutcomeUnknown where that takes longer than patience lasts."""
+        """Wait until the table has served this. Raises OutcomeUnknown if that takes longer than `patience_seconds`."""
         seconds = meter.wait(units)
         if not seconds:
             return
@@ -189,40 +189,40 @@ class Client:
             raise OutcomeUnknown("the table asks to slow down")
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-        """Read these leases: as they are, or some perhaps as they were a moment ago."""
-        asked = tuple(keys)
+        """Read these leases as they are or, if `stale_ok`, perhaps as they were a moment ago."""
+        requested_keys = tuple(keys)
         self._history.requests["get"] += 1
-        self._history.fetched += len(asked)
-        self._history.glimpsed += len(asked) if stale_ok else 0
+        self._history.fetched += len(requested_keys)
+        self._history.glimpsed += len(requested_keys) if stale_ok else 0
 
         def read() -> Listing:
             self._travel()
             if self._capacity.row_units < math.inf:
-                for key in asked:
+                for key in requested_keys:
                     meter = UnitBudget(self._capacity.row_units, lambda: self._tasks.now)
                     self._throttled(self._world.row_reads.setdefault(key, meter), 0.5 if stale_ok else 1.0)
-            listing = Listing(self._table.get(asked))
+            listing = Listing(self._table.get(requested_keys))
             self._travel()
             return self._perhaps_stale(listing) if stale_ok or self._caller.forgets else listing
 
         return self._read("store.get", read, stale_ok=stale_ok).leases
 
     def _read(self, what: str, read: Callable[[], Listing], *, stale_ok: bool = True) -> Listing:
-        """Consistent readings are as the service promises them: they meet no lie."""
+        """Read, and let mishaps falsify the result unless the read is consistent, which the service guarantees."""
 
         def stale() -> Listing:
             return self._table.as_it_was(read(), STALE_SECONDS, lambda: stale_ok)
 
         def untrue() -> Listing:
-            found = read()
-            return Listing(tuple(evolve(row, owner=STRANGER) for row in found.leases)) if stale_ok else found
+            listing = read()
+            return Listing(tuple(evolve(row, owner=STRANGER) for row in listing.leases)) if stale_ok else listing
 
         listing: Listing = self._exchange.call(what, read, {"stale": stale, "untrue": untrue})
         return listing
 
     def _perhaps_stale(self, listing: Listing) -> Listing:
         if self._caller.forgets:
-            # An earlier version knows nothing of this attribute, and leaves it as it is.
+            # An earlier version ignores this attribute, and leaves it alone.
             rows = (evolve(row, notes=tuple(note for note in row.notes if note[0] != CALL)) for row in listing.leases)
             listing = Listing(tuple(rows))
         draw, stale = self._draw, self._network.stale
@@ -233,14 +233,14 @@ class Client:
     # Writing
 
     def write(self, write: writes.Write) -> Outcome:
-        """Send it on its way."""
+        """Send the write through the network."""
         verb, key = VERBS[type(write)], write.lease.key
         self._history.requests[verb] += 1
         sent = self._tasks.now
         if self._caller.forgets and isinstance(write, writes.RenewLease):
             write = evolve(write, notes=tuple(note for note in write.notes if note[0] != CALL))
         if self._caller.foreign:
-            # Another library steals under the version, and knows nothing of our attributes.
+            # Another library steals under the version that it saw, and does not know our attributes.
             match write:
                 case writes.ClaimLease(lease, me) | writes.StealLease(lease, me):
                     write = writes.ClaimLease(lease, me)
@@ -271,30 +271,30 @@ class Client:
         return outcome
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
     # Transport
 
     def asked(self, what: str, answer: Callable[[], T]) -> T:
-        """Ask the table something else, which it answers as of half-way."""
+        """Send another kind of request to the table, which answers it halfway through."""
 
         def read() -> T:
             self._travel()
-            found = answer()
+            value = answer()
             self._travel()
-            return found
+            return value
 
-        found: T = self._exchange.call(what, read)
-        return found
+        result: T = self._exchange.call(what, read)
+        return result
 
     def written(self, what: str, apply: Callable[[], T]) -> T:
-        """Send another write than a lease's on its way."""
+        """Send a write other than that of a lease."""
         lies = {"send": lambda: self._arrive(apply, LATE_SECONDS)}
         answer: T = self._exchange.call(what, lambda: self._sent(apply), lies)
         return answer
 
     def _sent(self, apply: Callable[[], T]) -> T:
-        """The way of a write through the network; `apply` is what it does to the table."""
+        """Take a write through the network. `apply` is its effect on the table."""
         fault: WriteFault | None = None
         if self._faults and self._tasks.now < self._calm:
             chance = self._draw.random()
@@ -319,7 +319,7 @@ class Client:
         return outcome
 
     def _arrive(self, apply: Callable[[], object], seconds: float) -> None:
-        # In a task of its own, because the process may be dead by then.
+        # Needs a task of its own, because the process may be dead by then.
         def arrive() -> None:
             apply()
 
@@ -328,8 +328,8 @@ class Client:
     def _travel(self) -> None:
         """Wait for half of the time that a request takes."""
         draw, network = self._draw, self._network
-        least, most = network.latency
-        seconds = (least + (most - least) * draw.random()) / 2
+        shortest, longest = network.latency
+        seconds = (shortest + (longest - shortest) * draw.random()) / 2
         if self._tasks.now < self._calm:
             if draw.random() < network.stall / 2:
                 seconds += 1.0 + 2.0 * draw.random()
@@ -358,42 +358,42 @@ class StreamClient:
         self._caller, self._exchange = caller, exchange
         self._least, self._most = world.scenario.network.reading
         self._first = tuple(world.source.listed)
-        # Of its own, so that the table's faults stay as they were.
+        # Separate, so that the table's faults stay as they were.
         self._draw = random.Random(f"stream {world.scenario.seed} {caller.process_id}")  # noqa: S311  a seed is the point
 
     @property
     def stream(self) -> str:
-        """The name leases carry."""
+        """The name that leases carry."""
         return self._source.stream
 
     def incarnation(self) -> str:
-        """When the stream was made; asked only where a run makes it anew, or every run would be another one."""
+        """Return when the stream was created, or "" without a call if the run does not recreate it."""
         return str(self.ask("source.incarnation", self._source.incarnation)) if self._source.made else ""
 
     def shards(self) -> tuple[Shard, ...]:
-        """The listing; a lie shows it as it was when this process started."""
+        """Return the shards, or as a lie those that there were when this process started."""
         listed: tuple[Shard, ...] = self.ask("source.shards", self._source.shards, {"untrue": lambda: self._first})
         return listed
 
     def gone(self, shard: str) -> bool:
-        """Whether the stream says so."""
+        """Return whether the stream reports the shard as gone."""
         return bool(self.ask("source.gone", lambda: self._source.gone(shard)))
 
     def latest(self, lease: Lease) -> Position:
-        """The position that LATEST means now, which moves on."""
+        """Return the position that LATEST means now, which moves on."""
         position: Position = self.ask("source.latest", lambda: self._source.latest(lease))
         return position
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """A reader, at the other end of the same network."""
+        """Return a reader at the other end of the same network."""
         reader: Reader = self.ask("source.open", lambda: self._source.open(lease, start))
         return DistantReader(self, reader)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
     def ask(self, what: str, work: Callable[[], Any], lies: Lies | None = None) -> Any:  # noqa: ANN401  the call's own
-        """Ask the stream, which answers what is so half-way."""
+        """Send a request to the stream, which answers it halfway through."""
 
         def answered() -> Any:  # noqa: ANN401  likewise
             self._travel()
@@ -405,12 +405,12 @@ class StreamClient:
 
     @property
     def ever_slow(self) -> bool:
-        """Whether there are times in which readings are answered late."""
+        """Whether there are times at which reads are slow."""
         return bool(self._slow)
 
     def late(self, seconds: float) -> None:
-        """Let the time pass that an answer takes now. Raises TimeoutError if that is longer than this."""
-        if any(each.at <= self._tasks.now < each.at + each.seconds for each in self._slow):
+        """Wait as long as a response takes now. Raises TimeoutError after `seconds`."""
+        if any(period.at <= self._tasks.now < period.at + period.seconds for period in self._slow):
             delay = self._draw.uniform(*SLOW_SECONDS)
             self._caller.wait(min(delay, seconds))
             if delay > seconds:
@@ -422,14 +422,14 @@ class StreamClient:
 
 
 class DistantReader:
-    """A reader of the stream whose readings take time."""
+    """A reader of the stream whose reads take time."""
 
     def __init__(self, client: StreamClient, reader: Reader) -> None:
         self._client, self._reader = client, reader
         self._patience = CallPatience(client.clients)
 
     def read(self) -> Batch:
-        """The next records; where the stream may be slow, waited for as a reader of Kinesis does."""
+        """Return the next records. If the stream may be slow, wait for them as a reader of Kinesis does."""
         if not self._client.ever_slow:
             return self.read_once()
         try:
@@ -441,23 +441,23 @@ class DistantReader:
         return batch
 
     def read_once(self) -> Batch:
-        """The next records; a lie is the empty answer of a service that asks to slow down."""
+        """Return the next records, or as a lie the empty response of a service that throttles."""
         throttled = Batch((), None, None, THROTTLED_SECONDS, fault="throttled")
         batch: Batch = self._client.ask("reader.read", self._reader.read, {"untrue": lambda: throttled})
         return batch
 
     def close(self) -> None:
-        """Close it."""
+        """Close the reader."""
         self._client.ask("reader.close", self._reader.close)
 
 
 class _TimedReading:
-    """Readings that are given up after so many seconds."""
+    """Reads that time out after `seconds`."""
 
     def __init__(self, client: StreamClient, seconds: float) -> None:
         self._client, self._seconds = client, seconds
 
     def read(self, reader: DistantReader) -> Batch:
-        """Read once, unless the answer takes too long."""
+        """Read once, unless the response takes too long."""
         self._client.late(self._seconds)
         return reader.read_once()

@@ -1,10 +1,10 @@
-"""Other tables than the usual one in a simulated fleet: layout `sessions`, and the two tables of a swap.
+"""Other tables than the usual one in a simulated fleet: the layout `sessions`, and the two tables of a swap.
 
-In layout `sessions` the real store works over rows at the other end of the network. Requests are counted by the kind of
-row that they write, since their price depends on it.
+In layout `sessions` the real store works on rows at the other end of the network. Requests are counted by the kind of
+row that they write, because their price depends on it.
 
-In a swap both tables are at the other end of the network, and `commanded` does what the command does. No table alone
-can tell which of its rows speaks, so that the history has the writes as their processes saw them.
+In a swap both tables are at the other end of the network, and `commanded` does what the command does. Neither table
+knows which of its rows are valid, so the history has the writes as their processes saw them.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class DistantCells:
-    """The rows of the run's table, as one process asks for them."""
+    """The rows of the run's table, at the other end of one process's network."""
 
     page_leases = PAGE_LEASES
 
@@ -39,39 +39,39 @@ class DistantCells:
         self._listed: dict[str, str] = {}
 
     def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:
-        """Every row that begins so."""
+        """Return every row whose name begins with one of the prefixes."""
         self._history.requests["list"] += 1
-        found = self._client.asked("store.list", lambda: self._cells.list(*prefixes, certain=certain))
-        self._history.scanned += len(found)
-        # Where a listing names objects and not their content, those that changed are read.
-        self._history.refetched += sum(self._listed.get(one.name) != one.etag for one in found)
-        self._listed = {one.name: one.etag for one in found}
-        return found
+        rows = self._client.asked("store.list", lambda: self._cells.list(*prefixes, certain=certain))
+        self._history.scanned += len(rows)
+        # If a listing contains names without content, as of objects, the changed ones must be read.
+        self._history.refetched += sum(self._listed.get(row.name) != row.etag for row in rows)
+        self._listed = {row.name: row.etag for row in rows}
+        return rows
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
-        """The cells that are there."""
+        """Return the cells that exist."""
         self._history.requests["get"] += 1
         self._history.fetched += len(names)
         self._history.glimpsed += len(names) if stale_ok else 0
         return self._client.asked("store.get", lambda: self._cells.read(names)) if names else {}
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
-        """Where there is none."""
+        """Write a cell if there is none."""
         return self._written(name, lambda: self._cells.put_new(name, fields))
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
-        """Over this one."""
+        """Replace this version of a cell."""
         return self._written(name, lambda: self._cells.put_over(name, fields, version))
 
     def delete(self, name: str, version: str) -> bool:
-        """Delete this cell."""
+        """Delete this version of a cell."""
         return self._written(name, lambda: self._cells.delete(name, version))
 
     def prove(self) -> None:
-        """Nothing to prove: conditions are kept."""
+        """Do nothing: conditions are kept."""
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
     def _written(self, name: str, apply: Callable[[], T]) -> T:
         kind = name.partition("/")[0]
@@ -80,13 +80,13 @@ class DistantCells:
 
 
 def sessions_of(world: World, caller: Caller, client: Client, pace: Pace) -> SessionStore:
-    """The store of one process; the ids of its sessions never come again."""
+    """Return the store of one process. The ids of its sessions are never reused."""
     numbers = count(1)
     return SessionStore(DistantCells(world, client), pace=pace, ids=lambda: f"{caller.process_id}-{next(numbers)}")
 
 
 class SessionClient(PassingStore):
-    """The store of one process, which tells the history what changed owners."""
+    """The store of one process, which records changes of leases in the history."""
 
     def __init__(self, world: World, caller: Caller, client: Client, pace: Pace) -> None:
         super().__init__(sessions_of(world, caller, client, pace))
@@ -94,13 +94,13 @@ class SessionClient(PassingStore):
         self._truth = SessionStore(world.cells, pace=pace)
 
     def write(self, write: Write) -> Outcome:
-        """Write as the store does, and tell the history."""
+        """Write, and record the write in the history."""
         world, key, verb = self._world, write.lease.key, VERBS[type(write)]
-        told = world.scenario.full or not isinstance(write, RenewLease | CheckpointLease)
-        told = told or (isinstance(write, CheckpointLease) and write.position.ended)
-        sent, before = world.tasks.now, self._row(key) if told else None
+        recorded = world.scenario.full or not isinstance(write, RenewLease | CheckpointLease)
+        recorded = recorded or (isinstance(write, CheckpointLease) and write.position.ended)
+        sent, before = world.tasks.now, self._row(key) if recorded else None
         outcome = self._store.write(write)
-        if told:
+        if recorded:
             done = isinstance(outcome, Done)
             after = outcome.lease if done and verb != "delete" else self._row(key)
             who = self._caller.worker_id, self._caller.process_id
@@ -108,26 +108,26 @@ class SessionClient(PassingStore):
         return outcome
 
     def _row(self, key: str) -> Lease | None:
-        there = self._world.cells.read([lease_name(key)])
-        return next(iter(self._truth.get([key])), None) if there else None
+        cells = self._world.cells.read([lease_name(key)])
+        return next(iter(self._truth.get([key])), None) if cells else None
 
 
 NAMES = ("memory://from", "memory://to")
 
 
 class SwapClient(PassingStore):
-    """Both tables as one process has them, which tells the history of each write when it was sent and answered.
+    """Both tables as one process sees them. Records when each write was sent and answered.
 
-    source, goal  its stores of the two tables, at the other end of the network
+    `source` and `goal` are the stores of the two tables, at the other end of the network.
     """
 
     def __init__(self, world: World, caller: Caller, source: Client, goal: Client, time: Scheduler) -> None:
-        there: Store = sessions_of(world, caller, goal, time) if world.scenario.sessions else goal
-        super().__init__(SwapStore((source, there), NAMES[TO], clock=time.clock))
+        goal_store: Store = sessions_of(world, caller, goal, time) if world.scenario.sessions else goal
+        super().__init__(SwapStore((source, goal_store), NAMES[TO], clock=time.clock))
         self._world, self._caller = world, caller
 
     def write(self, write: Write) -> Outcome:
-        """Send it; whatever is raised, nobody knows whether it was applied."""
+        """Write. After any exception, it is unknown whether the write was applied."""
         begun = self._world.tasks.now
         try:
             outcome = super().write(write)
@@ -140,7 +140,7 @@ class SwapClient(PassingStore):
     def _tell(self, write: Write, begun: float, outcome: Outcome | None) -> None:
         lease = write.lease
         row = None if outcome is None else outcome.lease
-        found: Literal["done", "lost", "unknown"] = (
+        result: Literal["done", "lost", "unknown"] = (
             "unknown" if outcome is None else "done" if isinstance(outcome, Done) else "lost"
         )
         answer = WriteAnswer(
@@ -149,7 +149,7 @@ class SwapClient(PassingStore):
             self._caller.process_id,
             VERBS[type(write)],
             lease.shard,
-            found,
+            result,
             seen=lease.owner,
         )
         if row is not None:
@@ -159,18 +159,18 @@ class SwapClient(PassingStore):
 
 
 def commanded(world: World) -> None:
-    """Send the leases there and back at their times, and carry what nobody owns, as `leasehold swap` does."""
-    there: Store = SessionStore(world.cells, gather=0.0) if world.scenario.sessions else world.goal
-    store = SwapStore((world.table, there), NAMES[TO], clock=lambda: world.tasks.now)
-    for number, (at, end) in enumerate(pairwise((*world.scenario.swaps, world.scenario.seconds))):
-        world.tasks.sleep_until(at)
+    """Move the leases there and back at the times of the swaps, and carry unowned ones, as `leasehold swap` does."""
+    goal_store: Store = SessionStore(world.cells, gather=0.0) if world.scenario.sessions else world.goal
+    store = SwapStore((world.table, goal_store), NAMES[TO], clock=lambda: world.tasks.now)
+    for number, (swap_at, end) in enumerate(pairwise((*world.scenario.swaps, world.scenario.seconds))):
+        world.tasks.sleep_until(swap_at)
         goal = FROM if number % 2 else TO
-        (control,) = there.get([CONTROL])
-        there.write(AnnotateLease(control, WISH, ("from", "to")[goal]))
+        (control,) = goal_store.get([CONTROL])
+        goal_store.write(AnnotateLease(control, WISH, ("from", "to")[goal]))
         while world.tasks.now < end:
             leases = store.list().leases
             if {parted(lease)[:2] for lease in leases} == {(goal, False)}:
-                world.history.swaps.append((at, world.tasks.now))
+                world.history.swaps.append((swap_at, world.tasks.now))
                 break
             for lease in leases:
                 if lease.owner is None:

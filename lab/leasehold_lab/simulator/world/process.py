@@ -1,4 +1,4 @@
-"""A process of the fleet: a real worker and the real runner under virtual time, and the faults that meet them."""
+"""A process of the fleet: the real worker and the real runner under virtual time, with the faults that hit them."""
 
 import math
 import random
@@ -32,9 +32,10 @@ from leasehold_lab.simulator.world.world import World
 
 
 class Paced(Worker):
-    """Leases it asked for are still looked at alone, which scans nothing; no bulletins are written.
+    """A worker that scans the table once per cycle, and writes no bulletins.
 
-    Only to learn whether an owner has died may it scan once more (C16).
+    It still reads leases that it requested individually, which is no scan. It scans once more only to find out whether
+    an owner has died (C16).
     """
 
     _whole_due = -math.inf
@@ -51,10 +52,10 @@ class Paced(Worker):
 
 
 class Present(Worker):
-    """A worker from before the run: it knows the table by one reading, and looks first at its own rows."""
+    """A worker from before the run, which knows the table from one read and first reads its own rows."""
 
     def know(self, watch: Watch) -> None:
-        """Begin with this reading."""
+        """Begin with this read of the table."""
         self.watch = watch
         self._look = Look(0.0, keys=tuple(lease.key for lease in watch.whole.by_owner.get(self.me, ())))
 
@@ -62,10 +63,10 @@ class Present(Worker):
 RESTART_SECONDS = 1.0
 
 BEHIND = 3
-"""Records that a handler which acknowledges late is behind."""
+"""How many records a handler that acknowledges late leaves unacknowledged."""
 
 ACKNOWLEDGES, ENDS = 0.3, 0.5
-"""How often one that acknowledges at random does so after a batch, and at the end of a shard."""
+"""How often a handler that acknowledges at random does so after a batch, and at the end of a shard."""
 
 LONG_SECONDS = 1e9
 
@@ -73,7 +74,7 @@ LONG_SECONDS = 1e9
 class Process:
     """A member while it runs. Everything in it stops with it.
 
-    number  tells it from every other of its id
+    `number` distinguishes it from other processes with its id.
     """
 
     def __init__(self, member: Member, number: int, world: World) -> None:
@@ -84,7 +85,7 @@ class Process:
         self._dead = False
         self._asleep_until = 0.0
         self._holdings: dict[str, Holding] = {}
-        self._unacknowledged: dict[str, list[Delivery]] = {}  # by shard; of one record each
+        self._unacknowledged: dict[str, list[Delivery]] = {}  # by shard; one record each
         offset = 0.0 if member.present else self._draw.uniform(0.0, 1000.0)
         self._time = VirtualTime(world.tasks, self, offset, member.rate)
         self._exchange = exchange = Exchange(world, self)
@@ -110,10 +111,10 @@ class Process:
         if isinstance(worker, Present):
             worker.know(world.known(member.config, store.capabilities))
         checkpoints = self._scenario.checkpoints
-        self._misdeeds = tuple(each for each in self._scenario.misdeeds if each.worker == member.worker)
+        self._misdeeds = tuple(misdeed for misdeed in self._scenario.misdeeds if misdeed.worker == member.worker)
         # A user's callable may return anything.
         observer: Any = self._observe
-        poisoned = any(each.what == "poison" for each in self._misdeeds)
+        poisoned = any(misdeed.what == "poison" for misdeed in self._misdeeds)
         handling = Handling(
             self._handle,
             most_wait_seconds=2.0,
@@ -136,7 +137,7 @@ class Process:
         )
 
     def run(self) -> None:
-        """Work until the end, its naps and its death included."""
+        """Work until the end of the process, with its naps and its death."""
         self._say("start")
         for nap in self.member.naps:
             if nap.at >= self._tasks.now:
@@ -148,52 +149,52 @@ class Process:
         if self.member.ends < math.inf:
             ending = partial(self.die, again=False) if self.member.ending == "crash" else self._leave
             self._tasks.start(ending, self.member.ends)
-        again = False
+        restarts = False
         try:
             self._runner.run()
         except (WorkerError, StoreError, SourceError):
             self.die(again=True)  # its supervisor starts it again
             return
         except (SystemExit, KeyboardInterrupt):  # raised by a handler, to end the worker
-            again = True
+            restarts = True
         self._dead = True
         self._say("gone")
-        if again:
+        if restarts:
             self._start_anew()
 
     def wait(self, seconds: float) -> None:
-        """Let virtual time pass; for ever if the process died meanwhile."""
+        """Let virtual time pass, and block forever if the process died meanwhile."""
         self._tasks.sleep(seconds)
         self.stand_still()
 
     def stand_still(self) -> None:
-        """Wait while the process sleeps; for ever once it is dead."""
+        """Wait while the process sleeps, and block forever once it is dead."""
         while self._tasks.now < self._asleep_until and not self._dead:
             self._tasks.sleep_until(self._asleep_until)
         while self._dead:
             self._tasks.sleep_until(math.inf)
 
     def begins(self, name: str) -> None:
-        """A task is to begin; like a call, this may meet a mishap."""
+        """Announce a task. Like a call, this may meet a mishap."""
         try:
             self._exchange.call(f"task.{name}", lambda: None)
         except MemoryError as fault:
             raise RuntimeError("can't start new thread: there is no memory for it") from fault
 
     def idle(self) -> None:
-        """Stand still, and with its turns for ever once it plans no more: between two turns, where no lock is held."""
+        """Stand still, and once it plans no more block its turns forever: between two turns, when no lock is held."""
         self.stand_still()
         turns = self._tasks.current is self._time.named.get("leasehold-turn")
         while turns and self._tasks.now >= self.member.plans:
             self._tasks.sleep_until(math.inf)
 
     def nap(self, seconds: float) -> None:
-        """Stand still with all its tasks."""
+        """Stand still with all tasks."""
         self._fall_asleep(seconds)
         self.stand_still()
 
     def die(self, *, again: bool) -> None:
-        """Die, and write nothing more; perhaps be started again."""
+        """Die, write nothing more, and start again if `again`."""
         if self._dead:
             return
         self._dead = True
@@ -202,7 +203,7 @@ class Process:
             self._start_anew()
 
     def unforeseen(self, where: str, fault: BaseException) -> None:
-        """Remember a fault that nothing provides for."""
+        """Record an exception that nothing provides for."""
         if isinstance(fault, Killed):
             return  # the run is over
         self._world.history.faults.append(f"{self.process_id} at {self._tasks.now:.3f} s, {where}: {said(fault)}")
@@ -240,16 +241,16 @@ class Process:
         if self._scenario.acknowledges == "return":
             self._tell_records("finished", delivery)
             return None
-        # What comes again after a fault is not waited for twice.
+        # A record that is dispatched again after a fault is not waited for twice.
         first, waiting = delivery.records[0].position.order, self._unacknowledged.setdefault(delivery.shard, [])
-        waiting[:] = [each for each in waiting if each.records[0].position.order < first]
+        waiting[:] = [unacknowledged for unacknowledged in waiting if unacknowledged.records[0].position.order < first]
         waiting += [delivery.part([record]) for record in delivery.records]
         self._acknowledge(delivery.shard, self._ready(len(waiting)))
         return None
 
     @contextmanager
     def _forgetting(self, shard: str) -> Iterator[None]:
-        """A consumer that fails is a child that ends: the next one of its shard knows nothing of what it was given."""
+        """Forget the shard if the handler fails, as it stands for a child process, whose successor knows nothing."""
         try:
             yield
         except BaseException:
@@ -276,7 +277,7 @@ class Process:
             return self._exchange.told("final checkpoint", given)
 
     def _ready(self, waiting: int) -> int:
-        """How many of the records that wait are done with now."""
+        """Return how many of the waiting records are now finished."""
         match self._scenario.acknowledges:
             case "late":
                 return max(0, waiting - BEHIND)
@@ -286,7 +287,7 @@ class Process:
                 return 0
 
     def _acknowledge(self, shard: str, count: int) -> None:
-        """Checkpoint the first of the records that wait; told before, since the write may take effect unanswered."""
+        """Report the first `count` waiting records before checkpointing them: an unanswered write may take effect."""
         done = self._unacknowledged.get(shard, [])[:count]
         for delivery in done:
             self._tell_records("acknowledged", delivery)
@@ -294,7 +295,7 @@ class Process:
             if not done or not self._holdings[shard].checkpoint(done[-1].records[-1].position):
                 return
         except OutcomeUnknown:
-            return  # asked again with the next ones
+            return  # retried with the next ones
         del self._unacknowledged[shard][:count]
         for delivery in done:
             self._tell_records("finished", delivery)
@@ -314,18 +315,20 @@ class Process:
 
     def _misbehave(self, whose: Whose, delivery: Delivery | None = None) -> object:
         now = self._tasks.now
-        spoiled = delivery is None or any(poisonous(each.sequence_number) for each in delivery.records)
-        theirs = (each for each in self._misdeeds if each.whose == whose and (spoiled or each.what != "poison"))
-        misdeed = next((each for each in theirs if each.at <= now < each.at + each.seconds), None)
+        spoiled = delivery is None or any(poisonous(record.sequence_number) for record in delivery.records)
+        theirs = (
+            misdeed for misdeed in self._misdeeds if misdeed.whose == whose and (spoiled or misdeed.what != "poison")
+        )
+        misdeed = next((misdeed for misdeed in theirs if misdeed.at <= now < misdeed.at + misdeed.seconds), None)
         return None if misdeed is None else misdeed.done(now, self.wait)
 
     def _measure(self, holding: Holding, batch: Batch) -> Any:  # noqa: ANN401  likewise
-        if batch.records or batch.behind_seconds is not None:  # a reading without an answer is none
+        if batch.records or batch.behind_seconds is not None:  # otherwise the read was not answered
             self._tell("read", holding.lease.shard)
         return self._exchange.told("measure", lambda: self._misbehave("measure"))
 
     def _tell_records(self, event: str, delivery: Delivery) -> None:
-        """A shard is to the judge what a key is: the order within it is what must be kept."""
+        """Record an event of each record, with the shard as its key: the judge then checks the order in the shard."""
         for record in delivery.records:
             number, shard = record.sequence_number, delivery.shard
             self._tell(event, shard, (int(number), 0), shard, number, delivery.epoch)
@@ -339,7 +342,7 @@ class Process:
 
 
 def _hold(_worker: Worker, holding: Holding, _handling: Handling) -> Step:
-    """Where no shard is read, a lease can go as soon as it is asked for."""
+    """If no shard is read, release a lease as soon as it is requested."""
 
     def step(now: float) -> float:
         if holding.releasing and not holding.lost.is_set():

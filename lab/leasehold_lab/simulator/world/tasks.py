@@ -1,8 +1,8 @@
 """Virtual time: tasks wait for it in one thread, and every run wakes them in the same order.
 
-Each task is a greenlet, so that the code under test is the one that threads run: it calls a store, and the call returns
-later. Tasks due at one time are woken in the order in which they asked to be. `VirtualTime` is the scheduler of one
-simulated process, by that process's own clock.
+Each task is a greenlet, so the tested code is the same that threads run: a call to a store blocks and returns later.
+Tasks due at the same time are woken in the order in which they began to wait. `VirtualTime` is the scheduler of one
+simulated process, with that process's own clock.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ class Killed(BaseException):
 
 
 class Task:
-    """Something that goes on; `naps` tells its present wait from those that are over."""
+    """A unit of work. `naps` distinguishes its current wait from those that are over."""
 
     __slots__ = ("greenlet", "naps", "parked")
 
@@ -48,7 +48,7 @@ class Tasks:
         self._closed = False
 
     def start(self, work: Callable[[], None], at: float | None = None) -> Task:
-        """Begin this at that time, now if left out."""
+        """Start a task at this time, by default now."""
         task = Task(work, self._hub)
         self._alive[task] = None
         self._wake(task, self.now if at is None else at)
@@ -56,7 +56,7 @@ class Tasks:
 
     @property
     def current(self) -> Task:
-        """The task that runs now."""
+        """The running task."""
         if self._closed:
             raise Killed
         if self._current is None:
@@ -64,11 +64,11 @@ class Tasks:
         return self._current
 
     def sleep(self, seconds: float) -> None:
-        """Let others go on for so long."""
+        """Let other tasks run for this long."""
         self.sleep_until(self.now + seconds)
 
     def sleep_until(self, due: float) -> None:
-        """Let others go on until then, or until woken; for ever if `due` is infinite."""
+        """Let other tasks run until `due` (forever if that is infinite), or until this task is woken."""
         if self._closed:
             raise Killed
         task = self.current
@@ -78,12 +78,12 @@ class Tasks:
         self._hub.switch()
 
     def wake(self, task: Task) -> None:
-        """End its wait now; nothing if it does not wait."""
+        """End the task's wait now, if it is waiting."""
         if task.parked:
             self._wake(task, self.now)
 
     def run(self, until: float) -> None:
-        """Let everybody go on up to that time."""
+        """Run all tasks up to this time."""
         dues = self._dues
         while dues and dues[0][0] <= until:
             due, _, naps, task = heappop(dues)
@@ -98,10 +98,10 @@ class Tasks:
         self.now = max(self.now, until)
 
     def close(self) -> None:
-        """End what still waits, for ever too: it would run when memory is cleared, or keep all it knows in memory."""
-        self._closed = True  # a task that catches its end must not wait again
+        """End the waiting tasks, or they would run when memory is cleared, or keep everything they refer to alive."""
+        self._closed = True  # a task that catches Killed must not wait again
         for task in tuple(self._alive):
-            if task.greenlet:  # begun and not over
+            if task.greenlet:  # started and not over
                 task.greenlet.throw(Killed)
         self._dues.clear()
         self._alive.clear()
@@ -113,7 +113,7 @@ class Tasks:
 
 
 class Lock:
-    """Held by one task at a time, passed on in the order in which they asked."""
+    """A lock held by one task at a time, and passed on in the order of requests."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
@@ -139,30 +139,27 @@ class Lock:
 
 
 ROUNDING_SECONDS = 1e-6
-"""Between two clocks a due time is rounded; nobody may be called a moment too early, and so for ever."""
+"""Added to due times, which are rounded between two clocks: a task woken a moment too early would loop forever."""
 
 
 class Host(Protocol):
-    """The process whose tasks these are."""
+    """The process that the tasks belong to."""
 
     def stand_still(self) -> None:
-        """Wait while the process sleeps; for ever once it is dead."""
+        """Wait while the process sleeps, and block forever once it is dead."""
 
     def begins(self, name: str) -> None:
-        """A task of this name is to begin. Raises RuntimeError if the process can have no more."""
+        """Announce a task of this name. Raises RuntimeError if the process can have no more."""
 
     def idle(self) -> None:
-        """Let the process stand still where a task waits for others."""
+        """Let the process stand still, if it must, while a task waits for others."""
 
     def unforeseen(self, where: str, fault: BaseException) -> None:
-        """Remember a fault that nothing provides for."""
+        """Record an exception that nothing provides for."""
 
 
 class VirtualTime:
-    """Tasks of one process.
-
-    offset, rate  what its clock shows at the beginning, and how fast it runs
-    """
+    """The scheduler of one process, whose clock shows `offset` at the start and runs at `rate`."""
 
     fatal: tuple[type[BaseException], ...] = (Killed,)
 
@@ -172,23 +169,23 @@ class VirtualTime:
         self.named: dict[str, Task] = {}
 
     def clock(self) -> float:
-        """The time that the process's clock shows."""
+        """Return the time that the process's clock shows."""
         return self._offset + self._rate * self.tasks.now
 
     def due(self, until: float) -> float:
-        """The virtual time at which the clock will show this."""
+        """Return the virtual time at which the clock will show `until`."""
         return (until - self._offset) / self._rate + ROUNDING_SECONDS
 
     def lock(self) -> Lock:
-        """A lock of tasks."""
+        """Return a new lock."""
         return Lock(self.tasks)
 
     def queue(self) -> "VirtualQueue":
-        """A new one."""
+        """Return a new queue."""
         return VirtualQueue(self)
 
     def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-        """Begin a task."""
+        """Start a task."""
         self.host.begins(name)
 
         def begin() -> None:
@@ -197,14 +194,14 @@ class VirtualTime:
                 work()
             except Killed:
                 raise
-            except BaseException as fault:  # noqa: BLE001  as of a thread
+            except BaseException as fault:  # noqa: BLE001  as in a thread
                 failed(fault)
 
         self.named[name] = self.tasks.start(begin)
 
 
 class VirtualQueue:
-    """Items between tasks."""
+    """A queue between tasks."""
 
     def __init__(self, side: VirtualTime) -> None:
         self._side = side
@@ -212,13 +209,13 @@ class VirtualQueue:
         self._waiting: deque[Task] = deque()
 
     def put(self, item: Any, /) -> None:  # noqa: ANN401  as in the protocol
-        """Add one, and wake who waits longest."""
+        """Add an item, and wake the task that has waited longest."""
         self._items.append(item)
         if self._waiting:
             self._side.tasks.wake(self._waiting.popleft())
 
     def get(self, until: float = math.inf) -> Any:  # noqa: ANN401  as in the protocol
-        """Take the next, or None if there is none by then."""
+        """Remove and return the next item, or None if there is none by then."""
         tasks = self._side.tasks
         while not self._items and self._side.clock() < until:
             self._waiting.append(tasks.current)
@@ -230,7 +227,7 @@ class VirtualQueue:
 
 
 class VirtualExecutor:
-    """Calls each handler in a task of its own, as many as there are: a handler that hangs holds up no reading."""
+    """Calls each handler in a task of its own, however many there are, so a handler that hangs delays no read."""
 
     stuck = False
 
@@ -238,15 +235,15 @@ class VirtualExecutor:
         self._side = side
 
     def start(self, work: Callable[[], None]) -> None:
-        """Begin it."""
+        """Start the work."""
         self._side.start("leasehold-handle", work, lambda fault: self._side.unforeseen("handle", fault))
 
     def withdraw(self, work: Callable[[], None]) -> bool:  # noqa: ARG002  nothing waits for a task
-        """Return False: it has begun."""
+        """Return False: the work has already started."""
         return False
 
     def replace(self, work: Callable[[], None]) -> None:
-        """Do nothing: there are tasks enough."""
+        """Do nothing: tasks are never scarce."""
 
     def close(self) -> None:
         """Do nothing: a task ends with its work."""

@@ -1,8 +1,8 @@
 """The world that all processes of a run share: the clock, the table, the stream, and the record of events.
 
-`SimulatedHistory` is the history of a run, and beside it what the run cost the table. `SimulatedTable` is its table:
-the memory store, which also keeps each row as it was before its last change. `ListSource` is a stream held in memory,
-whose shards can be listed, read, split and merged.
+`SimulatedHistory` is the history of a run, together with what the run cost the table. `SimulatedTable` is its table: a
+memory store that also keeps each row as it was before its last change. `ListSource` is an in-memory stream whose shards
+can be listed, read, split and merged.
 """
 
 import math
@@ -29,15 +29,17 @@ from leasehold_lab.simulator.world.tasks import Tasks
 
 @define
 class SimulatedHistory(RunHistory):
-    """A history, and the requests that it took.
+    """A history, and the requests made during it.
 
-    requests     by verb ("list" and "get" included): how many
-    scanned      rows that listings read
-    fetched      rows that were asked for by key, glimpsed those of them that might be stale
-    refetched    rows that had changed since the same process last listed them, in layout `sessions`
-    calls        those of all processes, in the order in which they began, where everything is recorded
-    listings     of the whole table: when each began and ended, and whose it was
-    swaps        for each swap of tables when it was asked for, and when every lease had arrived
+    Attributes:
+        requests: The number of requests by verb ("list" and "get" included).
+        scanned: Rows read by listings.
+        fetched: Rows read by key.
+        glimpsed: Of the rows read by key, how many might be stale.
+        refetched: Rows that had changed since the same process last listed them, in layout `sessions`.
+        calls: The calls of all processes, in the order in which they began, if everything is recorded.
+        listings: When each listing of the whole table began and ended, and the process that made it.
+        swaps: When each swap of tables was requested, and when every lease had arrived.
     """
 
     requests: Counter[str] = field(factory=Counter)
@@ -51,10 +53,12 @@ class SimulatedHistory(RunHistory):
 
 
 class SimulatedTable(MemoryStore):
-    """Rows, and for each that changed what it was before, so that readings can be stale.
+    """A table that keeps the previous version of each row that changed, so that reads can be stale.
 
-    now      the time
-    weighed  whether the throughput that owners measure is kept
+    Args:
+        rows: The rows at the start.
+        now: Returns the time.
+        weighed: Whether to store the throughput that owners measure.
     """
 
     def __init__(self, rows: Iterable[Lease], now: Callable[[], float], *, weighed: bool = True) -> None:
@@ -65,41 +69,41 @@ class SimulatedTable(MemoryStore):
         self._table.rows.update((row.key, row) for row in rows)
 
     def list(self) -> Listing:
-        """Every lease; the same object until something changes, because hundreds of workers ask."""
+        """Return every lease, as the same object until something changes, because hundreds of workers read it."""
         if self._listing is None:
             self._listing = super().list()
         return self._listing
 
     def dated(self) -> Listing:
-        """Every lease, with its age less the second that blobs' dates are rounded by."""
+        """Return every lease with its age, less the second by which the dates of blobs are rounded."""
         ages = {key: max(0.0, self._now() - t - 1.0) for key, (t, _) in self._before.items()}
         return Listing(tuple(evolve(row, idle=ages.get(row.key, 0.0)) for row in self.list().leases))
 
     def row(self, key: str) -> Lease | None:
-        """The lease of this key as stored now."""
+        """Return the lease with this key as it is stored now."""
         return self._table.rows.get(key)
 
     def remove(self, key: str) -> None:
-        """Delete the row, whoever owns it: no write of a worker does that."""
+        """Delete the row regardless of its owner, which no write of a worker does."""
         del self._table.rows[key]
         self._before.pop(key, None)
         self._listing = None
 
     def unwilling(self, key: str) -> Done:
-        """The owner of this lease answers no requests: it stands for another library."""
+        """Note on the row that its owner, which stands for another library, answers no requests."""
         before = self._table.rows[key]
         after = self._table.rows[key] = evolve(before, yields=False)
         self._before[key], self._listing = (self._now(), before), None
         return Done(after)
 
     def as_it_was(self, listing: Listing, seconds: float, chosen: Callable[[], bool]) -> Listing:
-        """The listing with some rows as they were before a change less than so many seconds ago."""
+        """Return the listing with some rows as they were before a change less than `seconds` ago."""
         horizon = self._now() - seconds
         earlier = ((row, *self._before.get(row.key, (-math.inf, row))) for row in listing.leases)
         return Listing(tuple(old if t > horizon and chosen() else row for row, t, old in earlier))
 
     def write(self, write: Write) -> Outcome:
-        """Write as a store does, and remember the row as it was before."""
+        """Write as a store does, and keep the previous row."""
         key = write.lease.key
         before = self._table.rows.get(key)
         if not self._weighed and write.lease.weight is not None:
@@ -115,23 +119,23 @@ class SimulatedTable(MemoryStore):
 
 
 class UnitBudget:
-    """A budget of units that grows by so many a second, up to what one second brings; who is late, waits in turn."""
+    """A budget that grows by `per_second` units, up to what one second brings. Requests beyond it wait their turn."""
 
     def __init__(self, per_second: float, now: Callable[[], float]) -> None:
         self._per_second, self._now = per_second, now
         self._free_at = -math.inf
 
     def wait(self, units: float) -> float:
-        """Take these units; the answer is for how many seconds they have to be waited for."""
+        """Take these units, and return how many seconds to wait for them."""
         if self._per_second == math.inf:
             return 0.0
-        # What was not used for longer than a second is lost.
+        # Units not used within a second are lost.
         self._free_at = max(self._free_at, self._now() - 1.0) + units / self._per_second
         return max(0.0, self._free_at - self._now())
 
 
 FIRST_MS = 1_700_000_000_000
-"""When the first record of each shard arrived, in milliseconds since 1970; one more does each millisecond."""
+"""When the first record of each shard arrived, in milliseconds since 1970. Another follows each millisecond."""
 
 FIRST_NUMBER = 100
 """The sequence number of the first record of each shard."""
@@ -139,7 +143,7 @@ FIRST_NUMBER = 100
 
 @define
 class ShardRecords:
-    """The records of one shard, and what follows it."""
+    """The records of one shard, and the shards that follow it."""
 
     records: list[Record] = field(factory=list)
     children: tuple[Shard, ...] = ()
@@ -151,14 +155,14 @@ class ShardRecords:
 
 @define
 class ListReader:
-    """Reads the records of a shard from behind a position."""
+    """A reader of the records of a shard after a position."""
 
     shard_log: ShardRecords
     at: int
     closed: bool = False
 
     def read(self) -> Batch:
-        """The next records. Raises SourceError once the stream was deleted."""
+        """Return the next records. Raises SourceError once the stream is deleted."""
         if self.shard_log.deleted:
             raise SourceError("the stream that this reader was opened on was deleted")
         records = tuple(self.shard_log.records[self.at : self.at + self.shard_log.size])
@@ -170,13 +174,13 @@ class ListReader:
         )
 
     def close(self) -> None:
-        """Note that it was closed."""
+        """Record that the reader was closed."""
         self.closed = True
 
 
 @define
 class ListSource:
-    """The shards, and their records by key."""
+    """An in-memory stream: its shards, and their records by key."""
 
     listed: list[Shard] = field(factory=list)
     shard_logs: dict[str, ShardRecords] = field(factory=dict)
@@ -188,26 +192,26 @@ class ListSource:
     made: int = 0
 
     def incarnation(self) -> str:
-        """The stream and when it was made; a source that never was told cannot tell."""
+        """Return the stream and when it was created, or "" if the source was not told."""
         return f"listed:{self.made}" if self.made else ""
 
     def shards(self) -> tuple[Shard, ...]:
-        """The listing, counted."""
+        """Return the shards, and count the listing."""
         if self.down:
             raise SourceUnavailable("the source cannot be reached")
         self.listings += 1
         return tuple(self.listed)
 
     def gone(self, shard: str) -> bool:
-        """Whether it was said to be missing."""
+        """Return whether the shard was declared missing."""
         return shard in self.missing
 
     def latest(self, lease: Lease) -> Position:
-        """The time after the last record: one arrives each millisecond."""
+        """Return the time after the last record. One arrives each millisecond."""
         return at_timestamp(FIRST_MS + len(self.shard_logs.setdefault(lease.key, ShardRecords()).records))
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """A reader behind this position; LATEST means the end of what is there by then, and moves on."""
+        """Return a reader after this position. LATEST means the current end, which moves on."""
         self.opened.append((lease.key, start))
         shard_log = self.shard_logs.setdefault(lease.key, ShardRecords())
         if start.sequence == "AT_TIMESTAMP":
@@ -216,60 +220,66 @@ class ListSource:
         return ListReader(shard_log, len(shard_log.records) if start == LATEST else next(later, len(shard_log.records)))
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
     def recreate(self, shards: list[Shard]) -> None:
-        """Delete the stream, and make it anew with these shards."""
+        """Delete the stream, and recreate it with these shards."""
         for shard_log in self.shard_logs.values():
             shard_log.deleted = True
         self.listed, self.shard_logs, self.made = shards, {}, self.made + 1
 
     def expire(self) -> None:
         """Remove the closed shards from the listing, with their records."""
-        for each in self.listed:
-            if not each.open:
-                self.missing.add(each.id)
-                self.shard_logs[each.id].deleted = True
-        self.listed = [each for each in self.listed if each.open]
+        for closing in self.listed:
+            if not closing.open:
+                self.missing.add(closing.id)
+                self.shard_logs[closing.id].deleted = True
+        self.listed = [closing for closing in self.listed if closing.open]
 
     def end(self, name: str, *children: Shard) -> None:
-        """Close a shard, which these follow."""
-        place = next(place for place, each in enumerate(self.listed) if each.id == name)
+        """Close a shard, which `children` follow."""
+        place = next(place for place, shard in enumerate(self.listed) if shard.id == name)
         self.listed[place] = evolve(self.listed[place], open=False)
         ending = self.shard_logs.setdefault(name, ShardRecords())
         ending.ended, ending.children = True, children
-        known = {each.id for each in self.listed}
-        self.listed += [each for each in children if each.id not in known]
+        known_ids = {child.id for child in self.listed}
+        self.listed += [child for child in children if child.id not in known_ids]
 
 
 def shard(name: str, first: int, last: int, *parents: str, open: bool = True) -> Shard:  # noqa: A002  the model's word
-    """A shard."""
+    """Return a shard."""
     return Shard(name, parents=parents, hash_range=(first, last), open=open)
 
 
 def even_shards(names: tuple[str, ...]) -> list[Shard]:
-    """A stream of equal shards."""
+    """Return the shards of a stream whose hash ranges are of equal size."""
     edges = [number * 2**128 // len(names) for number in range(len(names) + 1)]
     return [shard(name, edges[number], edges[number + 1] - 1) for number, name in enumerate(names)]
 
 
 def first_shards(scenario: Scenario) -> list[Shard]:
-    """The stream as it is when it is made."""
+    """Return the shards that the stream is created with."""
     if not scenario.ranged:
         return [Shard(name) for name in scenario.keys]
     return even_shards(scenario.keys) if scenario.keys else []
 
 
 def records(count: int, start: int = 0) -> list[Record]:
-    """Numbered records."""
+    """Return numbered records."""
     return [Record(b"%d" % n, str(FIRST_NUMBER + n), partition_key=f"k-{n}") for n in range(start, start + count)]
 
 
 @frozen
 class World:
-    """The surroundings of a process; `join` starts one more, `reads` and `writes` are what the table can serve.
+    """The surroundings of a process.
 
-    In layout `sessions` the table is `cells`. `goal` is the second table of a swap that is in no such layout.
+    Attributes:
+        table: The table, except in layout `sessions`.
+        join: Starts one more process.
+        reads: What the table can still serve of reads.
+        writes: What the table can still serve of writes.
+        cells: The table in layout `sessions`.
+        goal: The second table of a swap, unless it has layout `sessions`.
     """
 
     scenario: Scenario
@@ -287,7 +297,7 @@ class World:
     _known: dict[Config, Watch] = field(factory=dict)
 
     def known(self, config: Config, capabilities: Capabilities) -> Watch:
-        """The reading of the table at 0 s, for members that are present then; those of one configuration share it."""
+        """Return the table as read at 0 s, for members present then. Those with equal configurations share it."""
         if config not in self._known:
             self._known[config], _ = first_watch(config, capabilities).look(self.history.first, 0.0, 0.0)
         return self._known[config]
@@ -300,10 +310,11 @@ class World:
 class Caller(Protocol):
     """A process of the fleet, as its clients of the table and of the stream see it.
 
-    worker_id   the id of the worker that it runs
-    process_id  its own, which never comes again
-    foreign     whether it stands for another library
-    forgets     whether it stands for an earlier version, which knows nothing of calls
+    Attributes:
+        worker_id: The id of its worker.
+        process_id: Its own id, which is never used again.
+        foreign: Whether it stands for another library.
+        forgets: Whether it stands for an earlier version, which does not know calls.
     """
 
     worker_id: str
@@ -312,10 +323,10 @@ class Caller(Protocol):
     forgets: bool
 
     def wait(self, seconds: float) -> None:
-        """Let virtual time pass; raises Killed if the process died meanwhile."""
+        """Let virtual time pass. Raises Killed if the process died meanwhile."""
 
     def nap(self, seconds: float) -> None:
         """Stand still with all its tasks."""
 
     def die(self, *, again: bool) -> None:
-        """Die, and write nothing more; perhaps be started again."""
+        """Die, write nothing more, and start again if `again`."""

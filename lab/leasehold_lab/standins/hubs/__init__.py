@@ -1,1 +1,1 @@
-"""Event hubs on this machine: the AMQP stand-in, for which the engine of python-qpid-proton must be there."""
+"""Event hubs on this machine: an AMQP stand-in, which needs the engine of python-qpid-proton."""

@@ -1,18 +1,24 @@
-"""Event hubs on this machine, close enough that the real `azure-eventhub` client works against them.
+"""Event hubs on this machine, close enough to the service that the real `azure-eventhub` client works with them.
 
-It proves plumbing: that the real client opens links, signs in, starts where a checkpoint says, keeps
-to its prefetch, sees added partitions, loses a link to a newer epoch, is turned away with a lower one or
-none, or with a place behind the partition's end, and reports detachments.
-It cannot prove the service's own behaviour: throttling, quotas (but for five readers without an epoch
-of one partition in a consumer group), when retention trims, TLS, role-based access, geo-replication,
-or which partition a key falls into. Events live in memory.
+They test the plumbing: that the real client
 
-`python -m leasehold_lab.standins.hubs.event_hubs --hub flights=4 --port 0` prints `{"port": …}` and serves until
-ended. It needs python-qpid-proton, which no extra brings: that is built where a C compiler is to be had, and nothing
-else of leasehold needs it.
+- opens links, signs in, starts at a checkpoint and keeps to its prefetch,
+- sees added partitions,
+- loses a link to a newer epoch,
+- is rejected with a lower epoch, with none, or with a position after the partition's end,
+- and reports detachments.
 
-The SDKs name a hub that has a port of its own differently in blobs: with the port in Python and Go, without it in Java
-and JavaScript. Where they are to meet, hubs also serve the port that all assume, on a loopback address of their own.
+They cannot test the behavior of the service: throttling, quotas (except for five readers without an epoch per partition
+and consumer group), the time at which retention trims, TLS, role-based access, geo-replication, or which partition a
+key falls into. Events are kept in memory.
+
+`python -m leasehold_lab.standins.hubs.event_hubs --hub flights=4 --port 0` prints `{"port": …}` and serves until it is
+ended. It needs python-qpid-proton. No extra installs that package, because it has to be built with a C compiler and
+nothing else in leasehold needs it.
+
+For a hub on a port other than the default, the SDKs use different names in blobs: with the port in Python and Go,
+without it in Java and JavaScript. Where their names must agree, hubs also serve the default port, on a loopback address
+of their own.
 """
 
 import argparse
@@ -38,9 +44,12 @@ AMQP_PORT = 5672
 
 @frozen
 class LocalHubs:
-    """Running hubs. The key signs tokens as the service's would, and opens nothing but these hubs.
+    """Running hubs.
 
-    address  a loopback address on whose AMQP port they serve too, or ""
+    Attributes:
+        service: The process.
+        key: Signs tokens as the service's key would, and is valid for these hubs only.
+        address: A loopback address on whose AMQP port they also serve, or "".
     """
 
     service: Service
@@ -49,72 +58,77 @@ class LocalHubs:
 
     @property
     def namespace(self) -> str:
-        """Host and port, or the address alone, as they stand in blob names and source URLs."""
+        """The host and port, or the address alone, as in blob names and source URLs."""
         return self.address or f"localhost:{self.service.port}"
 
     def connection_string(self, hub: str = "") -> str:
-        """The connection string for an SDK; with a hub named, for that hub alone."""
+        """Return the connection string for an SDK, if `hub` is given for that hub only."""
         text = f"Endpoint=sb://{self.namespace};SharedAccessKeyName={KEY_NAME};SharedAccessKey={self.key}"
-        # The value must be lower case: the SDK compares it as text, and speaks TLS to any other.
+        # The value must be lower case, because the SDK compares it as a string, and uses TLS for any other value.
         return f"{text};UseDevelopmentEmulator=true" + (f";EntityPath={hub}" if hub else "")
 
     def create(self, hub: str, partitions: int, groups: tuple[str, ...] = ()) -> None:
-        """Add a hub; with no groups named, any consumer group will do. One of that name is deleted first."""
+        """Create a hub, after deleting any of that name. Without `groups`, every consumer group exists."""
         self._ask(do="create", hub=hub, count=partitions, groups=groups)
 
     def put(self, hub: str, partition: str, bodies: Iterable[str]) -> None:
-        """Enqueue events without the trouble of a client."""
+        """Enqueue events without a client."""
         self._ask(do="put", hub=hub, partition=partition, bodies=list(bodies))
 
     def trim(self, hub: str, partition: str, before: int) -> int:
-        """Forget the events before this sequence number, as retention does; how many there were."""
+        """Remove the events before this sequence number, as retention does, and return how many there were."""
         return int(self._ask(do="trim", hub=hub, partition=partition, before=before)["trimmed"])
 
     def add_partitions(self, hub: str, count: int) -> None:
-        """Add empty partitions while everybody goes on reading."""
+        """Add empty partitions while clients continue to read."""
         self._ask(do="add-partitions", hub=hub, count=count)
 
     def detach(self, hub: str, partition: str, condition: str = "amqp:link:detach-forced") -> int:
-        """End every reader of a partition with this AMQP error; how many there were."""
+        """End every reader of a partition with this AMQP error, and return how many there were."""
         return int(self._ask(do="detach", hub=hub, partition=partition, condition=condition)["detached"])
 
     def drop(self, hub: str, partition: str) -> int:
-        """Cut the connections of every reader of a partition without a word; how many there were."""
+        """Cut the connection of every reader of a partition without notice, and return how many there were."""
         return int(self._ask(do="drop", hub=hub, partition=partition)["dropped"])
 
     def look(self, hub: str) -> list[dict[str, Any]]:
-        """For each partition, how many `events` it has, and `group`, `epoch` and `sent` of its `readers`."""
+        """Return for each partition the number of `events`, and `group`, `epoch` and `sent` of its `readers`."""
         return list(self._ask(do="look", hub=hub)["partitions"])
 
     def _ask(self, **asked: object) -> dict[str, Any]:
-        with socket.create_connection((HOST, self.service.port), SECONDS) as line:
-            line.sendall(json.dumps(asked).encode() + b"\n")
-            answer: dict[str, Any] = json.loads(line.makefile("rb").readline())
+        with socket.create_connection((HOST, self.service.port), SECONDS) as connection:
+            connection.sendall(json.dumps(asked).encode() + b"\n")
+            answer: dict[str, Any] = json.loads(connection.makefile("rb").readline())
         if "error" in answer:
             raise ServiceError(f"event-hubs: {asked.get('do')}: {answer['error']}")
         return answer
 
 
 def has_engine() -> bool:
-    """Whether the AMQP engine is there: without a compiler the package installs itself without it, and says nothing."""
+    """Return whether the AMQP engine is there. Without a compiler the package silently installs without it."""
     return importlib.util.find_spec("cproton_ffi") is not None
 
 
 @contextmanager
 def event_hubs(hubs: Mapping[str, int], *, key: str = "local-key", address: str = "") -> Iterator[LocalHubs]:
-    """Hubs of these names with so many partitions each, until the block ends; any consumer group will do.
+    """Serve hubs with these names and numbers of partitions until the block ends. Every consumer group exists.
 
-    address is a loopback address whose AMQP port is free, for SDKs that are to agree on the hubs' name. Raises
-    ServiceError if python-qpid-proton is missing or the process does not start.
+    Args:
+        hubs: The number of partitions of each hub.
+        key: The key that signs tokens.
+        address: A loopback address whose AMQP port is free, for SDKs that must agree on the name of the hubs.
+
+    Raises:
+        ServiceError: python-qpid-proton is missing, or the process does not start.
     """
     if not has_engine():
         raise ServiceError("local event hubs need pip install cffi python-qpid-proton, where a C compiler is to be had")
-    named = [word for name, count in hubs.items() for word in ("--hub", f"{name}={count}")]
-    named += ["--address", address] if address else []
+    options = [word for name, count in hubs.items() for word in ("--hub", f"{name}={count}")]
+    options += ["--address", address] if address else []
 
     def command(port: int) -> Command:
         start = (sys.executable, "-m", "leasehold_lab.standins.hubs.event_hubs", "--port", str(port))
-        return Command((*start, *named), {"EVENT_HUBS_KEY": key})
+        return Command((*start, *options), {"EVENT_HUBS_KEY": key})
 
     with serving("event-hubs", command) as service:
         yield LocalHubs(service, key, address)
@@ -136,7 +150,7 @@ def main(arguments: list[str]) -> int:
 
 
 async def _serve(options: argparse.Namespace) -> None:
-    # Imported by the child alone, so that whoever starts it needs no AMQP engine.
+    # Imported only by the child, so that the parent needs no AMQP engine.
     from leasehold_lab.standins.hubs.partitions import Hub  # noqa: PLC0415
     from leasehold_lab.standins.hubs.server import serve  # noqa: PLC0415
 
@@ -147,8 +161,8 @@ async def _serve(options: argparse.Namespace) -> None:
     key = os.environ.get("EVENT_HUBS_KEY")
     others = [await serve(hubs, key, (options.address, AMQP_PORT))] if options.address else []
     server = await serve(hubs, key, (HOST, options.port))
-    print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)  # noqa: T201  the promised line
-    await asyncio.gather(*(each.serve_forever() for each in (server, *others)))
+    print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)  # noqa: T201  read by the parent
+    await asyncio.gather(*(listening.serve_forever() for listening in (server, *others)))
 
 
 if __name__ == "__main__":

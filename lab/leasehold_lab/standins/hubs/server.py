@@ -1,16 +1,17 @@
-"""The process behind `leasehold_lab.standins.hubs.event_hubs`: sockets on one side, the AMQP engine on the other.
+"""The server process of `leasehold_lab.standins.hubs.event_hubs`: sockets on one side, the AMQP engine on the other.
 
-One port serves both AMQP and, to a connection that opens with `{`, requests of tests: a line of JSON in, a line out
-(`obey`). A `HubConnection` moves bytes; each link that a client attaches hands events out (`Reading`), takes them in
-(`LinkWriting`), or answers `$cbs` (who may speak) and `$management` (what a hub and its partitions hold). Rule 1: the
-engine decides what AMQP says. Rule 2: everything runs on one event loop, so hubs need no locks.
+One port serves both AMQP and the requests of tests. If a connection begins with `{`, it belongs to a test: each
+request is a line of JSON, and so is its response (`obey`). A `HubConnection` moves bytes. Each link that a client
+attaches sends out events (`Reading`), receives events (`LinkWriting`), or answers requests to `$cbs` (authorization)
+and `$management` (the properties of a hub and its partitions). The engine alone decides what AMQP requires. Everything
+runs on one event loop, so hubs need no locks.
 
-Addresses are the service's own: `hub`, `hub/Partitions/n`, `hub/ConsumerGroups/group/Partitions/n`,
-`$cbs` and `$management`; a client may write a whole URL before them.
+Addresses are those of the service: `hub`, `hub/Partitions/n`, `hub/ConsumerGroups/group/Partitions/n`, `$cbs` and
+`$management`. A client may write a whole URL before them.
 
-AMQP lets a sender leave out the nulls at the end of a performative, and the engine we use does; `azure-eventhub` up to
-5.15.1 reads the fields by their place and fails on the shorter list. So outgoing frames are completed (`Padding`):
-nothing but nulls is added, and bytes go out in the order they came in.
+AMQP lets a sender leave out the nulls at the end of a performative, and the engine does. Up to 5.15.1, `azure-eventhub`
+reads the fields by position and fails on the shorter list. Outgoing frames are therefore completed (`Padding`): only
+nulls are added, and the order of the bytes stays the same.
 """
 
 import asyncio
@@ -49,14 +50,14 @@ EPOCH = "com.microsoft:epoch"
 STOLEN = "amqp:link:stolen"
 SELECTOR = "apache.org:selector-filter:string"
 READERS_MAX = 5
-"""Readers without an epoch that one partition serves to one consumer group, as the service does."""
+"""How many readers without an epoch one partition serves to one consumer group, as in the service."""
 
 CREDIT = 1000
 
 
 @frozen
 class LinkAddress:
-    """The thing that an address names: a hub, perhaps one partition of it, perhaps as one consumer group sees it."""
+    """What an address names: a hub, possibly one of its partitions, possibly as one consumer group sees it."""
 
     hub: str
     group: str | None = None
@@ -64,15 +65,15 @@ class LinkAddress:
 
 
 def place(address: str) -> LinkAddress:
-    """Read an address, with or without `amqps://host:port/` before it."""
+    """Parse an address, with or without `amqps://host:port/` before it."""
     parts = [unquote(part) for part in urlsplit(address).path.split("/") if part]
-    named = {parts[at].lower(): parts[at + 1] for at in range(1, len(parts) - 1, 2)}
+    named = {parts[position].lower(): parts[position + 1] for position in range(1, len(parts) - 1, 2)}
     return LinkAddress(parts[0] if parts else "", named.get("consumergroups"), named.get("partitions"))
 
 
 @define(eq=False)
 class Reading:
-    """A client's receiver of one partition: what it was sent, and what it will be sent next."""
+    """A client's receiver of one partition: what was sent to it, and what will be sent next."""
 
     link: Sender
     partition: Partition
@@ -84,9 +85,9 @@ class Reading:
     sent: int = 0
 
     def pump(self) -> None:
-        """Hand out as many events as the client gave credit for; settled, as nobody waits for an answer."""
+        """Send as many events as the client gave credit for, settled because no one waits for a response."""
         stored, first, link = self.partition.events, self.partition.first, self.link
-        self.next = max(self.next, first)  # what was trimmed meanwhile never comes
+        self.next = max(self.next, first)  # events trimmed in the meantime never come
         last = min(first + len(stored), self.next + link.credit)
         for number in range(self.next, last):
             delivery = link.delivery(str(number))
@@ -97,7 +98,7 @@ class Reading:
         self.next = max(self.next, last)
 
     def end(self, condition: str, description: str) -> None:
-        """Detach the client's link, saying why."""
+        """Detach the client's link, with the reason."""
         self.partition.readers.remove(self)
         self.link.condition = Condition(condition, description)
         self.link.close()
@@ -105,9 +106,10 @@ class Reading:
 
 
 def read(link: Sender, hub: Hub, where: LinkAddress, flush: Callable[[], None], drop: Callable[[], None]) -> Reading:
-    """Begin to hand a partition out; a reader with an epoch ends those with none or no higher one.
+    """Start to send a partition to a reader. One with an epoch ends readers whose epoch is missing, equal or lower.
 
-    Raises HubRefusal for a reader with a lower epoch than one that reads, with none beside one, or one too many.
+    Raises HubRefusal for a reader with a lower epoch than a current reader, for one without an epoch while another has
+    one, or for one reader too many.
     """
     group = (where.group or "").lower()
     hub.check_group(group)
@@ -122,15 +124,15 @@ def read(link: Sender, hub: Hub, where: LinkAddress, flush: Callable[[], None], 
         text = f"Receiver with a higher epoch '{highest}' already exists."
         raise HubRefusal(STOLEN, f"{text} Receiver with epoch {epoch} cannot be created.")
     if epoch is None and len(rivals) >= READERS_MAX:
-        most = f"the maximum number of allowed receivers per partition in a consumer group which is {READERS_MAX}"
-        raise HubRefusal("amqp:resource-limit-exceeded", f"Exceeded {most}.")
-    # The filter on the link's source tells where to start: described or plain.
+        limit = f"the maximum number of allowed receivers per partition in a consumer group which is {READERS_MAX}"
+        raise HubRefusal("amqp:resource-limit-exceeded", f"Exceeded {limit}.")
+    # The filter on the link's source contains the start, either described or plain.
     filters, selector = link.remote_source.filter, None
     filters.rewind()
     if filters.next():
         value: Any = cast("dict[Any, Any]", filters.get_object() or {}).get(symbol(SELECTOR))
         selector = getattr(value, "value", value)
-    # The start is checked before a rival is ended: a reader that is refused ends nobody.
+    # Check the start before ending a rival: a reader that is rejected ends no one.
     start = partition.start(None if selector is None else str(selector))
     for rival in rivals if epoch is not None else ():
         rival.end(STOLEN, f"New receiver with epoch of '{epoch}' is created hence this one is disconnected.")
@@ -147,7 +149,7 @@ class LinkWriting:
     partition: str | None
 
     def take(self, delivery: Delivery, message: bytes) -> Partition | None:
-        """Store what came; the partition that grew, or None if it was rejected."""
+        """Store a message, and return the partition that grew, or None if the message was rejected."""
         try:
             grown = self.hub.enqueue(message, self.partition)
         except HubRefusal as error:
@@ -160,25 +162,25 @@ class LinkWriting:
 
 @frozen
 class Asking:
-    """A link of the two by which a client asks `$cbs` or `$management`."""
+    """One of the two links by which a client sends requests to `$cbs` or `$management`."""
 
     node: str
     link: Link
 
     def answers(self, asked: "Asking") -> bool:
-        """Whether this is the link by which the answer to a question from `asked` goes back."""
+        """Return whether the response to a request on the link `asked` goes back by this link."""
         return self.link.is_sender and self.node == asked.node and self.link.session == asked.link.session
 
 
 def wake(grown: Partition | None) -> None:
-    """Hand what was stored to whoever reads there."""
+    """Send what was stored to the readers of the partition."""
     for reading in grown.readers if grown else ():
         reading.pump()
         reading.flush()
 
 
 def accept(link: Link) -> None:
-    """Answer an attach with what the client asked for."""
+    """Confirm an attach with the settings that the client requested."""
     link.source.copy(link.remote_source)
     link.target.copy(link.remote_target)
     link.snd_settle_mode, link.rcv_settle_mode = link.remote_snd_settle_mode, link.remote_rcv_settle_mode
@@ -190,7 +192,7 @@ def accept(link: Link) -> None:
 
 
 def refuse(link: Link, error: HubRefusal) -> None:
-    """Attach and detach at once with the reason: the form of refusal that the client reports."""
+    """Attach and detach at once with the reason, because that is the form of rejection that the client reports."""
     link.condition = Condition(error.condition, error.description)
     link.close()
 
@@ -199,45 +201,45 @@ PARTITION = "com.microsoft:partition"
 
 
 def authorised(request: Message, key: str | None) -> Message:
-    """The answer to a put-token: 202, or 401 if a key is asked for and the token was not signed with it."""
+    """Answer a put-token with 202, or with 401 if a key is required and the token was not signed with it."""
     if key is not None:
         fields = dict(part.partition("=")[::2] for part in str(request.body).partition(" ")[2].split("&"))
-        # The resource as it stands: the SDKs do not agree on the case of what they escape in it.
+        # Use the resource as it was sent, because the SDKs disagree on the case of their escapes.
         signed = f"{fields.get('sr')}\n{fields.get('se')}".encode()
-        wanted = base64.b64encode(hmac.new(key.encode(), signed, hashlib.sha256).digest()).decode()
-        if not {"sr", "se", "sig"} <= fields.keys() or not hmac.compare_digest(wanted, unquote(fields["sig"])):
+        expected = base64.b64encode(hmac.new(key.encode(), signed, hashlib.sha256).digest()).decode()
+        if not {"sr", "se", "sig"} <= fields.keys() or not hmac.compare_digest(expected, unquote(fields["sig"])):
             return _answer(request, 401, "InvalidSignature: The token has an invalid signature.")
     return _answer(request, 202, "Accepted")
 
 
 def managed(request: Message, hubs: dict[str, Hub]) -> Message:
-    """The answer to a READ of a hub or a partition."""
-    asked = cast("dict[str, Any] | None", request.properties) or {}
-    hub = hubs.get(str(asked.get("name")).lower())
+    """Answer a READ of a hub or a partition."""
+    properties = cast("dict[str, Any] | None", request.properties) or {}
+    hub = hubs.get(str(properties.get("name")).lower())
     if hub is None:
-        return _answer(request, 404, f"The messaging entity '{asked.get('name')}' could not be found.")
+        return _answer(request, 404, f"The messaging entity '{properties.get('name')}' could not be found.")
     try:
-        partition = str(asked.get("type")) == PARTITION
-        body = of_partition(hub, str(asked.get("partition"))) if partition else of_hub(hub)
+        partition = str(properties.get("type")) == PARTITION
+        body = of_partition(hub, str(properties.get("partition"))) if partition else of_hub(hub)
     except HubRefusal as error:
         return _answer(request, 404, error.description)
     return _answer(request, 200, "OK", body)
 
 
 def of_hub(hub: Hub) -> dict[str, Any]:
-    """The properties of a hub, as a client reads them."""
+    """Return the properties of a hub in the form that clients read."""
     numbers = [str(number) for number in range(len(hub.partitions))]
     return {
         "name": hub.name,
         "created_at": timestamp(hub.created_ms),
         "partition_count": int32(len(numbers)),
-        "georeplication_factor": int32(1),  # asked for by the client for Go
+        "georeplication_factor": int32(1),  # the client for Go reads it
         "partition_ids": Array(cast("Any", UNDESCRIBED), cast("Any", Data.STRING), *numbers),
     }
 
 
 def of_partition(hub: Hub, number: str) -> dict[str, Any]:
-    """The properties of a partition, as a client reads them; raises HubRefusal if there is none of this id."""
+    """Return the properties of a partition in the form that clients read. Raises HubRefusal if there is none."""
     partition = hub.partition(number)
     last, offset, time_ms = partition.last
     return {
@@ -252,15 +254,15 @@ def of_partition(hub: Hub, number: str) -> dict[str, Any]:
 
 
 def _answer(request: Message, code: int, text: str, body: dict[str, Any] | None = None) -> Message:
-    said = {"status-code": int32(code), "status-description": text}
-    return Message(body=body, correlation_id=request.id, properties=said)
+    status = {"status-code": int32(code), "status-description": text}
+    return Message(body=body, correlation_id=request.id, properties=status)
 
 
 def obey(line: bytes, hubs: dict[str, Hub]) -> bytes:
-    """Carry a control line out: `{"do": "create" | "put" | "trim" | "add-partitions" | …}`."""
+    """Execute a control line: `{"do": "create" | "put" | "trim" | "add-partitions" | …}`."""
     try:
-        asked = json.loads(line)
-        answer = _done(hubs, asked)
+        request = json.loads(line)
+        answer = _done(hubs, request)
     except (ValueError, KeyError, HubRefusal) as error:
         answer = {"error": f"{type(error).__name__}: {error}"}
     return json.dumps(answer).encode()
@@ -298,7 +300,9 @@ def _done(hubs: dict[str, Hub], asked: dict[str, Any]) -> dict[str, Any]:
         case "look":
             seen = []
             for partition in hub.partitions:
-                readers = [{"group": one.group, "epoch": one.epoch, "sent": one.sent} for one in partition.readers]
+                readers = [
+                    {"group": reader.group, "epoch": reader.epoch, "sent": reader.sent} for reader in partition.readers
+                ]
                 seen.append({"events": len(partition.events), "readers": readers})
             return {"partitions": seen}
         case unknown:
@@ -318,7 +322,7 @@ FIELDS = {
     0x40: 1,  # SASL mechanisms
     0x44: 2,  # SASL outcome
 }
-"""How many fields the specification gives each performative, by its descriptor."""
+"""The number of fields that the specification gives each performative, by its descriptor."""
 
 HEADER = 8
 NULL = b"\x40"
@@ -326,32 +330,32 @@ LIST_0, LIST_8, LIST_32 = 0x45, 0xC0, 0xD0
 
 
 class Padding:
-    """Completes one connection's outgoing bytes; keeps a frame that is not whole yet."""
+    """Completes the outgoing frames of one connection, and keeps a partial frame for later."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def pad(self, data: bytes) -> bytes:
-        """The bytes that may be sent now: every whole frame, completed."""
-        buffer, at, whole = self._rest + data, 0, []
-        while len(buffer) - at >= HEADER:
-            # A protocol header ("AMQP" and four bytes) stands where a frame would tell its size.
-            start = buffer[at : at + 4]
+        """Return the bytes that may be sent now: every whole frame, completed."""
+        buffer, position, frames = self._rest + data, 0, []
+        while len(buffer) - position >= HEADER:
+            # A protocol header ("AMQP" and four bytes) has no size in this place.
+            start = buffer[position : position + 4]
             size = HEADER if start == b"AMQP" else int.from_bytes(start)
-            if len(buffer) - at < size:
+            if len(buffer) - position < size:
                 break
-            whole.append(padded(buffer[at : at + size]))
-            at += size
-        self._rest = buffer[at:]
-        return b"".join(whole)
+            frames.append(padded(buffer[position : position + size]))
+            position += size
+        self._rest = buffer[position:]
+        return b"".join(frames)
 
 
 def padded(frame: bytes) -> bytes:
-    """Write a frame (or protocol header, or heartbeat) whole, with every field of its performative present."""
+    """Return the frame (or protocol header, or heartbeat) with every field of its performative present."""
     if len(frame) == HEADER:
         return frame
     code, kind = frame[10], frame[11]
-    # The number of fields, the encoded fields, and what follows them: three forms of a list.
+    # Get the number of fields, the encoded fields, and what follows them, from one of the three forms of a list.
     if kind == LIST_0:
         count, values, payload = 0, b"", frame[12:]
     elif kind == LIST_8:
@@ -389,18 +393,18 @@ class HubConnection(asyncio.Protocol):
         self._engine.bind(self._connection)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Remember where answers go."""
+        """Remember the socket for responses."""
         self._socket = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  the loop's own signature
-        """The connection is gone, and its readers with it."""
+        """Forget the readers of a connection that was lost."""
         if self._alarm is not None:
             self._alarm.cancel()
         for name in tuple(self._links):
             self._forget(name)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes from the client: control lines if the first of them says so, else AMQP."""
+        """Receive control lines if the very first byte opens one, otherwise AMQP."""
         if self._lines is not None or data[:1] == b"{":
             *lines, self._lines = ((self._lines or b"") + data).split(b"\n")
             for line in lines:
@@ -418,7 +422,7 @@ class HubConnection(asyncio.Protocol):
         self.flush()
 
     def flush(self) -> None:
-        """Send what the engine wants sent, and a heartbeat if one is due: clients leave a silent hub."""
+        """Send what the engine has to send, and a heartbeat when one is due, because clients leave a silent hub."""
         loop = asyncio.get_running_loop()
         due = self._engine.tick(loop.time())
         if due and self._alarm is None and not self._socket.is_closing():
@@ -438,7 +442,7 @@ class HubConnection(asyncio.Protocol):
         kind, link, delivery = event.type, event.link, event.delivery
         if link is not None and delivery is not None and kind is Event.DELIVERY:
             if link.is_receiver and not delivery.partial:
-                # A whole message has come: an event or a batch to keep, or a question of a client.
+                # A whole message has arrived: an event or a batch to store, or a request.
                 receiver, served = cast("Receiver", link), self._links.get(link.name)
                 message = receiver.recv(delivery.pending) or b""
                 receiver.advance()
@@ -494,5 +498,5 @@ class HubConnection(asyncio.Protocol):
 
 
 async def serve(hubs: dict[str, Hub], key: str | None, place: tuple[str, int]) -> asyncio.Server:
-    """Listen; the caller keeps the server."""
+    """Start to listen, and return the server, which the caller must keep."""
     return await asyncio.get_running_loop().create_server(lambda: HubConnection(hubs, key), *place)

@@ -1,4 +1,4 @@
-// Takes out of a lock file what does not bear on what is installed: who asks for money, and addresses.
+// Removes from a lock file what has no effect on the installation: requests for funding, and licenses.
 const fs = require("node:fs");
 
 const name = "package-lock.json";
