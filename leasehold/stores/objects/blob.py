@@ -154,7 +154,7 @@ def _layout(options: Mapping[str, str]) -> Layout:
 
 
 def one_hub(options: Mapping[str, str]) -> tuple[str, str, str]:
-    """Return namespace, hub and group from the options of a URL, with a short namespace completed. Raises ValueError."""
+    """Return the full namespace, the hub and the group from the options of a URL. Raises ValueError."""
     namespace, slash, hub = options["eventhub"].partition("/")
     if not (namespace and slash and hub) or "/" in hub or "prefix" in options:
         raise ValueError(
