@@ -332,8 +332,8 @@ class SwapStore:
         """Apply the write in the table where the lease was seen. A renewal may also move the lease."""
         match write:
             case writes.CreateLease(lease):
-                # Until the swap is closed, new leases go to FROM. Otherwise a worker could look for a lease in one table
-                # only while it is in the other (W6).
+                # Until the swap is closed, new leases go to FROM. Otherwise a worker could look for a lease in one
+                # table only while it is in the other (W6).
                 if (existing := self._pair(lease.key).lease) is not None:
                     return Lost(lease.key, existing)
                 self._heed(*self._tables[TO].get([CONTROL]), certain=True)
