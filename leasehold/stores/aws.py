@@ -137,8 +137,10 @@ def assumed_role(
     def refreshed() -> Mapping[str, Any]:
         if (source := core.get_credentials()) is None:
             raise NoCredentialsError
-        more = {"RoleSessionName": session_name} | ({} if external_id is None else {"ExternalId": external_id})
-        fetched: Mapping[str, Any] = AssumeRoleCredentialFetcher(sts, source, role, extra_args=more).fetch_credentials()
+        extra = {"RoleSessionName": session_name} | ({} if external_id is None else {"ExternalId": external_id})
+        fetched: Mapping[str, Any] = AssumeRoleCredentialFetcher(
+            sts, source, role, extra_args=extra
+        ).fetch_credentials()
         return fetched
 
     return _StandingCredentials(DeferredRefreshableCredentials(refresh_using=refreshed, method="assume-role"))

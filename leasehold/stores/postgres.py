@@ -329,7 +329,7 @@ class PostgresStore:
 
     def rows(self, statement: bytes, told: SqlRow | None = None) -> Sequence[DictRow]:
         """Run a query, and repeat it if its outcome is unknown. Raises StoreError or OutcomeUnknown."""
-        again = Retrying(
+        retrying = Retrying(
             retry=retry_if_exception_type(OutcomeUnknown),
             stop=stop_after_attempt(self._patience.attempts),
             wait=wait_random_exponential(multiplier=0.05, max=1),
@@ -340,7 +340,7 @@ class PostgresStore:
             with self.connection() as connection:
                 return connection.execute(statement, told).fetchall()
 
-        return again(read)
+        return retrying(read)
 
     def _read(self, key: str) -> SqlRow | None:
         row = next(iter(self.rows(self._sql.some, {"keys": [key]})), None)

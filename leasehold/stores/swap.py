@@ -86,8 +86,8 @@ def marked(row: Lease) -> bool:
 
 def copied(row: Lease) -> bool:
     """Return whether this row is a copy that has not been claimed, so that the row in the other table counts (W3)."""
-    noted = row.note(COPY) or ""
-    return noted.isascii() and noted.isdigit() and row.epoch <= int(noted)
+    epoch = row.note(COPY) or ""
+    return epoch.isascii() and epoch.isdigit() and row.epoch <= int(epoch)
 
 
 def joined(side: int, row: Lease) -> Lease:
@@ -240,11 +240,11 @@ class SwapStore:
     @property
     def capabilities(self) -> Capabilities:
         """The capabilities that both tables have. Writes are grouped if one of the tables groups them."""
-        one, other = (table.capabilities for table in self._tables)
+        first, other = (table.capabilities for table in self._tables)
         return Capabilities(
-            owner_checked_checkpoint=one.owner_checked_checkpoint and other.owner_checked_checkpoint,
-            late_checkpoints=one.late_checkpoints and other.late_checkpoints,
-            groups_writes=one.groups_writes or other.groups_writes,
+            owner_checked_checkpoint=first.owner_checked_checkpoint and other.owner_checked_checkpoint,
+            late_checkpoints=first.late_checkpoints and other.late_checkpoints,
+            groups_writes=first.groups_writes or other.groups_writes,
         )
 
     # Reading

@@ -405,8 +405,8 @@ def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  
         case ClaimLease(me=me, notes=notes):
             return _owned_by(stored, me, notes) if stored.version == seen.version else None
         case StealLease(me=me, notes=notes):
-            asked = seen.next_owner != me or stored.next_owner == me
-            return _owned_by(stored, me, notes) if asked and stored.owner == seen.owner else None
+            still_next = seen.next_owner != me or stored.next_owner == me
+            return _owned_by(stored, me, notes) if still_next and stored.owner == seen.owner else None
         case RenewLease(notes=notes):
             if not as_seen or (stored.ended and not seen.ended):
                 return None
@@ -445,8 +445,8 @@ def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  
         case TakeBackLease(me=me):
             return _owned_by(stored, me) if as_seen else None
         case AnnotateLease(name=name, value=value):
-            noted = evolve(stored, notes=merged(stored.notes, ((name, value),)))
-            return noted if stored.owner == seen.owner else None
+            annotated = evolve(stored, notes=merged(stored.notes, ((name, value),)))
+            return annotated if stored.owner == seen.owner else None
         case ResetLease(position=position, notes=notes):
             if stored.owner is not None or stored.version != seen.version:
                 return None

@@ -125,9 +125,9 @@ class Signer:
         """The names of the signed headers."""
         # In the canonical form, values have no outer spaces and only single inner ones.
         lines = [f"{name}:{' '.join(headers[name].split())}\n" if name != DATE else "" for name in names]
-        at = names.index(DATE)
-        self._before = f"{method}\n/\n\n{''.join(lines[:at])}{DATE}:"
-        self._after = f"\n{''.join(lines[at:])}\n{self.signed}\n"
+        index = names.index(DATE)
+        self._before = f"{method}\n/\n\n{''.join(lines[:index])}{DATE}:"
+        self._after = f"\n{''.join(lines[index:])}\n{self.signed}\n"
         self._kept = "", b""  # a day and its key in one value, so that threads can replace both at once
 
     def authorization(self, time: str, body: bytes) -> str:
@@ -310,8 +310,8 @@ class DirectCalls:
             name.lower(): value.decode() if isinstance(value, bytes) else str(value)
             for name, value in request.headers.items()
         }
-        if odd := headers.keys() - _KEPT - _MADE - {_TOKEN}:
-            raise _StrangeError(f"headers that are not known: {', '.join(sorted(odd))}")
+        if unknown := headers.keys() - _KEPT - _MADE - {_TOKEN}:
+            raise _StrangeError(f"headers that are not known: {', '.join(sorted(unknown))}")
         keys = credentials.get_frozen_credentials()
         _, region, service, _ = headers["authorization"].partition(",")[0].split("/", 1)[1].split("/")
         signed = headers["authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";")

@@ -216,9 +216,9 @@ def _exchanged(connection: _TimedAnswer, head: bytes, body: bytes) -> tuple[Http
 
 def _read(connection: _TimedAnswer, begun: bytes) -> tuple[HttpAnswer, bool]:
     while (end := begun.find(b"\r\n\r\n")) < 0 and len(begun) < HEAD_BYTES:
-        if not (more := connection.recv(HEAD_BYTES)):
+        if not (chunk := connection.recv(HEAD_BYTES)):
             raise CutOff("its head is cut off")
-        begun += more
+        begun += chunk
     text = begun[: max(end, 0)].decode("latin-1")
     status, *lines = text.split("\r\n")
     headers: dict[str, str] = {}

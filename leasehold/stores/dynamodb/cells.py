@@ -226,12 +226,12 @@ def items_of(
             pending[:] = unread["Keys"] if unread else ()
             return not pending
 
-        again = Retrying(
+        retrying = Retrying(
             retry=retry_if_result(lambda whole: not whole),
             stop=stop_after_attempt(attempts),
             wait=wait_random_exponential(multiplier=0.05, max=1),
             retry_error_callback=lambda _state: False,
         )
-        if not again(read_some):
+        if not retrying(read_some):
             raise OutcomeUnknown(f"{table}: too busy to read {len(pending)} of {len(keys)} rows")
     return items

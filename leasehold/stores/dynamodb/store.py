@@ -221,13 +221,13 @@ def is_missing(fault: StoreError) -> bool:
 
 def unless_throttled(call: Callable[..., T], arguments: Mapping[str, Any]) -> T:
     """Make this call, and repeat it after a pause if it is throttled (rule 2)."""
-    again = Retrying(
+    retrying = Retrying(
         retry=retry_if_exception(lambda error: isinstance(error, ClientError) and code_of(error) in THROTTLED),
         stop=stop_after_attempt(ATTEMPTS),
         wait=wait_random_exponential(multiplier=0.05, max=1),
         reraise=True,
     )
-    return again(call, **arguments)
+    return retrying(call, **arguments)
 
 
 WAIT_SECONDS = 600
@@ -253,10 +253,10 @@ def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str =
     with translated(table):
         if _describe(client, table) is None:
             if not create:
-                wanted = f"{APPLICATION} (string) and the sort key {KEY} (string)" if prefix else f"{KEY} (string)"
+                key_names = f"{APPLICATION} (string) and the sort key {KEY} (string)" if prefix else f"{KEY} (string)"
                 raise StoreError(
                     f"{table}: there is no such table, and it is not created here; is the name right, and the region? "
-                    f"(A worker creates it, unless told not to; its partition key is {wanted}.)"
+                    f"(A worker creates it, unless told not to; its partition key is {key_names}.)"
                 )
             names = tuple(key_of("", prefix))
             roles: Sequence[Literal["HASH", "RANGE"]] = ("HASH", "RANGE")
@@ -275,13 +275,13 @@ def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str =
                 # Another worker may have created it at the same moment.
                 if code_of(error) != "ResourceInUseException":
                     raise
-        again = Retrying(
+        retrying = Retrying(
             retry=retry_if_result(lambda found: found is None or found["TableStatus"] == "CREATING"),
             stop=stop_after_delay(WAIT_SECONDS),
             wait=wait_exponential(multiplier=0.02, max=5),
         )
         try:
-            check_key(table, cast("TableDescriptionTypeDef", again(_describe, client, table)), prefix)
+            check_key(table, cast("TableDescriptionTypeDef", retrying(_describe, client, table)), prefix)
         except RetryError as error:
             raise OutcomeUnknown(f"{table}: not usable after {WAIT_SECONDS} s") from error
         if created and protect:
@@ -384,9 +384,9 @@ def pages_of(look: Callable[..., Any], questions: Sequence[dict[str, Any]]) -> I
 
     # Items need ten times the memory of leases, so at most one page of each question is held here.
     if len(questions) == 1:
-        more: dict[str, Any] | None = questions[0]
-        while more is not None:
-            items, more = fetched(more)
+        next_request: dict[str, Any] | None = questions[0]
+        while next_request is not None:
+            items, next_request = fetched(next_request)
             yield items
         return
     with ThreadPoolExecutor(len(questions), thread_name_prefix="leasehold-listing") as pool:
@@ -394,9 +394,9 @@ def pages_of(look: Callable[..., Any], questions: Sequence[dict[str, Any]]) -> I
         while pending:
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
             for future in done:
-                items, more = future.result()
-                if more is not None:
-                    pending.add(pool.submit(fetched, more))
+                items, next_request = future.result()
+                if next_request is not None:
+                    pending.add(pool.submit(fetched, next_request))
                 yield items
 
 

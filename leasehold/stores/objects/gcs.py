@@ -100,8 +100,8 @@ class GcsObjects:
             for scheme in ("https://", "http://"):
                 self._session.mount(scheme, DeadlineAdapter())
             self._session.hooks["response"].append(self._hear)
-            at = {"api_endpoint": endpoint} if endpoint else None
-            self._client = storage.Client(self._project, credentials, _http=self._session, client_options=at)
+            options = {"api_endpoint": endpoint} if endpoint else None
+            self._client = storage.Client(self._project, credentials, _http=self._session, client_options=options)
         self._bucket = self._client.bucket(bucket)
         # The library must not repeat writes by itself (rule 3 of `leasehold.stores.requests`).
         self._once: Any = {"timeout": (patience.connect_seconds, patience.read_seconds), "retry": None}
@@ -121,13 +121,13 @@ class GcsObjects:
                 raise StoreError(
                     f"{self._where}: there is none, and none can be made without a project; add ?project=… to the URL"
                 ) from absent
-            made = self._client.bucket(self.bucket)
-            made.iam_configuration.uniform_bucket_level_access_enabled = True
+            new_bucket = self._client.bucket(self.bucket)
+            new_bucket.iam_configuration.uniform_bucket_level_access_enabled = True
             # Otherwise each overwritten object is kept, and billed, for a week.
-            made.soft_delete_policy.retention_duration_seconds = 0
+            new_bucket.soft_delete_policy.retention_duration_seconds = 0
             with self._asking():
                 try:
-                    self._client.create_bucket(made, location=self._location, **self._once)
+                    self._client.create_bucket(new_bucket, location=self._location, **self._once)
                 except GoogleAPICallError as taken:
                     if taken.code != HTTPStatus.CONFLICT:  # another worker has created it
                         raise
@@ -220,7 +220,7 @@ class GcsObjects:
 
     def _read(self, ask: Callable[[], T]) -> T:
         """Send a read, and repeat it if its outcome is unknown."""
-        again = Retrying(
+        retrying = Retrying(
             retry=retry_if_exception(lambda error: isinstance(error, OutcomeUnknown)),
             stop=stop_after_attempt(self._patience.attempts),
             wait=wait_random_exponential(multiplier=0.1, max=1),
@@ -231,16 +231,16 @@ class GcsObjects:
             with self._asking():
                 return ask()
 
-        return again(asked)
+        return retrying(asked)
 
     def _unless_throttled(self, write: Callable[[], T]) -> T:
-        again = Retrying(
+        retrying = Retrying(
             retry=retry_if_exception(lambda error: isinstance(error, TooManyRequests)),
             stop=stop_after_attempt(PATIENCE.attempts),
             wait=wait_random_exponential(multiplier=0.25, max=1),
             reraise=True,
         )
-        return again(write)
+        return retrying(write)
 
     @property
     def _where(self) -> str:

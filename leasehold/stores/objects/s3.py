@@ -277,10 +277,10 @@ def _client(
         max_pool_connections=2 * _FETCHES,
         s3={"addressing_style": "path" if endpoint else "auto"},
     )
-    made = (session or boto3.Session()).client("s3", region_name=region, endpoint_url=endpoint, config=config)
-    without_credentials(made.meta.endpoint_url)
-    bound_client(made)
-    return made
+    client = (session or boto3.Session()).client("s3", region_name=region, endpoint_url=endpoint, config=config)
+    without_credentials(client.meta.endpoint_url)
+    bound_client(client)
+    return client
 
 
 def _code(error: ClientError) -> str:

@@ -114,9 +114,9 @@ class EtagStore:
                     return self._done(key, None)
                 # The checkpoint comes first, so that a worker that takes the lease finds where to start.
                 parts = self._put(key, "checkpoint", Parts(), self._layout.checkpoint({}, lease))
-                noted = bool(lease.notes) and "notes" not in self._layout.parts
+                annotated = bool(lease.notes) and "notes" not in self._layout.parts
                 copied = lease.epoch > 0 and self.capabilities.counts_owners
-                if parts and (noted or copied):
+                if parts and (annotated or copied):
                     parts = self._put(key, "ownership", parts, self._layout.ownership({}, lease, lease))
                 return self._done(key, parts)
             case DeleteLease(lease):
@@ -202,10 +202,10 @@ class EtagStore:
                 return None
             if after.owner not in (None, before.owner):
                 # Rule 3. If the lease was deleted in the meantime, the ownership is an orphan, so delete it too.
-                taken = renewed.having("checkpoint", self._objects.get(layout.name(key, "checkpoint")))
-                if self._lease(key, taken):
-                    return self._done(key, taken)
-                for orphan in taken.existing:
+                current = renewed.having("checkpoint", self._objects.get(layout.name(key, "checkpoint")))
+                if self._lease(key, current):
+                    return self._done(key, current)
+                for orphan in current.existing:
                     self._objects.delete(orphan.name, orphan.etag)
                 return Lost(key, None)
             settled = self._advance(key, renewed, after) if moved else renewed
@@ -269,11 +269,11 @@ class EtagStore:
 
     def _fetched(self, found: Mapping[str, Parts], which: Iterable[Part]) -> dict[str, Parts]:
         """Return these leases with the given objects as stored now, read concurrently."""
-        wanted = [(key, part) for part in which for key in found]
-        names = [self._layout.name(key, part) for key, part in wanted]
+        pairs = [(key, part) for part in which for key in found]
+        names = [self._layout.name(key, part) for key, part in pairs]
         mapper = self._pool.map if len(names) > 1 else map  # a single read needs no thread
         updated = dict(found)
-        for (key, part), stored in zip(wanted, mapper(self._objects.get, names), strict=True):
+        for (key, part), stored in zip(pairs, mapper(self._objects.get, names), strict=True):
             updated[key] = updated[key].having(part, stored)
         return updated
 

@@ -185,8 +185,8 @@ def session_fields(session: Session) -> ObjectFields:
 
 
 def _short(entry: SessionEntry) -> list[object]:
-    at = entry.position
-    items: list[object] = [entry.epoch, at.sequence, at.sub, at.token, entry.frozen]
+    position = entry.position
+    items: list[object] = [entry.epoch, position.sequence, position.sub, position.token, entry.frozen]
     while items[-1] in ("", 0) and len(items) > 2:  # noqa: PLR2004  epoch and position
         items.pop()
     return items
@@ -219,8 +219,8 @@ def _entry(told: Any) -> SessionEntry:  # noqa: ANN401  the row may contain anyt
     match told:
         case [int(epoch), str(sequence), *rest] if len(rest) <= 3:  # noqa: PLR2004  sub, token, frozen
             sub, token, frozen_as = rest + [0, "", ""][len(rest) :]
-            at = position("leases", sequence, whole("leases", sub), text("leases", token))
-            return SessionEntry(epoch, at, text("leases", frozen_as))
+            checkpoint = position("leases", sequence, whole("leases", sub), text("leases", token))
+            return SessionEntry(epoch, checkpoint, text("leases", frozen_as))
         case _:
             raise BadRowField("leases", "holds an entry that is no [epoch, position, …]")
 
@@ -301,7 +301,7 @@ def joined(row: LeaseRow, session: Session | None, told: Remarks) -> Joint:
     """
     entry = session.entry(row) if session else None
     lease, epoch = row.lease, row.lease.epoch
-    at = entry.position if entry and entry.position.order >= lease.checkpoint.order else lease.checkpoint
+    checkpoint = entry.position if entry and entry.position.order >= lease.checkpoint.order else lease.checkpoint
     notes: StampedNotes = {name: (value, row.stamps.get(name, 0)) for name, value in lease.notes}
     remark, weight = told.get(lease.key), lease.weight
     if remark is not None and remark.epoch == epoch and row.session:
@@ -312,7 +312,7 @@ def joined(row: LeaseRow, session: Session | None, told: Remarks) -> Joint:
     ages = [row.stored.age, *([session.stored.age] if session and counted else [])]
     named = evolve(
         lease,
-        checkpoint=at,
+        checkpoint=checkpoint,
         weight=weight,
         version=Version(version),
         idle=min(ages),

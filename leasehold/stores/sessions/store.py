@@ -371,10 +371,12 @@ class SessionStore:
             before = page.session.entry(row)
             if (before is not None and before.frozen) or not fits(before):
                 return None
-            at = before.position if before and before.position.order > after.checkpoint.order else after.checkpoint
+            position = (
+                before.position if before and before.position.order > after.checkpoint.order else after.checkpoint
+            )
             notes = _beside(joined(row, page.session, page.told), after.notes)
             return EntryChange(
-                SessionEntry(row.lease.epoch, at), Remark(row.lease.epoch, notes, after.weight) if notes else None
+                SessionEntry(row.lease.epoch, position), Remark(row.lease.epoch, notes, after.weight) if notes else None
             )
 
         return page.commit(Ticket(row.lease.key, make)) is not None
@@ -388,8 +390,8 @@ class SessionStore:
         if old_entry is not None and old_entry.epoch > joint.row.lease.epoch:
             # Either another thread of ours took the lease after the row was read. Or the row was deleted and recreated,
             # and could reach the epoch of the old entry again. A row read after the entry shows which.
-            again = self._read_rows([key]).get(key)
-            if again is None or again.stored.etag != joint.row.stored.etag:
+            current = self._read_rows([key]).get(key)
+            if current is None or current.stored.etag != joint.row.stored.etag:
                 return None
             page.commit(Ticket(key, lambda: EntryChange(None) if page.session.entries.get(key) == old_entry else None))
         if not self._stop(joint, how):
@@ -480,8 +482,8 @@ class SessionStore:
             remarks = {named.key: Remark(joint.row.lease.epoch, notes, named.weight)}
             return Done(joined(written, joint.session, remarks).lease)
         # A lease that was given to a session counts only once that session has accepted it.
-        given = Session(written.lease.owner or "") if written.session else None
-        return Done(joined(written, given, {}).lease)
+        session = Session(written.lease.owner or "") if written.session else None
+        return Done(joined(written, session, {}).lease)
 
     def _put(self, row: LeaseRow) -> LeaseRow | None:
         """Replace the stored row that `row` is based on; return None if it has changed (G8)."""
@@ -579,8 +581,8 @@ def _of_sessions(sessions: Iterable[str]) -> list[str]:
 
 def _session_in(stored: Mapping[str, Stored], session: str) -> tuple[Session | None, Remarks]:
     """Return this session and its remarks from the rows that were read."""
-    there = stored.get(SESSIONS + session) if session else None
-    return (certain(session_of(there)) if there else None), told_of(stored.get(TOLD + session))
+    row = stored.get(SESSIONS + session) if session else None
+    return (certain(session_of(row)) if row else None), told_of(stored.get(TOLD + session))
 
 
 def _ends(write: writes.LeaseChange | writes.DeleteLease) -> bool:
