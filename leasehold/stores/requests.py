@@ -110,7 +110,7 @@ def age(service_now: float, last_modified: float) -> float:
 
 
 def unanswered(status: int) -> bool:
-    """Return whether a failed request with this HTTP status is worth repeating: the service is busy or faulty."""
+    """Return whether this HTTP status means that the service is busy or has failed, so the outcome is unknown."""
     return status < 400 or status >= 500 or status in {408, 429}  # noqa: PLR2004  HTTP's status classes
 
 

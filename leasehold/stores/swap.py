@@ -68,7 +68,10 @@ LOOK_SECONDS = 2.0
 """How often a worker that writes leases reads the control row."""
 
 MOVES_AT_ONCE = 8
-"""How many leases a worker moves at the same time. Beyond that, a renewal does not move its lease."""
+"""How many leases a worker moves at the same time.
+
+Beyond that, a renewal does not move its lease, because other writes wait for it.
+"""
 
 Way = Literal["to", "from", "closed", ""]
 """The table to which leases move. "closed" means that all are in TO, and "" that none moves."""
