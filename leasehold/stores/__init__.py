@@ -1,4 +1,4 @@
-"""Tables of leases with compare-and-swap, behind one protocol."""
+"""Lease tables with compare-and-swap, all with the same protocol."""
 
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.execute import execute

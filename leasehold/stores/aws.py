@@ -1,10 +1,10 @@
-"""Sessions of boto3 for the credentials that a URL of AWS names, in place of those that the environment has.
+"""Creates boto3 sessions with the credentials named in a URL of AWS, instead of those in the environment.
 
-`profile=` names a profile of AWS's configuration. `role_arn=` is a role, perhaps of another account, that is assumed
-with the profile's credentials, or the environment's; `external_id=` goes with it, where the role wants one. No URL
-holds a secret. A caller in Python may give a session of its own in place of these.
+`profile=` names a profile in the AWS configuration. `role_arn=` is a role, perhaps in another account, to assume with
+the credentials of the profile or the environment. `external_id=` accompanies it if the role requires one. URLs contain
+no secrets. Callers in Python may pass their own session instead.
 
-Nothing is asked of a service here: a role is assumed by the first request, and anew before it expires.
+No request is made here. The first request assumes the role, which is assumed again before it expires.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,11 +22,11 @@ from botocore.parsers import ResponseParserError
 
 from leasehold.stores.urls import ROLE
 
-if TYPE_CHECKING:  # imported where it is needed: it costs a start some 0.1 s of a processor
+if TYPE_CHECKING:  # imported only where needed, because importing it takes some 0.1 s of CPU time
     import boto3
 
 CREDENTIALS_FROM = "set them in the environment or a profile (profile=), by SSO (aws sso login), or run under a role"
-"""The end of a sentence about credentials that are missing."""
+"""The advice that ends an error about missing credentials."""
 
 
 def region_hint(error: BaseException) -> str:
@@ -44,18 +44,27 @@ ODD_ANSWER = (
     TypeError,
     UnicodeDecodeError,
 )
-"""Raised while reading a response of another shape: a proxy's page, or a service's bad moment."""
+"""The exceptions raised while parsing a response of unexpected form, such as a proxy's page."""
 
 SESSION_NAME = "leasehold"
-"""The session of an assumed role has this name in CloudTrail."""
+"""The name of the session of an assumed role, which CloudTrail shows."""
 
 
 def session_of(
     options: Mapping[str, str], where: str = "store URL", session: "boto3.Session | None" = None
 ) -> "boto3.Session | None":
-    """The session of these options of a URL, or the one that was given; None: the environment's credentials.
+    """Return a session with the credentials in the options of a URL.
 
-    Raises ValueError for a profile that there is not, what is no role, and a session beside these options.
+    Args:
+        options: The options.
+        where: What the URL is, for errors.
+        session: The caller's own session, which is returned if there are no such options.
+
+    Returns:
+        A session, or None to use the credentials of the environment.
+
+    Raises:
+        ValueError: If the profile does not exist, the role is invalid, or there are both a session and such options.
     """
     profile, role, secret = options.get("profile"), options.get("role_arn"), options.get("external_id")
     if session is not None:
@@ -68,7 +77,7 @@ def session_of(
         raise ValueError(f"{where}: option 'role_arn' wants arn:aws:iam::ACCOUNT:role/NAME")
     if profile is None and role is None:
         return None
-    import boto3  # noqa: PLC0415  as said above
+    import boto3  # noqa: PLC0415  slow, see above
 
     core = botocore.session.Session(profile=profile)
     try:
@@ -81,13 +90,13 @@ def session_of(
 
 
 def core_of(session: "boto3.Session | None") -> botocore.session.Session:
-    """A session of botocore's with these credentials and this configuration, whose parsers may be changed.
+    """Return a new botocore session with the credentials and configuration of `session`.
 
-    A caller's own session stays as it is: other clients are made of it.
+    The caller may change its parsers. `session` does not change, because other clients may be created from it.
     """
     if session is None:
         return botocore.session.get_session()
-    # boto3 answers `default` where no profile is chosen, and botocore refuses one that is not configured.
+    # Without a profile, boto3 returns `default`, which botocore rejects if it is not configured.
     profile = session.profile_name if session.profile_name in session.available_profiles else None
     core = with_providers([_StandingCredentials(session.get_credentials())], profile)
     core.set_config_variable("region", session.region_name)
@@ -95,7 +104,7 @@ def core_of(session: "boto3.Session | None") -> botocore.session.Session:
 
 
 def with_providers(providers: Iterable[CredentialProvider], profile: str | None = None) -> botocore.session.Session:
-    """A session that takes the credentials of the first of these that has any."""
+    """Return a session that uses the credentials of the first provider that has any."""
     core = botocore.session.Session(profile=profile)
     core.register_component("credential_provider", CredentialResolver([*providers]))
     return core
@@ -110,7 +119,16 @@ def assumed_role(
     region: str | None = None,
     endpoint: str | None = None,
 ) -> CredentialProvider:
-    """The credentials of a role, which is assumed with those of `core`, at this endpoint of STS in this region."""
+    """Return a provider of the credentials of a role.
+
+    Args:
+        core: The session whose credentials are used to assume the role.
+        role: The ARN of the role.
+        external_id: The external id that the role requires, if any.
+        session_name: The name of the session, which CloudTrail shows.
+        region: The region of STS, or None for the session's.
+        endpoint: The endpoint of STS, or None for the region's.
+    """
 
     def sts(service: str, **arguments: Any) -> Any:  # noqa: ANN401  boto's client
         place = {name: value for name, value in (("region_name", region), ("endpoint_url", endpoint)) if value}
@@ -119,15 +137,17 @@ def assumed_role(
     def refreshed() -> Mapping[str, Any]:
         if (source := core.get_credentials()) is None:
             raise NoCredentialsError
-        more = {"RoleSessionName": session_name} | ({} if external_id is None else {"ExternalId": external_id})
-        found: Mapping[str, Any] = AssumeRoleCredentialFetcher(sts, source, role, extra_args=more).fetch_credentials()
-        return found
+        extra = {"RoleSessionName": session_name} | ({} if external_id is None else {"ExternalId": external_id})
+        fetched: Mapping[str, Any] = AssumeRoleCredentialFetcher(
+            sts, source, role, extra_args=extra
+        ).fetch_credentials()
+        return fetched
 
     return _StandingCredentials(DeferredRefreshableCredentials(refresh_using=refreshed, method="assume-role"))
 
 
 class _StandingCredentials(CredentialProvider):
-    """Credentials that stand already, perhaps none; where they expire they refresh themselves."""
+    """A provider of existing credentials, or None. If they expire, they refresh themselves."""
 
     METHOD = "given"
 

@@ -1,11 +1,11 @@
-"""Bounds the time that a whole response may take, whichever HTTP library reads it.
+"""Limits the time that a whole response may take, whichever HTTP library reads it.
 
-A socket's timeout starts over with every byte, so a service that sends a byte now and then would hold its caller for
-hours. The deadline here covers the whole response: it is `WHOLE` times the read timeout, counted from the moment at
-which reading starts. After it, reading raises TimeoutError, as after a silence.
+A socket's timeout starts over with every byte, so a service that sends a byte now and then could block its caller for
+hours. The deadline here covers the whole response. It is `WHOLE` times the read timeout, starting when reading starts.
+After the deadline, reading raises TimeoutError, as a read timeout does.
 
-urllib3 carries the requests of boto3, requests and azure-core, and its pools create the connections. So we give each
-of these libraries pools whose connections read their responses under a deadline.
+boto3, requests and azure-core all use urllib3, whose pools create the connections. So we give each of these libraries
+pools whose connections read their responses under a deadline.
 """
 
 import io
@@ -26,7 +26,7 @@ T = TypeVar("T")
 log = escaped(logging.getLogger("leasehold.calls"))
 
 WHOLE = 3
-"""How many read timeouts a whole response may take."""
+"""How long a whole response may take, in read timeouts."""
 _ENDLESS = "application/vnd.amazon.eventstream"
 """The content type of a response that ends only with its subscription."""
 
@@ -35,9 +35,9 @@ class Deadline:
     """The time left for one response.
 
     Args:
-        host: The host that is asked, for the log.
+        host: The host of the request, for the log.
         seconds: The read timeout.
-        clock: Returns seconds.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, host: str, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,15 +46,15 @@ class Deadline:
         self.restart()
 
     def restart(self) -> None:
-        """Allow the full time again, from now on."""
+        """Start the full time again."""
         self._end = self._clock() + WHOLE * self._seconds
 
     def lift(self) -> None:
-        """Set no end until the next restart."""
+        """Remove the deadline until the next restart."""
         self._end = math.inf
 
     def keep(self, connection: socket.socket, read: Callable[[], T]) -> T:
-        """Read from this connection. Raises TimeoutError after a silence, or if the deadline has passed."""
+        """Read from this connection. Raises TimeoutError after the read timeout, or if the deadline has passed."""
         connection.settimeout(self._left())
         try:
             return read()
@@ -63,7 +63,7 @@ class Deadline:
             raise
 
     def end(self, connection: socket.socket) -> None:
-        """Give the connection its own timeout back, for the next request."""
+        """Restore the connection's own timeout for the next request."""
         if connection.fileno() >= 0:
             connection.settimeout(self._seconds)
 
@@ -76,7 +76,7 @@ class Deadline:
 
 
 class _Response(io.RawIOBase):
-    """A file of a response whose reads keep to a deadline."""
+    """The raw stream of a response, whose reads are limited by a deadline."""
 
     def __init__(self, raw: io.RawIOBase, connection: socket.socket, deadline: Deadline) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class _Response(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: memoryview) -> int | None:  # type: ignore[override]  # the stubs know any buffer
+    def readinto(self, buffer: memoryview) -> int | None:  # type: ignore[override]  # the stubs allow any buffer
         return self._deadline.keep(self._connection, lambda: self._raw.readinto(buffer))
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class _Response(io.RawIOBase):
 
 
 class _Socket:
-    """A connection's socket; each file that is made of it reads one response under a deadline."""
+    """Wraps the socket of a connection. Each file made from it reads one response under a deadline."""
 
     def __init__(self, host: str, connection: socket.socket) -> None:
         self._host, self._connection = host, connection
@@ -116,7 +116,7 @@ class _Socket:
 
 
 class _Connection(HTTPConnection):
-    """Mixed into a class of connections; reads responses under a deadline."""
+    """A mixin for connection classes that reads responses under a deadline."""
 
     def connect(self) -> None:
         super().connect()
@@ -137,12 +137,12 @@ def _bounded(pool: type[HTTPConnectionPool]) -> type[HTTPConnectionPool]:
 
 
 def bounded_pools(pools: Mapping[str, type[HTTPConnectionPool]]) -> dict[str, type[HTTPConnectionPool]]:
-    """Return these classes of pools, by scheme, with connections that read their responses under a deadline."""
+    """Return these pool classes, by scheme, with connections that read responses under a deadline."""
     return {scheme: _bounded(pool) for scheme, pool in pools.items()}
 
 
 def bound_client(client: Any) -> None:  # noqa: ANN401  each service of boto3 has its own type
-    """Have this client of boto3 read its responses under a deadline."""
+    """Make this boto3 client read its responses under a deadline."""
     try:
         session = client._endpoint.http_session  # noqa: SLF001  boto3 offers no other way to its pools
         pools = bounded_pools(session._pool_classes_by_scheme)  # noqa: SLF001  likewise
@@ -152,6 +152,6 @@ def bound_client(client: Any) -> None:  # noqa: ANN401  each service of boto3 ha
 
 
 def bounded_response(raw: Any) -> Deadline | None:  # noqa: ANN401  any body of a response
-    """Return the deadline under which this body is read, if there is one."""
+    """Return the deadline for reading this body, or None if there is none."""
     deadline = getattr(raw, "deadline", None)
     return deadline if isinstance(deadline, Deadline) else None

@@ -1,7 +1,6 @@
-"""Carries out each action of a plan at a store: the only place where an action becomes a write.
+"""Carries out the actions of a plan at a store. This is the only place where an action becomes a write.
 
-What a refused write means is for the caller: `Done` carries the lease to work with, `Lost` the
-lease as it really is.
+The caller decides what a rejected write means. `Done` contains the lease to work with, `Lost` the lease as stored now.
 """
 
 from typing import assert_never
@@ -13,12 +12,24 @@ from leasehold.stores.protocol import Done, Outcome, Store
 
 
 def execute(store: Store, action: Action, me: str, *, notes: Notes = (), drained: Position | None = None) -> Outcome:
-    """Carry out one action as this worker, and answer what became of it.
+    """Carry out one action as this worker, and return its outcome.
 
-    `notes` travel with every Claim and Steal (a Renew brings its own). `drained` is the position that goes with a
-    lease to its heir; without it, the checkpoint as seen. Alternates of a refused Claim, Steal or RequestHandoff are
-    tried in turn; the last refusal is the answer. Raises OutcomeUnknown or StoreError as the store does; after an
-    unknown outcome no alternate is tried, or two leases could be taken for one.
+    If a Claim, Steal or RequestHandoff is rejected, its alternates are tried in turn. If an outcome is unknown, no
+    alternate is tried, because the worker could otherwise take two leases instead of one.
+
+    Args:
+        store: The store.
+        action: The action.
+        me: The name of this worker.
+        notes: The annotations to write with a Claim or Steal. A Renew has its own.
+        drained: The position at which the next owner of a lease is to start. None means the checkpoint as seen.
+
+    Returns:
+        The outcome of the last write.
+
+    Raises:
+        OutcomeUnknown: If the store does not know whether a write was applied.
+        StoreError: If the store cannot be used.
 
     Examples:
         >>> from leasehold import Claim, Lease
@@ -37,7 +48,7 @@ def execute(store: Store, action: Action, me: str, *, notes: Notes = (), drained
 
 
 def write_of(action: Action, me: str, notes: Notes = (), drained: Position | None = None) -> writes.Write:
-    """The one write that this action stands for, its alternates apart."""
+    """Return the write for this action, without its alternates."""
     match action:
         case Create(lease):
             return writes.CreateLease(lease)

@@ -1,7 +1,8 @@
-"""A lease's row as data: its fields, each with its kind, its check and its name in every layout.
+"""Describes the row of a lease: its fields, with the kind, the check and the name of each in every layout.
 
-`FIELDS` is the one table. A layout writes `cells` under its own names, and reads `checked` cells back by `lease_of`;
-its own file keeps only what no other layout does. A row becomes a lease, or a complaint names the field that is wrong.
+`FIELDS` is the only such table. A layout writes the values of `cells` under its own names. To read a row, it passes
+each value through `checked` and makes a lease of them with `lease_of`. The module of a layout contains only what is
+special about that layout. If a row cannot be parsed, the error names the field.
 """
 
 import json
@@ -21,18 +22,21 @@ T = TypeVar("T")
 CellKind = Literal[
     "name", "text", "names", "worker", "count", "sequence", "hash key", "KB/s", "seconds", "flag", "notes"
 ]
-"""A name has at least one character, and so has a worker's, where there is one; hash keys are decimal texts."""
+"""Names, and the names of workers if present, have at least one character. Hash keys are decimal strings."""
 
 
 @frozen
 class RowField:
-    """A field of a lease's row, and its name in each layout; "" where a layout has no such field.
+    """A field of a lease's row, and its name in each layout ("" if the layout has no such field).
 
-    name    in the JSON form and in Spark's columns, which say the two hash keys as one `hash_range`
-    item    the attribute in DynamoDB
-    column  in SQLite and PostgreSQL
-    object  the field in our own objects
-    blob    the metadata in the Azure SDKs' blobs
+    Attributes:
+        name: Its name in the JSON form and in Spark's columns, which combine the two hash keys as `hash_range`.
+        kind: The kind of its values.
+        item: The attribute in DynamoDB.
+        column: The column in SQLite and PostgreSQL.
+        object: The field in our own objects.
+        blob: The metadata name in the blobs of the Azure SDKs.
+        meaning: A description.
     """
 
     name: str
@@ -72,12 +76,15 @@ FIELDS = (
     RowField("leaving", "flag", "checkpointOwner", "", "", "", "a hand-off of KCL 3.x is under way"),
     RowField("notes", "notes", "lh_<name>", "notes", "notes", "notes", "our own texts, by name"),
 )
-"""In the order of SQLite's columns. A layout's file tells what it writes in another way than the others: the names
-of workers in DynamoDB and in blobs, which say by them whether the owner yields, and the notes of both."""
+"""The fields of a row, in the order of SQLite's columns.
+
+In DynamoDB and in blobs, two kinds of fields are stored differently, as the modules of these layouts explain: the names
+of workers, which also encode whether the owner yields, and the annotations.
+"""
 
 
 def cells(lease: Lease) -> dict[str, Any]:
-    """The lease by field, as the JSON form says each; only the spelling is left to a layout."""
+    """Return the values of a lease by field name, as in the JSON form. The layout encodes them."""
     ends = None if lease.hash_range is None else [str(end) for end in lease.hash_range]
     first, last = ends or (None, None)
     return {
@@ -106,7 +113,16 @@ def cells(lease: Lease) -> dict[str, Any]:
 
 
 def checked(field: RowField, spelled: str, found: Any) -> Any:  # noqa: ANN401  by the field's kind
-    """The lease's value of what a row says under this name; a row may leave out (None) all but key and checkpoint."""
+    """Check and convert one value of a row.
+
+    Args:
+        field: The field.
+        spelled: Its name in the layout, for errors.
+        found: The value in the row, or None if the row has none. Only the key and the checkpoint are required.
+
+    Raises:
+        BadRowField: If the value is invalid, or missing although required.
+    """
     check, silent = _CHECKS[field.kind]
     if found is not None:
         return check(spelled, found)
@@ -116,7 +132,16 @@ def checked(field: RowField, spelled: str, found: Any) -> Any:  # noqa: ANN401  
 
 
 def lease_of(told: Mapping[str, Any], names: Mapping[str, str], **odd: Any) -> Lease:  # noqa: ANN401  by field
-    """The lease of its checked values; `names` are the layout's own, for complaints; `odd` it has read by itself."""
+    """Return the lease with these values.
+
+    Args:
+        told: The checked values by field name.
+        names: The layout's names of the fields, for errors.
+        **odd: Values of fields that the layout has parsed itself.
+
+    Raises:
+        BadRowField: If the hash keys or the checkpoint are invalid.
+    """
     values = dict(told)
     first, last = (values.pop(end) for end in ("first_hash", "last_hash"))
     values["hash_range"] = hash_range((names["first_hash"], names["last_hash"]), first, last)
@@ -126,14 +151,17 @@ def lease_of(told: Mapping[str, Any], names: Mapping[str, str], **odd: Any) -> L
 
 
 COUNT_DIGITS = 18
-"""Above any count of writes or records; one more still fits the 64 bits that SQLite and Java have for it."""
+"""The maximum number of digits of a counter.
+
+No real counter gets there, and one of this length can still be incremented in 64 bits, as SQLite and Java store it.
+"""
 
 SHOWN = 60
-"""Characters of a bad value that a complaint repeats: one line, whatever somebody wrote."""
+"""How many characters of an invalid value an error repeats, so that it stays on one line."""
 
 
 class BadRowField(Exception):
-    """A field of a row that cannot be read; the message says which, and why."""
+    """A field of a row that cannot be parsed. The message contains its name and the reason."""
 
     def __init__(self, field: str, why: str) -> None:
         super().__init__(f"{field}: {why}")
@@ -142,25 +170,26 @@ class BadRowField(Exception):
 
 
 def readable(key: str, read: Callable[[], T]) -> T | Malformed:
-    """The lease, or what is wrong with its row; a value that `Lease` itself refuses is named by its own words."""
+    """Return the result of `read`, or `Malformed` if it raises BadRowField, or ValueError as `Lease` does."""
     try:
         return read()
     except BadRowField as bad:
         return Malformed(encodable(key), encodable(bad.field), bad.why)
-    except ValueError as refused:
-        field, _, why = str(refused).partition(": ")
+    except ValueError as invalid:
+        field, _, why = str(invalid).partition(": ")
         return Malformed(encodable(key), encodable(field), why)
 
 
 def encodable(text: str) -> str:
-    """The text, with halves of characters as Python writes them."""
+    """Escape lone surrogates, which cannot be encoded."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def decimal(text: str, most: int) -> int | None:
-    """A whole number in plain digits, from 0 to `most`; None for any other text.
+    """Parse a number from 0 to `most` written in ASCII digits; return None for anything else.
 
-    The digits are counted first: Python refuses to make a number of some thousand, with an error that names no field.
+    The digits are counted first. Python refuses to convert strings of thousands of digits, with an error that does not
+    name the field.
     """
     if not (text.isascii() and text.isdigit()):
         return None
@@ -169,13 +198,13 @@ def decimal(text: str, most: int) -> int | None:
 
 
 def shown(found: object) -> str:
-    """A bad value as a complaint repeats it."""
-    said = repr(found)
-    return said if len(said) <= SHOWN else f"{said[:SHOWN]}…"
+    """Return an invalid value as errors show it: its repr, cut after `SHOWN` characters."""
+    quoted = repr(found)
+    return quoted if len(quoted) <= SHOWN else f"{quoted[:SHOWN]}…"
 
 
 def text(field: str, found: object) -> str:
-    """A string that can be written again: JSON can say halves of characters, and no store takes those."""
+    """Check that the value is a string without lone surrogates. JSON may contain them, but no store accepts them."""
     if not isinstance(found, str):
         raise BadRowField(field, f"{shown(found)} is no text")
     try:
@@ -186,14 +215,14 @@ def text(field: str, found: object) -> str:
 
 
 def name(field: str, found: object) -> str:
-    """A string with at least one character, as keys of leases are."""
+    """Check that the value is a string of at least one character, as the keys of leases are."""
     if not text(field, found):
         raise BadRowField(field, "is empty")
     return text(field, found)
 
 
 def whole(field: str, found: str | int) -> int:
-    """A count, from 0; its digits are counted first, for Python makes no number of some thousand of them."""
+    """Parse a count of 0 or more. The digits are counted first, because Python refuses to convert thousands of them."""
     digits = str(found)
     if not (digits.isascii() and digits.isdigit()):
         raise BadRowField(field, f"{shown(found)} is no whole number")
@@ -203,7 +232,7 @@ def whole(field: str, found: str | int) -> int:
 
 
 def from_json(field: str, said: str) -> Any:  # noqa: ANN401  it may hold anything
-    """The value of this JSON text."""
+    """Parse JSON. Raises BadRowField if it is invalid."""
     try:
         return json.loads(said)
     except (ValueError, RecursionError):
@@ -211,37 +240,37 @@ def from_json(field: str, said: str) -> Any:  # noqa: ANN401  it may hold anythi
 
 
 def keys(field: str, said: str) -> tuple[str, ...]:
-    """Lease keys from a JSON list."""
-    found = from_json(field, said)
-    if not (isinstance(found, list) and all(isinstance(key, str) for key in found)):
+    """Parse a JSON list of lease keys."""
+    items = from_json(field, said)
+    if not (isinstance(items, list) and all(isinstance(key, str) for key in items)):
         raise BadRowField(field, f"{shown(said)} is no list of lease keys")
-    return tuple(name(field, key) for key in found)
+    return tuple(name(field, key) for key in items)
 
 
 def notes(field: str, said: str) -> Notes:
-    """Notes from a JSON object of strings."""
-    found = from_json(field, said)
-    if not (isinstance(found, dict) and all(isinstance(value, str) for value in found.values())):
+    """Parse a JSON object of strings, which are annotations."""
+    annotations = from_json(field, said)
+    if not (isinstance(annotations, dict) and all(isinstance(value, str) for value in annotations.values())):
         raise BadRowField(field, f"{shown(said)} is no object of strings")
-    return tuple(sorted((text(field, key), text(field, value)) for key, value in found.items()))
+    return tuple(sorted((text(field, key), text(field, value)) for key, value in annotations.items()))
 
 
 def insist(row: Lease | Malformed) -> Lease:
-    """The lease; raises StoreError if its row cannot be read, for then nothing may be decided on it."""
+    """Return the lease. Raises StoreError if its row could not be parsed, because no decision may be based on it."""
     if isinstance(row, Malformed):
         raise StoreError(f"lease {row.key}: {row.field}: {row.why}; correct the row, or delete it")
     return row
 
 
 def listing_of(rows: Iterable[Lease | Malformed | None]) -> Listing:
-    """The leases among these rows, and the rows that cannot be read, each in order of key."""
-    read = sorted((row for row in rows if row is not None), key=attrgetter("key"))
-    leases = tuple(row for row in read if isinstance(row, Lease))
-    return Listing(leases, tuple(row for row in read if isinstance(row, Malformed)))
+    """Return a listing of these rows, sorted by key. None, for a row that is not a lease, is ignored."""
+    ordered = sorted((row for row in rows if row is not None), key=attrgetter("key"))
+    leases = tuple(row for row in ordered if isinstance(row, Lease))
+    return Listing(leases, tuple(row for row in ordered if isinstance(row, Malformed)))
 
 
 def position(field: str, sequence: str, sub: int, token: str = "") -> Position:
-    """A checkpoint, of which `field` holds the sequence."""
+    """Return a checkpoint. Raises BadRowField with this field if the sequence is invalid."""
     try:
         return Position(sequence, sub, token)
     except ValueError:
@@ -249,13 +278,14 @@ def position(field: str, sequence: str, sub: int, token: str = "") -> Position:
 
 
 KB = 1024
-"""Bytes of the kilobyte in which rows keep throughput, as KCL 3.x counts it."""
+"""The bytes of a kilobyte. Rows store throughput in KB/s, as KCL 3.x does."""
 
 
 def weight(field: str, said: str | float | None) -> int | None:
-    """Whole bytes a second of a row's KB/s, to the nearest byte; None where the row says nothing.
+    """Convert a row's KB/s to bytes per second, rounded to a whole number; None if the row has none.
 
-    A byte is a thousandth of a KB, and rows keep at least six decimals: whatever we wrote comes back as it was.
+    A byte is about a thousandth of a KB and rows keep at least six decimals, so values that we wrote are read back
+    unchanged.
     """
     if said is None:
         return None
@@ -269,12 +299,12 @@ def weight(field: str, said: str | float | None) -> int | None:
 
 
 def kilobytes(weight: int) -> float:
-    """KB/s as rows keep them; exact, for 1,024 is a power of two."""
+    """Convert bytes per second to KB/s, as rows store them. Exact, because 1,024 is a power of two."""
     return weight / KB
 
 
 def hash_range(fields: tuple[str, str], first: str | None, last: str | None) -> HashRange | None:
-    """First and last hash key, or None where the row has neither."""
+    """Parse the first and last hash key; return None if the row has neither."""
     if first is None and last is None:
         return None
     low, high = (decimal(digits or "", HASH_KEYS[1]) for digits in (first, last))
@@ -300,4 +330,4 @@ _CHECKS: Mapping[CellKind, tuple[Callable[[str, Any], Any], Any]] = {
     "flag": (lambda _field, found: bool(found), False),
     "notes": (notes, ()),
 }
-"""The check of each kind of cell in a store, and the value of a cell that a row leaves out. No store keeps seconds."""
+"""The check of each kind of value, and the value to use if a row has none. No store keeps seconds."""

@@ -1,14 +1,12 @@
-"""Leases in a table of PostgreSQL: a row for each, changed only while it still says what the decision was made of.
+"""Stores leases in a PostgreSQL table, one row each, with the columns of SQLite (`leasehold.stores.embedded.sqlite`).
 
-Rule 1: every write is one statement under its condition, and never a transaction that waits for this process: one that
-stalls holds no lock, and a pooler between (PgBouncer, by transactions) changes nothing.
-Rule 2: `applied` decides, on the row as this process last saw it. The statement compares every column with that row, so
-that a row which says anything else, whoever wrote it, is read anew and decided upon again.
-Rule 3: only our own columns are written, so that columns others add survive.
-Rule 4: a write is sent once. What PostgreSQL does not answer is OutcomeUnknown, and the next reading is the truth.
-Rule 5: a row keeps no time by which leases are judged; `written` is for people and for `leasehold tables`.
-
-The row of a lease is SQLite's, column by column (`stores/embedded/sqlite.py`).
+1. Every write is one conditional statement, never a transaction that waits for this process. So a process that stalls
+   holds no locks, and a pooler may be used (PgBouncer in transaction mode).
+2. `applied` decides, based on the row as this process last saw it. The statement compares every column with that row.
+   If any column has changed, the row is read again and the decision is made again.
+3. Only our own columns are written, so columns added by others survive.
+4. A write is sent once. If PostgreSQL does not respond, OutcomeUnknown is raised. The next read shows what happened.
+5. Rows contain no times that leases depend on. `written` is for people and for `leasehold tables`.
 """
 
 import json
@@ -58,20 +56,24 @@ CREATE TABLE IF NOT EXISTS {table} (
   written    timestamptz NOT NULL DEFAULT now()
 ) WITH (fillfactor = 50)
 """
-"""Half of each page is left free, so that a renewal finds room beside its row and no index has to be written."""
+"""The schema of a lease table.
+
+The fillfactor leaves half of each page free, so that the new version of a renewed row fits into the same page and no
+index has to be updated.
+"""
 
 PATIENCE = Patience(connect_seconds=3, read_seconds=5, attempts=3)
 CONNECTIONS = 8
-"""Most of one process; all but one are closed once they are idle."""
+"""The maximum number of connections of a process. All but one are closed when they are idle."""
 IDLE_SECONDS = 60.0
 _AGAIN = (errors.SerializationFailure, errors.DeadlockDetected)
-"""Certainly not applied: where the database's default isolation is stricter, this is how it refuses."""
+"""Errors of writes that were certainly not applied. They occur with stricter default isolation levels."""
 _NO_ANSWER = (OperationalError, InterfaceError, InternalError)
 _OUR_FAULT = re.compile(
     r"authentication failed|no pg_hba\.conf entry|no password supplied|does not exist|permission denied"
     r"|invalid sslmode|does not support SSL|root certificate|not permitted to log in|invalid (port|integer)"
 )
-"""Words of a refused connection that no repetition mends; the service has no codes for these."""
+"""Matches errors of failed connections for which retrying does not help. PostgreSQL has no codes for them."""
 _ADVICE: Mapping[type[Error], str] = {
     errors.UndefinedTable: "there is no such table here; check the name, or let a worker make it",
     errors.UndefinedColumn: "the table is of another shape than a lease table; name another table",
@@ -88,9 +90,9 @@ SqlRow = Mapping[str, Any]
 
 @frozen
 class PostgresPlace:
-    """Where a lease table is: the settings of libpq, and the table's name, its schema before it.
+    """The location of a lease table: settings of libpq, and the name of the table, which may include its schema.
 
-    Settings that are None come from libpq's own environment: PGHOST, PGUSER, PGPASSWORD, PGPASSFILE, PGSSLMODE.
+    Settings that are empty or None come from libpq's environment: PGHOST, PGUSER, PGPASSWORD, PGPASSFILE, PGSSLMODE.
     """
 
     host: str
@@ -102,11 +104,11 @@ class PostgresPlace:
 
     @property
     def name(self) -> str:
-        """For sentences."""
+        """The name of the table as errors show it."""
         return f"PostgreSQL table {'.'.join(self.table)} of {self.host or 'this machine'}/{self.database}"
 
     def conninfo(self, patience: Patience) -> str:
-        """The connection string, without any secret."""
+        """Return the connection string, which contains no secrets."""
         return make_conninfo(
             host=self.host or None,
             port=self.port or None,
@@ -115,14 +117,14 @@ class PostgresPlace:
             sslmode=self.sslmode,
             connect_timeout=max(1, round(patience.connect_seconds)),
             application_name="leasehold",
-            # Of several hosts, the one that takes writes: a standby would answer with what was true a while ago.
+            # Of several hosts, use the one that accepts writes: reads from a standby could be stale.
             target_session_attrs="read-write",
         )
 
 
 @frozen
 class Statements:
-    """The statements that a table is asked; each write says by its count of rows whether its condition held."""
+    """The statements for a table. The row count of a write shows whether its condition held."""
 
     table: str
     schema: bytes
@@ -135,7 +137,7 @@ class Statements:
 
     @classmethod
     def of(cls, named: tuple[str, ...]) -> "Statements":
-        """The statements for the table of this name, which may have its schema before it."""
+        """Return the statements for the table with this name, which may include its schema."""
         columns = [Identifier(name) for name in COLUMNS]
         every = SQL(", ").join(columns)
         new = SQL(", ").join(map(Placeholder, COLUMNS))
@@ -144,7 +146,7 @@ class Statements:
             SQL("{} IS NOT DISTINCT FROM {}").format(Identifier(name), Placeholder(f"was_{name}")) for name in COLUMNS
         )
 
-        # By its key alone PostgreSQL finds the row by the index: IS NOT DISTINCT FROM reads the whole table.
+        # PostgreSQL uses the index for `key =`. For IS NOT DISTINCT FROM alone it would read the whole table.
         same = SQL("key = {} AND {}").format(Placeholder("was_key"), same)
 
         def said(text: LiteralString) -> bytes:
@@ -164,24 +166,30 @@ class Statements:
 
 
 class _Bounded(Connection[DictRow]):
-    """A connection that waits for an answer for a limited time: a server that hangs keeps its end of the line open."""
+    """A connection with a read timeout, because a server that hangs keeps its connections open."""
 
     seconds: float = PATIENCE.read_seconds
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:  # noqa: ANN401  psycopg's
-        """Wait for the server, `seconds` at most unless a call sets its own time-out."""
+        """Wait for the server, for at most `seconds` unless the call has its own timeout."""
         return super().wait(gen, interval, self.seconds if timeout is None else timeout)
 
 
 class PostgresStore:
-    """A table of leases; may be used by many threads. The counter is the version and the epoch."""
+    """A lease table in PostgreSQL. Thread-safe. The counter is both the version and the epoch."""
 
     def __init__(self, place: PostgresPlace, *, create: bool = True, patience: Patience = PATIENCE) -> None:
-        """Find the table, or make it if there is none and `create` allows."""
+        """Find the table, or create it.
+
+        Args:
+            place: The location of the table.
+            create: Create the table if it does not exist, also if it is dropped later.
+            patience: The timeouts and retries.
+        """
         self._place, self._create, self._patience = place, create, patience
         self._sql = Statements.of(place.table)
         self._seen: dict[str, SqlRow] = {}
-        # The pool tells nobody why it has no connection, so the first one is made without it.
+        # The pool does not report why it cannot connect, so connect once without it.
         with self._translated():
             connect(place.conninfo(patience)).close()
 
@@ -191,14 +199,14 @@ class PostgresStore:
         self._pool = ConnectionPool(
             place.conninfo(patience),
             connection_class=_Bounded,
-            # Statements that are prepared would be looked for on another connection, behind a pooler.
+            # No prepared statements, because a pooler may send them to another connection.
             kwargs={"autocommit": True, "row_factory": dict_row, "prepare_threshold": None},
             configure=bounded,
             min_size=1,
             max_size=CONNECTIONS,
             max_idle=IDLE_SECONDS,
             timeout=patience.connect_seconds,
-            # By itself it would pause for longer and longer while the service is away, and so for a while after.
+            # By default, the pool pauses longer and longer while the service is down, and thus also after it is back.
             reconnect_timeout=patience.connect_seconds,
             num_workers=1,
             open=True,
@@ -211,11 +219,11 @@ class PostgresStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The table keeps every promise."""
+        """All of them."""
         return Capabilities()
 
     def list(self) -> Listing:
-        """Every lease, sorted by key, as of one moment. A dropped table is created again, where rights allow."""
+        """Return every lease, sorted by key, as a snapshot. A dropped table is created again if possible."""
         try:
             rows = self.rows(self._sql.every)
         except StoreError as fault:
@@ -228,14 +236,14 @@ class PostgresStore:
         return listing_of(map(to_lease, rows))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002  never stale
-        """Read these leases, in the order asked; those not there are left out."""
-        asked = tuple(keys)
-        found = {row["key"]: row for row in self.rows(self._sql.some, {"keys": list(asked)})} if asked else {}
-        self._seen.update(found)
-        return tuple(insist(to_lease(found[key])) for key in asked if key in found)
+        """Return these leases in the given order, without those that do not exist."""
+        requested = tuple(keys)
+        rows = {row["key"]: row for row in self.rows(self._sql.some, {"keys": list(requested)})} if requested else {}
+        self._seen.update(rows)
+        return tuple(insist(to_lease(rows[key])) for key in requested if key in rows)
 
     def write(self, write: Write) -> Outcome:
-        """Decide on the row as last seen (rule 2), then on the row as it is, until nobody writes in between."""
+        """Apply the write to the row as last seen (rule 2). If the row has changed, read it and try again."""
         key = write.lease.key
         row = self._seen.get(key)
         fresh = row is None and not isinstance(write, CreateLease)
@@ -252,16 +260,16 @@ class PostgresStore:
         raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were refused")
 
     def prove(self) -> None:
-        """Return if the service keeps conditions, and what it has answered. Raises StoreError.
+        """Check that the service honors conditions, and that its commits are durable. Raises StoreError if not.
 
-        All of it is in a transaction that is undone: nobody sees a row of it.
+        The check is a transaction that is rolled back, so its rows are never visible.
         """
         row = _values(Lease(f"leasehold-probe-{uuid4().hex}"))
         other = {**row, "owner": "another"}
         sql = self._sql
         with self.connection() as connection, connection.transaction(force_rollback=True):
             (durable,) = connection.execute("SELECT current_setting('synchronous_commit') AS said").fetchall()
-            asked = (
+            probes = (
                 (sql.insert, row, 1),
                 (sql.insert, row, 0),
                 (sql.update, _over(row, other), 1),
@@ -269,8 +277,8 @@ class PostgresStore:
                 (sql.delete, _over(row, {}), 0),
                 (sql.delete, _over(other, {}), 1),
             )
-            kept = all(connection.execute(ask, told).rowcount == count for ask, told, count in asked)
-        if not kept:
+            honored = all(connection.execute(probe, values).rowcount == count for probe, values, count in probes)
+        if not honored:
             raise StoreError(
                 f"{self._place.name} ignores the conditions of writes, or refuses what fits them (has it rules or "
                 "triggers?), so two workers could own one lease; name a table of its own"
@@ -282,46 +290,46 @@ class PostgresStore:
             )
 
     def probe(self, right: Literal["INSERT", "UPDATE", "DELETE"]) -> None:
-        """Use this right on a row that is not there, in a transaction that is undone. Raises StoreError."""
+        """Check a privilege with a probe row, in a transaction that is rolled back. Raises StoreError."""
         row = _values(Lease(f"leasehold-probe-{uuid4().hex}"))
         statement = {"INSERT": self._sql.insert, "UPDATE": self._sql.update, "DELETE": self._sql.delete}[right]
         with self.connection() as connection, connection.transaction(force_rollback=True):
             connection.execute(statement, _over(row, row))
 
     def standbys(self) -> tuple[int, str]:
-        """The number of servers that follow this one, and the names of those that its commits wait for."""
-        asked = (
+        """Return the number of standby servers, and the names of those that commits wait for."""
+        query = (
             b"SELECT count(*) AS many, current_setting('synchronous_standby_names') AS waited FROM pg_stat_replication"
         )
-        (row,) = self.rows(asked)
+        (row,) = self.rows(query)
         return row["many"], row["waited"]
 
     def cells(self) -> "PostgresCells":
-        """The rows of layout `sessions`, in a table of their own beside this one."""
+        """Return the rows of layout `sessions`, which are in a separate table."""
         return PostgresCells(self, self._place.table, create=self._create)
 
-    def layouts(self, *, asked: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs next to nothing
-        """Whether there are rows of layout `sessions`, and of this one."""
-        beside = cell_statements(self._place.table)
-        (there,) = self.rows(b"SELECT to_regclass(%(table)s) IS NOT NULL AS said", {"table": beside.table})
-        return bool(there["said"] and self.rows(beside.any)), bool(self.rows(self._sql.any))
+    def layouts(self, *, asked: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs almost nothing
+        """Return whether there are rows of layout `sessions`, and of this layout."""
+        sql = cell_statements(self._place.table)
+        (row,) = self.rows(b"SELECT to_regclass(%(table)s) IS NOT NULL AS said", {"table": sql.table})
+        return bool(row["said"] and self.rows(sql.any)), bool(self.rows(self._sql.any))
 
     def close(self) -> None:
         """Close all connections."""
         self._pool.close()
 
     def _prepare(self) -> None:
-        """Make sure that the table is there and has our columns."""
+        """Make sure that the table exists and has our columns."""
         if self._create:
-            # Of two that make it at the same moment, PostgreSQL refuses one, which is as good.
+            # If two workers create it at the same moment, one of them fails; the table then exists.
             with self.connection() as connection, suppress(errors.UniqueViolation, errors.DuplicateTable):
                 if not connection.execute("SELECT to_regclass(%s) AS found", [self._sql.table]).fetchall()[0]["found"]:
                     connection.execute(self._sql.schema)
         self.rows(self._sql.some, {"keys": []})
 
     def rows(self, statement: bytes, told: SqlRow | None = None) -> Sequence[DictRow]:
-        """Read, again where no answer came. Raises StoreError, OutcomeUnknown."""
-        again = Retrying(
+        """Run a query, and repeat it if its outcome is unknown. Raises StoreError or OutcomeUnknown."""
+        retrying = Retrying(
             retry=retry_if_exception_type(OutcomeUnknown),
             stop=stop_after_attempt(self._patience.attempts),
             wait=wait_random_exponential(multiplier=0.05, max=1),
@@ -332,7 +340,7 @@ class PostgresStore:
             with self.connection() as connection:
                 return connection.execute(statement, told).fetchall()
 
-        return again(read)
+        return retrying(read)
 
     def _read(self, key: str) -> SqlRow | None:
         row = next(iter(self.rows(self._sql.some, {"keys": [key]})), None)
@@ -343,37 +351,46 @@ class PostgresStore:
         return row
 
     def _put(self, key: str, row: SqlRow | None, after: Lease | None) -> bool:
-        """Put this lease, or none, in the place of that row, or of none; False if another is there by now."""
-        told: SqlRow = _values(after) if after else {}
-        statement, asked = self._sql.insert, told
+        """Insert, update or delete a row.
+
+        Args:
+            key: The key of the lease.
+            row: The row as last seen, or None if there was none.
+            after: The lease to store, or None to delete the row.
+
+        Returns:
+            False if the row has changed since it was seen.
+        """
+        values: SqlRow = _values(after) if after else {}
+        statement, arguments = self._sql.insert, values
         if row is None:
             if after is None:
                 return True
         else:
-            statement, asked = self._sql.update if after else self._sql.delete, _over(row, told)
-        self._seen.pop(key, None)  # unless it is answered, the next write reads first
+            statement, arguments = self._sql.update if after else self._sql.delete, _over(row, values)
+        self._seen.pop(key, None)  # if the outcome is unknown, the next write reads the row first
         with self.connection() as connection:
             try:
-                if connection.execute(statement, asked).rowcount != 1:
+                if connection.execute(statement, arguments).rowcount != 1:
                     return False
             except _AGAIN:
                 return False
         if after:
-            self._seen[key] = told
+            self._seen[key] = values
         return True
 
     @contextmanager
     def connection(self) -> Iterator[_Bounded]:
-        """A connection of the pool, whose faults become ours."""
+        """Yield a connection from the pool, and turn its errors into ours."""
         with self._translated():
             connection = self._pool.getconn()
             try:
                 yield connection
             except BaseException as error:
                 if not (isinstance(error, Error) and error.sqlstate):
-                    connection.close()  # its answer may still come, and would be taken for another's
+                    connection.close()  # a late response would be taken for that of the next statement
                 if isinstance(error, _NO_ANSWER):
-                    # The server ended, or takes no writes any more: the other connections are no better.
+                    # The server has stopped or no longer accepts writes, which affects all other connections too.
                     self._pool.drain()
                 raise
             finally:
@@ -385,7 +402,7 @@ class PostgresStore:
 
 @contextmanager
 def translated(place: PostgresPlace, patience: Patience) -> Iterator[None]:
-    """Turns psycopg's errors into ours; no password is in any of them."""
+    """Turn errors of psycopg into ours. None of them contains a password."""
     where = place.name
     try:
         yield
@@ -409,7 +426,7 @@ CREATE TABLE IF NOT EXISTS {table} (
 
 
 def cell_statements(named: tuple[str, ...]) -> Statements:
-    """The statements for the table of layout `sessions`: that of the lease table, with `_cells` behind its name."""
+    """Return the statements for the table of layout `sessions`, whose name is that of the lease table plus `_cells`."""
     table = Identifier(*named[:-1], f"{named[-1]}_cells")
 
     def said(text: LiteralString) -> bytes:
@@ -431,41 +448,41 @@ def cell_statements(named: tuple[str, ...]) -> Statements:
 
 
 class PostgresCells:
-    """Rows of layout `sessions`: one statement each, under the version as read; rules 1 and 4 hold here, too."""
+    """Rows of layout `sessions`. Each write is one statement, conditional on the version; rules 1 and 4 apply."""
 
     page_leases = PAGE_LEASES
 
     def __init__(self, store: PostgresStore, named: tuple[str, ...], *, create: bool) -> None:
         self._store, self._sql = store, cell_statements(named)
         if create:
-            # Of two that make it at the same moment, PostgreSQL refuses one, which is as good.
+            # If two workers create it at the same moment, one of them fails; the table then exists.
             with store.connection() as connection, suppress(errors.UniqueViolation, errors.DuplicateTable):
                 connection.execute(self._sql.schema)
 
     def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
-        """Every row whose name begins with one of these, as of one moment."""
-        found = self._store.rows(self._sql.every)
-        return tuple(cell_of(row) for row in found if row["name"].startswith(prefixes))
+        """Return the rows whose names begin with one of these prefixes. The listing is a snapshot."""
+        rows = self._store.rows(self._sql.every)
+        return tuple(cell_of(row) for row in rows if row["name"].startswith(prefixes))
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002  never stale
-        """The rows of these keys that are there, as of one moment."""
-        found = self._store.rows(self._sql.some, {"names": [*names]}) if names else ()
-        return {row["name"]: cell_of(row) for row in found}
+        """Return the rows with these names that exist, as a snapshot."""
+        rows = self._store.rows(self._sql.some, {"names": [*names]}) if names else ()
+        return {row["name"]: cell_of(row) for row in rows}
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
-        """Insert it, unless there is one."""
+        """Insert a row, unless it exists."""
         return self._written(self._sql.insert, name, fields)
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
-        """Update it, if it is still this one."""
+        """Update a row, if it still has this version."""
         return self._written(self._sql.update, name, fields, version)
 
     def delete(self, name: str, version: str) -> bool:
-        """Delete it, if it is still this one."""
+        """Delete a row, if it still has this version."""
         return self._written(self._sql.delete, name, {}, version) is not None or name not in self.read([name])
 
     def prove(self) -> None:
-        """Return if the service keeps conditions, and what it has answered. Raises StoreError."""
+        """Check that the service honors conditions, and that its commits are durable. Raises StoreError if not."""
         self._store.prove()
 
     def close(self) -> None:
@@ -474,13 +491,13 @@ class PostgresCells:
 
     def _written(self, statement: bytes, name: str, fields: ObjectFields, version: str = "") -> str | None:
         fresh = uuid4().hex
-        told = {"name": name, "fresh": fresh, "fields": json.dumps(dict(fields)), "version": version}
+        values = {"name": name, "fresh": fresh, "fields": json.dumps(dict(fields)), "version": version}
         with self._store.connection() as connection:
             try:
-                made = connection.execute(statement, told).rowcount
+                count = connection.execute(statement, values).rowcount
             except _AGAIN:
                 return None
-        return fresh if made else None
+        return fresh if count else None
 
 
 def _values(lease: Lease) -> dict[str, Any]:
@@ -488,26 +505,26 @@ def _values(lease: Lease) -> dict[str, Any]:
 
 
 def _over(row: SqlRow, told: SqlRow) -> SqlRow:
-    """The arguments of a statement that puts these values in the place of that row."""
+    """Return the arguments of a statement that replaces `row` by these values."""
     return {**told, **{f"was_{name}": row[name] for name in COLUMNS}}
 
 
 def open_url(place: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> PostgresStore:
-    """The store of this table; raises ValueError where the place or an option cannot be one."""
+    """Open the store in this table. Raises ValueError if the place or an option is invalid."""
     return PostgresStore(place_of(place, options), create=create, patience=PATIENCE.within(request_seconds))
 
 
 def place_of(place: str, options: Mapping[str, str]) -> PostgresPlace:
-    """The place that `host:port/database` and the options name. Raises ValueError."""
+    """Return the location from `host:port/database` and the options. Raises ValueError if they are invalid."""
     server, _, database = place.partition("/")
     if not database or "/" in database:
         raise ValueError("store URL: postgres:// wants host:port/database, or /database on this machine")
-    # Several hosts have commas between them; the colons of an address in brackets begin no port.
-    hosts = [re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::(\d*))?", each) for each in server.split(",")]
+    # There may be several hosts, separated by commas. Colons within brackets belong to an IPv6 address.
+    hosts = [re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::(\d*))?", address) for address in server.split(",")]
     if not all(hosts):
         raise ValueError("store URL: postgres:// wants host:port/database, and a port is a number")
-    named = [(each[1].strip("[]"), each[2] or "") for each in hosts if each]
-    host, port = (",".join(parts) for parts in zip(*named, strict=True))
+    pairs = [(match[1].strip("[]"), match[2] or "") for match in hosts if match]
+    host, port = (",".join(parts) for parts in zip(*pairs, strict=True))
     table = tuple(options.get("table", "leases").split("."))
     if len(table) > 2 or not all(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,62}", name) for name in table):  # noqa: PLR2004
         raise ValueError("store URL: option 'table' wants a table's name, or schema.table: letters, digits and _")
@@ -515,19 +532,28 @@ def place_of(place: str, options: Mapping[str, str]) -> PostgresPlace:
 
 
 def tables_of(place: PostgresPlace, *, all_of_them: bool) -> Iterator[tuple[str, float | None]]:
-    """Lease tables of a database that this user may see, and when each was last written; or the named one alone.
+    """Find lease tables in a database, by their columns.
 
-    Raises StoreError, OutcomeUnknown.
+    Args:
+        place: The location of a table.
+        all_of_them: Yield all tables that this user may see, and not only this one.
+
+    Yields:
+        The name of a table, and when it was last written, in seconds since 1970.
+
+    Raises:
+        StoreError: If the database cannot be used.
+        OutcomeUnknown: If it cannot be reached.
     """
     with translated(place, PATIENCE), connect(place.conninfo(PATIENCE), autocommit=True) as connection:
-        named = connection.execute(
+        tables = connection.execute(
             "SELECT table_schema, table_name, table_schema = ANY(current_schemas(false)) "
             "FROM information_schema.columns WHERE column_name = ANY(%s) AND table_schema !~ '^pg_' "
             "GROUP BY table_schema, table_name HAVING count(*) = %s",
             [[*COLUMNS, "written"], len(COLUMNS) + 1],
         ).fetchall()
-        for schema, table, near in named:
-            if all_of_them or (schema, table) == place.table or (near and (table,) == place.table):
+        for schema, table, in_path in tables:
+            if all_of_them or (schema, table) == place.table or (in_path and (table,) == place.table):
                 last = SQL("SELECT extract(epoch FROM max(written))::float8 FROM {}").format(Identifier(schema, table))
                 (written,) = connection.execute(last).fetchall()[0]
-                yield (table if near else f"{schema}.{table}"), written
+                yield (table if in_path else f"{schema}.{table}"), written

@@ -1,12 +1,16 @@
-"""The protocol of a store of leases: conditional writes that answer Done or Lost.
+"""The protocol of a lease store: conditional writes that return `Done` or `Lost`.
 
-Rule 1: every write (`leasehold.stores.writes`) is applied only under the condition it states, taken from the
-lease as the planner saw it. Rule 2: a refused write is a value (`Lost`), with the lease as stored now.
-Rule 3: a store never answers Done when it does not know; it raises `OutcomeUnknown`, and the next
-consistent reading is the truth. Rule 4: attributes it does not understand survive every write.
+Every store follows four rules:
 
-A wrapper of a store begins with `PassingStore`, which passes every call on to another. `Patience` is the time that one
-request may take: several must fit into a lease, or a stalled one costs it.
+1. A write (`leasehold.stores.writes`) is applied only if its condition holds. The condition refers to the lease as
+   the planner saw it.
+2. A rejected write is not an exception. It returns `Lost` with the lease as it is stored now.
+3. A store never returns `Done` if it does not know the outcome. It raises `OutcomeUnknown`, and the caller's next
+   consistent read shows what happened.
+4. Attributes that the store does not understand survive every write.
+
+Wrappers of a store derive from `PassingStore`, which passes every call on to another store. `Patience` limits the time
+of one request. Several requests must fit into the duration of a lease, otherwise one that stalls costs the lease.
 """
 
 from collections.abc import Iterable
@@ -19,12 +23,18 @@ from leasehold.balancer.watch import NO_REPORTS, Reports
 from leasehold.stores.writes import Write
 
 ATTEMPTS = 64
-"""Tries of one write: each needs a competing write in between, so that more in a row are a fault of the service."""
+"""How often to try a conditional write.
+
+Each retry means that another write came in between. So many in a row indicate a fault in the service.
+"""
 
 
 @frozen
 class Done:
-    """The write was applied; the lease as stored after it, with its new version.
+    """The result of a write that was applied.
+
+    Attributes:
+        lease: The lease as stored after the write, with its new version.
 
     Examples:
         >>> from leasehold import Lease
@@ -38,7 +48,11 @@ class Done:
 
 @frozen
 class Lost:
-    """The write was refused; the lease as stored now, by a consistent reading, or None if gone.
+    """The result of a write that was rejected because its condition did not hold.
+
+    Attributes:
+        key: The key of the lease.
+        lease: The lease as stored now, from a consistent read; None if it no longer exists.
 
     Examples:
         >>> from leasehold import Lease
@@ -56,7 +70,7 @@ Outcome = Done | Lost
 
 @frozen
 class Malformed:
-    """A row that should be a lease and cannot be read as one: which field, and why."""
+    """A row that should be a lease but cannot be parsed, with the offending field and the reason."""
 
     key: str
     field: str
@@ -65,13 +79,16 @@ class Malformed:
 
 @frozen
 class Listing:
-    """A whole reading of the table. A listing that failed on any page is no listing.
+    """A complete read of the table. If any page fails, there is no listing.
 
-    `idle` of each lease is the row's own age where the store keeps one (less 1 s where it
-    rounds to seconds), else 0; `held` and `next_owner_idle` are left to `Watch`.
-    While `malformed` is not empty nothing may be deleted, and nothing made for the line of such a row:
-    its shard has a lease.
-    `reports` are those of KCL 3.5, where the table keeps them.
+    In each lease, `idle` is the age of the row if the store records one (less 1 s if it rounds to seconds), otherwise
+    0. `Watch` sets `held` and `next_owner_idle`.
+
+    Attributes:
+        leases: The leases.
+        malformed: The rows that cannot be parsed. While there are any, no lease may be deleted. No lease may be created
+            for such a row's shard, its ancestors or its descendants, because that shard has a lease already.
+        reports: The worker reports of KCL 3.5, if the table contains them.
 
     Examples:
         >>> from leasehold.stores import open_store
@@ -86,14 +103,15 @@ class Listing:
 
 @frozen
 class Capabilities:
-    """The abilities of a layout.
+    """The capabilities of a layout.
 
-    owner_checked_checkpoint  a checkpoint and the ownership check are one atomic write
-    free_notes                `AnnotateLease` leaves the version alone
-    counts_owners             `epoch` is a fencing number: it grows with each owner and never falls, not by a reset
-    late_checkpoints          a former owner may still move the checkpoint forward once another has the lease
-    ascii_owners              the layout holds owners of printable ASCII alone
-    groups_writes             renewals and checkpoints that come together are one write, which renews all leases
+    Attributes:
+        owner_checked_checkpoint: A checkpoint and the check of the owner are one atomic write.
+        free_notes: `AnnotateLease` does not change the version.
+        counts_owners: `epoch` is a fencing number. It grows with each owner and never decreases, not even on a reset.
+        late_checkpoints: A former owner may still move the checkpoint forward after another worker has taken the lease.
+        groups_writes: Renewals and checkpoints that arrive together become one write, which renews all leases.
+        ascii_owners: The names of owners must be printable ASCII.
 
     Examples:
         >>> from leasehold.stores import open_store
@@ -110,7 +128,7 @@ class Capabilities:
 
 
 class Store(Protocol):
-    """A table of leases with compare-and-swap: what a store of your own has to implement.
+    """A table of leases with compare-and-swap. Implement this protocol to use a store of your own.
 
     Examples:
         >>> from leasehold import Lease
@@ -124,48 +142,62 @@ class Store(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The abilities of this layout."""
+        """The capabilities of this layout."""
 
     def list(self) -> Listing:
-        """Every lease; may be stale by as much as the service's own listings are. Raises OutcomeUnknown."""
+        """Return every lease. The listing may be as stale as the service's own listings are.
+
+        Raises:
+            OutcomeUnknown: If the service cannot be reached.
+        """
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-        """Read these leases, in the order asked; those not there are left out. Raises OutcomeUnknown.
+        """Return these leases in the given order, without those that do not exist.
 
-        By consistent readings, unless `stale_ok`: then they may be as stale as a listing, where that costs less.
+        Args:
+            keys: The keys of the leases.
+            stale_ok: Allow leases that are as stale as a listing, if such reads cost less. By default reads are
+                consistent.
+
+        Raises:
+            OutcomeUnknown: If the service cannot be reached.
         """
 
     def write(self, write: Write) -> Outcome:
-        """Apply the write under the condition that its class states, or refuse it; one atomic step.
+        """Apply the write if the condition stated by its class holds, as one atomic step.
 
-        Raises OutcomeUnknown only if the store cannot tell which of the two happened.
+        Returns:
+            `Done` if the write was applied, `Lost` if it was rejected.
+
+        Raises:
+            OutcomeUnknown: If the store does not know which of the two happened.
         """
 
     def close(self) -> None:
-        """Close all connections; the store is not used afterwards."""
+        """Close all connections. The store must not be used afterwards."""
 
 
 class PassingStore:
-    """Answers as the store that it stands before; a subclass says what it does otherwise."""
+    """A wrapper that passes every call on to another store. Subclasses override what they do differently."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     @property
     def capabilities(self) -> Capabilities:
-        """The promises of the store behind."""
+        """The capabilities of the wrapped store."""
         return self._store.capabilities
 
     def list(self) -> Listing:
-        """Every lease."""
+        """Return every lease."""
         return self._store.list()
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-        """Get these leases by key."""
+        """Return these leases."""
         return self._store.get(keys, stale_ok=stale_ok)
 
     def write(self, write: Write) -> Outcome:
-        """Apply the write or refuse it."""
+        """Apply the write or reject it."""
         return self._store.write(write)
 
     def close(self) -> None:
@@ -174,18 +206,20 @@ class PassingStore:
 
 
 TRY_SECONDS = 2.5
-"""A try that is given less is not worth repeating: better one that is waited for."""
+"""If retries would leave each try less time than this, make fewer and longer tries."""
 
 PAUSE_SECONDS = 4.0
-"""The longest that an SDK waits before it repeats a reading."""
+"""The longest time that an SDK waits before it repeats a read."""
 
 
 @frozen
 class Patience:
-    """The time limits and retries of an SDK.
+    """The timeouts and retries of an SDK.
 
-    connect_seconds, read_seconds  of one try
-    attempts                       most tries of a reading; a write is always sent once
+    Attributes:
+        connect_seconds: The connect timeout of one try.
+        read_seconds: The read timeout of one try.
+        attempts: How often to try a read. A write is always sent once.
     """
 
     connect_seconds: float
@@ -193,10 +227,13 @@ class Patience:
     attempts: int
 
     def within(self, seconds: float | None) -> "Patience":
-        """The same patience with fewer attempts, which take `seconds` at most, pauses included; unchanged for None."""
+        """Reduce attempts and timeouts so that all attempts and the pauses between them take at most `seconds`.
+
+        If `seconds` is None, nothing changes.
+        """
         if seconds is None:
             return self
-        attempts = next((most for most in range(self.attempts, 1, -1) if _each(seconds, most) >= TRY_SECONDS), 1)
+        attempts = next((count for count in range(self.attempts, 1, -1) if _each(seconds, count) >= TRY_SECONDS), 1)
         scale = min(1.0, _each(seconds, attempts) / (self.connect_seconds + self.read_seconds))
         return Patience(scale * self.connect_seconds, scale * self.read_seconds, attempts)
 

@@ -1,15 +1,18 @@
-"""Small objects under ETags: the operations that a service of blobs must offer to hold leases, and its probe.
+"""The operations that an object store must offer to hold leases (`Objects`), and a probe of its conditional writes.
 
-Rule 1: an ETag here is bare; services list it bare and answer it quoted. Rule 2: a refused write
-is None, never an exception. Rule 3: a write is sent once; if its reply is lost it raises
-`OutcomeUnknown`, for a silent second try would be refused by its own first.
+Every implementation of `Objects` follows three rules:
 
-Every store that is opened for writing asks once whether its service keeps these conditions. Each opening writes an
-object of its own and removes it again, so that any number may ask at once. It lies in a folder beside those of the
-leases, where no layout and no official worker looks.
+1. ETags have no quotes here. Services return them without quotes in listings, and with quotes elsewhere.
+2. A rejected write returns None and never raises.
+3. A write is sent once. If its response is lost it raises `OutcomeUnknown`, because its own first try could make a
+   silent second one fail.
 
-The parts of one lease stand here, too: the objects that it is made of, and the fields of the ownership that both
-layouts have. Texts, values and notes are spelled in printable ASCII alone, in objects and in rows of layout `sessions`.
+A store that is opened for writing first checks that its service honors these conditions. Each check writes and removes
+an object with a unique name, so any number of workers can check at the same time. The object is in a folder next to
+those of the leases, which no layout and no official worker reads.
+
+This module also contains what both layouts of objects share: the objects that make up a lease, and the common fields
+of the ownership object. Objects, and the rows of layout `sessions`, contain only printable ASCII.
 """
 
 import json
@@ -30,24 +33,27 @@ from leasehold.stores.fields import BadRowField, CellKind, from_json, text, whol
 from leasehold.stores.printable import escaped
 
 ObjectFields = Mapping[str, str]
-"""The content of an object: names in lower case, values in ASCII."""
+"""The content of an object. Names are in lower case, values in ASCII."""
 
 PAGE_LEASES = 1000
-"""Leases of a page of layout `sessions` where a row's size has no limit that matters."""
+"""The leases per page of layout `sessions` in stores whose rows may be large."""
 
 SKEW_SECONDS = 60.0
-"""A local clock further off than this from the service's is worth a warning."""
+"""Warn if the local clock differs from the service's by more than this."""
 
 log = escaped(logging.getLogger("leasehold.objects"))
 
 
 @frozen
 class Stored:
-    """An object as a reading showed it.
+    """An object as it was read.
 
-    etag   bare, compared for equality only
-    age    seconds since it was last written, both ends by the service's own clock, less the
-           second to which the service rounds; never below 0
+    Attributes:
+        name: Its name.
+        etag: Its ETag without quotes. It may only be compared for equality.
+        fields: Its content.
+        age: Seconds since it was last written, by the service's clock, less the second to which the service rounds.
+            Never below 0.
     """
 
     name: str
@@ -57,47 +63,62 @@ class Stored:
 
 
 class Objects(Protocol):
-    """A container or bucket. Every method raises `OutcomeUnknown` if the service cannot be reached."""
+    """A container or bucket. Every method raises OutcomeUnknown if the service cannot be reached."""
 
     def list(self, prefix: str) -> tuple[Stored, ...]:
-        """Every object whose name begins with this, on however many pages; strongly consistent."""
+        """Return all objects whose names begin with `prefix`, from all pages. The listing is strongly consistent."""
 
     def get(self, name: str) -> Stored | None:
-        """The object of this name, by a consistent reading; None if it is not there."""
+        """Return the object with this name from a consistent read, or None if it does not exist."""
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
-        """Write it if the name is free (If-None-Match: *); its ETag, or None if refused."""
+        """Create an object if the name is free (If-None-Match: *).
+
+        Returns:
+            The ETag of the object, or None if the write was rejected.
+        """
 
     def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
-        """Replace it if it is still this one (If-Match); its new ETag, or None if refused."""
+        """Replace an object if its ETag is still `etag` (If-Match).
+
+        Returns:
+            The new ETag of the object, or None if the write was rejected.
+        """
 
     def delete(self, name: str, etag: str) -> bool:
-        """Remove it if it is still this one; False if refused, True also if it was gone."""
+        """Delete an object if its ETag is still `etag`.
+
+        Returns:
+            False if the deletion was rejected. True if the object no longer exists, also if it did not exist before.
+        """
 
     def close(self) -> None:
         """Close all connections."""
 
 
 def bare(etag: str) -> str:
-    """The ETag without its quotes."""
+    """Return the ETag without its quotes."""
     return etag.strip('"')
 
 
 def age(service_now: float, last_modified: float) -> float:
-    """Seconds since an object was written, both by the service's clock, less its rounding of 1 s."""
+    """Return the seconds since an object was written, less the second to which services round.
+
+    Both arguments are times of the service's clock, in seconds since 1970.
+    """
     return max(0.0, service_now - last_modified - 1.0)
 
 
 def unanswered(status: int) -> bool:
-    """Whether this HTTP status is no usable answer: busy, or a failure of the service's own."""
-    return status < 400 or status >= 500 or status in {408, 429}  # noqa: PLR2004  HTTP's classes of answers
+    """Return whether this HTTP status means that the service is busy or has failed, so the outcome is unknown."""
+    return status < 400 or status >= 500 or status in {408, 429}  # noqa: PLR2004  HTTP's status classes
 
 
 class SkewWarning:
-    """Says once, with the measured seconds, that the local clock is far off the service's.
+    """Warns once if the local clock differs from the service's by more than `SKEW_SECONDS`.
 
-    Nothing here depends on the local clock: ages come from the service's own. What may depend
-    on it is everything else on this machine, and peers that judge expiry by theirs.
+    Leases do not depend on the local clock, because their ages come from the service's. But other software on this
+    machine may depend on it, as do workers that judge expiry by their own clocks.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -106,7 +127,7 @@ class SkewWarning:
         self._said = False
 
     def saw(self, service_now: float) -> None:
-        """Compare with the service's clock (seconds since 1970), as in its Date header."""
+        """Compare the local clock with the service's, as read from a Date header (seconds since 1970)."""
         skew = self._clock() - service_now
         with self._lock:
             far = abs(skew) > SKEW_SECONDS and not self._said
@@ -120,12 +141,12 @@ class SkewWarning:
 
 
 Part = Literal["ownership", "checkpoint", "notes"]
-"""The kinds of objects of a lease; the first may be missing where nobody has owned it yet."""
+"""The objects of a lease. If the lease never had an owner, the ownership may be missing."""
 
 
 @frozen
 class Parts:
-    """The objects of one lease, as far as they exist."""
+    """The objects of one lease, or None for those that do not exist."""
 
     ownership: Stored | None = None
     checkpoint: Stored | None = None
@@ -133,50 +154,56 @@ class Parts:
 
     @property
     def etag(self) -> str:
-        """The ownership's ETag; empty where the lease never had an owner."""
+        """The ETag of the ownership; "" if there is none."""
         return self.ownership.etag if self.ownership else ""
 
     @property
     def existing(self) -> tuple[Stored, ...]:
-        """The objects that exist, the ownership first."""
-        return tuple(one for one in (self.ownership, self.checkpoint, self.notes) if one)
+        """The objects that exist, with the ownership first."""
+        return tuple(stored for stored in (self.ownership, self.checkpoint, self.notes) if stored)
 
     def part(self, part: Part) -> Stored | None:
-        """The object of this part, if it exists."""
+        """Return the object of this kind, or None if it does not exist."""
         stored: Stored | None = getattr(self, part)
         return stored
 
     def fields(self, part: Part) -> ObjectFields:
-        """The fields of the object of this part; none where it does not exist."""
+        """Return the fields of the object of this kind; empty if it does not exist."""
         stored = self.part(part)
         return stored.fields if stored else {}
 
     def having(self, part: Part, stored: Stored | None) -> "Parts":
-        """The same objects, but `stored` as this part."""
+        """Return these objects with this one replaced."""
         return evolve(self, **{part: stored})
 
 
 def owner_fields(before: Lease, after: Lease, spelled: Callable[[str, str], str]) -> ObjectFields:
-    """The fields of an ownership that both layouts have; blank ones are not to be stored.
+    """Return the fields of an ownership that both layouts have. The caller must not store those that are empty.
 
-    A request for the lease, or its withdrawal, keeps the version from before. Its owner did not write it: a
-    new version would make watchers take a dead owner for alive, and the store would refuse the owner's own next write.
+    A request for the lease, or its withdrawal, stores the previous version as `handoffversion`, because it does not
+    come from the owner. With a new version, other workers would take a dead owner for a live one, and the owner's own
+    next write would be rejected.
+
+    Args:
+        before: The lease before the write.
+        after: The lease after the write.
+        spelled: Encodes the name of a worker. Its first argument is the name of the field, for errors.
     """
     owner = spelled("owner", after.owner or "")
-    kept = before.version if before.next_owner != after.next_owner and before.epoch == after.epoch else ""
+    old_version = before.version if before.next_owner != after.next_owner and before.epoch == after.epoch else ""
     return {
         "ownerid": owner,
         "handoffowner": owner if after.yields else "",
         "handoffto": spelled("heir", after.next_owner or ""),
-        "handoffversion": kept,
+        "handoffversion": old_version,
     }
 
 
 def owned(lease: Lease, parts: Parts, said: Callable[[ObjectFields, str], str]) -> Lease:
-    """The lease with what its ownership says in the fields that both layouts have."""
+    """Return the lease with the values of the ownership's common fields, which `said` decodes."""
     fields = parts.fields("ownership")
     owner = said(fields, "ownerid") or None
-    # A worker that answers no requests may keep our fields when it renews, without knowing them: void then.
+    # A worker that does not answer requests may copy our fields when it renews. They are void if the owner differs.
     yields = owner is not None and said(fields, "handoffowner") == owner
     return evolve(
         lease,
@@ -192,9 +219,15 @@ FOLDER = "probe/"
 
 
 def prove(objects: Objects, above: str) -> None:
-    """Return if the service keeps all conditions that leases rest on; `above` is their folder, with its slash.
+    """Check that the service honors all the conditions that leases depend on.
 
-    Raises StoreError if it does not, OutcomeUnknown if it cannot be reached.
+    Args:
+        objects: The container or bucket.
+        above: The folder of the leases, with its final slash.
+
+    Raises:
+        StoreError: If it does not honor them.
+        OutcomeUnknown: If it cannot be reached.
     """
     name = f"{above}{FOLDER}{uuid4().hex}"
     try:
@@ -211,7 +244,7 @@ def prove(objects: Objects, above: str) -> None:
 
 
 def _broken(objects: Objects, name: str) -> str | None:
-    """The condition that the service does not keep, or None; after None the object is gone."""
+    """Return the condition that the service does not honor. If there is none, delete the object and return None."""
     first = objects.put_new(name, {"probe": "1"})
     if first is None:
         return "refuses a new object under If-None-Match: *"
@@ -228,25 +261,25 @@ def _broken(objects: Objects, name: str) -> str | None:
 
 
 def _clear(objects: Objects, name: str) -> None:
-    with suppress(StoreError):  # the fault of the service has been found already
-        left = objects.get(name)
-        if left:
-            objects.delete(name, left.etag)
+    with suppress(StoreError):  # the caller raises a more useful error
+        probe = objects.get(name)
+        if probe:
+            objects.delete(name, probe.etag)
 
 
 _PRINTABLE = "!#$&'()*+,/:;<=>?@[]^`{|}"
 
 StampedNotes = dict[str, tuple[str, int]]
-"""Notes by name, each with the ownership's counter when it was written; the later word wins."""
+"""Annotations by name, each as (value, counter of the ownership when it was written). The highest counter wins."""
 
 
 def said(word: str) -> str:
-    """Readable, and safe in a header: all but printable ASCII percent-encoded."""
+    """Percent-encode everything except printable ASCII, so that the word is safe in a header but stays readable."""
     return quote(word, safe=_PRINTABLE)
 
 
 def heard(fields: ObjectFields, name: str) -> str:
-    """The reverse; nothing where it is not said."""
+    """Decode this field; "" if it is missing. Raises BadRowField if it is not UTF-8."""
     try:
         return text(name, unquote(fields.get(name, ""), errors="strict"))
     except UnicodeDecodeError:
@@ -254,24 +287,24 @@ def heard(fields: ObjectFields, name: str) -> str:
 
 
 def spelled(kind: CellKind, cell: Any) -> str:  # noqa: ANN401  by kind
-    """The cell as text, "" for one that is to be left out."""
+    """Encode a value as a string; "" for a value that need not be stored."""
     if cell in (None, "", []):
         return ""
     return said(cell) if kind == "text" else json.dumps(cell) if kind == "names" else str(cell)
 
 
 def stamped(fields: ObjectFields) -> StampedNotes:
-    """The notes of one object."""
-    found, stamped = from_json("notes", fields.get("notes", "{}")), {}
-    for name, pair in found.items() if isinstance(found, dict) else [("", None)]:
+    """Parse the annotations of one object."""
+    pairs, annotations = from_json("notes", fields.get("notes", "{}")), {}
+    for name, pair in pairs.items() if isinstance(pairs, dict) else [("", None)]:
         match pair:
             case [str(value), int(stamp)]:
-                stamped[text("notes", name)] = text("notes", value), whole("notes", stamp)
+                annotations[text("notes", name)] = text("notes", value), whole("notes", stamp)
             case _:
                 raise BadRowField("notes", "not an object of [text, counter] pairs")
-    return stamped
+    return annotations
 
 
 def stamps(notes: StampedNotes) -> str:
-    """The reverse, "" for none."""
+    """Encode annotations as JSON; "" if there are none."""
     return json.dumps(notes) if notes else ""

@@ -1,19 +1,21 @@
-"""Two lease tables as one store, while a running fleet moves from the first to the second, lease by lease, and back.
+"""Joins two lease tables into one store while running workers move from one to the other, lease by lease, and back.
 
-`specs/swap.md` has the rules, each with its number, and what is lost without it. In short, for each lease:
+The tables are called FROM and TO. `specs/swap.md` has the rules (W1, W2, …) and the reason for each. In short, a lease
+is moved in three steps:
 
-1. Its owner writes `moved:<itself>` as the owner into the row that it holds, under the version as held (the mark). No
-   write that was decided before fits that row any more, for each names a version or an owner. It is still this
-   worker's lease for all who read both rows, and its reader goes on.
-2. The row of the other table is brought to the position and the epoch of the marked one: it is created, or what is left
-   there of an earlier turn is reset. A note says up to which epoch it is a copy, and no truth.
-3. It is claimed there under the version as read, which raises its epoch by one: from that write on it speaks.
+1. Mark: its owner replaces the owner in the row by `moved:<owner>`, under the version that it holds. Every write that
+   was decided before then fails, because each depends on a version or an owner. For all workers that read both rows,
+   the lease still belongs to this worker, and its lease reader continues.
+2. Copy: the row in the other table gets the checkpoint and the epoch of the marked row. It is created, or reset if it
+   is left from an earlier move. An annotation holds the epoch up to which this row is only a copy.
+3. Claim: the owner claims the copy under the version as read, which increments its epoch. From then on, this row is the
+   current one, which represents the lease.
 
-Each step is a write of `leasehold.stores.writes` under its own condition, so that any two stores can be joined that
-count owners. Whoever finds a marked row without its successor goes on from there: its owner, or who claims it.
+Each step is an ordinary write of `leasehold.stores.writes` with its own condition, so any two stores that count owners
+can be joined. If a lease is left between two steps, its owner, or a worker that claims it, continues from there.
 
-Rule: a version of a joined lease names the table and whether its row is marked, so that a write knows where to go; the
-table judges the rest.
+The version of a joined lease includes the table of its current row and whether that row is marked. So a write knows
+which table to use, and that table checks the rest.
 """
 
 import logging
@@ -37,56 +39,62 @@ if TYPE_CHECKING:  # an extra brings it
 log = escaped(logging.getLogger("leasehold.swap"))
 
 FROM, TO = 0, 1
-"""The two tables, by their place."""
+"""The two tables, as indexes."""
 
 MARK = "moved:"
-"""An owner that begins so marks a row: the lease goes on in the other table. Who held it follows."""
+"""The prefix of an owner that marks a row: the lease moves to the other table. The name of the actual owner follows."""
 
 CONTROL = "leasehold-swap"
-"""The key of the row in TO that says whose swap this is, and which way the leases are to go. No worker sees it."""
+"""The key of the control row in TO, which identifies the swap and its direction. It is hidden from workers."""
 
 ORIGIN, WISH, KNOWS, COPY = "swap_from", "swap_wish", "swap_to", "swap_copy"
-"""Our notes: on the control row, FROM's name and the way; on a lease in FROM, its owner and the TO that it knows; on a
-row that another one outranks, the epoch up to which it is a copy and no truth."""
+"""The names of our annotations.
+
+On the control row, `ORIGIN` is the name of FROM and `WISH` the direction. On a lease in FROM, `KNOWS` is the owner and
+the TO that it knows. On a copy, `COPY` is the epoch up to which the row is only a copy.
+"""
 
 CLOSED = "closed"
-"""The last word of the control row: every lease is in TO, and new ones are made there."""
+"""The final direction in the control row: every lease is in TO, and new leases are created there."""
 
 OVER, OVER_AT = "swap_over", "swap_over_at"
-"""Our notes on a row of the same key in FROM: the swap is over, the store named here alone has the leases, and since
-when, in seconds since 1970.
+"""The annotations on a row with key `CONTROL` in FROM, after the swap has ended.
 
-Workers that are restarted with both stores before they are redeployed, and the command if it is run again, find them.
+`OVER` is the name of the store that now has all the leases, and `OVER_AT` the time in seconds since 1970. They are for
+workers that are restarted with both stores before they are redeployed, and for the command if it is run again.
 """
 
 LOOK_SECONDS = 2.0
-"""A worker that writes anything reads the control row as often."""
+"""How often a worker that writes leases reads the control row."""
 
 MOVES_AT_ONCE = 8
-"""The most leases that one worker moves at a time. With so many under way a renewal moves none, for others wait."""
+"""How many leases a worker moves at the same time.
+
+Beyond that, a renewal does not move its lease, because other writes wait for it.
+"""
 
 Way = Literal["to", "from", "closed", ""]
-"""The table to which leases are to move; "closed": all are in TO; "": none is to move."""
+"""The table to which leases move. "closed" means that all are in TO, and "" that none moves."""
 
 _NAMES = ("from", "to")
 
 _BY_OWNER = (writes.StealLease, writes.ReleaseLease, writes.RequestLease, writes.WithdrawRequest, writes.AnnotateLease)
-"""Writes that want the owner as seen, and not the version."""
+"""The writes whose condition is the owner as seen and not the version."""
 
 
 def marked(row: Lease) -> bool:
-    """Whether this row says that its lease goes on in the other table."""
+    """Return whether the lease of this row is moving to the other table."""
     return row.owner is not None and row.owner.startswith(MARK)
 
 
 def copied(row: Lease) -> bool:
-    """Whether this row is a copy, for which the other table's row speaks until it is claimed (W3)."""
-    noted = row.note(COPY) or ""
-    return noted.isascii() and noted.isdigit() and row.epoch <= int(noted)
+    """Return whether this row is a copy that has not been claimed, so that the row in the other table counts (W3)."""
+    epoch = row.note(COPY) or ""
+    return epoch.isascii() and epoch.isdigit() and row.epoch <= int(epoch)
 
 
 def joined(side: int, row: Lease) -> Lease:
-    """The lease as workers see it, by the row that speaks."""
+    """Return the lease as workers see it, from its current row in this table."""
     tag = _NAMES[side] + (">" if marked(row) else "")
     lease = evolve(
         row,
@@ -95,33 +103,36 @@ def joined(side: int, row: Lease) -> Lease:
     )
     if not marked(row):
         return lease
-    # It answers requests, or it would be stolen in the moment that it takes to move.
+    # Show that the owner answers requests, otherwise the lease would be stolen while it is moving.
     return evolve(
         lease, owner=(row.owner or "").removeprefix(MARK) or None, next_owner=None, yields=True, leaving=False
     )
 
 
 def parted(lease: Lease) -> tuple[int, bool, Lease]:
-    """The reverse of `joined`: the table, whether the row was marked, and the row as far as it is known."""
+    """Reverse `joined`: return the table, whether the row was marked, and the row as far as it is known."""
     tag, _, version = lease.version.rpartition(":") if ":" in lease.version else ("", "", lease.version)
     return int(tag.startswith("to")), tag.endswith(">"), evolve(lease, version=Version(version))
 
 
 PLACES = {(FROM, False): "FROM", (FROM, True): "FROM>TO", (TO, True): "TO>FROM", (TO, False): "TO"}
-"""In a word, by the table whose row speaks and whether it is marked."""
+"""The name of a lease's place, by the table of its current row and whether that row is marked."""
 
 
 def place_of(lease: Lease) -> str:
-    """The place of a joined lease, as one word."""
+    """Return the name of a joined lease's place."""
     return PLACES[parted(lease)[:2]]
 
 
 @frozen
 class SwapPlaces:
-    """The places of the leases of two tables.
+    """The number of leases in each place of a swap.
 
-    way      the table to which they are to move
-    there    leases that FROM speaks for; `moving`: that are on their way; `gone`: that TO speaks for
+    Attributes:
+        way: The table to which leases move.
+        there: The number of leases in FROM.
+        moving: The number of leases that are moving.
+        gone: The number of leases in TO.
     """
 
     way: Way
@@ -131,51 +142,51 @@ class SwapPlaces:
 
     @property
     def says(self) -> str:
-        """All of it in a sentence."""
+        """A sentence with all the numbers."""
         bound = {"to": "bound for TO", "from": "bound for FROM", "closed": "all bound for TO, ending", "": "staying"}
-        every = self.there + self.moving + self.gone
+        total = self.there + self.moving + self.gone
         places = f"{self.there} in FROM, {self.moving} on their way, {self.gone} in TO"
-        return f"{every} leases: {places}; {bound[self.way]}"
+        return f"{total} leases: {places}; {bound[self.way]}"
 
 
 def places_of(way: Way, leases: Collection[Lease]) -> SwapPlaces:
-    """Count these joined leases."""
-    found = [parted(lease)[:2] for lease in leases]
-    moving = found.count((FROM, True)) + found.count((TO, True))
-    return SwapPlaces(way, there=found.count((FROM, False)), moving=moving, gone=found.count((TO, False)))
+    """Count these joined leases by their places."""
+    places = [parted(lease)[:2] for lease in leases]
+    moving = places.count((FROM, True)) + places.count((TO, True))
+    return SwapPlaces(way, there=places.count((FROM, False)), moving=moving, gone=places.count((TO, False)))
 
 
 def signs_of_swap(leases: Iterable[Lease]) -> tuple[str, ...]:
-    """The signs of a swap that the rows of one table show, in sentences for who sees that table alone."""
-    found, rows = [], tuple(leases)
+    """Return sentences about a swap in which this table takes part, for users who look at this table alone."""
+    sentences, rows = [], tuple(leases)
     if moved := sum(map(marked, rows)):
-        found.append(
+        sentences.append(
             f"{moved} leases went on in another table, or are on their way (leasehold swap): look there, too; "
             "--to TO shows both"
         )
     control = next((lease for lease in rows if lease.key == CONTROL), None)
     if control is not None and (goal := control.note(OVER)) is not None:
-        found.append(f"the leases have moved to {goal} (leasehold swap), and that swap is over: look there")
+        sentences.append(f"the leases have moved to {goal} (leasehold swap), and that swap is over: look there")
     elif control is not None:
-        found.append(f"{CONTROL} is no lease: a swap into this table is not over (leasehold swap FROM TO --status)")
-    return tuple(found)
+        sentences.append(f"{CONTROL} is no lease: a swap into this table is not over (leasehold swap FROM TO --status)")
+    return tuple(sentences)
 
 
 @frozen
 class RowPair:
-    """The rows of one lease, FROM's and TO's."""
+    """The rows of one lease in FROM and TO."""
 
     rows: tuple[Lease | None, Lease | None]
 
     @property
     def side(self) -> int:
-        """The table whose row speaks: that of the higher epoch among those which are no copies (W1)."""
+        """The table of the current row: of those that are not copies, the row with the higher epoch (W1)."""
         ranks = [(row is not None, row is not None and not copied(row), row.epoch if row else 0) for row in self.rows]
         return FROM if ranks[FROM] > ranks[TO] else TO
 
     @property
     def row(self) -> Lease | None:
-        """The row that speaks."""
+        """The current row."""
         return self.rows[self.side]
 
     @property
@@ -185,23 +196,28 @@ class RowPair:
 
     @property
     def torn(self) -> bool:
-        """Whether none of the rows speaks: they were read in different moments (W5)."""
+        """Whether neither row is current, because the two were read at different moments (W5)."""
         return self.row is not None and copied(self.row)
 
     def put(self, side: int, row: Lease | None) -> "RowPair":
-        """The pair with another row in this table."""
+        """Return the pair with another row in this table."""
         return RowPair((row, self.rows[TO]) if side == FROM else (self.rows[FROM], row))
 
 
 class SwapStore:
-    """Two stores as one, behind the protocol of stores; safe under threads where both are.
+    """Two stores joined into one. Thread-safe if both are.
 
-    tables        FROM and TO, both of which this closes
-    goal_name     TO, as it is written on leases to say that their owners know it
-    clock         monotonic seconds
-    look_seconds  how old what the control row said may be
-    way           where leases are to go, by the control row as last read
-    Raises StoreError where a layout does not count owners: nothing would tell which of two rows speaks.
+    Args:
+        tables: FROM and TO. `close` closes both.
+        goal_name: The name of TO, which is annotated on leases to show that their owners know it.
+        clock: Returns monotonic seconds.
+        look_seconds: How often to read the control row.
+
+    Attributes:
+        way: The table to which leases move, from the control row as last read.
+
+    Raises:
+        StoreError: If a layout does not count owners, so that it would be unclear which of two rows is current.
     """
 
     def __init__(
@@ -226,41 +242,41 @@ class SwapStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The promises that both tables keep; grouped where one of them groups."""
-        one, other = (table.capabilities for table in self._tables)
+        """The capabilities that both tables have. Writes are grouped if one of the tables groups them."""
+        first, other = (table.capabilities for table in self._tables)
         return Capabilities(
-            owner_checked_checkpoint=one.owner_checked_checkpoint and other.owner_checked_checkpoint,
-            late_checkpoints=one.late_checkpoints and other.late_checkpoints,
-            groups_writes=one.groups_writes or other.groups_writes,
+            owner_checked_checkpoint=first.owner_checked_checkpoint and other.owner_checked_checkpoint,
+            late_checkpoints=first.late_checkpoints and other.late_checkpoints,
+            groups_writes=first.groups_writes or other.groups_writes,
         )
 
     # Reading
 
     def list(self) -> Listing:
-        """Every lease, of both tables."""
+        """Return every lease in either table."""
         listings = [table.list() for table in self._tables]
         rows = [{row.key: row for row in listing.leases} for listing in listings]
         control = rows[TO].pop(CONTROL, None)
         self._heed(control, certain=False)
         ended = rows[FROM].pop(CONTROL, None)
         if ended is not None and ended.note(OVER) == self._goal_name and (control is None or control.note(OVER)):
-            refuse_moved(listings[TO])  # after this swap, marks in TO are those of a later one
-        bad = {one.key: one for listing in listings for one in listing.malformed}
+            refuse_moved(listings[TO])  # this swap is over, so marks in TO belong to a later one
+        bad = {row.key: row for listing in listings for row in listing.malformed}
         keys = sorted((rows[FROM].keys() | rows[TO].keys()) - bad.keys())
         pairs = self._mended({key: RowPair((rows[FROM].get(key), rows[TO].get(key))) for key in keys})
-        found = (pair.lease for pair in pairs.values())
+        leases = (pair.lease for pair in pairs.values())
         return Listing(
-            tuple(lease for lease in found if lease is not None), tuple(bad.values()), listings[FROM].reports
+            tuple(lease for lease in leases if lease is not None), tuple(bad.values()), listings[FROM].reports
         )
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-        """Read these leases, in the order asked; those not there are left out."""
+        """Return these leases in the given order, without those that do not exist."""
         pairs = self._pairs(tuple(keys), stale_ok=stale_ok)
-        found = (pair.lease for pair in pairs.values())
-        return tuple(lease for lease in found if lease is not None)
+        leases = (pair.lease for pair in pairs.values())
+        return tuple(lease for lease in leases if lease is not None)
 
     def close(self) -> None:
-        """Close both."""
+        """Close both stores."""
         try:
             self._tables[FROM].close()
         finally:
@@ -274,25 +290,28 @@ class SwapStore:
         return self._pairs([key])[key]
 
     def _mended(self, pairs: Mapping[str, RowPair]) -> dict[str, RowPair]:
-        """Read rows again of which none speaks; what stands so still is a copy whose other row was deleted (W5)."""
-        found = dict(pairs)
+        """Read torn pairs again (W5).
+
+        If a pair does not change, its row is a copy whose other row was deleted. It then becomes the current row.
+        """
+        current = dict(pairs)
         for _ in range(ATTEMPTS):
-            torn = [key for key, pair in found.items() if pair.torn]
+            torn = [key for key, pair in current.items() if pair.torn]
             if not torn:
                 break
             rows = [{row.key: row for row in table.get(torn)} for table in self._tables]
             for key in torn:
-                again = RowPair((rows[FROM].get(key), rows[TO].get(key)))
-                if again == found[key] and again.row is not None:
-                    whole = evolve(again.row, notes=tuple(note for note in again.row.notes if note[0] != COPY))
-                    again = again.put(again.side, whole)
-                found[key] = again
-        return found
+                pair = RowPair((rows[FROM].get(key), rows[TO].get(key)))
+                if pair == current[key] and pair.row is not None:
+                    row = evolve(pair.row, notes=tuple(note for note in pair.row.notes if note[0] != COPY))
+                    pair = pair.put(pair.side, row)
+                current[key] = pair
+        return current
 
-    # The way
+    # The direction
 
     def _wish(self) -> int:
-        """The table that leases are to go to; -1 where nothing is to move."""
+        """Return the table to which leases move; -1 if none moves, or the control row cannot be read."""
         now = self._clock()
         if now - self._looked >= self._look_seconds:
             try:
@@ -313,13 +332,13 @@ class SwapStore:
     # Writing
 
     def write(self, write: writes.Write) -> Outcome:
-        """Apply the write under its condition where the lease was seen, or refuse it; a renewal may move the lease."""
+        """Apply the write in the table where the lease was seen. A renewal may also move the lease."""
         match write:
             case writes.CreateLease(lease):
-                # In FROM until the swap is closed: nobody may look for a lease in one table only that is in the other
-                # (W6).
-                if (there := self._pair(lease.key).lease) is not None:
-                    return Lost(lease.key, there)
+                # Until the swap is closed, new leases go to FROM. Otherwise a worker could look for a lease in one
+                # table only while it is in the other (W6).
+                if (existing := self._pair(lease.key).lease) is not None:
+                    return Lost(lease.key, existing)
                 self._heed(*self._tables[TO].get([CONTROL]), certain=True)
                 side = TO if self._closed else FROM
                 outcome = self._tables[side].write(write)
@@ -327,7 +346,7 @@ class SwapStore:
             case writes.DeleteLease():
                 return self._delete(write)
             case writes.CheckpointLate():
-                # Only where the lease still is: a row that does not speak would keep it to itself.
+                # Only write to the current row: a checkpoint in the other row would be lost.
                 side, was_marked, seen = parted(write.lease)
                 pair = self._pair(seen.key)
                 taken = not self.capabilities.late_checkpoints and pair.row is not None and pair.row.owner != seen.owner
@@ -338,12 +357,12 @@ class SwapStore:
         side, was_marked, seen = parted(write.lease)
         if was_marked:
             return self._onward(write)
-        # Asked before the write, for whatever comes after it could hide that another has taken the lease meanwhile.
+        # Check the direction before the write. Afterwards, the check could hide that another worker takes the lease.
         goes = isinstance(write, writes.RenewLease | writes.CheckpointLease) and self._wish() == 1 - side
-        # A row without a mark under the version or the owner as seen is one that speaks: no other table need be asked.
+        # An unmarked row with the version or the owner as seen is current, so the other table need not be read.
         sent = evolve(write, lease=seen)
         if side == FROM and isinstance(sent, writes.RenewLease | writes.ClaimLease | writes.StealLease):
-            # It notes that its worker knows TO (W8).
+            # Annotate that this worker knows TO (W8).
             me = (write.lease.owner or "") if isinstance(sent, writes.RenewLease) else sent.me
             sent = evolve(sent, notes=(*sent.notes, knowing(me, self._goal_name)))
         outcome = self._tables[side].write(sent)
@@ -353,7 +372,7 @@ class SwapStore:
                 isinstance(write, writes.ReleaseLease) and write.me != seen.owner
             )
             if by_owner and now is not None and now.owner == seen.owner and parted(now)[:2] != (side, False):
-                # Its condition is the owner, who has moved the lease meanwhile and has it still.
+                # The condition is the owner, which still owns the lease but has moved it in the meantime.
                 return self.write(evolve(write, lease=evolve(write.lease, version=now.version)))
             return Lost(seen.key, now)
         lease = outcome.lease
@@ -362,15 +381,15 @@ class SwapStore:
         return Done(joined(side, lease))
 
     def _moved(self, side: int, held: Lease, me: str) -> Outcome:
-        """Move a lease that was renewed just now. Refused if another took it meanwhile.
+        """Move a lease that was just renewed. Return `Lost` if another worker has taken it in the meantime.
 
-        Raises OutcomeUnknown as any write does: its next write finds out where the lease is.
+        Raises OutcomeUnknown like any write. The owner's next write finds out where the lease is.
         """
-        if len(self._moving) >= MOVES_AT_ONCE:  # threads that ask in one moment may pass it by a few
+        if len(self._moving) >= MOVES_AT_ONCE:  # concurrent threads may exceed this slightly
             return Done(joined(side, held))
         self._moving.add(held.key)
         try:
-            # Under the version, not the owner.
+            # `me` is not the owner, so the condition is the version.
             mark = self._tables[side].write(writes.ReleaseLease(held, "", MARK + me))
             arrived = self._through(side, mark.lease, me) if isinstance(mark, Done) else None
         finally:
@@ -378,9 +397,9 @@ class SwapStore:
         return self._lost(held.key) if arrived is None else Done(arrived)
 
     def carry(self, seen: Lease, goal: int) -> Outcome:
-        """Move a lease that nobody owns, as it was seen, so that it is nobody's in this table.
+        """Move a lease without owner, as it was seen, to table `goal`. It has no owner there either.
 
-        One that was marked on its way to the other table goes on there first.
+        If the lease was already moving to the other table, that move is completed first.
         """
         side, was_marked, row = parted(seen)
         if seen.owner is not None or (side == goal and not was_marked):
@@ -390,7 +409,7 @@ class SwapStore:
         return self._lost(seen.key) if arrived is None else Done(arrived)
 
     def _through(self, side: int, row: Lease, taker: str | None) -> Lease | None:
-        """Go on in the other table with a lease that was marked just now; None if another did."""
+        """Complete the move of a lease that was just marked; return None if another worker did."""
         pair = RowPair((None, None)).put(side, row)
         for _ in range(ATTEMPTS):
             if (arrived := self._arrived(pair, taker)) is not None:
@@ -401,7 +420,7 @@ class SwapStore:
         raise StoreError(f"lease {row.key!r}: {ATTEMPTS} conditional writes in a row were refused")
 
     def _onward(self, write: writes.LeaseChange) -> Outcome:
-        """A write of a lease that was seen marked: it goes on in the other table, and is written there."""
+        """Apply the write to a lease that was seen marked: complete its move, and write in the other table."""
         key, seen = write.lease.key, write.lease
         for _ in range(ATTEMPTS):
             pair = self._pair(key)
@@ -435,49 +454,55 @@ class SwapStore:
         raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were refused")
 
     def _arrived(self, pair: RowPair, taker: str | None, notes: Notes = ()) -> Lease | None:
-        """Go on in the other table with a lease whose row is marked (W3, W4); None if another wrote there meanwhile.
+        """Copy a marked row to the other table and claim it there (W3, W4).
 
-        Without a taker it is nobody's there.
+        Args:
+            pair: The rows of the lease.
+            taker: The new owner, or None to leave the lease without owner.
+            notes: The annotations to write with the claim.
+
+        Returns:
+            The lease, or None if another worker wrote to the other table in the meantime.
         """
         row, goal = pair.row, 1 - pair.side
         if row is None:
             return None
-        table, there = self._tables[goal], pair.rows[goal]
-        if there is None:
-            made = table.write(writes.CreateLease(_copy(row)))
-            if (there := made.lease) is None:
+        table, target = self._tables[goal], pair.rows[goal]
+        if target is None:
+            created = table.write(writes.CreateLease(_copy(row)))
+            if (target := created.lease) is None:
                 return None
-        if there.epoch > row.epoch:
-            return None  # another was first
-        # What is left of an earlier turn is a copy before it is nobody's: who read the two tables in different moments
-        # would take it for the truth.
-        further = row.epoch + (taker is None)
+        if target.epoch > row.epoch:
+            return None  # another worker was first
+        # Annotate a row left from an earlier move as a copy before releasing it. Otherwise, a worker that has read the
+        # two tables at different moments could take it for the current row.
+        new_epoch = row.epoch + (taker is None)
         steps: tuple[tuple[bool, Callable[[Lease], writes.Write]], ...] = (
-            (there.note(COPY) != str(row.epoch), lambda old: writes.AnnotateLease(old, COPY, str(row.epoch))),
-            (there.owner is not None, lambda old: writes.ReleaseLease(old, "")),
+            (target.note(COPY) != str(row.epoch), lambda old: writes.AnnotateLease(old, COPY, str(row.epoch))),
+            (target.owner is not None, lambda old: writes.ReleaseLease(old, "")),
             (
-                there.epoch < further,
+                target.epoch < new_epoch,
                 lambda old: writes.ResetLease(
                     evolve(old, parents=row.parents, hash_range=row.hash_range),
                     row.checkpoint,
                     _copy(row).notes,
-                    epoch=further,
+                    epoch=new_epoch,
                 ),
             ),
         )
         for needed, step in steps:
             if needed:
-                outcome = table.write(step(there))
+                outcome = table.write(step(target))
                 if not isinstance(outcome, Done):
                     return None
-                there = outcome.lease
+                target = outcome.lease
         if taker is None:
-            return joined(goal, there)
-        claim = table.write(writes.ClaimLease(there, taker, notes))
+            return joined(goal, target)
+        claim = table.write(writes.ClaimLease(target, taker, notes))
         return joined(goal, claim.lease) if isinstance(claim, Done) else None
 
     def _delete(self, write: writes.DeleteLease) -> Outcome:
-        """The row that does not speak goes first, or it would speak once the other is gone (W7)."""
+        """Delete both rows. The current one goes last, otherwise the other would become current (W7)."""
         key = write.lease.key
         for _ in range(ATTEMPTS):
             pair = self._pair(key)
@@ -486,8 +511,8 @@ class SwapStore:
                 return Done(write.lease)
             if not (lease.ended if write.lease.ended else lease.version == write.lease.version):
                 return Lost(key, lease)
-            rest = pair.rows[1 - side]
-            if rest is not None and not isinstance(self._tables[1 - side].write(writes.DeleteLease(rest)), Done):
+            other = pair.rows[1 - side]
+            if other is not None and not isinstance(self._tables[1 - side].write(writes.DeleteLease(other)), Done):
                 continue
             if isinstance(self._tables[side].write(writes.DeleteLease(row)), Done):
                 return Done(write.lease)
@@ -498,24 +523,24 @@ class SwapStore:
 
 
 def _copy(row: Lease) -> Lease:
-    """The row for the other table: nobody's, at the same position and epoch, and no truth."""
+    """Return the copy of a row for the other table: without owner, at the same position and epoch."""
     notes = tuple(note for note in row.notes if note[0] not in {KNOWS, COPY})
     return evolve(row, owner=None, next_owner=None, yields=False, leaving=False, notes=(*notes, (COPY, str(row.epoch))))
 
 
 def knowing(worker: str, goal_name: str) -> tuple[str, str]:
-    """The note by which this worker says that it knows TO."""
+    """Return the annotation which shows that this worker knows TO."""
     return (KNOWS, f"{worker} {goal_name}")
 
 
 def wish_of(control: Lease) -> int:
-    """The table that leases are to go to, by the control row; -1 where nothing is to move."""
+    """Return the table to which leases move according to the control row; -1 if none moves."""
     wish = control.note(WISH) or ""
     return TO if wish == CLOSED else _NAMES.index(wish) if wish in _NAMES else -1
 
 
 def way_of(control: Lease) -> Way:
-    """The table to which leases are to move, by the control row."""
+    """Return the direction of the swap according to the control row."""
     if control.note(WISH) == CLOSED:
         return "closed"
     ways: dict[int, Way] = {FROM: "from", TO: "to"}
@@ -523,7 +548,7 @@ def way_of(control: Lease) -> Way:
 
 
 def of_this_swap(control: Lease, names: tuple[str, str]) -> Lease:
-    """The control row. Raises StoreError where it is that of a swap from another table."""
+    """Return the control row. Raises StoreError if it belongs to another swap."""
     if (goal := control.note(OVER)) is not None:
         raise StoreError(f"the leases of TO ({names[TO]}) have moved to {goal} by a later `leasehold swap`")
     if control.note(ORIGIN) != names[FROM]:
@@ -534,38 +559,47 @@ def of_this_swap(control: Lease, names: tuple[str, str]) -> Lease:
 
 
 def swap_is_over(tables: tuple[Store, Store], names: tuple[str, str]) -> bool:
-    """Return whether a swap between these tables has ended: TO alone has the leases."""
+    """Return whether a swap between these tables has ended, so that all leases are in TO."""
     return any(row.note(OVER) == names[TO] for row in tables[FROM].get([CONTROL])) and not tables[TO].get([CONTROL])
 
 
 def announced(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease | None:
-    """The control row of the swap between these tables, made if there is none; None if the swap is over.
+    """Return the control row of the swap between these tables, which is created if necessary.
 
-    Raises StoreError where TO has leases of another life, or is the goal of another swap.
+    Args:
+        tables: FROM and TO.
+        names: Their names.
+
+    Returns:
+        The control row, or None if the swap is over.
+
+    Raises:
+        StoreError: If TO already has leases that are not part of a swap, or is the goal of another swap.
+        OutcomeUnknown: If the control row is created and deleted at the same time.
     """
     if swap_is_over(tables, names):
         return None
-    found = tables[TO].get([CONTROL])
-    if not found:
+    rows = tables[TO].get([CONTROL])
+    if not rows:
         listing = tables[TO].list()
-        # Workers of a fleet may begin in one moment: another has made it since.
-        found = tuple(row for row in listing.leases if row.key == CONTROL)
-    if not found:
+        # Another worker may have created the row in the meantime.
+        rows = tuple(row for row in listing.leases if row.key == CONTROL)
+    if not rows:
         if listing.leases or listing.malformed:
             raise StoreError(
                 f"TO ({names[TO]}) has leases and is no part of a swap: name an empty table; if the swap from "
                 f"{names[FROM]} is over, start the workers with TO as their only store"
             )
         control = Lease(CONTROL, checkpoint=SHARD_END, notes=((ORIGIN, names[FROM]), (WISH, "")))
-        made = tables[TO].write(writes.CreateLease(control))
-        found = (made.lease,) if made.lease else ()
-    if not found:
+        created = tables[TO].write(writes.CreateLease(control))
+        rows = (created.lease,) if created.lease else ()
+    if not rows:
         raise OutcomeUnknown("the swap's control row came and went; try again")
-    return of_this_swap(found[0], names)
+    return of_this_swap(rows[0], names)
 
 
 def tables_apart(store: str, to: str, option: str) -> None:
-    """Raises ValueError where the URL `to` is no store for a fleet, or the same one."""
+    """Raise ValueError if workers cannot use the store with the URL `to`, or if it is the same store."""
     if store_address(to)[0] == "file":
         raise ValueError(f"{option}: file:// is a backup, on which no fleet works")
     if store_address(store) == store_address(to):
@@ -580,15 +614,23 @@ def open_both(
     create: bool = True,
     request_seconds: float | None = None,
 ) -> SwapStore:
-    """The store of a worker whose leases `leasehold swap` moves from the one URL to the other.
+    """Open the store of a worker while `leasehold swap` moves its leases from one store to another.
 
-    What `consume --store FROM --to TO` opens: give it to `leasehold.run` and the others as `leases` where one of the
-    stores wants other credentials than the environment's.
+    `consume --store FROM --to TO` opens this store. If one of the stores needs other credentials than those in the
+    environment, open it yourself and pass it as `leases`, to `leasehold.run` for example.
 
-    sessions  of boto3's, with the credentials of the two; None: as their URLs say
-    create, request_seconds  as of `open_store`
-    Raises what `open_store` raises, and StoreError where TO has leases of another life, or a layout does not count
-    owners.
+    Args:
+        store: The URL of FROM.
+        to: The URL of TO.
+        sessions: Two boto3 sessions with the credentials for FROM and TO, each as in `open_store`.
+        create: Create the tables if they do not exist.
+        request_seconds: The time limit of a request, as in `open_store`.
+
+    Raises:
+        ValueError: If a URL is invalid, or both name the same store.
+        StoreError: If a store cannot be used, its layout does not count owners, or TO already has leases that are not
+            part of this swap.
+        OutcomeUnknown: If a store cannot be reached.
 
     Examples:
         >>> from leasehold.stores import open_both
@@ -609,7 +651,7 @@ def open_tables(
     create: bool = True,
     request_seconds: float | None = None,
 ) -> tuple[Store, Store]:
-    """The tables that `open_both` joins, with the control row of their swap."""
+    """Open the tables that `open_both` joins, and create the control row of their swap."""
     tables_apart(store, to, "to")
     with ExitStack() as failed:
         source, target = (
@@ -624,7 +666,7 @@ def open_tables(
 
 
 def refuse_moved(listing: Listing) -> None:
-    """Raises StoreError, saying what to do, if this table alone does not have all of its leases."""
+    """Raise StoreError if leases of this table are in another one. The message explains what to do."""
     control = next((row for row in listing.leases if row.key == CONTROL), None)
     if control is not None and (goal := control.note(OVER)) is not None:
         raise StoreError(f"the leases have moved to {goal} by `leasehold swap`; start the worker with it")
@@ -640,13 +682,14 @@ def refuse_moved(listing: Listing) -> None:
 
 
 class OneTableStore(PassingStore):
-    """The store of a worker that knows one table: while that takes part in a swap, it gives no listing.
+    """The store of a worker that knows only one table. While that table takes part in a swap, `list` raises.
 
-    Without a listing nothing is claimed or made. A worker that began before the swap did keeps to what it holds.
+    Without a listing, the worker neither claims nor creates leases. If it was started before the swap, it keeps the
+    leases that it holds.
     """
 
     def list(self) -> Listing:
-        """Every lease. Raises StoreError, saying what to do, where some are elsewhere."""
+        """Return every lease. Raises StoreError if leases of this table are in another one."""
         listing = super().list()
         refuse_moved(listing)
         return listing

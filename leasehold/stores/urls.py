@@ -1,28 +1,28 @@
-"""From a URL to a store: `scheme://place?option=value`, each scheme importing only what it needs.
+"""Opens stores by URL: `scheme://place?option=value`. Each scheme imports only what it needs.
 
-memory://name                                  a table of this process
+memory://name                                  a table in this process
 sqlite:///folder/leases.db                     a file on this machine; sqlite://leases.db is relative
-file:///folder/backup.jsonl                    a backup, which copy-leases writes and reads; no fleet works on it
+file:///folder/backup.jsonl                    a backup, which copy-leases writes and reads; workers cannot use it
 dynamodb://table?region=…&endpoint=…           Amazon DynamoDB, in the Kinesis Client Library's layout;
-                                               `wire=boto3` has all calls made by boto3
-dynamodb://table?protect=on                    where it is made: with deletion protection and point-in-time recovery
+                                               with `wire=boto3` boto3 makes all calls
+dynamodb://table?protect=on                    if the table is created: with deletion protection and point-in-time
+                                               recovery
 dynamodb://table?prefix=orders/                one application's part of a table that many share, none of them Java
-azblob://account/container?prefix=…            Azure Blob; the key in AZURE_STORAGE_CONNECTION_STRING, else by identity
+azblob://account/container?prefix=…            Azure Blob; the key from AZURE_STORAGE_CONNECTION_STRING, or an identity
 azblob://account/container?eventhub=…&group=…  the same, in the Azure SDKs' layout: eventhub=<namespace>/<hub>;
-                                               `start=` says where a partition without a checkpoint begins, and
-                                               `endpoint=` names another service than the account's
-s3://bucket/prefix?region=…&endpoint=…         Amazon S3, or a service that keeps its conditional writes
+                                               `start=` is where a partition without a checkpoint begins, and
+                                               `endpoint=` replaces the account's own service
+s3://bucket/prefix?region=…&endpoint=…         Amazon S3, or a compatible service with conditional writes
 gcs://bucket/prefix?project=…&endpoint=…       Google Cloud Storage, with the credentials that Google's libraries find
-postgres://host:port/database?table=…          PostgreSQL; the password as libpq finds it (PGPASSWORD, PGPASSFILE), user
-                                               and encryption too, unless `user=` and `sslmode=` say them
-…?layout=sessions                              all but files, for fleets of ours alone: one write of a worker renews and
+postgres://host:port/database?table=…          PostgreSQL; libpq finds the password (PGPASSWORD, PGPASSFILE), and also
+                                               user and encryption unless `user=` and `sslmode=` are given
+…?layout=sessions                              all but files, if every worker is ours: one write of a worker renews and
                                                checkpoints all its leases (`specs/sessions.md`)
 
-Those of AWS take `profile=NAME`, `role_arn=…` and `external_id=…` in place of the environment's credentials.
+URLs of AWS also take `profile=NAME`, `role_arn=…` and `external_id=…`, instead of the environment's credentials.
 
-Addresses of stores and sources, `scheme://place?option=value`, and the modules that open them.
-
-Endpoints of services as users name them, never with credentials, which errors would repeat; and their clocks.
+The functions that parse URLs also serve sources, which have schemes of their own. No URL or endpoint may contain
+credentials, because errors would repeat them.
 """
 
 import re
@@ -45,12 +45,13 @@ if TYPE_CHECKING:  # an extra brings it
 
 @frozen
 class Scheme:
-    """The meaning of a scheme: the module that has `open_url`, the options that it understands, and its libraries.
+    """A URL scheme.
 
-    `open_url(place, options, …)` opens what is there. It raises ValueError, naming an option that it cannot use; a
-    module of AWS takes `session`, of boto3's.
-
-    extra  the extra of leasehold that brings these libraries; "" where it needs none
+    Attributes:
+        module: The module that opens its URLs with `open_url(place, options, …)`. The function raises ValueError for an
+            option that it cannot use. Modules of AWS also take a boto3 `session`.
+        options: The names of the options that the module understands.
+        extra: The extra of leasehold that installs the libraries of the module; "" if it needs none.
     """
 
     module: str
@@ -58,7 +59,12 @@ class Scheme:
     extra: str = ""
 
     def load(self, kind: str, fault: type[Exception]) -> Any:  # noqa: ANN401  each kind types its own modules
-        """The module. Raises `fault` with what to install where a library is missing."""
+        """Import the module.
+
+        Args:
+            kind: What the URL is of, such as "store", for the error.
+            fault: The class of the error to raise if a library is missing. The message names the extra to install.
+        """
         try:
             return import_module(self.module)
         except ModuleNotFoundError as missing:
@@ -69,34 +75,41 @@ class Scheme:
 
 @frozen(eq=False)
 class Schemes(Mapping[str, Scheme]):
-    """The schemes of stores or sources: our own, and those that other distributions add by entry points.
+    """The schemes of stores or sources: our own, and those that other distributions add through entry points.
 
-    Such an entry point names a module with `open_url` and, if its URLs have options, their names in `OPTIONS`.
+    Such an entry point names a module with `open_url`. If its URLs have options, the module lists their names in
+    `OPTIONS`.
     """
 
     kind: str
     own: Mapping[str, Scheme]
 
     def __getitem__(self, scheme: str) -> Scheme:
-        """Return our own scheme of this name, else the other. Raises KeyError if there is none."""
+        """Return the scheme with this name, preferring our own. Raises KeyError if there is none."""
         if scheme in self.own:
             return self.own[scheme]
         module = plugins(self.kind)[scheme].load()
         return Scheme(module.__name__, frozenset(getattr(module, "OPTIONS", ())))
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over all names."""
+        """Iterate over the names of all schemes."""
         return iter({**self.own, **plugins(self.kind)})
 
     def __len__(self) -> int:
-        """Count the names."""
+        """Return the number of schemes."""
         return len({**self.own, **plugins(self.kind)})
 
 
 def read_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, str, Mapping[str, str]]:
-    """The scheme, the place and the options of the URL of a store or source (its `kind`).
+    """Split a URL into scheme, place and options.
 
-    Raises ValueError, naming what is wrong and never repeating the URL (it may hold a secret).
+    Args:
+        url: The URL.
+        kind: What the URL is of, such as "store", for errors.
+        schemes: The known schemes.
+
+    Raises:
+        ValueError: If the URL is invalid. The message never repeats the URL, which may contain a secret.
     """
     try:
         url.encode()  # raises for a lone surrogate
@@ -110,16 +123,16 @@ def read_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, s
         raise ValueError(
             f"{kind} URL: unknown scheme {parts.scheme!r}; choose one of {', '.join(sorted(schemes))}{hint}"
         )
-    # The secrets of AWS have slashes, and what stands before the first would pass for a place with a port.
+    # A secret key of AWS may contain a slash. urlsplit then takes the part before the slash for a host and port.
     slashed = ":" in parts.netloc and "@" in parts.path
     if parts.username or parts.password or slashed:
         raise ValueError(f"{kind} URL: credentials do not belong in it; use the environment")
-    known = schemes[parts.scheme].options
+    valid = schemes[parts.scheme].options
     options: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
-        if name not in known:
-            choice = f"choose among {', '.join(sorted(known))}" if known else f"this {kind} has none"
-            raise ValueError(f"{kind} URL: unknown option {name!r}; {choice}{did_you_mean(name, known)}")
+        if name not in valid:
+            choice = f"choose among {', '.join(sorted(valid))}" if valid else f"this {kind} has none"
+            raise ValueError(f"{kind} URL: unknown option {name!r}; {choice}{did_you_mean(name, valid)}")
         if not value or name in options:
             hint = "in a shell, $Default and the like want single quotes around the URL"
             raise ValueError(f"{kind} URL: option {name!r} wants one value; {hint}")
@@ -128,10 +141,10 @@ def read_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, s
 
 
 AWS = frozenset({"region", "endpoint", "profile", "role_arn", "external_id"})
-"""The options of every URL of AWS."""
+"""The options that every URL of AWS takes."""
 
 ROLE = re.compile(r"arn:[\w-]+:iam::\d{12}:role/[\w+=,.@/-]+")
-"""The form of `role_arn=`."""
+"""The format of the option `role_arn`."""
 
 _PROVED = frozenset({"dynamodb", "azblob", "s3", "gcs", "postgres"})
 
@@ -163,14 +176,22 @@ def open_store(
     request_seconds: float | None = None,
     session: "Session | None" = None,
 ) -> Store:
-    """The store this URL names; its table is made if there is none, unless `create` is False.
+    """Open the store with this URL.
 
-    A service is tried first, whether it keeps the conditions of writes, unless `write` is False: then it
-    need not even allow writes. No request takes longer than `request_seconds`, its repetitions included: a
-    worker gives a third of its `lease_seconds`, so that a stalled request does not cost it the lease. None: as
-    long as suits a tool. A `session` of boto3's has the credentials for a URL of AWS; None: the URL's, or the
-    environment's. Raises ValueError, naming what is wrong and never repeating the URL (it may hold a
-    secret); StoreError if the store cannot be used as asked; OutcomeUnknown if it cannot be reached.
+    Args:
+        url: The URL, as `dynamodb://orders-app`.
+        create: Create the table if it does not exist.
+        write: Check first that the service honors the conditions of writes. If False, the service need not even allow
+            writes.
+        request_seconds: The time limit of a request with all its retries. Workers pass a third of their
+            `lease_seconds`, so that a stalled request does not cost them a lease. None means limits that suit a
+            command-line tool.
+        session: A boto3 session with the credentials for a URL of AWS. None means those of the URL or the environment.
+
+    Raises:
+        ValueError: If the URL is invalid. The message never repeats the URL, which may contain a secret.
+        StoreError: If the store cannot be used as requested.
+        OutcomeUnknown: If the store cannot be reached.
 
     Examples:
         >>> from leasehold.stores import open_store
@@ -178,9 +199,9 @@ def open_store(
         >>> store.close()
     """
     scheme, place, options = store_address(url)
-    told = session_for(_SCHEMES[scheme], session, "store URL")
+    arguments = session_for(_SCHEMES[scheme], session, "store URL")
     module = _SCHEMES[scheme].load("store", StoreError)
-    store: Any = module.open_url(place, options, create=create, request_seconds=request_seconds, **told)
+    store: Any = module.open_url(place, options, create=create, request_seconds=request_seconds, **arguments)
     try:
         if "layout" in _SCHEMES[scheme].options:
             store = _LAYOUTS.load("layout", StoreError).in_layout(store, options.get("layout"))
@@ -194,35 +215,49 @@ def open_store(
 
 
 def session_for(scheme: Scheme, session: "Session | None", where: str) -> "dict[str, Session]":
-    """The argument by which a module of AWS takes a session. Raises ValueError where the URL is none of AWS."""
+    """Return the keyword argument that passes a session to a module of AWS; empty without a session.
+
+    Args:
+        scheme: The scheme of the URL.
+        session: A boto3 session, or None.
+        where: What the URL is, for the error.
+
+    Raises:
+        ValueError: If there is a session but the URL is not one of AWS.
+    """
     if session is not None and scheme.extra != "aws":
         raise ValueError(f"{where}: a session of boto3's has the credentials of AWS, and this URL is none of AWS")
     return {} if session is None else {"session": session}
 
 
 def store_address(url: str) -> tuple[str, str, Mapping[str, str]]:
-    """The scheme, the place and the options of a store's URL. Raises ValueError, never repeating the URL."""
+    """Split a store URL into scheme, place and options. Raises ValueError, without repeating the URL."""
     return read_url(url, "store", _SCHEMES)
 
 
 _TELLING = ("prefix", "eventhub", "group", "table")
-"""Options that tell two lease tables at one place apart; none of them is a secret."""
+"""The options that distinguish lease tables at the same place. None of them is a secret."""
 
 
 def name_of(url: str) -> str:
-    """The name of a store for people: its URL with no more options than tell it from its neighbours.
+    """Return the URL of a store as people should see it, with only the options that distinguish its table.
 
-    Raises ValueError, never repeating the URL.
+    Raises ValueError, without repeating the URL.
     """
     scheme, place, options = store_address(url)
-    told = urlencode({name: options[name] for name in _TELLING if name in options}, safe="/:$")
-    return f"{scheme}://{place}" + (f"?{told}" if told else "")
+    query = urlencode({name: options[name] for name in _TELLING if name in options}, safe="/:$")
+    return f"{scheme}://{place}" + (f"?{query}" if query else "")
 
 
 def endpoint_of(url: str | None, where: str = "store URL") -> str | None:
-    """The endpoint that a URL of this kind names: a plain http:// or https:// address.
+    """Check the value of the option `endpoint`, and return it.
 
-    Raises ValueError, which repeats nothing of it.
+    Args:
+        url: A plain http:// or https:// address, or None.
+        where: The kind of URL that has the option, for errors.
+
+    Raises:
+        ValueError: If it is something else, or contains credentials. The message repeats nothing of it.
     """
     if url is None:
         return None
@@ -239,7 +274,7 @@ def endpoint_of(url: str | None, where: str = "store URL") -> str | None:
 
 
 def date_of(header: str | None) -> float | None:
-    """Seconds since 1970 of an answer's Date header; None where there is none, or none that can be read."""
+    """Parse a Date header into seconds since 1970; None if it is missing or invalid."""
     try:
         return None if header is None else parsedate_to_datetime(header).timestamp()
     except (ValueError, OverflowError, IndexError, TypeError):
@@ -247,6 +282,9 @@ def date_of(header: str | None) -> float | None:
 
 
 def without_credentials(endpoint: str) -> None:
-    """Raises StoreError if a client's endpoint holds credentials: the SDK of AWS takes it from the environment too."""
+    """Raise StoreError if a client's endpoint contains credentials.
+
+    Our URLs cannot contain any, but boto3 may also take the endpoint from the environment.
+    """
     if "@" in endpoint:
         raise StoreError("the endpoint holds credentials, which do not belong in it; name it without them")

@@ -1,10 +1,10 @@
-"""Every write of a lease table, as a value that states its condition and carries the lease as its caller saw it.
+"""The writes of a lease table. Each is a value that carries the lease as its caller saw it, and states a condition.
 
-`applied` makes the stored lease of it where a store can read and replace one lease in one step;
-`dynamodb.writes` and `objects.store` state the same conditions in their services' own ways. Every owner change
-adds one to the counter and never sets it, so that no owner can mistake another's counter for its own.
+`applied` computes the effect of a write on the stored lease, as a pure function. It is all that a store needs if it can
+read and replace a lease in one step. `dynamodb.writes` and `objects.store` express the same conditions in the terms of
+their services.
 
-The effect of a write on the stored lease, purely: enough for a store that replaces a lease in one step.
+A change of owner increments the counter and never sets it, so no owner can mistake another owner's counter for its own.
 """
 
 import math
@@ -27,9 +27,9 @@ def _storable(_write: object, attribute: Any, value: Any) -> None:  # noqa: ANN4
 
 @frozen
 class CreateLease:
-    """Store a new lease, which nobody owns yet. Condition: the key does not exist.
+    """Creates a lease without an owner. Condition: the key does not exist.
 
-    The counter goes on from the lease's own epoch, so that a lease copied from another store keeps growing.
+    The counter continues from the epoch of `lease`, so it keeps growing if the lease is copied from another store.
 
     Examples:
         >>> from leasehold import Lease
@@ -48,10 +48,10 @@ class CreateLease:
 
 @frozen
 class ClaimLease:
-    """Own a free, expired or given lease, and remove any heir and hand-off. Condition: the version as seen.
+    """Takes a free, expired or given lease, and removes any next owner and hand-off. Condition: the version as seen.
 
-    So an owner who woke up keeps its lease. To an heir the claim is also the acceptance of a gift: were
-    a reading enough, giver and heir could both believe they own the lease.
+    The condition lets an owner that was only slow keep its lease. A next owner must also claim a lease that it was
+    given: if reading the lease were enough, giver and next owner could both believe that they own it.
 
     Examples:
         >>> from leasehold import Lease
@@ -69,10 +69,10 @@ class ClaimLease:
 
 @frozen
 class StealLease:
-    """Take a lease from its living owner, and remove any heir and hand-off.
+    """Takes a lease from its live owner, and removes any next owner and hand-off.
 
-    Condition: the owner as seen. Where the lease as seen names me as its heir, it must still do so. The version does
-    not matter, so that the victim's renewals in between do not defeat the thief.
+    Condition: the owner as seen. If the lease as seen names `me` as the next owner, it must still do so. The version
+    does not matter, otherwise each renewal by the owner would defeat the steal.
 
     Examples:
         >>> from leasehold import Lease
@@ -91,11 +91,15 @@ class StealLease:
 
 @frozen
 class RenewLease:
-    """Say that the owner is alive: one more on the counter, with `notes` in the same write.
+    """Renews a lease: increments the counter, and stores `notes` in the same write.
 
-    Condition: version and owner as seen, and the lease has not ended since it was seen, for then its
-    reader must stop. `lease.weight` is stored where there is one: the owner measures it. A `patient` one may wait for
-    others where the layout writes many at once.
+    Condition: the version and the owner as seen, and the lease has not ended since it was seen. If it has ended, its
+    lease reader must stop.
+
+    Attributes:
+        lease: The lease as seen. Its weight, which the owner measures, is stored unless it is None.
+        notes: The annotations to store.
+        patient: Whether the write may wait for others, if the layout groups writes.
 
     Examples:
         >>> from leasehold import Lease
@@ -114,12 +118,18 @@ class RenewLease:
 
 @frozen
 class CheckpointLease:
-    """Move the checkpoint forward, which is also a renewal; `lease.weight` is stored as `RenewLease` does.
+    """Moves the checkpoint forward and renews the lease.
 
-    Condition: version and owner as seen, the stored checkpoint not past `position`, and not SHARD_END.
-    SHARD_END stores the `children` where the layout has a place for them. SHARD_END drops owner, heir
-    and hand-off unless `keep_owner` (rule set kcl), since nothing is left to own. A `patient` one may wait for others
-    where the layout writes many at once.
+    Condition: the version and the owner as seen; the stored checkpoint is not past `position`, and is not SHARD_END.
+
+    A checkpoint at SHARD_END leaves nothing to own, so it removes the owner, the next owner and any hand-off.
+
+    Attributes:
+        lease: The lease as seen. Its weight is stored unless it is None.
+        position: The new checkpoint.
+        children: The child shards, stored with SHARD_END if the layout has a field for them.
+        keep_owner: Keep the owner at SHARD_END (rule set kcl).
+        patient: Whether the write may wait for others, if the layout groups writes.
 
     Examples:
         >>> from leasehold import Lease, Position
@@ -140,7 +150,9 @@ class CheckpointLease:
 
 @frozen
 class CheckpointLate:
-    """Move the checkpoint forward after a theft; owner and version untouched, so that the new owner is not disturbed.
+    """Moves the checkpoint forward after the lease was stolen.
+
+    Owner and version do not change, so the new owner is not disturbed.
 
     Condition: the stored checkpoint is before `position` and not SHARD_END.
 
@@ -161,9 +173,15 @@ class CheckpointLate:
 
 @frozen
 class ReleaseLease:
-    """Drop the owner, the heir and any hand-off; with `to`, make that worker of another library the owner (M14).
+    """Removes the owner, the next owner and any hand-off.
 
-    Condition: the owner is me; of a foreign expired lease, the version as seen, in case its owner woke up.
+    Condition: `me` owns the lease. If another worker owned it when it was seen (expired), the condition is the version
+    as seen, in case that worker was only slow.
+
+    Attributes:
+        lease: The lease as seen.
+        me: The worker that releases the lease.
+        to: A worker of another library, which becomes the owner (M14).
 
     Examples:
         >>> from leasehold import Lease
@@ -182,10 +200,10 @@ class ReleaseLease:
 
 @frozen
 class RequestLease:
-    """Name me as heir (H2); version untouched, or the owner's next renewal would be refused.
+    """Makes `me` the next owner (H2). The version does not change, otherwise the owner's next renewal would fail.
 
-    Condition: the owner as seen still owns it and answers requests, the lease is not ended, no KCL 3.x
-    hand-off runs, and no other heir is named than the (stale) one as seen.
+    Condition: the owner as seen still owns the lease and answers requests, the lease has not ended, no KCL 3.x hand-off
+    is under way, and there is no next owner other than the (stale) one as seen.
 
     Examples:
         >>> from leasehold import Lease
@@ -203,9 +221,10 @@ class RequestLease:
 
 @frozen
 class WithdrawRequest:
-    """Remove me as heir; version untouched. Condition: the owner as seen, the heir me, no KCL 3.x hand-off.
+    """Removes `me` as the next owner. The version does not change.
 
-    A worker that leaves writes it, or an owner would give the lease to a worker that has ended.
+    Condition: the owner as seen, `me` is the next owner, and no KCL 3.x hand-off is under way. A worker that shuts down
+    withdraws its requests, otherwise an owner would give a lease to a worker that no longer runs.
 
     Examples:
         >>> from leasehold import Lease
@@ -224,10 +243,11 @@ class WithdrawRequest:
 
 @frozen
 class GiveLease:
-    """Checkpoint the lease and make `lease.heir` its owner in one step (H3): the heir starts where the giver stopped.
+    """Checkpoints the lease and makes the next owner its owner in one step (H3).
 
-    Condition: version, owner, heir and hand-off as seen, the stored checkpoint not past `position`, and
-    not SHARD_END. After a KCL 3.x hand-off the heir may be a worker that answers no requests.
+    The next owner therefore starts where the giver stopped. Condition: version, owner, next owner and hand-off as seen;
+    the stored checkpoint is not past `position`, and is not SHARD_END. After a KCL 3.x hand-off the next owner may be a
+    worker that does not answer requests.
 
     Examples:
         >>> from leasehold import Lease, Position
@@ -246,9 +266,9 @@ class GiveLease:
 
 @frozen
 class TakeBackLease:
-    """Own again a lease that I gave and nobody accepted. Condition: owner and version as given.
+    """Takes back a lease that `me` gave and the next owner has not accepted.
 
-    Refused as soon as the heir has accepted, for that moved the version.
+    Condition: the owner and the version as given. Acceptance changes the version, so this write fails afterwards.
 
     Examples:
         >>> from leasehold import Lease, Position
@@ -268,7 +288,9 @@ class TakeBackLease:
 
 @frozen
 class AnnotateLease:
-    """Set one of our attributes; version untouched where `capabilities.free_notes`. Condition: the owner as seen.
+    """Sets one annotation. Condition: the owner as seen.
+
+    If `capabilities.free_notes` is true, the version does not change.
 
     Examples:
         >>> from leasehold import Lease
@@ -287,12 +309,18 @@ class AnnotateLease:
 
 @frozen
 class ResetLease:
-    """Set the checkpoint anywhere, back or forward, and drop heir and hand-off: an operator's write, and no worker's.
+    """Moves the checkpoint to any position, back or forward, and removes next owner and hand-off.
 
-    Condition: the version as seen, and nobody owns the lease; an owner would read on from another place, and
-    checkpoint over it. The counter grows by one, or to `epoch` where that is further: a lease copied from
-    another store goes on above the numbers that its handlers have seen. Parents and hash range become those of
-    `lease`: in a stream that was created again, a shard of the same id may have others.
+    Only operators' tools write it. Condition: the version as seen, and the lease has no owner. An owner would read on
+    from its own position and overwrite the checkpoint.
+
+    Attributes:
+        lease: The lease as seen. Its parents and hash range are stored, because in a recreated stream a shard with the
+            same id may have other ones.
+        position: The new checkpoint.
+        notes: The annotations to store.
+        epoch: The least value of the new counter, which otherwise grows by one. If the lease is copied from another
+            store, its counter must stay above the numbers that its handlers have seen.
     """
 
     lease: Lease = field(validator=instance_of(Lease))
@@ -303,9 +331,10 @@ class ResetLease:
 
 @frozen
 class DeleteLease:
-    """Remove the lease. Condition: still ended where it was seen ended, with any owner; else the version as seen.
+    """Deletes a lease.
 
-    Done carries the lease as it was seen; a lease that is gone already is Done.
+    Condition: if the lease had ended when it was seen, it still has, whoever owns it; otherwise the version as seen.
+    The result is `Done` with the lease as it was seen, also if the lease no longer exists.
 
     Examples:
         >>> from leasehold import Lease
@@ -333,25 +362,25 @@ LeaseChange = (
     | AnnotateLease
     | ResetLease
 )
-"""The writes of a lease that is there before and after."""
+"""The writes that change an existing lease and neither create nor delete it."""
 
 Write = CreateLease | LeaseChange | DeleteLease
 
 
 def counted(lease: Lease, epoch: int) -> Lease:
-    """The lease under this counter, which is its version and its fencing number in one."""
+    """Return the lease with this counter, which is both its version and its fencing number."""
     return evolve(lease, epoch=epoch, version=Version(str(epoch)))
 
 
 def merged(notes: Notes, more: Notes) -> Notes:
-    """Write more notes over these; the result is sorted by name."""
+    """Return `notes` updated with `more`, sorted by name."""
     return tuple(sorted({**dict(notes), **dict(more)}.items()))
 
 
 def applied(write: Write, stored: Lease | None) -> Lease | None:
-    """The lease that this write makes of the stored one, or None where its condition refuses it.
+    """Return the lease after this write, or None if its condition does not hold.
 
-    Of a deletion that is the lease as it was; the store then removes it.
+    For `DeleteLease`, return the lease as the caller saw it, and leave its removal to the store.
     """
     match write:
         case CreateLease(lease):
@@ -364,7 +393,7 @@ def applied(write: Write, stored: Lease | None) -> Lease | None:
 
 
 def created(lease: Lease) -> Lease:
-    """The row of a new lease: owner and heir, and what only a watcher can know, are left out."""
+    """Return the row of a new lease, without owner, next owner, and the fields that `Watch` sets."""
     row = evolve(_unowned(lease), idle=0.0, held=math.inf, next_owner_idle=0.0, notes=merged(lease.notes, ()))
     return counted(row, lease.epoch)
 
@@ -376,8 +405,8 @@ def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  
         case ClaimLease(me=me, notes=notes):
             return _owned_by(stored, me, notes) if stored.version == seen.version else None
         case StealLease(me=me, notes=notes):
-            asked = seen.next_owner != me or stored.next_owner == me
-            return _owned_by(stored, me, notes) if asked and stored.owner == seen.owner else None
+            still_next = seen.next_owner != me or stored.next_owner == me
+            return _owned_by(stored, me, notes) if still_next and stored.owner == seen.owner else None
         case RenewLease(notes=notes):
             if not as_seen or (stored.ended and not seen.ended):
                 return None
@@ -388,7 +417,7 @@ def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  
             row = _next(evolve(_weighed(stored, seen), checkpoint=position))
             return _unowned(row) if row.ended and not write.keep_owner else row
         case CheckpointLate(position=position):
-            # The owner moved the checkpoint, or ended the shard, meanwhile: nothing of the loser's is newer.
+            # If the owner has moved the checkpoint as far or ended the shard, the former owner has nothing newer.
             before = _movable(stored, position) and stored.checkpoint.order != position.order
             return evolve(stored, checkpoint=position) if before else None
         case ReleaseLease(me=me, to=to):
@@ -410,14 +439,14 @@ def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  
             )
             if not (next_owner_stays and as_seen and _movable(stored, position)):
                 return None
-            # The heir of a KCL 3.x hand-off may be a worker that answers no requests.
+            # The next owner of a KCL 3.x hand-off may be a worker that does not answer requests.
             row = evolve(_unowned(stored), owner=stored.next_owner, yields=not stored.leaving)
             return _next(evolve(row, checkpoint=position))
         case TakeBackLease(me=me):
             return _owned_by(stored, me) if as_seen else None
         case AnnotateLease(name=name, value=value):
-            noted = evolve(stored, notes=merged(stored.notes, ((name, value),)))
-            return noted if stored.owner == seen.owner else None
+            annotated = evolve(stored, notes=merged(stored.notes, ((name, value),)))
+            return annotated if stored.owner == seen.owner else None
         case ResetLease(position=position, notes=notes):
             if stored.owner is not None or stored.version != seen.version:
                 return None
@@ -446,5 +475,5 @@ def _weighed(stored: Lease, seen: Lease) -> Lease:
 
 
 def _movable(stored: Lease, position: Position) -> bool:
-    """Whether the checkpoint may stand here: forward only, and SHARD_END is final."""
+    """Return whether the checkpoint may move to this position: never back, and never after SHARD_END."""
     return not stored.ended and stored.checkpoint.order <= position.order

@@ -1,1 +1,1 @@
-"""Calls of AWS's services on a short way of their own, beside boto3, which judges whatever is not a plain answer."""
+"""Calls of AWS services that bypass boto3 and return to it for everything except plain responses."""

@@ -1,21 +1,21 @@
-"""Calls past a client of boto3: asked as the client asked before, and judged by it where the answer is not plain.
+"""Makes calls of a boto3 client directly, by repeating what the client sent before.
 
-boto3 makes the first call of each kind. What it sends is the pattern of the calls that follow: the address, the
-headers, the region and the service that are signed for. So endpoints, and whatever else boto3 knows of a service, stay
-its own. What comes of a call beside a plain answer (any other status, a fault of the connection) is handed to boto3 as
-the outcome of the first attempt of the same call, sent again: it says which error that is, and repeats what may be
-repeated.
+boto3 makes the first call of each operation. That request is the pattern for the calls that follow: its address, its
+headers, and the region and service in its signature. So boto3 still decides about endpoints and everything else that it
+knows of a service. If a direct call results in anything but a plain response (another status, say, or a connection
+error), boto3 makes the call again, and is given that result as the outcome of its first attempt. boto3 then raises the
+right error, or retries.
 
-Rule 1: a pattern is only taken where all of it is understood: a POST of known headers to the root, whose signature is
-the one that is made here of the same request; through no proxy, by no certificate of the client's, with the
-certificates of servers checked, and where nobody but boto3 and this package has a hand in the call. Else boto3 makes
-every call, as it does where its inside is not as it is known here.
-Rule 2: a pattern is good for the credentials that it was taken with, be they fetched anew under the same name or not:
-with others boto3 makes the next call.
-Rule 3: nothing is sent twice that may have been carried out, but what boto3 itself would repeat.
+1. A pattern is only used if all of it is understood. It must be a POST to the root with known headers, and signing it
+   here must give the same signature. There must be no proxy and no client certificate, and server certificates must be
+   verified. No code except boto3 and this package may have registered handlers for the call. Otherwise, and if the
+   internals of boto3 are not as expected, boto3 makes every call.
+2. A pattern is valid only for the credentials that it was made with. If they change, also if they are refreshed, boto3
+   makes the next call.
+3. A request that may have been carried out is not sent again, except where boto3 itself would retry it.
 
-`Signer` makes Signature Version 4 of requests that differ in nothing but their time and their body. All that stays the
-same is put into its canonical form once, and the key of a day is made once a day: what is left are two digests.
+`Signer` makes Signature Version 4 for requests that differ only in their time and body. The rest of the canonical
+request is computed once, and the signing key once per day, which leaves two digests per request.
 """
 
 import hashlib
@@ -56,9 +56,9 @@ OK = 200
 ALGORITHM = "AWS4-HMAC-SHA256"
 DATE = "x-amz-date"
 _KEPT = frozenset({"content-type", "user-agent", "x-amz-target"})
-"""Headers that every call of a kind has alike."""
+"""The headers that are the same in all calls of an operation."""
 _MADE = frozenset({"authorization", "content-length", "amz-sdk-invocation-id", "amz-sdk-request", DATE})
-"""Headers that each call has for itself."""
+"""The headers that differ between calls."""
 _TOKEN = "x-amz-security-token"  # noqa: S105  a header's name
 _EVENTS = (
     "provide-client-params",
@@ -89,7 +89,7 @@ Attempted = HttpAnswer | BotoCoreError
 
 
 class _StrangeError(Exception):
-    """Something of a call is not understood; it says what."""
+    """A call has something that we do not understand. The message describes it."""
 
 
 def _keyed(key: bytes, text: str) -> bytes:
@@ -97,9 +97,15 @@ def _keyed(key: bytes, text: str) -> bytes:
 
 
 class Signer:
-    """Signs requests for `/` of one service by one pair of keys. It reads no clock and no environment.
+    """Signs requests for the path `/` with one pair of keys. It reads neither a clock nor the environment.
 
-    headers  all that is signed but the time: names in lower case
+    Args:
+        access_key: The access key.
+        secret_key: The secret key.
+        region: The region.
+        service: The service's name for signing.
+        headers: The headers to sign, except for the time. Their names are in lower case.
+        method: The HTTP method.
     """
 
     def __init__(
@@ -116,18 +122,18 @@ class Signer:
         self._scope = f"{region}/{service}/aws4_request"
         names = sorted({*headers, DATE})
         self.signed = ";".join(names)
-        """The names of what is signed."""
-        # Spaces around a value do not count, and several in it count as one.
+        """The names of the signed headers."""
+        # In the canonical form, values have no outer spaces and only single inner ones.
         lines = [f"{name}:{' '.join(headers[name].split())}\n" if name != DATE else "" for name in names]
-        at = names.index(DATE)
-        self._before = f"{method}\n/\n\n{''.join(lines[:at])}{DATE}:"
-        self._after = f"\n{''.join(lines[at:])}\n{self.signed}\n"
-        self._kept = "", b""  # a day and its key, in one value: other threads may be at it
+        index = names.index(DATE)
+        self._before = f"{method}\n/\n\n{''.join(lines[:index])}{DATE}:"
+        self._after = f"\n{''.join(lines[index:])}\n{self.signed}\n"
+        self._kept = "", b""  # a day and its key in one value, so that threads can replace both at once
 
     def authorization(self, time: str, body: bytes) -> str:
-        """The header that signs this body at this time, which is written as in 20150830T123600Z."""
-        day, (kept_for, key) = time[:8], self._kept
-        if day != kept_for:
+        """Return the Authorization header for this body and time (in the form 20150830T123600Z)."""
+        day, (key_day, key) = time[:8], self._kept
+        if day != key_day:
             key = f"AWS4{self._secret_key}".encode()
             for part in (day, *self._scope.split("/")):
                 key = _keyed(key, part)
@@ -141,11 +147,15 @@ class Signer:
 
 @frozen
 class Pattern:
-    """The part of a call that is the same in all calls of its kind.
+    """What is the same in all calls of an operation.
 
-    keys  the credentials
-    form  the content type of what is asked and answered
-    head  the headers, up to those that each call has for itself
+    Attributes:
+        keys: The credentials.
+        form: The content type of requests and responses.
+        url: The URL.
+        head: The request line and the headers that are the same in all calls.
+        signer: Signs the requests.
+        line: The connections.
     """
 
     keys: object
@@ -156,7 +166,7 @@ class Pattern:
     line: KeptLine
 
     def ask(self, body: bytes, *, again: bool) -> HttpAnswer:
-        """Make a call. Raises what the line raises."""
+        """Make a call. Raises the exceptions of `KeptLine.ask`."""
         now = time.strftime(_TIME, time.gmtime())
         head = (
             f"{self.head}amz-sdk-invocation-id: {uuid4()}\r\nX-Amz-Date: {now}\r\n"
@@ -166,10 +176,11 @@ class Pattern:
 
 
 class DirectCalls:
-    """The calls of one client that need not go through it.
+    """The direct calls of a boto3 client.
 
-    client      of boto3; hooks are registered with it
-    operations  the names of these calls
+    Args:
+        client: The client, on which handlers are registered.
+        operations: The names of the operations to call directly.
     """
 
     def __init__(self, client: Any, operations: Iterable[str]) -> None:  # noqa: ANN401  each service has its own type
@@ -192,12 +203,15 @@ class DirectCalls:
         by_boto: Callable[[], T],
         again: bool,
     ) -> T:
-        """Make a call, and return what it comes to.
+        """Make a call, directly if possible, and return its result. Raises what `by_boto` raises.
 
-        form     the content type of `body`, and of a plain answer
-        read     what a plain answer says; None: boto3 is to say it
-        by_boto  the same call through boto3. Raises what it raises
-        again    whether it does no harm to ask twice
+        Args:
+            operation: The name of the operation.
+            body: The body of the request.
+            form: The content type of `body`, and of a plain response.
+            read: Parses a plain response. It returns None if boto3 should parse it.
+            by_boto: Makes the same call through boto3.
+            again: Whether the request may be repeated.
         """
         outcome = self._outcome(operation, body, form, again=again)
         if outcome is None:
@@ -210,8 +224,8 @@ class DirectCalls:
                 and "content-encoding" not in outcome.headers
                 and (checksum is None or checksum == str(crc32(outcome.body)))
             )
-            if plain and (told := read(outcome.body)) is not None:
-                return told
+            if plain and (result := read(outcome.body)) is not None:
+                return result
         self._mine.outcome = outcome
         try:
             return by_boto()
@@ -225,7 +239,7 @@ class DirectCalls:
                 line.close()
 
     def _outcome(self, operation: str, body: bytes, form: str, *, again: bool) -> Attempted | None:
-        """None if nothing was sent: boto3 is to make the call."""
+        """Make a direct call; return None if nothing was sent, so that boto3 must make the call."""
         pattern = self._patterns.get(operation)
         if pattern is None or pattern.form != form:
             return None
@@ -233,7 +247,7 @@ class DirectCalls:
             if pattern.keys != _NETWORK(self._client)[4].get_frozen_credentials():
                 self._patterns.pop(operation, None)  # rule 2
                 return None
-        except Exception:  # noqa: BLE001  boto3 meets it, too, and says what it means
+        except Exception:  # noqa: BLE001  boto3 gets the same error and raises it
             return None
         url: Any = {"endpoint_url": pattern.url}
         try:
@@ -244,12 +258,12 @@ class DirectCalls:
             return ConnectionClosedError(**url, error=fault, request=None)
         except Unconnected as fault:
             if isinstance(fault.__cause__, ssl.SSLError):
-                return None  # whether this is a server that boto3 trusts, it says itself
+                return None  # boto3 decides whether it trusts the server
             error = ConnectTimeoutError if isinstance(fault.__cause__, TimeoutError) else EndpointConnectionError
             return error(**url, error=fault.__cause__)
 
     def _sent(self, request: Any, **_event: object) -> AWSResponse | None:  # noqa: ANN401  of boto3
-        """Hand boto3 what has come already; else keep what it sends."""
+        """Give boto3 the outcome of a direct call if there is one. Otherwise remember the request that it sends."""
         outcome: Attempted | None = getattr(self._mine, "outcome", None)
         self._mine.outcome, self._mine.request = None, None
         if outcome is None:
@@ -261,9 +275,9 @@ class DirectCalls:
         return AWSResponse(request.url, raw.status, cast("Any", raw.headers), raw)  # as boto3 itself does
 
     def _answered(self, response: Any, operation: Any, **_event: object) -> None:  # noqa: ANN401  of boto3
-        """Take the pattern of a call that boto3 has made, and that was answered as it should be."""
+        """Use a successful call by boto3 as the pattern for further calls."""
         request, self._mine.request = getattr(self._mine, "request", None), None
-        # An answer that came over no line of boto3's is a test's, or some other library's.
+        # If boto3 did not use one of its own connections, a test or another library supplied the response; ignore it.
         if request is None or response is None or response[0].status_code != OK:
             return
         name = operation.name
@@ -271,16 +285,19 @@ class DirectCalls:
             return
         try:
             self._patterns[name] = self._pattern(name, request)
-        except Exception as odd:  # noqa: BLE001  boto3 may be another than is known here
+        except Exception as odd:  # noqa: BLE001  the internals of boto3 may differ from those we know
             self._unknown.add(name)
             log.info("%s goes through boto3: %s", name, said(odd))
 
     def _pattern(self, operation: str, request: Any) -> Pattern:  # noqa: ANN401  of boto3
-        """Raises _StrangeError, or anything else where boto3 is not as it is known here."""
+        """Return the pattern of this request.
+
+        Raises _StrangeError if the request is not understood, and any exception if the internals of boto3 differ.
+        """
         verify, certificate, options, proxies, credentials, handlers = _NETWORK(self._client)
         for event in _EVENTS:
-            for each in handlers.prefix_search(f"{event}.{self._service}.{operation}"):
-                _check_ours(each)
+            for handler in handlers.prefix_search(f"{event}.{self._service}.{operation}"):
+                _check_ours(handler)
         _check_ours(vars(BaseClient)["_make_api_call"])
         parts = urlsplit(request.url)
         if certificate or not verify or proxies.proxy_url_for(request.url):
@@ -293,23 +310,23 @@ class DirectCalls:
             name.lower(): value.decode() if isinstance(value, bytes) else str(value)
             for name, value in request.headers.items()
         }
-        if odd := headers.keys() - _KEPT - _MADE - {_TOKEN}:
-            raise _StrangeError(f"headers that are not known: {', '.join(sorted(odd))}")
+        if unknown := headers.keys() - _KEPT - _MADE - {_TOKEN}:
+            raise _StrangeError(f"headers that are not known: {', '.join(sorted(unknown))}")
         keys = credentials.get_frozen_credentials()
         _, region, service, _ = headers["authorization"].partition(",")[0].split("/", 1)[1].split("/")
         signed = headers["authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";")
-        told = {**headers, "host": host}
+        fields = {**headers, "host": host}
         signer = Signer(
             keys.access_key,
             keys.secret_key,
             region=region,
             service=service,
-            headers={name: told[name] for name in signed if name != DATE},
+            headers={name: fields[name] for name in signed if name != DATE},
         )
         if signer.authorization(headers[DATE], request.body) != headers["authorization"]:
             raise _StrangeError(f"it is not signed by {ALGORITHM} as it is known here")
-        kept = "".join(f"{name}: {value}\r\n" for name, value in told.items() if name not in _MADE)
-        head = f"POST / HTTP/1.1\r\n{kept}Accept-Encoding: identity\r\namz-sdk-request: attempt=1\r\n"
+        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items() if name not in _MADE)
+        head = f"POST / HTTP/1.1\r\n{lines}Accept-Encoding: identity\r\namz-sdk-request: attempt=1\r\n"
         line = self._line(parts.scheme, parts.hostname or "", parts.port or default, verify, options)
         return Pattern(keys, headers["content-type"], request.url, head, signer, line)
 
@@ -317,15 +334,15 @@ class DirectCalls:
         config = self._client.meta.config
         with self._lock:
             if (place := f"{scheme}://{host}:{port}") not in self._lines:
-                trusts: ssl.SSLContext | None = None
+                tls: ssl.SSLContext | None = None
                 if scheme == "https":
-                    trusts = ssl.create_default_context(cafile=where() if verify is True else str(verify))
-                    # Newer Pythons refuse what boto3 trusts: authorities of a company's own that lack an extension.
-                    trusts.verify_flags &= ~ssl.VERIFY_X509_STRICT
+                    tls = ssl.create_default_context(cafile=where() if verify is True else str(verify))
+                    # boto3 trusts private certificate authorities without some extension; newer Pythons reject them.
+                    tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
                 self._lines[place] = KeptLine(
                     host,
                     port,
-                    trusts,
+                    tls,
                     connect_seconds=config.connect_timeout,
                     read_seconds=config.read_timeout,
                     options=options,
@@ -334,10 +351,10 @@ class DirectCalls:
 
 
 def _check_ours(handler: Any) -> None:  # noqa: ANN401  any callable
-    """Raises _StrangeError if its code is not boto3's or this package's: others may watch calls, or change them."""
+    """Raise _StrangeError if a handler is not part of boto3 or this package. It may observe or change calls."""
     while isinstance(handler, partial):
         handler = handler.func
-    # The module in which it was written: a wrapper may carry the name of what it wraps.
+    # Find the module that defines the function. A wrapper may have the `__module__` of the function that it wraps.
     function = getattr(handler, "__func__", handler)
     module = function.__globals__["__name__"] if type(function) is FunctionType else type(handler).__module__
     if module.partition(".")[0] not in {"botocore", "boto3", "leasehold"}:

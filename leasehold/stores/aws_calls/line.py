@@ -1,12 +1,12 @@
-"""The kept connections to one service, each for one request at a time: what is asked, and what comes, byte for byte.
+"""Keeps HTTP connections to one service open. Each connection carries one request at a time.
 
-Rule 1: a connection is kept where its last answer was whole and did not say that it closes; the one that was used last
-is used first, so that there are no more than requests side by side.
-Rule 2: before a kept connection is used it is looked at: one that the service has closed meanwhile is not asked.
-Rule 3: where a kept connection ends all the same before a byte of the answer has come, the request is made once more
-on a new one, if asking twice does no harm. Nothing else is repeated here.
-Rule 4: an answer of a told length is read into one buffer of that length; any other is left to the standard library.
-Rule 5: an answer must be whole before its deadline (`stores/deadlines.py`).
+1. A connection is kept if its last response was complete and did not announce that it closes. The most recently used
+   one is used first, so there are no more connections than concurrent requests.
+2. A kept connection is checked before it is used. If the service has closed it, it is dropped.
+3. If a kept connection nevertheless ends before the first byte of the response, the request is repeated, unless that
+   could do harm. Nothing else is repeated here.
+4. A response with a Content-Length is read into one buffer of that length. The standard library reads all others.
+5. A response must be complete before its deadline (`leasehold.stores.deadlines`).
 """
 
 import io
@@ -26,20 +26,20 @@ from urllib3.util import wait_for_read
 from leasehold.stores.deadlines import Deadline
 
 HEAD_BYTES = 1 << 16
-"""The most that a head may have, and what is read of an answer at first."""
+"""The maximum size of a response's head, and of the first read."""
 _WITH_BODY = "HTTP/1.1 200 ", "HTTP/1.1 4", "HTTP/1.1 5"
 _DIGITS = 8
-"""The most digits of a length: memory is taken by it beforehand, and these services answer less than 100 MB."""
+"""The maximum number of digits of a Content-Length, which is allocated at once. Responses are smaller than 100 MB."""
 TOGETHER = 1 << 15
-"""A body up to here is sent with its head, of which it is a copy then."""
+"""A body of up to this size is copied and sent together with its head."""
 
 SocketOption = tuple[int, int, int]
-"""Its level, its name and its value."""
+"""The level, the name and the value of an option."""
 
 
 @frozen
 class HttpAnswer:
-    """An answer: its status, its headers under lower-case names, and its whole body."""
+    """A complete HTTP response. The names of its headers are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -47,24 +47,28 @@ class HttpAnswer:
 
 
 class Unconnected(Exception):
-    """No connection could be made; the cause says why. Nothing was sent."""
+    """No connection could be opened, for the reason in the cause. Nothing was sent."""
 
 
 class Silent(Exception):
-    """The answer was not whole in time; what was asked may have been done."""
+    """The response was not complete in time. The request may have been carried out."""
 
 
 class CutOff(Exception):
-    """The connection ended before the answer did; what was asked may have been done."""
+    """The connection ended before the response was complete. The request may have been carried out."""
 
 
 class KeptLine:
-    """Connections to one host.
+    """The connections to one host.
 
-    connect_seconds, read_seconds  how long a connection is tried, and how long the next bytes are waited for
-    tls                            None: none
-    options                        of each socket
-    clock                          measures how long an answer takes
+    Args:
+        host: The host.
+        port: The port.
+        tls: The TLS context, or None for plain HTTP.
+        connect_seconds: The connect timeout.
+        read_seconds: The read timeout.
+        options: The options of each socket.
+        clock: Returns monotonic seconds, for the deadline of a response.
     """
 
     def __init__(
@@ -82,51 +86,59 @@ class KeptLine:
         self._options, self._clock = options, clock
         self._connect_seconds, self._read_seconds = connect_seconds, read_seconds
         self._idle: deque[socket.socket] = deque()
-        # A client that nobody closes leaves no open connection behind.
+        # Close the idle connections even if the caller never calls `close`.
         self._let_go = weakref.finalize(self, _close_all, self._idle)
         self.opened = 0
         """The number of connections opened so far."""
 
     def ask(self, head: bytes, body: bytes, *, again: bool) -> HttpAnswer:
-        """Send this, and read the answer. Raises Unconnected, Silent or CutOff.
+        """Send a request and read its response.
 
-        again  whether asking twice does no harm
+        Args:
+            head: The head of the request.
+            body: The body of the request.
+            again: Whether the request may be repeated.
+
+        Raises:
+            Unconnected: If no connection could be opened.
+            Silent: If the response was not complete in time.
+            CutOff: If the connection ended before the response was complete.
         """
         while True:
-            kept = self._take()
-            connection = kept or self._open()
+            idle = self._take()
+            connection = idle or self._open()
             try:
-                answer, last = _exchanged(_TimedAnswer(connection, self._deadline()), head, body)
+                response, last = _exchanged(_TimedAnswer(connection, self._deadline()), head, body)
             except BaseException as fault:
                 connection.close()
-                if kept is not None and again and isinstance(fault, _Unanswered):
-                    continue  # each time one connection fewer is kept
+                if idle is not None and again and isinstance(fault, _Unanswered):
+                    continue  # ends, because each try uses up an idle connection
                 raise
             if last:
                 connection.close()
             else:
                 self._idle.append(connection)
-                if not self._let_go.alive:  # closed meanwhile
+                if not self._let_go.alive:  # `close` was called during the request
                     _close_all(self._idle)
-            return answer
+            return response
 
     def close(self) -> None:
-        """Close the connections that are not in use; those in use are closed when they have their answer."""
+        """Close the idle connections. Those in use are closed after their response."""
         self._let_go()
 
     def _deadline(self) -> Deadline:
         return Deadline(self._host, self._read_seconds, self._clock)
 
     def _take(self) -> socket.socket | None:
-        """A kept connection that is still one, if there is any (rule 2)."""
+        """Remove and return an idle connection that is still open; None if there is none (rule 2)."""
         while True:
             try:
                 connection = self._idle.pop()
             except IndexError:
                 return None
-            # Bytes that nobody asked for, or the end: both end it. TLS may have taken such bytes off the wire already.
-            taken = isinstance(connection, ssl.SSLSocket) and connection.pending()
-            if not taken and not wait_for_read(connection, 0.0):
+            # A readable idle connection was closed, or has unexpected data, which TLS may have read already.
+            unexpected = isinstance(connection, ssl.SSLSocket) and connection.pending()
+            if not unexpected and not wait_for_read(connection, 0.0):
                 return connection
             connection.close()
 
@@ -157,17 +169,17 @@ def _close_all(connections: deque[socket.socket]) -> None:
 
 
 class _Unanswered(CutOff):
-    """No byte of the answer came."""
+    """The connection ended before the first byte of the response."""
 
 
 class _TimedAnswer:
-    """A connection while one answer is awaited, whose timeouts end with the time for the whole of it (rule 5)."""
+    """A connection during one request, with a deadline for the whole response (rule 5)."""
 
     def __init__(self, connection: socket.socket, deadline: Deadline) -> None:
         self._connection, self._deadline = connection, deadline
 
     def sendall(self, data: bytes) -> None:
-        """Send all of it; here the timeout of the socket is that of the whole call."""
+        """Send all the data. The timeout applies to the whole call."""
         self._deadline.keep(self._connection, lambda: self._connection.sendall(data))
 
     def recv(self, size: int) -> bytes:
@@ -175,38 +187,38 @@ class _TimedAnswer:
         return self._deadline.keep(self._connection, lambda: self._connection.recv(size))
 
     def recv_into(self, buffer: memoryview) -> int:
-        """Read the next bytes into `buffer`; return how many."""
+        """Read the next bytes into `buffer`, and return their number."""
         return self._deadline.keep(self._connection, lambda: self._connection.recv_into(buffer))
 
 
 def _exchanged(connection: _TimedAnswer, head: bytes, body: bytes) -> tuple[HttpAnswer, bool]:
-    """The answer, and whether the connection ends with it."""
+    """Send a request; return its response, and whether the connection must be closed afterwards."""
     try:
         if len(body) <= TOGETHER:
             connection.sendall(head + body)
         else:
             connection.sendall(head)
             connection.sendall(body)
-        begun = connection.recv(HEAD_BYTES)
+        first = connection.recv(HEAD_BYTES)
     except TimeoutError as late:
         raise Silent from late
     except OSError as fault:
         raise _Unanswered(str(fault)) from fault
-    if not begun:
+    if not first:
         raise _Unanswered("it was closed without an answer")
     try:
-        return _read(connection, begun)
+        return _read(connection, first)
     except TimeoutError as late:
         raise Silent from late
-    except (OSError, HTTPException, ValueError) as fault:  # the last of numbers that are none
+    except (OSError, HTTPException, ValueError) as fault:  # ValueError for invalid numbers
         raise CutOff(str(fault) or type(fault).__name__) from fault
 
 
 def _read(connection: _TimedAnswer, begun: bytes) -> tuple[HttpAnswer, bool]:
     while (end := begun.find(b"\r\n\r\n")) < 0 and len(begun) < HEAD_BYTES:
-        if not (more := connection.recv(HEAD_BYTES)):
+        if not (chunk := connection.recv(HEAD_BYTES)):
             raise CutOff("its head is cut off")
-        begun += more
+        begun += chunk
     text = begun[: max(end, 0)].decode("latin-1")
     status, *lines = text.split("\r\n")
     headers: dict[str, str] = {}
@@ -218,41 +230,41 @@ def _read(connection: _TimedAnswer, begun: bytes) -> tuple[HttpAnswer, bool]:
     if size.isdigit() and len(size) > _DIGITS:
         raise CutOff(f"it tells of {size} bytes")
     if not plain or text.lower().count("\r\ncontent-length:") > 1:
-        # Any form of an answer that there is, as the standard library reads it.
+        # The standard library reads every form of response.
         with HTTPResponse(cast("socket.socket", _Come(connection, begun)), method="POST") as response:
             response.begin()
-            told = {name.lower(): value for name, value in response.getheaders()}
-            # What was read ahead is gone: such a connection is not kept.
-            return HttpAnswer(response.status, told, response.read()), True
-    body, come = bytearray(int(size)), begun[end + 4 :]
-    if (filled := len(come)) > len(body):
+            fields = {name.lower(): value for name, value in response.getheaders()}
+            # The library may have read past the end of the response, so the connection cannot be kept.
+            return HttpAnswer(response.status, fields, response.read()), True
+    body, rest = bytearray(int(size)), begun[end + 4 :]
+    if (filled := len(rest)) > len(body):
         raise CutOff("more came than it told")
-    with memoryview(body) as room:
-        room[:filled] = come
-        while filled < len(room):
-            if not (count := connection.recv_into(room[filled:])):
-                raise CutOff(f"it ended {len(room) - filled} bytes before its end")
+    with memoryview(body) as view:
+        view[:filled] = rest
+        while filled < len(view):
+            if not (count := connection.recv_into(view[filled:])):
+                raise CutOff(f"it ended {len(view) - filled} bytes before its end")
             filled += count
     return HttpAnswer(int(status[9:12]), headers, body), "close" in headers.get("connection", "").lower()
 
 
 class _Come(io.RawIOBase):
-    """The bytes already read from a connection, then the rest; closing this leaves the connection open."""
+    """A stream of the bytes already read from a connection, then the rest. Closing it leaves the connection open."""
 
     def __init__(self, connection: _TimedAnswer, begun: bytes) -> None:
         super().__init__()
         self._connection, self._begun = connection, begun
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        """The form in which the standard library asks a connection for it."""
+        """Return a buffered reader, as a socket does for the standard library."""
         return io.BufferedReader(self)
 
     def readable(self) -> bool:
-        """Say yes, as io.RawIOBase asks of a file that is read."""
+        """Return True, as `io.RawIOBase` requires."""
         return True
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # the stubs know any buffer
-        """Some of it."""
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # the stubs allow any buffer
+        """Read the next bytes into `buffer`, and return their number."""
         if not self._begun:
             return self._connection.recv_into(buffer)
         count = min(len(buffer), len(self._begun))

@@ -1,12 +1,12 @@
-"""A page of a listing whose rows stand apart as the texts that came, each to be parsed only where it is asked for.
+"""Splits a page of a DynamoDB listing into the JSON strings of its rows, each of which is parsed only when needed.
 
-From one listing of a large table to the next most rows say what they said, but for a counter. To parse one costs more
-than to compare its text, and leaves some thirty objects for the collector of garbage to visit.
+From one listing of a large table to the next, most rows change only their counter. Parsing a row takes longer than
+comparing its JSON, and creates some thirty objects that the garbage collector has to visit.
 
-Why the texts are the rows. `{`, a text and `}}` are a JSON object for each of them, or `items` and `item` say that they
-are not; objects with commas between them, within the brackets of an array, are that array; and what stands around it is
-JSON as well. A text can be parsed in one way only, so this is what the page says, whatever stands in its values: a
-value that holds a border of rows leaves pieces with an odd number of quotes, which are no objects.
+The page is split at `}},{`. The pieces are the rows, for the following reason. Each piece, put between `{` and `}}`, is
+a JSON object; otherwise `item` and `items` raise. JSON objects separated by commas between brackets are an array, and
+what is around the array is JSON as well. JSON can be parsed in one way only, so this is the content of the page,
+whatever its values contain. If a value contains `}},{`, the pieces have an odd number of quotes and are not objects.
 """
 
 import re
@@ -20,20 +20,22 @@ Parse = Callable[[bytes], Any]
 
 _BORDER = b"}},{"
 _BEGINS = re.compile(rb'\{(?:"(?:Scanned)?Count":\d+,)*"Items":\[\{')
-"""The beginning of a page of DynamoDB's; a page that begins otherwise is parsed as a whole."""
+"""The beginning of a page from DynamoDB. A page that begins differently is parsed as a whole."""
 _ENDS = b"}}]"
 
 
 class Unsplit(Exception):
-    """The borders of this page's rows were not where they were thought to be."""
+    """A page was split at something that is not a border between rows."""
 
 
 @frozen(eq=False)
 class RowTexts(Sequence[Any]):
-    """The rows of one page; as a sequence, the items that they say.
+    """The rows of one page as JSON strings. As a sequence, it contains the parsed items.
 
-    texts  of the rows, each without the first and the last two of its braces
-    array  of which they are the parts
+    Attributes:
+        texts: The JSON of each row, without its first brace and its last two.
+        array: The JSON array of all the rows.
+        parse: The JSON parser.
     """
 
     texts: Sequence[bytes]
@@ -41,19 +43,19 @@ class RowTexts(Sequence[Any]):
     parse: Parse
 
     def item(self, text: bytes) -> Any:  # noqa: ANN401  whatever the service says
-        """The item of this text. Raises Unsplit."""
+        """Parse one row. Raises Unsplit if it is not a JSON object."""
         try:
             return self.parse(b"{" + text + b"}}")
         except ValueError:
             raise Unsplit from None
 
     def items(self) -> list[Any]:
-        """All items, parsed as a whole. Raises LookupError where that is no JSON."""
+        """Parse all rows at once. Raises LookupError if they are not JSON."""
         try:
-            said: list[Any] = self.parse(self.array)
+            items: list[Any] = self.parse(self.array)
         except ValueError as fault:
             raise LookupError(f"rows that are no JSON: {fault}") from fault
-        return said
+        return items
 
     def __len__(self) -> int:
         return len(self.items())
@@ -69,14 +71,14 @@ class RowTexts(Sequence[Any]):
         return self.items()[place]
 
     def __eq__(self, other: object) -> bool:
-        """Whether the other says the same rows."""
+        """Return whether the other sequence has the same items."""
         return self.items() == list(other) if isinstance(other, Sequence) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]  # as a list has none
+    __hash__ = None  # type: ignore[assignment]  # as for lists
 
 
 def page_of(body: bytes, parse: Parse) -> dict[str, Any] | None:
-    """A page whose rows are left as their texts; None where it does not look like one: parse it whole."""
+    """Parse a page except for its rows, which become `RowTexts`. Return None if it must be parsed as a whole."""
     begins, end = _BEGINS.match(body), body.rfind(_ENDS)
     if begins is None or end < begins.end():
         return None

@@ -1,4 +1,4 @@
-"""Calls of a table of DynamoDB past boto3, by a change to its client, whose callers need not know."""
+"""Makes a boto3 client of DynamoDB bypass boto3 for frequent calls, without any change for its callers."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -15,7 +15,10 @@ if TYPE_CHECKING:  # the stubs are no dependency of a user
 
 _FORM = "application/x-amz-json-1.0"
 BINARY = (b'"B"', b'"BS"')
-"""The letters of types whose values are not what JSON says; where text holds them, boto3 is only slower."""
+"""The letters of binary types, which JSON represents as strings.
+
+If a response contains them, boto3 parses it. If they are only part of a string, that is slower but does no harm.
+"""
 OPERATIONS: Mapping[str, bool] = {
     "BatchGetItem": True,
     "Scan": True,
@@ -23,17 +26,20 @@ OPERATIONS: Mapping[str, bool] = {
     "UpdateItem": False,
     "DeleteItem": False,
 }
-"""The operations sent past boto3, and whether each may be repeated: a condition meets what its first attempt wrote."""
+"""The operations that bypass boto3, and whether each may be repeated.
+
+If a conditional write were repeated, its own first try could make it fail.
+"""
 
 
 def call_directly(client: "DynamoDBClient") -> None:
-    """Have this client make these calls directly."""
+    """Make this client send the calls in `OPERATIONS` directly."""
     calls, close = DirectCalls(client, OPERATIONS), client.close
 
     def ask(operation: str, again: bool, by_boto: Any, **question: Any) -> Any:  # noqa: ANN401  as boto3
         try:
             body = orjson.dumps(question)
-        except TypeError:  # a value that JSON has not
+        except TypeError:  # a value that JSON cannot represent
             return by_boto(**question)
         read = _page if operation == "Scan" else _told
         return calls.call(operation, body, _FORM, read=read, by_boto=partial(by_boto, **question), again=again)
@@ -57,7 +63,7 @@ def _told(body: bytes | bytearray) -> dict[str, Any] | None:
     if any(letters in body for letters in BINARY):
         return None
     try:
-        told = orjson.loads(body)
+        content = orjson.loads(body)
     except ValueError:
         return None
-    return told if isinstance(told, dict) and None not in told.values() else None
+    return content if isinstance(content, dict) and None not in content.values() else None

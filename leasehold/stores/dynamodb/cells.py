@@ -1,8 +1,8 @@
-"""Rows of layout `sessions` as DynamoDB items: one conditional PutItem or DeleteItem each.
+"""Stores the rows of layout `sessions` as DynamoDB items. Each write is one conditional PutItem or DeleteItem.
 
-An item is the row's name under the key of lease tables, a version that never comes twice, and the row's fields: a map
-that people can read, or JSON made small where it would cost another write unit. `entityType` tells every other program
-that it is no lease. Under a prefix the items are one application's part of a table that many share.
+An item consists of the key of lease tables with the row's name, a unique version, and the fields of the row. The fields
+are a readable map, or compressed JSON if the map would cost another write unit. `entityType` shows other programs that
+the item is not a lease. With a prefix, the items are one application's part of a table that many share.
 """
 
 import json
@@ -26,15 +26,15 @@ CELL = "CELL"
 """The `entityType` of our rows."""
 
 UNIT_BYTES = 1024
-"""The bytes that one write unit pays for."""
+"""The number of bytes that one write unit covers."""
 
 PAGE_LEASES = 400
-"""An item has 400 KB at most, and a lease needs less than 1,000 bytes in it."""
+"""The leases per page. An item is limited to 400 KB, and a lease takes less than 1,000 bytes of it."""
 
 _ATTEMPTS = 8
 _VERSION, _FIELDS, _SMALL = "version", "fields", "small"
 _MOST = 1 << 22
-"""Bytes of fields that any row of ours may have; a row that says it has more is no row of ours."""
+"""The maximum size of decompressed fields. A larger row is not one of ours."""
 
 
 class ReadsAndWrites(Protocol):
@@ -42,21 +42,25 @@ class ReadsAndWrites(Protocol):
 
     @property
     def reads(self) -> "DynamoDBClient":
-        """Repeats what was not answered."""
+        """The client for reads, which retries."""
 
     @property
     def writes(self) -> "DynamoDBClient":
-        """Sends once."""
+        """The client for writes, which sends each request once."""
 
     def close(self) -> None:
-        """Close both."""
+        """Close both clients."""
 
 
 class DynamoCells:
-    """The items of one table.
+    """The rows of layout `sessions` in one table.
 
-    ask     a call of the service, its faults turned into ours
-    prefix  of one application's part; "" for the whole table
+    Args:
+        clients: The clients.
+        table: The name of the table.
+        ask: Calls the service, and turns its errors into ours.
+        proved: Checks that the service honors conditions.
+        prefix: The prefix of one application, if many share the table.
     """
 
     page_leases = PAGE_LEASES
@@ -72,39 +76,39 @@ class DynamoCells:
         self._clients, self._table, self._ask, self.prove, self._prefix = clients, table, ask, proved, prefix
 
     def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:
-        """Scan the table once for all kinds of rows. Raises StoreError where the table has leases in another layout."""
-        asked: dict[str, Any] = {"TableName": self._table, "ConsistentRead": certain}
+        """Return the rows with these prefixes, in one scan. Raises StoreError if there are leases in another layout."""
+        request: dict[str, Any] = {"TableName": self._table, "ConsistentRead": certain}
         look: Callable[..., Any] = self._clients.reads.scan
         if self._prefix:
-            look, asked = self._clients.reads.query, {**asked, **of_application(self._prefix)}
-        found: list[Stored] = []
+            look, request = self._clients.reads.query, {**request, **of_application(self._prefix)}
+        rows: list[Stored] = []
         while True:
-            page = self._ask(look, asked)
-            found += [_stored(self._table, item) for item in page["Items"]]
+            page = self._ask(look, request)
+            rows += [_stored(self._table, item) for item in page["Items"]]
             if not (last := page.get("LastEvaluatedKey")):
-                return tuple(one for one in found if one.name.startswith(prefixes))
-            asked["ExclusiveStartKey"] = last
+                return tuple(row for row in rows if row.name.startswith(prefixes))
+            request["ExclusiveStartKey"] = last
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
-        """The items of these keys that are there; half the price where `stale_ok`."""
+        """Return the rows with these names that exist. `stale_ok` halves the price."""
         keys = [key_of(name, self._prefix) for name in dict.fromkeys(names)]
         get = partial(self._ask, self._clients.reads.batch_get_item)
         items = items_of(get, self._table, keys, consistent=not stale_ok, attempts=_ATTEMPTS)
-        return {one.name: one for one in (_stored(self._table, item) for item in items)}
+        return {row.name: row for row in (_stored(self._table, item) for item in items)}
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
-        """PutItem where there is no such item."""
+        """Create a row by PutItem, unless it exists."""
         return self._put(name, fields, {"ConditionExpression": f"attribute_not_exists({KEY})"})
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
-        """PutItem over the item of this version."""
+        """Replace a row by PutItem, if it still has this version."""
         return self._put(name, fields, _is(version))
 
     def delete(self, name: str, version: str) -> bool:
-        """DeleteItem of this version."""
+        """Delete a row by DeleteItem, if it still has this version."""
         try:
-            asked = {"TableName": self._table, "Key": key_of(name, self._prefix), **_is(version)}
-            self._ask(self._clients.writes.delete_item, asked, refusable=True)
+            request = {"TableName": self._table, "Key": key_of(name, self._prefix), **_is(version)}
+            self._ask(self._clients.writes.delete_item, request, refusable=True)
         except ClientError:
             return name not in self.read([name])
         return True
@@ -141,26 +145,26 @@ def _is(version: str) -> Mapping[str, Any]:
 
 
 def written_bytes(name: str, fields: ObjectFields) -> int:
-    """Bytes of the item, as the service counts them: of the names and the values of its attributes."""
+    """Return the size of an item as the service counts it: the bytes of the names and values of its attributes."""
     ours = {KEY: text(name), "entityType": text(CELL), _VERSION: text("0" * 32), **_written(name, fields)}
     return sum(len(attribute) + _size(value) for attribute, value in ours.items())
 
 
 def _size(value: Mapping[str, Any]) -> int:
     match value:
-        case {"S": str(said)}:
-            return len(said.encode())
+        case {"S": str(string)}:
+            return len(string.encode())
         case {"B": bytes(raw)}:
             return len(raw)
         case {"M": inner}:
-            return 3 + sum(1 + len(name) + _size(each) for name, each in inner.items())
+            return 3 + sum(1 + len(name) + _size(value) for name, value in inner.items())
         case _:
             raise AssertionError(value)
 
 
 def _written(name: str, fields: ObjectFields) -> Item:
     plain: Item = {_FIELDS: {"M": {field: text(word) for field, word in fields.items()}}}
-    if _size(plain[_FIELDS]) + len(name) < UNIT_BYTES - 100:  # beside key, type and version
+    if _size(plain[_FIELDS]) + len(name) < UNIT_BYTES - 100:  # leaves room for key, type and version
         return plain
     return {_SMALL: {"B": zlib.compress(json.dumps(dict(fields), separators=(",", ":")).encode(), 9)}}
 
@@ -173,18 +177,18 @@ def _stored(table: str, item: Item) -> Stored:
     try:
         if _SMALL in item:
             raw: Any = item[_SMALL]["B"]
-            found = json.loads(zlib.decompressobj().decompress(bytes(raw), _MOST))
+            content = json.loads(zlib.decompressobj().decompress(bytes(raw), _MOST))
         else:
-            found = {field: value["S"] for field, value in item[_FIELDS]["M"].items()}
-        if isinstance(found, dict) and all(isinstance(word, str) for word in found.values()):
-            fields = found
+            content = {field: value["S"] for field, value in item[_FIELDS]["M"].items()}
+        if isinstance(content, dict) and all(isinstance(word, str) for word in content.values()):
+            fields = content
     except (KeyError, TypeError, ValueError, zlib.error, AttributeError):
-        fields = {}  # the row's own reader says which field is missing
+        fields = {}  # the caller that parses the row raises an error naming the missing field
     return Stored(name, item.get(_VERSION, {}).get("S", ""), fields)
 
 
 BATCH = 100
-"""The most keys that one BatchGetItem takes."""
+"""The maximum number of keys in one BatchGetItem request."""
 
 
 def items_of(
@@ -195,10 +199,17 @@ def items_of(
     consistent: bool,
     attempts: int,
 ) -> list[Item]:
-    """The rows of these keys that are there. Raises OutcomeUnknown where the service leaves some out again and again.
+    """Return the items with these keys that exist.
 
-    get       asks BatchGetItem, and makes faults of the service ours
-    attempts  for each hundred of keys
+    Args:
+        get: Calls BatchGetItem, and turns errors of the service into ours.
+        table: The name of the table.
+        keys: The keys.
+        consistent: Whether to read consistently.
+        attempts: How often to try to read each batch of keys.
+
+    Raises:
+        OutcomeUnknown: If the service still has not read some of the keys after these attempts.
     """
     items: list[Item] = []
     for start in range(0, len(keys), BATCH):
@@ -206,21 +217,21 @@ def items_of(
 
         def read_some(pending: list[Any] = pending) -> bool:
             page = get({"RequestItems": {table: {"Keys": pending.copy(), "ConsistentRead": consistent}}})
-            found = page["Responses"].get(table, ())
+            rows = page["Responses"].get(table, ())
             ours = page["Responses"].keys() <= {table} and page.get("UnprocessedKeys", {}).keys() <= {table}
-            if not ours or any({name: item.get(name) for name in pending[0]} not in pending for item in found):
+            if not ours or any({name: item.get(name) for name in pending[0]} not in pending for item in rows):
                 raise OutcomeUnknown(f"{table}: an answer is about rows that were not asked for")
-            items.extend(found)
+            items.extend(rows)
             unread = page.get("UnprocessedKeys", {}).get(table)
             pending[:] = unread["Keys"] if unread else ()
             return not pending
 
-        again = Retrying(
+        retrying = Retrying(
             retry=retry_if_result(lambda whole: not whole),
             stop=stop_after_attempt(attempts),
             wait=wait_random_exponential(multiplier=0.05, max=1),
             retry_error_callback=lambda _state: False,
         )
-        if not again(read_some):
+        if not retrying(read_some):
             raise OutcomeUnknown(f"{table}: too busy to read {len(pending)} of {len(keys)} rows")
     return items

@@ -1,12 +1,15 @@
-"""Lease <-> DynamoDB item, in the Kinesis Client Library's own layout (2.x and 3.x), so that Java shares the table.
+"""Converts a lease to a DynamoDB item and back.
 
-Rule 1: every item we create is a complete lease: at anything less, Java 2.x stops taking leases.
-Rule 2: an item whose `entityType` is not LEASE is Java 3.5's own business, and no lease.
-Rule 3: our own attributes are `handoffOwner`, `handoffTo`, `checkpointToken` and `lh_<note>`; Java keeps them.
+The layout is that of the Kinesis Client Library (2.x and 3.x), so that its Java workers can share the table.
 
-Under AT_TIMESTAMP, `checkpointSubSequenceNumber` holds the time in milliseconds, as kcl-rust
-writes it. Java reads the sentinel alone and starts at the time it was configured with; its own
-leases say 0 there, which means just that: the time is to be had from the configuration.
+1. Every item that we create is a complete lease. If an item is incomplete, Java 2.x stops taking leases.
+2. An item whose `entityType` is not LEASE belongs to Java 3.5, and is not a lease.
+3. Our own attributes are `handoffOwner`, `handoffTo`, `checkpointToken` and `lh_<name>` for annotations. Java preserves
+   them.
+
+With AT_TIMESTAMP, `checkpointSubSequenceNumber` holds the time in milliseconds, as kcl-rust writes it. Java reads only
+the sentinel and starts at the time in its configuration. The leases that Java creates have 0 there, which means the
+time in the configuration.
 """
 
 import json
@@ -42,29 +45,32 @@ try:
     _as_json = dumps
 except ImportError:
 
-    def _as_json(item: Mapping[str, Any]) -> bytes:  # at ten times the price
+    def _as_json(item: Mapping[str, Any]) -> bytes:  # takes ten times as long
         return json.dumps(item).encode()
 
 
 AttributeValue = Mapping[str, Any]
-"""An attribute: the letter of its type, and the value."""
+"""The value of an attribute, by the letter of its type."""
 
 Item = Mapping[str, AttributeValue]
 
 NOTE = "lh_"
-"""Prefix of the attributes that hold our notes."""
+"""The prefix of the attributes with annotations."""
 
 ATTRIBUTES = {field.name: field.item for field in FIELDS if field.item}
-"""The name of each field's attribute; of the notes, the form of theirs."""
+"""The attribute of each field. That of the annotations is a pattern."""
 
 KEY = ATTRIBUTES["key"]
 
 APPLICATION = "application"
-"""In a table of many applications: the first part of its key, which holds the prefix that the URL names; `KEY` is the
-second, so that a query reads the rows of one of them, and Java workers, who know one part, refuse the table."""
+"""The partition key of a table that many applications share, which holds the prefix in the URL.
+
+`KEY` is the sort key, so a query reads the rows of one application. Java workers, which expect a simple key, reject the
+table.
+"""
 
 _ODD = frozenset({"parents", "owner", "next_owner", "yields", "leaving", "notes"})
-"""Fields that are more, or less, than one attribute that says one value."""
+"""The fields that do not correspond to exactly one attribute with one value."""
 
 _PLAIN = tuple(field for field in FIELDS if field.item and field.name not in _ODD)
 _COUNT = next(field for field in FIELDS if field.name == "epoch")
@@ -81,17 +87,17 @@ _METRICS: AttributeValue = {"S": "WORKER_METRIC_STATS"}
 
 
 def text(value: str) -> AttributeValue:
-    """An attribute of type S."""
+    """Return an attribute value of type S."""
     return {"S": value}
 
 
 def key_of(key: str, prefix: str) -> Mapping[str, AttributeValue]:
-    """The key of a lease's row; in a table of many applications its first part is the prefix."""
+    """Return the key of a lease's item. If many applications share the table, the key includes the prefix."""
     return {**({APPLICATION: text(prefix)} if prefix else {}), KEY: text(key)}
 
 
 def of_application(prefix: str) -> Mapping[str, Any]:
-    """The arguments of a query for the rows under a prefix."""
+    """Return the arguments of a query for the rows with this prefix."""
     return {
         "KeyConditionExpression": f"{APPLICATION} = :application",
         "ExpressionAttributeValues": {":application": text(prefix)},
@@ -99,145 +105,145 @@ def of_application(prefix: str) -> Mapping[str, Any]:
 
 
 def number(value: float) -> AttributeValue:
-    """An attribute of type N; a fraction with KCL's six decimals."""
+    """Return an attribute value of type N. Floats get six decimals, as in KCL."""
     return {"N": str(value) if isinstance(value, int) else f"{value:.6f}"}
 
 
 def shard_ids(lease: Lease, keys: Iterable[str]) -> AttributeValue:
-    """Turn lease keys of the lease's stream into what KCL writes: plain shard ids, even in a multi-stream table."""
+    """Convert keys of leases in the same stream to shard ids, which KCL writes even in a multi-stream table."""
     return {"SS": [key.removeprefix(_prefix(lease.key, lease.stream, lease.shard)) for key in keys]}
 
 
 def _prefix(key: str, stream: str, shard: str) -> str:
-    """The beginning of every key of this stream in a multi-stream table, `account:stream:epoch:`; "" in another."""
+    """Return the prefix of the stream's keys in a multi-stream table, `account:stream:epoch:`; "" in other tables."""
     return f"{stream}:" if key == f"{stream}:{shard}" else ""
 
 
 def attributes(lease: Lease, *names: str) -> Item:
-    """The attributes of these fields; absent facts are absent attributes, for Java reads them so."""
-    told = cells(lease)
+    """Return the attributes of these fields. Missing values are missing attributes, as Java expects."""
+    values = cells(lease)
     parents = {"parentShardId": shard_ids(lease, lease.parents)} if lease.parents and "parents" in names else {}
     return parents | {
-        field.item: number(told[field.name]) if _LETTERS[field.kind] == "N" else text(told[field.name])
+        field.item: number(values[field.name]) if _LETTERS[field.kind] == "N" else text(values[field.name])
         for field in _PLAIN
-        if field.name in names and told[field.name] not in {None, ""}
+        if field.name in names and values[field.name] not in {None, ""}
     }
 
 
 def to_item(lease: Lease) -> Item:
-    """The item of a new lease."""
+    """Return the item of a new lease."""
     fields = ("key", "epoch", "checkpoint", "sub", "token", "parents", "first_hash", "last_hash", "weight")
     item = {**attributes(lease, *fields), "ownerSwitchesSinceCheckpoint": number(0)}
     if lease.owner is not None:
         item |= {"leaseOwner": text(lease.owner), "handoffOwner": text(lease.owner)}
     if lease.stream or lease.shard != lease.key:
-        item |= {"streamName": text(lease.stream), "shardId": text(lease.shard)}  # the one says whose the other is
+        item |= {"streamName": text(lease.stream), "shardId": text(lease.shard)}  # a shard id needs its stream
     return item | {NOTE + name: text(value) for name, value in lease.notes}
 
 
 def to_lease(item: Item) -> Lease | Malformed | None:
-    """The lease of an item, or what is wrong with it, or None where it is no lease at all."""
+    """Parse an item. Return None if it is not a lease, and `Malformed` if it should be one but is invalid."""
     if item.get("entityType", _LEASE) != _LEASE:
         return None
     return readable(_name(item), lambda: _lease(item))
 
 
 RowRest = tuple[tuple[str, ...], bytes]
-"""The names of a row's notes, in order, and all that it says besides them and its counter; empty: not comparable."""
+"""The attributes of a row's annotations, sorted, and the rest of the row without its counter; b"" if not comparable."""
 
 RowText = tuple[bytes, bytes, bytes, Lease]
-"""The text of a row before its counter, the counter's digits, the text behind them, and the row's lease."""
+"""The JSON of a row before the digits of its counter, these digits, the JSON after them, and the row's lease."""
 
 _KEY_TEXT, _COUNT_TEXT = f'"{KEY}":{{"S":"'.encode(), f'"{_COUNT.item}":{{"N":"'.encode()
 
 
 @frozen
 class RowsRead:
-    """A listing taken apart: its leases, what is wrong with other rows, and the rows that are no leases."""
+    """A parsed listing: its leases, its malformed rows, and the rows that are not leases."""
 
     leases: list[Lease] = field(factory=list)
     malformed: list[Malformed] = field(factory=list)
     others: list[Item] = field(factory=list)
 
     def cut(self, to: "tuple[int, int, int]") -> None:
-        """Forget what was read since there were so many of each."""
+        """Truncate the three lists to these lengths."""
         leases, malformed, others = to
         del self.leases[leases:], self.malformed[malformed:], self.others[others:]
 
     def counts(self) -> "tuple[int, int, int]":
-        """The numbers of leases, malformed rows and other rows."""
+        """Return the lengths of the three lists."""
         return len(self.leases), len(self.malformed), len(self.others)
 
 
 class RowDecoder:
-    """Makes leases of one listing after the other: a row that changed only its counter and notes is decoded once.
+    """Parses successive listings. A row is parsed again only if more than its counter and annotations have changed.
 
-    From one listing to the next nearly all rows change nothing else. Whatever the rest of a row says is compared as one
-    text, so that an attribute more, or less, or in another form has the row decoded anew. Where rows come as texts, one
-    of which the counter alone is new is not even parsed.
+    From one listing to the next, hardly any row changes otherwise. The rest of a row is compared as one string, so the
+    row is parsed again if an attribute is added, removed or changed. If rows come as unparsed JSON, a row of which only
+    the counter has changed is not even parsed as JSON.
 
-    What is kept of a row is replaced row by row: a new one beside the old for each would have the collector of garbage
-    visit all of them.
+    The cache is updated row by row. If it were rebuilt for each listing, the garbage collector would have to visit all
+    the new objects.
     """
 
     def __init__(self, prefix: str = "") -> None:
-        """Under a prefix, a row of another application makes `read` raise LookupError."""
+        """Create a decoder. With a prefix, `read` raises LookupError for the row of another application."""
         self._application = text(prefix) if prefix else None
         self._leases: dict[str, Lease] = {}
         self._rests: dict[str, RowRest] = {}
         self._texts: dict[bytes, RowText] = {}
 
     def read(self, pages: Iterable[Sequence[Item]]) -> RowsRead:
-        """The leases of a whole listing, and what is wrong with the other rows, as `to_lease` of each says it."""
-        read = RowsRead()
+        """Parse a whole listing. The result is as if each row were parsed by `to_lease`."""
+        rows = RowsRead()
         for page in pages:
-            before = read.counts()
+            before = rows.counts()
             if isinstance(page, RowTexts):
                 try:
-                    self._read_texts(page, read)
+                    self._read_texts(page, rows)
                     continue
                 except Unsplit:
-                    read.cut(before)
+                    rows.cut(before)
             for item in page:
-                self._read_item(item, read)
-        if 2 * len(read.leases) < max(len(self._texts), len(self._leases)):
-            self._leases, self._rests, self._texts = {}, {}, {}  # most rows are gone
-        return read
+                self._read_item(item, rows)
+        if 2 * len(rows.leases) < max(len(self._texts), len(self._leases)):
+            self._leases, self._rests, self._texts = {}, {}, {}  # most of the cached rows no longer exist
+        return rows
 
     def _read_texts(self, page: RowTexts, read: RowsRead) -> None:
-        """The rows of a page that come as texts."""
+        """Parse the rows of a page that are unparsed JSON."""
         texts, leases = self._texts, read.leases
         for text in page.texts:
-            # A key with a quote in it is cut here: what a text is found by does not matter, for all of it is compared.
+            # A key that contains a quote is cut off here. That does no harm, because the whole row is compared.
             start = text.find(_KEY_TEXT) + len(_KEY_TEXT)
             key = text[start : text.find(b'"', start)]
-            known = texts.get(key)
-            if known is not None:
-                head, digits, tail, lease = known
+            cached = texts.get(key)
+            if cached is not None:
+                head, digits, tail, lease = cached
                 if text.startswith(head) and text.endswith(tail):
-                    found = text[len(head) : len(text) - len(tail)]
-                    if found == digits:
+                    new_digits = text[len(head) : len(text) - len(tail)]
+                    if new_digits == digits:
                         leases.append(lease)
                         continue
-                    if len(found) <= COUNT_DIGITS and found.isdigit():
-                        lease = lease.written(int(found), lease.notes)
-                        texts[key] = (head, found, tail, lease)
+                    if len(new_digits) <= COUNT_DIGITS and new_digits.isdigit():
+                        lease = lease.written(int(new_digits), lease.notes)
+                        texts[key] = (head, new_digits, tail, lease)
                         leases.append(lease)
                         continue
             self._read_new_text(page, text, key, read)
 
     def _read_new_text(self, page: RowTexts, text: bytes, key: bytes, read: RowsRead) -> None:
-        """A row of which more than its counter is new; kept as a text where the place of its counter is certain."""
-        item, known, row = page.item(text), self._texts.pop(key, None), None
-        if known is not None:
-            head, digits, tail, lease = known
+        """Parse a row of which more than the counter is new. Cache its JSON if the place of the counter is certain."""
+        item, cached, row = page.item(text), self._texts.pop(key, None), None
+        if cached is not None:
+            head, digits, tail, lease = cached
             notes = tuple(NOTE + name for name, _ in lease.notes)
             row = _again(item, lease, notes, _rest(page.item(head + digits + tail), notes))
         row = row or self._told(item, read)
         if row is None:
             return
         read.leases.append(row)
-        # Without an escape every quote stands at an end of a text, so this is the counter's name, and no other's.
+        # Without escapes every quote begins or ends a string, so the only match must be the name of the counter.
         if b"\\" not in text and text.count(f'"{_COUNT.item}"'.encode()) == 1:
             head, _, tail = text.partition(_COUNT_TEXT)
             digits, quote, tail = tail.partition(b'"')
@@ -245,10 +251,10 @@ class RowDecoder:
                 self._texts[key] = (head + _COUNT_TEXT, digits, quote + tail, row)
 
     def _read_item(self, item: Item, read: RowsRead) -> None:
-        """A row that is parsed already."""
+        """Convert a row whose JSON is parsed already."""
         named = item.get(KEY)
-        said = named.get("S") if type(named) is dict else None
-        key = said if type(said) is str else ""
+        value = named.get("S") if type(named) is dict else None
+        key = value if type(value) is str else ""
         rest = self._rests.get(key)
         row = None if rest is None else _again(item, self._leases[key], *rest)
         if row is None:
@@ -261,7 +267,7 @@ class RowDecoder:
         read.leases.append(row)
 
     def _told(self, item: Item, read: RowsRead) -> Lease | None:
-        """The lease of a row that is decoded anew; another one is put where it belongs."""
+        """Return the lease of a row; add a row without a lease to one of the other lists and return None."""
         if self._application is not None and item.get(APPLICATION) != self._application:
             raise LookupError("it has rows of another application")
         match to_lease(item):
@@ -275,26 +281,26 @@ class RowDecoder:
 
 
 def _again(item: Item, lease: Lease, attributes: tuple[str, ...], rest: bytes) -> Lease | None:
-    """The lease with another counter and other notes; None where anything else is new, or wrong."""
+    """Return the lease with the item's counter and annotations; None if anything else has changed or is invalid."""
     if not rest or _rest(item, attributes) != rest:
         return None
     count, epoch, notes = item.get(_COUNT.item), lease.epoch, lease.notes
     try:
-        # What is as it was need not be checked again.
+        # Only check what has changed.
         if type(count) is not dict or count.get("N") != lease.version:
             epoch = checked(_COUNT, _COUNT.item, _cell(item, _COUNT))
         for place, attribute in enumerate(attributes):
-            said, (name, before) = item.get(attribute), lease.notes[place]
-            if type(said) is not dict or said.get("S") != before:
-                told = texted(attribute, _found(item, attribute, "S"))
-                notes = (*notes[:place], (name, told), *notes[place + 1 :])
+            value, (name, before) = item.get(attribute), lease.notes[place]
+            if type(value) is not dict or value.get("S") != before:
+                string = texted(attribute, _found(item, attribute, "S"))
+                notes = (*notes[:place], (name, string), *notes[place + 1 :])
     except BadRowField:
         return None
     return lease if epoch == lease.epoch and notes is lease.notes else lease.written(epoch, notes)
 
 
 def _rest(item: Item, notes: Iterable[str]) -> bytes:
-    """The row without its counter and these notes, as JSON; empty where JSON cannot hold it."""
+    """Return the row without its counter and these attributes, as JSON; b"" if JSON cannot represent it."""
     rest = dict(item)
     for name in (_COUNT.item, *notes):
         rest.pop(name, None)
@@ -305,9 +311,10 @@ def _rest(item: Item, notes: Iterable[str]) -> bytes:
 
 
 def to_reports(items: Iterable[Item]) -> Reports:
-    """The rows that KCL 3.5 keeps beside the leases: the leader, and when each worker last reported its load.
+    """Parse the rows that KCL 3.5 stores besides leases: the leader, and when each worker last reported its load.
 
-    The time is the worker's own, so it is only told whether it changes. Other shapes are no reports.
+    That time comes from the worker's own clock, so it only shows whether there is a new report. Rows of any other form
+    are ignored.
     """
     rows = {_name(item): item for item in items if item.get("entityType", _LEASE) != _LEASE}
     stamps = {key: _said(row, "lut", "N") for key, row in rows.items() if row["entityType"] == _METRICS}
@@ -316,12 +323,12 @@ def to_reports(items: Iterable[Item]) -> Reports:
 
 
 def _name(item: Item) -> str:
-    """The row's key, for complaints; a table's key is always of type S."""
+    """Return the key of an item, for errors. The key of a table is always of type S."""
     return _said(item, KEY, "S") or shown(item.get(KEY))
 
 
 def _said(item: Item, name: str, kind: str) -> str | None:
-    """The value of this attribute, or None where it is not there or of another type."""
+    """Return the value of this attribute, or None if it is missing or of another type."""
     try:
         return texted(name, _found(item, name, kind))
     except BadRowField:
@@ -329,17 +336,17 @@ def _said(item: Item, name: str, kind: str) -> str | None:
 
 
 def _lease(item: Item) -> Lease:
-    told = {field.name: checked(field, field.item, _cell(item, field)) for field in _PLAIN}
-    # Rule 3 of the writes: in a hand-off of KCL 3.x the worker named first is still at work.
+    values = {field.name: checked(field, field.item, _cell(item, field)) for field in _PLAIN}
+    # During a KCL 3.x hand-off, checkpointOwner is still the owner (rule 3 of `dynamodb.writes`).
     taker, leaver, willing = (_text(item, name) or None for name in ("leaseOwner", "checkpointOwner", "handoffOwner"))
     owner = leaver or taker
     yields = owner is not None and owner == willing
     parents: Any = _found(item, "parentShardId", "SS") if "parentShardId" in item else ()
     if not isinstance(parents, Collection):
         raise BadRowField("parentShardId", f"{shown(parents)} is no set of texts")
-    prefix = _prefix(told["key"], told["stream"], told["shard"] or told["key"])
+    prefix = _prefix(values["key"], values["stream"], values["shard"] or values["key"])
     lease = lease_of(
-        told,
+        values,
         ATTRIBUTES,
         parents=tuple(prefix + parent for parent in sorted(named("parentShardId", parent) for parent in parents)),
         owner=owner,
@@ -352,25 +359,25 @@ def _lease(item: Item) -> Lease:
             if name.startswith(NOTE)
         ),
     )
-    return counted(lease, told["epoch"])
+    return counted(lease, values["epoch"])
 
 
 def _cell(item: Item, field: RowField) -> str | None:
-    """The stored value; None where it is left out, which no lease of Java's or ours does with a counter (rule 1)."""
+    """Return the stored value, or None if it is missing. A counter is required: every lease has one (rule 1)."""
     if _LETTERS[field.kind] == "S":
         return _text(item, field.item)
     return texted(field.item, _found(item, field.item, "N")) if field.kind == "count" or field.item in item else None
 
 
 def _text(item: Item, name: str) -> str | None:
-    """A string, or None where there is none; other clients write NULL for that."""
+    """Return a string, or None if it is missing or NULL, which other clients write."""
     value: Any = item.get(name, {"NULL": True})
     if isinstance(value, Mapping) and "NULL" in value:
         return None
     return texted(name, _found(item, name, "S"))
 
 
-def _found(item: Item, name: str, kind: str) -> Any:  # noqa: ANN401  services are trusted with nothing
+def _found(item: Item, name: str, kind: str) -> Any:  # noqa: ANN401  the response may contain anything
     if name not in item:
         raise BadRowField(name, "is missing")
     value: Any = item[name]

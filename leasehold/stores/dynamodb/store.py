@@ -1,19 +1,19 @@
-"""Leases in a DynamoDB table that Java workers of the Kinesis Client Library 2.x and 3.x may share.
+"""Stores leases in a DynamoDB table, which may be shared with Java workers of the Kinesis Client Library 2.x and 3.x.
 
-What a refused write means is for the caller: the lease as stored comes with the refusal where
-the service sends it, and by a consistent reading where it does not.
+`prepare` finds the table, or creates it as the Kinesis Client Library does and waits for it. `prove` and `probes` check
+that the service honors conditions. `connect` creates the clients. `translated` turns their errors into ours.
 
-`prepare`, `prove` and `probes`: the DynamoDB table itself, found, or made as the Kinesis Client Library makes it,
-waited for, and tried. `connect` and `translated`: two clients, and the meaning of each kind of failure.
+1. A conditional write is sent once. If a client repeated a write whose response was lost, the second would conflict
+   with the first, and the client would conclude that another worker had taken the lease. So if a response is lost, the
+   outcome is unknown, and the caller's next consistent read shows it.
+2. A throttled request has certainly not been applied, so it is sent again.
+3. Reads may be repeated. botocore's standard retry mode does so.
 
-Rule 1: a conditional write is sent once. A client that repeats one whose reply was lost meets its
-own first attempt as a conflict, and reports as taken by a stranger what it has just taken itself.
-So a lost reply is an unknown outcome, and the caller's next consistent reading tells.
-Rule 2: what was refused for want of throughput has certainly not been applied, and is sent again.
-Rule 3: readings may be repeated, and are, by botocore's own standard mode.
+If a write is rejected, the result contains the lease as stored, from the response or, if the service does not send it,
+from a consistent read.
 
-`read_listings_quickly`: the rows of a scan, taken apart by orjson in boto3's place, which spends seven times as long on
-each. Whatever else an answer says, and every answer with a binary value, which JSON tells as text, stays boto3's.
+`read_listings_quickly` lets orjson parse the rows of a scan instead of boto3, which takes seven times as long. boto3
+still parses everything else in a response, and whole responses with binary values, which JSON represents as strings.
 """
 
 import logging
@@ -78,18 +78,18 @@ try:
     import orjson
 
     from leasehold.stores.aws_calls.tables import BINARY, call_directly
-except ImportError:  # then boto3 makes all calls, and takes answers apart by itself
-    orjson = None  # type: ignore[assignment]  # the slow way
+except ImportError:  # boto3 then makes all calls and parses their responses
+    orjson = None  # type: ignore[assignment]  # slower
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient
     from types_boto3_dynamodb.type_defs import TableDescriptionTypeDef
 
-_REFUSED = 300  # and all above
+_REFUSED = 300  # and above
 
 
 def read_listings_quickly(client: "DynamoDBClient") -> None:
-    """Have this client take listings apart by orjson, where that is installed."""
+    """Make this client parse listings with orjson, if that is installed."""
     if orjson is not None:
         for operation in ("Scan", "Query"):
             client.meta.events.register(f"before-parse.dynamodb.{operation}", _read)
@@ -103,8 +103,8 @@ def _read(response_dict: dict[str, Any], customized_response_dict: dict[str, Any
         page = page_of(body, orjson.loads) or orjson.loads(body)
         items = page.pop("Items", None) if isinstance(page, dict) else None
         rest = orjson.dumps(page)
-    except (ValueError, TypeError):  # the second of what is nested too deeply
-        return  # boto3 says what is wrong with it
+    except (ValueError, TypeError):  # TypeError if nested too deeply
+        return  # boto3 raises the error
     if isinstance(items, list | RowTexts):
         customized_response_dict["Items"] = items
         response_dict["body"] = rest
@@ -116,7 +116,7 @@ ATTEMPTS = 3
 PATIENCE = Patience(connect_seconds=2, read_seconds=5, attempts=ATTEMPTS)
 """Short enough for several tries within one lease, long enough for a page of a scan (1 MB)."""
 SEGMENT_ROWS, SEGMENTS_MOST = 10_000, 4
-"""A listing is read in parts of at least so many rows, some five pages, and in no more parts at a time."""
+"""The minimum number of rows (some five pages) of a segment of a scan, and the maximum number of segments."""
 
 THROTTLED = frozenset(
     {"ProvisionedThroughputExceededException", "ThrottlingException", "Throttling", "RequestLimitExceeded"}
@@ -138,7 +138,7 @@ ADVICE = {
 
 @frozen
 class Clients:
-    """The clients, one for readings and another for writes; many threads may use both."""
+    """A client for reads, which retries, and one for writes. Both are thread-safe."""
 
     reads: "DynamoDBClient"
     writes: "DynamoDBClient"
@@ -152,7 +152,18 @@ class Clients:
 def connect(
     session: Session, region: str | None, endpoint: str | None, patience: Patience = PATIENCE, *, directly: bool = True
 ) -> Clients:
-    """Clients of this region or endpoint, `directly` past boto3. Raises StoreError where no region is set anywhere."""
+    """Create the clients.
+
+    Args:
+        session: A boto3 session.
+        region: The region, or None for the session's.
+        endpoint: The endpoint, or None for the region's.
+        patience: The timeouts and retries.
+        directly: Bypass boto3 for calls that allow it.
+
+    Raises:
+        StoreError: If no region is set anywhere.
+    """
 
     def client(patience: Patience) -> "DynamoDBClient":
         config = Config(
@@ -161,12 +172,12 @@ def connect(
             read_timeout=patience.read_seconds,
             max_pool_connections=64,
         )
-        made = session.client("dynamodb", region_name=region, endpoint_url=endpoint, config=config)
-        without_credentials(made.meta.endpoint_url)
-        bound_client(made)
+        boto = session.client("dynamodb", region_name=region, endpoint_url=endpoint, config=config)
+        without_credentials(boto.meta.endpoint_url)
+        bound_client(boto)
         if directly and orjson is not None:
-            call_directly(made)
-        return made
+            call_directly(boto)
+        return boto
 
     with translated("dynamodb"):
         clients = Clients(reads=client(patience), writes=client(evolve(patience, attempts=1)))
@@ -176,13 +187,13 @@ def connect(
 
 @contextmanager
 def translated(table: str) -> Iterator[None]:
-    """Turns what boto3 raises into StoreError, where asking again cannot help, or OutcomeUnknown."""
+    """Turn errors of boto3 into OutcomeUnknown, or StoreError if retrying cannot help."""
     try:
         yield
     except ClientError as error:
         code, message = code_of(error), error.response.get("Error", {}).get("Message", "")
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        if code in THROTTLED or status >= 500:  # noqa: PLR2004  the service's own failures begin there
+        if code in THROTTLED or status >= 500:  # noqa: PLR2004  server errors
             raise OutcomeUnknown(f"{table}: {code}: {message}") from error
         advice = ADVICE[code].format(asked=error.operation_name) if code in ADVICE else message
         raise StoreError(f"{table}: {code}: {advice}") from error
@@ -199,46 +210,53 @@ def translated(table: str) -> Iterator[None]:
 
 
 def code_of(error: ClientError) -> str:
-    """The service's name for what went wrong."""
+    """Return the service's error code."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
 def is_missing(fault: StoreError) -> bool:
-    """Whether the service says that there is no such table."""
+    """Return whether the error means that the table does not exist."""
     return isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) == "ResourceNotFoundException"
 
 
 def unless_throttled(call: Callable[..., T], arguments: Mapping[str, Any]) -> T:
-    """Make this call, again after a pause where it was refused for want of throughput (rule 2)."""
-    again = Retrying(
+    """Make this call, and repeat it after a pause if it is throttled (rule 2)."""
+    retrying = Retrying(
         retry=retry_if_exception(lambda error: isinstance(error, ClientError) and code_of(error) in THROTTLED),
         stop=stop_after_attempt(ATTEMPTS),
         wait=wait_random_exponential(multiplier=0.05, max=1),
         reraise=True,
     )
-    return again(call, **arguments)
+    return retrying(call, **arguments)
 
 
 WAIT_SECONDS = 600
-"""How long a table may take to become usable; the Kinesis Client Library waits as long."""
+"""How long to wait for a new table to become usable. The Kinesis Client Library waits as long."""
 
 
 def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str = "", protect: bool = False) -> None:
-    """Make sure the table is there, has our key, and can be used.
+    """Make sure that the table exists, has our key, and can be used.
 
-    With `protect`, one that is made is kept from deletion, and each of its moments of 35 days can be had back.
+    Args:
+        client: A client.
+        table: The name of the table.
+        create: Create the table if it does not exist.
+        prefix: The prefix of one application, if many share the table.
+        protect: Create the table with deletion protection and point-in-time recovery (35 days).
 
-    Raises StoreError where it is missing and may not be made, or is some other program's.
+    Raises:
+        StoreError: If the table does not exist and may not be created, or belongs to another program.
+        OutcomeUnknown: If the service cannot be reached or the table does not become usable.
     """
-    made = False
-    kept: dict[str, Any] = {"DeletionProtectionEnabled": True} if protect else {}
+    created = False
+    protection: dict[str, Any] = {"DeletionProtectionEnabled": True} if protect else {}
     with translated(table):
         if _describe(client, table) is None:
             if not create:
-                wanted = f"{APPLICATION} (string) and the sort key {KEY} (string)" if prefix else f"{KEY} (string)"
+                key_names = f"{APPLICATION} (string) and the sort key {KEY} (string)" if prefix else f"{KEY} (string)"
                 raise StoreError(
                     f"{table}: there is no such table, and it is not created here; is the name right, and the region? "
-                    f"(A worker creates it, unless told not to; its partition key is {wanted}.)"
+                    f"(A worker creates it, unless told not to; its partition key is {key_names}.)"
                 )
             names = tuple(key_of("", prefix))
             roles: Sequence[Literal["HASH", "RANGE"]] = ("HASH", "RANGE")
@@ -250,44 +268,44 @@ def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str =
                     ],
                     AttributeDefinitions=[{"AttributeName": name, "AttributeType": "S"} for name in names],
                     BillingMode="PAY_PER_REQUEST",
-                    **kept,
+                    **protection,
                 )
-                made = True
+                created = True
             except ClientError as error:
-                # Another worker starting at the same moment was first, which is as good.
+                # Another worker may have created it at the same moment.
                 if code_of(error) != "ResourceInUseException":
                     raise
-        again = Retrying(
+        retrying = Retrying(
             retry=retry_if_result(lambda found: found is None or found["TableStatus"] == "CREATING"),
             stop=stop_after_delay(WAIT_SECONDS),
             wait=wait_exponential(multiplier=0.02, max=5),
         )
         try:
-            check_key(table, cast("TableDescriptionTypeDef", again(_describe, client, table)), prefix)
+            check_key(table, cast("TableDescriptionTypeDef", retrying(_describe, client, table)), prefix)
         except RetryError as error:
             raise OutcomeUnknown(f"{table}: not usable after {WAIT_SECONDS} s") from error
-        if made and protect:
+        if created and protect:
             client.update_continuous_backups(
                 TableName=table, PointInTimeRecoverySpecification={"PointInTimeRecoveryEnabled": True}
             )
 
 
 def prove(client: "DynamoDBClient", table: str, prefix: str = "") -> None:
-    """Return if the service keeps conditions: each wants a row of this name, which does not exist.
+    """Check that the service honors conditions. Raises StoreError if it ignores them.
 
-    So nothing is left behind, nor ever there for a Java worker to read. The deletion comes first: where
-    conditions are ignored it leaves nothing either. Raises StoreError where they are.
+    Each probe requires a row that does not exist, so nothing is ever written that a Java worker could read. The
+    deletion is probed first: if conditions are ignored, it fails the check without leaving anything.
     """
-    for ask in probes(client, table, prefix).values():
-        ask()
+    for probe in probes(client, table, prefix).values():
+        probe()
 
 
 def probes(client: "DynamoDBClient", table: str, prefix: str = "") -> Mapping[str, Callable[[], None]]:
-    """The calls of `prove`, by action; each may be made alone."""
+    """Return the probes of `prove`, by the name of the action. Each may be called alone."""
     lease = Lease(f"leasehold-probe-{uuid4().hex}")
     key = key_of(lease.key, prefix)
     row: Mapping[str, Any] = {"TableName": table, "Key": key}
-    there = {"ConditionExpression": f"attribute_exists({KEY})"}
+    exists = {"ConditionExpression": f"attribute_exists({KEY})"}
 
     def probe(call: Callable[..., object], arguments: Mapping[str, Any]) -> None:
         with translated(table):
@@ -296,35 +314,41 @@ def probes(client: "DynamoDBClient", table: str, prefix: str = "") -> Mapping[st
             except ClientError as error:
                 if code_of(error) != "ConditionalCheckFailedException":
                     raise
-                return  # refused, as it should be
+                return  # rejected, as it should be
             client.delete_item(**row)
             raise StoreError(
                 f"{table}: the service ignores the conditions of writes, so two workers could own one lease; "
                 "leases need a service with conditional writes"
             )
 
-    update = {**row, **there, "UpdateExpression": "REMOVE checkpointOwner"}
+    update = {**row, **exists, "UpdateExpression": "REMOVE checkpointOwner"}
     return {
-        "DeleteItem": partial(probe, client.delete_item, {**row, **there}),
+        "DeleteItem": partial(probe, client.delete_item, {**row, **exists}),
         "UpdateItem": partial(probe, client.update_item, update),
-        "PutItem": partial(probe, client.put_item, {"TableName": table, "Item": {**to_item(lease), **key}, **there}),
+        "PutItem": partial(probe, client.put_item, {"TableName": table, "Item": {**to_item(lease), **key}, **exists}),
     }
 
 
 def _describe(client: "DynamoDBClient", table: str) -> "TableDescriptionTypeDef | None":
     try:
-        found = client.describe_table(TableName=table)["Table"]
+        description = client.describe_table(TableName=table)["Table"]
     except ClientError as error:
         if code_of(error) == "ResourceNotFoundException":
             return None
         raise
-    if found["TableName"] != table.rpartition("/")[2]:
-        raise LookupError(f"it is about table {found['TableName']!r}")
-    return found
+    if description["TableName"] != table.rpartition("/")[2]:
+        raise LookupError(f"it is about table {description['TableName']!r}")
+    return description
 
 
 def check_key(table: str, found: "TableDescriptionTypeDef", prefix: str = "") -> None:
-    """Raises StoreError if its key is not that of a lease table, or of leases under a prefix."""
+    """Check the key of a table, which differs if many applications share it. Raises StoreError if it is another one.
+
+    Args:
+        table: The name of the table.
+        found: Its description.
+        prefix: The prefix of one application, if many share the table.
+    """
     keys = [(key["AttributeName"], key["KeyType"]) for key in found["KeySchema"]]
     kinds = {kind["AttributeName"]: kind["AttributeType"] for kind in found["AttributeDefinitions"]}
     alone, shared = [(KEY, "HASH")], [(APPLICATION, "HASH"), (KEY, "RANGE")]
@@ -345,36 +369,41 @@ log = escaped(logging.getLogger("leasehold.dynamodb"))
 
 
 def pages_of(look: Callable[..., Any], questions: Sequence[dict[str, Any]]) -> Iterator[Sequence[Item]]:
-    """The pages that these questions bring, one after the other, while those of several are fetched side by side."""
+    """Yield the pages of scans or queries. If there are several, fetch them concurrently.
+
+    Args:
+        look: Makes the call.
+        questions: The arguments of each scan or query.
+    """
 
     def fetched(asked: dict[str, Any]) -> tuple[Sequence[Item], dict[str, Any] | None]:
-        # Repeated here: with a short lease the client tries once, and one throttled page must not cost the listing.
+        # With a short lease the client does not retry, but one throttled page must not fail the whole listing.
         page = unless_throttled(look, asked)
         last = page.get("LastEvaluatedKey")
         return page["Items"], {**asked, "ExclusiveStartKey": last} if last else None
 
-    # Items take ten times the room of their leases, so that no more than a page of each question waits here.
+    # Items need ten times the memory of leases, so at most one page of each question is held here.
     if len(questions) == 1:
-        more: dict[str, Any] | None = questions[0]
-        while more is not None:
-            items, more = fetched(more)
+        next_request: dict[str, Any] | None = questions[0]
+        while next_request is not None:
+            items, next_request = fetched(next_request)
             yield items
         return
     with ThreadPoolExecutor(len(questions), thread_name_prefix="leasehold-listing") as pool:
-        waited = {pool.submit(fetched, asked) for asked in questions}
-        while waited:
-            done, waited = wait(waited, return_when=FIRST_COMPLETED)
-            for each in done:
-                items, more = each.result()
-                if more is not None:
-                    waited.add(pool.submit(fetched, more))
+        pending = {pool.submit(fetched, asked) for asked in questions}
+        while pending:
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            for future in done:
+                items, next_request = future.result()
+                if next_request is not None:
+                    pending.add(pool.submit(fetched, next_request))
                 yield items
 
 
 class DynamoStore:
-    """A table in KCL's layout. leaseCounter is the version and the epoch; may be used by many threads.
+    """A lease table in the layout of the KCL. Thread-safe. `leaseCounter` is both the version and the epoch.
 
-    Under a prefix it is the part of one application of a table that many share, and nothing of the others is read.
+    With a prefix, it is one application's part of a table that many share. The other parts are not read.
     """
 
     def __init__(
@@ -390,9 +419,18 @@ class DynamoStore:
         protect: bool = False,
         directly: bool = True,
     ) -> None:
-        """Find the table, or make it; credentials come from the session, or as boto3 finds them.
+        """Find the table, or create it.
 
-        directly  whether calls go past boto3 where they can
+        Args:
+            table: The name of the table.
+            region: The region, or None for the session's.
+            endpoint: The endpoint, or None for the region's.
+            create: Create the table if it does not exist, also if it is deleted later.
+            session: A boto3 session with the credentials. By default boto3 finds them.
+            request_seconds: The time limit of a request with all its retries.
+            prefix: The prefix of one application, if many share the table.
+            protect: Create the table with deletion protection and point-in-time recovery.
+            directly: Bypass boto3 for calls that allow it.
         """
         self._table, self._create, self._prefix, self._protect = table, create, prefix, protect
         self._rows, self._listed = RowDecoder(prefix), 0
@@ -403,11 +441,11 @@ class DynamoStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The table keeps every promise."""
+        """All of them."""
         return Capabilities()
 
     def list(self) -> Listing:
-        """Every lease, page by page; a page that fails fails the listing. A deleted table is created again."""
+        """Return every lease. If any page fails, the listing fails. A deleted table is created again."""
         try:
             return self.scan()
         except StoreError as fault:
@@ -418,43 +456,46 @@ class DynamoStore:
         return self.scan()
 
     def scan(self, part: int = 0, parts: int = 1, owner: str | None = None) -> Listing:
-        """The leases of one part of so many, from 0, for parallel readings; only one owner's, if it is named.
+        """Return the leases in one part of the table, so that several processes can share the read.
 
-        A row in a hand-off counts for both of its owners. Under a prefix the first part is all of it.
+        Args:
+            part: The number of the part, from 0. With a prefix, part 0 contains everything.
+            parts: The number of parts.
+            owner: Return only the leases of this owner. During a KCL 3.x hand-off, a lease counts for both workers.
         """
-        asked: dict[str, Any] = {"TableName": self._table}
+        request: dict[str, Any] = {"TableName": self._table}
         values: dict[str, AttributeValue] = {}
         look: Callable[..., Any] = self._clients.reads.scan
         if self._prefix:
             if part:
                 return Listing(())
             look, values = self._clients.reads.query, {":application": text(self._prefix)}
-            asked["KeyConditionExpression"] = f"{APPLICATION} = :application"
+            request["KeyConditionExpression"] = f"{APPLICATION} = :application"
         elif parts > 1:
-            asked |= {"Segment": part, "TotalSegments": parts}
+            request |= {"Segment": part, "TotalSegments": parts}
         whole = parts == 1 and owner is None
         if owner is not None:
-            asked["FilterExpression"] = "leaseOwner = :owner OR checkpointOwner = :owner"
+            request["FilterExpression"] = "leaseOwner = :owner OR checkpointOwner = :owner"
             values[":owner"] = text(owner)
         if values:
-            asked["ExpressionAttributeValues"] = values
+            request["ExpressionAttributeValues"] = values
 
-        questions = [asked]
-        if whole and not self._prefix and (at_a_time := min(SEGMENTS_MOST, self._listed // SEGMENT_ROWS)) > 1:
-            questions = [{**asked, "Segment": each, "TotalSegments": at_a_time} for each in range(at_a_time)]
+        requests = [request]
+        if whole and not self._prefix and (segments := min(SEGMENTS_MOST, self._listed // SEGMENT_ROWS)) > 1:
+            requests = [{**request, "Segment": segment, "TotalSegments": segments} for segment in range(segments)]
         with translated(self._table):
-            read = (self._rows if whole else RowDecoder(self._prefix)).read(pages_of(look, questions))
+            rows = (self._rows if whole else RowDecoder(self._prefix)).read(pages_of(look, requests))
         if whole:
-            self._listed = len(read.leases)
-        if any(item["entityType"] == text(CELL) for item in read.others):
+            self._listed = len(rows.leases)
+        if any(item["entityType"] == text(CELL) for item in rows.others):
             raise StoreError(f"{self._table}: it has rows of layout sessions; open it by ?layout=sessions")
-        leases = sorted(read.leases, key=attrgetter("key"))
-        return Listing(tuple(leases), tuple(read.malformed), to_reports(read.others))
+        leases = sorted(rows.leases, key=attrgetter("key"))
+        return Listing(tuple(leases), tuple(rows.malformed), to_reports(rows.others))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-        """Read these leases, in the order asked; those not there are left out. Half the price where `stale_ok`."""
-        asked, found = tuple(keys), dict[str, Lease]()
-        unique = [key_of(key, self._prefix) for key in dict.fromkeys(asked)]
+        """Return these leases in the given order, without those that do not exist. `stale_ok` halves the price."""
+        requested, leases = tuple(keys), dict[str, Lease]()
+        unique = [key_of(key, self._prefix) for key in dict.fromkeys(requested)]
 
         def ask(question: dict[str, Any]) -> Mapping[str, Any]:
             with translated(self._table):
@@ -462,11 +503,11 @@ class DynamoStore:
 
         for item in items_of(ask, self._table, unique, consistent=not stale_ok, attempts=ATTEMPTS):
             if (row := to_lease(item)) is not None:
-                found[row.key] = insist(row)
-        return tuple(found[key] for key in asked if key in found)
+                leases[row.key] = insist(row)
+        return tuple(leases[key] for key in requested if key in leases)
 
     def write(self, write: Write) -> Outcome:
-        """Put, update or delete one item under the write's condition."""
+        """Put, update or delete one item, under the condition of the write."""
         key, request = write.lease.key, request_of(write)
         if request is None:
             return self._refused(key)
@@ -478,7 +519,7 @@ class DynamoStore:
             case _:
                 reply = self._send(self._clients.writes.update_item, {**request, "ReturnValues": "ALL_NEW"})
         if isinstance(reply, ClientError):
-            # The row that came with the refusal; one that is not there, or did not come, is read.
+            # The response contains the stored row. If it does not, read the row.
             item: Any = reply.response.get("Item")
             row = to_lease(item) if item else None
             if row is not None and row.key != key:
@@ -490,22 +531,22 @@ class DynamoStore:
         return Done(insist(to_lease(written) or Malformed(key, "entityType", "is no lease")))
 
     def prove(self) -> None:
-        """Return if the service keeps its conditions; no row is ever there. Raises StoreError."""
+        """Check that the service honors conditions. Raises StoreError if it does not."""
         prove(self._clients.writes, self._table, self._prefix)
 
     def layouts(self, *, asked: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs one row
-        """Whether the table has rows of layout `sessions`, and of this one, to judge by one row."""
-        one: dict[str, Any] = {"TableName": self._table, "Limit": 1}
+        """Return whether the table has rows of layout `sessions`, and of this layout, judging by a single row."""
+        request: dict[str, Any] = {"TableName": self._table, "Limit": 1}
         look: Callable[..., Any] = self._clients.reads.scan
         if self._prefix:
-            look, one = self._clients.reads.query, {**one, **of_application(self._prefix)}
+            look, request = self._clients.reads.query, {**request, **of_application(self._prefix)}
         with translated(self._table):
-            rows = unless_throttled(look, one)["Items"]
+            rows = unless_throttled(look, request)["Items"]
         ours = any(row.get("entityType") == text(CELL) for row in rows)
         return ours, bool(rows) and not ours
 
     def cells(self) -> DynamoCells:
-        """The table's rows as those of layout `sessions`."""
+        """Return the table's rows as rows of layout `sessions`."""
 
         def ask(
             call: Callable[..., Mapping[str, Any]], arguments: Mapping[str, Any], *, refusable: bool = False
@@ -527,7 +568,7 @@ class DynamoStore:
         self._clients.close()
 
     def _send(self, call: Callable[..., Any], request: Request) -> Mapping[str, Any] | ClientError:
-        """The reply, or the refusal of its condition."""
+        """Send a write; return the response, or the error if its condition failed."""
         if self._prefix:
             where = "Item" if "Item" in request else "Key"
             request = {**request, where: {**request[where], APPLICATION: text(self._prefix)}}
@@ -554,7 +595,7 @@ def open_url(
     request_seconds: float | None,
     session: Session | None = None,
 ) -> DynamoStore:
-    """The store of this table; raises ValueError where the name or an option cannot be one."""
+    """Open the store in this table. Raises ValueError if the name or an option is invalid."""
     if not place:
         raise ValueError("store URL: dynamodb:// wants a table's name")
     if not re.fullmatch(r"[A-Za-z0-9_.-]{3,255}", place):
@@ -578,11 +619,11 @@ def open_url(
 
 
 PREFIX_MOST = 255
-"""Characters, of at most four bytes each: half of what a partition key holds."""
+"""The maximum length of a prefix. A character has at most four bytes, so this is half the limit of a partition key."""
 
 
 def prefix_of(options: Mapping[str, str]) -> str:
-    """The prefix that a URL names; "" for a table of one application. Raises ValueError."""
+    """Return the prefix in a URL; "" for the table of one application. Raises ValueError if it is invalid."""
     prefix = options.get("prefix", "")
     if len(prefix) > PREFIX_MOST or not prefix.isprintable():
         raise ValueError(f"store URL: option 'prefix' wants at most {PREFIX_MOST} characters, all of them to be seen")

@@ -1,4 +1,4 @@
-"""The lease tables of an account and region of DynamoDB, told by their keys."""
+"""Finds the lease tables in an account and region of DynamoDB, which it recognizes by their keys."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 
 @frozen
 class FoundTable:
-    """A table of leases, or one application's part of one.
+    """A lease table, or one application's part of one.
 
-    created      seconds since 1970
-    protected, recoverable  None where the service does not tell
+    Attributes:
+        table: The name of the table.
+        prefix: The prefix of the application, or "".
+        created: When the table was created, in seconds since 1970.
+        protected: Whether deletion protection is enabled; None if the service does not report it.
+        recoverable: Whether point-in-time recovery is enabled; None if the service does not report it.
     """
 
     table: str
@@ -34,9 +38,15 @@ class FoundTable:
 
 
 def found(table: str, options: Mapping[str, str]) -> Iterator[FoundTable]:
-    """All of them, or those of one table; of a shared one each prefix, which takes a scan.
+    """Find lease tables. If many applications share a table, it is scanned, and each prefix is yielded separately.
 
-    Raises ValueError, StoreError.
+    Args:
+        table: The name of one table, or "" for all.
+        options: The options of the URL.
+
+    Raises:
+        ValueError: If an option is invalid.
+        StoreError: If the service rejects a request.
     """
     prefix, endpoint = options.get("prefix"), endpoint_of(options.get("endpoint"))
     with closing(connect(session_of(options) or Session(), options.get("region"), endpoint)) as clients:
@@ -46,29 +56,29 @@ def found(table: str, options: Mapping[str, str]) -> Iterator[FoundTable]:
             names = [table] if table else [name for page in pages for name in page["TableNames"]]
             for name in names:
                 described = client.describe_table(TableName=name)["Table"]
-                for each in _prefixes(client, name, described) if prefix is None else (prefix,):
-                    made: Any = described.get("CreationDateTime")
+                for application in _prefixes(client, name, described) if prefix is None else (prefix,):
+                    created: Any = described.get("CreationDateTime")
                     yield FoundTable(
                         name,
-                        each,
-                        made and made.timestamp(),
+                        application,
+                        created and created.timestamp(),
                         described.get("DeletionProtectionEnabled"),
                         recoverable(client, name),
                     )
 
 
 def recoverable(client: "DynamoDBClient", table: str) -> bool | None:
-    """Whether an earlier moment of the table can be had back; None where that may not, or cannot, be asked."""
+    """Return whether point-in-time recovery is enabled; None if we may not ask, or the service has no such call."""
     try:
         with translated(table):
-            told = client.describe_continuous_backups(TableName=table)["ContinuousBackupsDescription"]
+            backups = client.describe_continuous_backups(TableName=table)["ContinuousBackupsDescription"]
     except StoreError:
         return None
-    return told.get("PointInTimeRecoveryDescription", {}).get("PointInTimeRecoveryStatus") == "ENABLED"
+    return backups.get("PointInTimeRecoveryDescription", {}).get("PointInTimeRecoveryStatus") == "ENABLED"
 
 
 def _prefixes(client: "DynamoDBClient", table: str, described: "TableDescriptionTypeDef") -> tuple[str, ...]:
-    """No prefix for a table of one application, each of a shared one, and nothing for a table of something else."""
+    """Return the prefixes in a table: "" if it belongs to one application; none if it is not a lease table."""
     try:
         check_key(table, described)
     except StoreError:

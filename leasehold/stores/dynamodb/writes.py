@@ -1,10 +1,10 @@
-"""Each write as DynamoDB expressions, pure: the conditions of `writes`, in the service's own words.
+"""Converts each write to DynamoDB expressions, with the conditions of `leasehold.stores.writes`. Makes no requests.
 
-Rule 1: `ADD leaseCounter :one` at every owner change, renewal and checkpoint; the counter is never set.
-Rule 2: updates only, so that attributes we do not know survive; and never an upsert, for an
-update of a missing item would make half a lease.
-Rule 3: during a KCL 3.x hand-off `checkpointOwner` is the owner and `leaseOwner` the heir; the
-condition on an owner says so in every write.
+1. Every change of owner, renewal and checkpoint has `ADD leaseCounter :one`. The counter is never set.
+2. Existing items are only updated, so attributes that we do not know survive. An update never creates an item, because
+   it would be an incomplete lease.
+3. During a KCL 3.x hand-off, `checkpointOwner` is the owner and `leaseOwner` the next owner. Every condition on an
+   owner takes this into account.
 """
 
 import re
@@ -31,10 +31,10 @@ from leasehold.stores.fields import kilobytes
 from leasehold.stores.writes import created
 
 AttributeValues = Mapping[str, AttributeValue]
-"""Values of an expression, by their names without the colon."""
+"""The values of an expression, by their names without the colon."""
 
 Request = Mapping[str, Any]
-"""Arguments of put_item, update_item or delete_item, without the table's name."""
+"""The arguments of put_item, update_item or delete_item, without the name of the table."""
 
 _CONSTANTS: AttributeValues = {
     ":one": number(1),
@@ -55,9 +55,9 @@ _OWNERS = "leaseOwner, checkpointOwner, handoffOwner, handoffTo"
 
 
 def _request(lease: Lease, condition: str, update: str, values: AttributeValues, notes: Notes = ()) -> Request:
-    """The request, with just the values its expressions mention: the service refuses idle ones."""
-    known = {**_CONSTANTS, ":seen": {"N": lease.version}, **{f":{name}": value for name, value in values.items()}}
-    known |= {f":note{n}": text(value) for n, (_, value) in enumerate(notes)}
+    """Return a request. It contains only the values used in its expressions, because the service rejects others."""
+    defined = {**_CONSTANTS, ":seen": {"N": lease.version}, **{f":{name}": value for name, value in values.items()}}
+    defined |= {f":note{n}": text(value) for n, (_, value) in enumerate(notes)}
     names = {f"#note{n}": NOTE + name for n, (name, _) in enumerate(notes)}
     used = sorted(set(re.findall(r":\w+", f"{condition} {update}")))
     return {
@@ -65,7 +65,7 @@ def _request(lease: Lease, condition: str, update: str, values: AttributeValues,
         "ConditionExpression": condition,
         **({"UpdateExpression": update} if update else {}),
         **({"ExpressionAttributeNames": names} if names else {}),
-        "ExpressionAttributeValues": {name: known[name] for name in used},
+        "ExpressionAttributeValues": {name: defined[name] for name in used},
     }
 
 
@@ -73,9 +73,9 @@ _ASSIGNED = re.compile(r"([#\w]+) = (:\w+)")
 
 
 def check_answer(request: Request, reply: Mapping[str, Any]) -> None:
-    """Raises LookupError if the reply is not about the row of the request, or not what its update makes of the row.
+    """Raise LookupError if the response is about another row, or does not contain what the request has written.
 
-    A connection may bring an answer twice, and the second must not pass for that of the next request.
+    A connection may deliver a response twice. The second one must not be taken for the response to the next request.
     """
     row: Mapping[str, Any] = reply.get("Attributes") or {}
     if not (update := request.get("UpdateExpression")):
@@ -92,7 +92,7 @@ def check_answer(request: Request, reply: Mapping[str, Any]) -> None:
 
 
 def _has(row: Mapping[str, Any], expected: Mapping[str, AttributeValue]) -> bool:
-    """Whether the row has these strings and numbers; the service writes the same number in its own form."""
+    """Return whether the row has these strings and numbers. The service may format a number differently."""
     return all(
         (row.get(name, {}).get("S") == value["S"])
         if "S" in value
@@ -102,12 +102,12 @@ def _has(row: Mapping[str, Any], expected: Mapping[str, AttributeValue]) -> bool
 
 
 def _set(*clauses: str, notes: Notes = ()) -> str:
-    every = (*clauses, *(f"#note{n} = :note{n}" for n in range(len(notes))))
-    return f"SET {', '.join(every)} " if every else ""
+    assignments = (*clauses, *(f"#note{n} = :note{n}" for n in range(len(notes))))
+    return f"SET {', '.join(assignments)} " if assignments else ""
 
 
 def _owner(lease: Lease) -> tuple[str, AttributeValues]:
-    """The condition that the owner is still the one seen (rule 3)."""
+    """Return the condition that the owner is the one seen (rule 3), and its values."""
     if lease.owner is None:
         free = "(attribute_not_exists(leaseOwner) OR leaseOwner = :null) AND attribute_not_exists(checkpointOwner)"
         return f"attribute_exists({KEY}) AND {free}", {}
@@ -116,7 +116,7 @@ def _owner(lease: Lease) -> tuple[str, AttributeValues]:
 
 
 def _next_owner(lease: Lease) -> str:
-    """The condition that :owner still owns it and :heir is still its heir."""
+    """Return the condition that :owner is the owner and :heir the next owner."""
     if lease.leaving:
         return "checkpointOwner = :owner AND leaseOwner = :heir"
     ours = "leaseOwner = :owner AND handoffOwner = :owner AND handoffTo = :heir"
@@ -124,10 +124,17 @@ def _next_owner(lease: Lease) -> str:
 
 
 def _forward(position: Position, than: str) -> tuple[str, AttributeValues]:
-    """The condition that the stored checkpoint is `than` (< or <=) this one: the order of `Position.order`.
+    """Return the condition that the stored checkpoint is before this one, in the order of `Position.order`.
 
-    Numbers are compared by digits first, being decimal without leading zeros; sentinels by name,
-    for "17" is shorter than "LATEST".
+    Numbers are decimal without leading zeros, so they are compared by length first. Sentinels are recognized by name,
+    not by length, because "17" is shorter than "LATEST".
+
+    Args:
+        position: The new checkpoint.
+        than: "<", or "<=" to allow an equal checkpoint.
+
+    Returns:
+        The condition and its values.
     """
     if position.ended:
         return "checkpoint <> :end", {}
@@ -139,14 +146,14 @@ def _forward(position: Position, than: str) -> tuple[str, AttributeValues]:
 
 
 def _move(position: Position) -> tuple[tuple[str, ...], tuple[str, ...], AttributeValues]:
-    """The expression that sets this checkpoint: clauses, attributes to remove, values."""
+    """Return the clauses that set this checkpoint, the attributes to remove, and the values."""
     fields = attributes(Lease("", checkpoint=position), "checkpoint", "sub", "token")
     stale = () if position.token else ("checkpointToken",)
     return tuple(f"{name} = :{name}" for name in fields), stale, fields
 
 
 def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for each write
-    """The request of this write; None where the lease as seen rules its condition out."""
+    """Return the request for this write, or None if its condition cannot hold for the lease as seen."""
     lease = write.lease
     owned, owners = _owner(lease)
     match write:
@@ -160,14 +167,14 @@ def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for
             return _take(lease, me, notes, owned, owners)
         case writes.RenewLease(notes=notes):
             alive = "" if lease.ended else " AND checkpoint <> :end"
-            weighed, weights = _weight(lease)
-            update = f"{_set(*weighed, notes=notes)}{_COUNT}"
+            weight_sets, weights = _weight(lease)
+            update = f"{_set(*weight_sets, notes=notes)}{_COUNT}"
             return _request(lease, f"{_SEEN} AND {owned}{alive}", update, {**owners, **weights}, notes)
         case writes.CheckpointLease():
             return _checkpoint(write)
         case writes.CheckpointLate(position=position):
             if not (position.numbered or position.ended):
-                return None  # no position lies before a start
+                return None  # no position is before a sentinel where reading starts
             forward, bounds = _forward(position, "<")
             sets, stale, fields = _move(position)
             update = f"{_set(*sets)}{'REMOVE ' if stale else ''}{''.join(stale)}".rstrip()
@@ -207,7 +214,7 @@ def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for
 
 
 def _take(lease: Lease, me: str, notes: Notes, condition: str, values: AttributeValues) -> Request:
-    # KCL counts the owner switches that its metrics report.
+    # KCL reports this count in its metrics.
     switched = ", ownerSwitchesSinceCheckpoint :one" if lease.owner not in (None, me) else ""
     sets = _set("leaseOwner = :me", "handoffOwner = :me", notes=notes)
     update = f"{sets}{_COUNT}{switched} REMOVE handoffTo, checkpointOwner"
@@ -215,7 +222,7 @@ def _take(lease: Lease, me: str, notes: Notes, condition: str, values: Attribute
 
 
 def _weight(lease: Lease) -> tuple[tuple[str, ...], AttributeValues]:
-    """The expression that sets the throughput, where it is known: clauses and values, as KCL 3.x renews."""
+    """Return the clauses and values that set the throughput, if it is known, as KCL 3.x does in its renewals."""
     if lease.weight is None:
         return (), {}
     return ("throughputKBps = :throughput",), {"throughput": number(kilobytes(lease.weight))}
@@ -226,25 +233,25 @@ def _checkpoint(write: writes.CheckpointLease) -> Request:
     owner, owners = _owner(lease)
     forward, bounds = _forward(position, "<=")
     moves, stale, fields = _move(position)
-    weighed, weights = _weight(lease)
-    sets, values = (*moves, *weighed), {**owners, **bounds, **fields, **weights}
+    weight_sets, weights = _weight(lease)
+    sets, values = (*moves, *weight_sets), {**owners, **bounds, **fields, **weights}
     if position.ended and write.children:
         children = shard_ids(lease, write.children)
         sets, values = (*sets, "childShardIds = :children"), {**values, "children": children}
-    gone = (_PENDING, *stale, *((_OWNERS,) if position.ended and not write.keep_owner else ()))
-    update = f"{_set(*sets, 'ownerSwitchesSinceCheckpoint = :zero')}{_COUNT} REMOVE {', '.join(gone)}"
+    removed = (_PENDING, *stale, *((_OWNERS,) if position.ended and not write.keep_owner else ()))
+    update = f"{_set(*sets, 'ownerSwitchesSinceCheckpoint = :zero')}{_COUNT} REMOVE {', '.join(removed)}"
     return _request(lease, f"{_SEEN} AND {owner} AND {forward}", update, values)
 
 
 def _give(lease: Lease, position: Position) -> Request | None:
-    """To our heir, or the last step of a KCL 3.x hand-off."""
+    """Return the request that gives the lease to our next owner, or completes a KCL 3.x hand-off."""
     if lease.owner is None or lease.next_owner is None:
         return None
     forward, bounds = _forward(position, "<=")
     sets, stale, fields = _move(position)
-    moved = () if lease.leaving else ("leaseOwner = :heir", "handoffOwner = :heir")
-    gone = (*(("checkpointOwner", "handoffOwner") if lease.leaving else ()), "handoffTo", _PENDING, *stale)
-    update = f"{_set(*moved, *sets, 'ownerSwitchesSinceCheckpoint = :zero')}{_COUNT} REMOVE {', '.join(gone)}"
+    owner_sets = () if lease.leaving else ("leaseOwner = :heir", "handoffOwner = :heir")
+    removed = (*(("checkpointOwner", "handoffOwner") if lease.leaving else ()), "handoffTo", _PENDING, *stale)
+    update = f"{_set(*owner_sets, *sets, 'ownerSwitchesSinceCheckpoint = :zero')}{_COUNT} REMOVE {', '.join(removed)}"
     names = {"owner": text(lease.owner), "heir": text(lease.next_owner)}
     return _request(lease, f"{_SEEN} AND {_next_owner(lease)} AND {forward}", update, {**names, **fields, **bounds})
 
@@ -252,13 +259,13 @@ def _give(lease: Lease, position: Position) -> Request | None:
 def _reset(write: writes.ResetLease) -> Request:
     free, _ = _owner(evolve(write.lease, owner=None))
     sets, stale, fields = _move(write.position)
-    # KCL reads the children of an ended lease. A lease that is read again gets them anew at its next end.
+    # KCL reads the children of an ended lease. If the lease is processed again, they are written again when it ends.
     children = () if write.position.ended else ("childShardIds",)
     family = attributes(write.lease, *_FAMILY)
-    alone = tuple(ATTRIBUTES[name] for name in _FAMILY if ATTRIBUTES[name] not in family)
-    gone = ", ".join((_OWNERS, _PENDING, *stale, *children, *alone))
-    born = tuple(f"{name} = :{name}" for name in family)
-    setting = _set(*sets, *born, "ownerSwitchesSinceCheckpoint = :zero", notes=write.notes)
+    missing = tuple(ATTRIBUTES[name] for name in _FAMILY if ATTRIBUTES[name] not in family)
+    removed = ", ".join((_OWNERS, _PENDING, *stale, *children, *missing))
+    family_sets = tuple(f"{name} = :{name}" for name in family)
+    setting = _set(*sets, *family_sets, "ownerSwitchesSinceCheckpoint = :zero", notes=write.notes)
     values = {**fields, **family, "further": number(max(1, write.epoch - write.lease.epoch))}
-    update = f"{setting}ADD leaseCounter :further REMOVE {gone}"
+    update = f"{setting}ADD leaseCounter :further REMOVE {removed}"
     return _request(write.lease, f"{_SEEN} AND {free}", update, values, write.notes)

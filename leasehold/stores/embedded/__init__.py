@@ -1,1 +1,1 @@
-"""Lease tables without a service: memory, and SQLite for the processes of one machine."""
+"""Stores that need no service: memory, files, and SQLite for the processes of one machine."""

@@ -1,9 +1,9 @@
-"""Leases in a file of JSON lines, one a lease: a backup of a table, which one command at a time reads or writes.
+"""Stores leases in a file of JSON lines, one per lease: a backup of a table for one command at a time.
 
-Rule 1: no fleet works on it: between processes nothing is compared. Rule 2: what was written is put in the place of the
-file at once, when the store is closed, so that a command that ends in between leaves the backup of before.
+1. Workers cannot use it, because there is no compare-and-swap between processes.
+2. The file is replaced as a whole when the store is closed. If a command ends before, the previous backup remains.
 
-A line has SQLite's columns by their names (`stores/embedded/sqlite.py`), and a new backup no owners.
+A line has the names and values of SQLite's columns (`leasehold.stores.embedded.sqlite`). A new backup has no owners.
 """
 
 import json
@@ -23,7 +23,7 @@ from leasehold.stores.writes import CreateLease, Write
 
 
 class FileStore(PassingStore):
-    """The leases of the file in memory; the file is written anew by `close`, if anything was written."""
+    """A store that holds the leases of a file in memory. If anything was written, `close` replaces the file."""
 
     def __init__(self, path: str, *, create: bool = True) -> None:
         super().__init__(MemoryStore())
@@ -34,7 +34,7 @@ class FileStore(PassingStore):
         except FileNotFoundError:
             if not create:
                 raise StoreError(f"there is no file {path}; name a backup that is there") from None
-            if not self._path.parent.is_dir():  # told before anybody is told what was written
+            if not self._path.parent.is_dir():  # fail now rather than on `close`, after writes have succeeded
                 raise StoreError(f"there is no folder {self._path.parent}; make it first") from None
             return
         except (OSError, UnicodeDecodeError) as error:
@@ -47,7 +47,7 @@ class FileStore(PassingStore):
                 self._malformed += (Malformed(row.key, "key", f"line {number} has a lease of an earlier line"),)
 
     def list(self) -> Listing:
-        """Every lease, and each line that is none."""
+        """Return every lease, and every line that is not a valid one."""
         return Listing(self._store.list().leases, self._malformed)
 
     def write(self, write: Write) -> Outcome:
@@ -56,46 +56,46 @@ class FileStore(PassingStore):
         return self._store.write(write)
 
     def close(self) -> None:
-        """Put what was written in the place of the file (rule 2). Raises StoreError."""
+        """Replace the file if anything was written (rule 2). Raises StoreError if that fails."""
         if not self._changed:
             return
         self._changed = False
         lines = "".join(f"{line_of(lease)}\n" for lease in self._store.list().leases)
         try:
-            # Its owner's alone, as a new SQLite file is: notes and names of workers may be in it.
-            with NamedTemporaryFile("w", encoding="utf-8", dir=self._path.parent, delete=False) as anew:
-                anew.write(lines)
-                anew.flush()
-                os.fsync(anew.fileno())
-            Path(anew.name).replace(self._path)
+            # Only its owner may read the file, as with SQLite, because it may contain annotations and worker names.
+            with NamedTemporaryFile("w", encoding="utf-8", dir=self._path.parent, delete=False) as temporary:
+                temporary.write(lines)
+                temporary.flush()
+                os.fsync(temporary.fileno())
+            Path(temporary.name).replace(self._path)
         except OSError as error:
             raise StoreError(f"{self._path} cannot be written: {said(error)}") from error
 
 
 def line_of(lease: Lease) -> str:
-    """The line of a lease."""
+    """Return the line for a lease."""
     return json.dumps(to_row(lease), ensure_ascii=False)
 
 
 def _lease(number: int, line: str) -> Lease | Malformed:
     try:
-        found = json.loads(line)
+        columns = json.loads(line)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or not found.keys() >= set(COLUMNS):
+        columns = None
+    if not isinstance(columns, dict) or not columns.keys() >= set(COLUMNS):
         return Malformed(f"line {number}", "line", "is no JSON object with the columns of a lease")
-    row: Mapping[str, Any] = found
+    row: Mapping[str, Any] = columns
     return to_lease(row)
 
 
 def open_url(
     place: str,
-    options: Mapping[str, str],  # noqa: ARG001  it has none
+    options: Mapping[str, str],  # noqa: ARG001  there are none
     *,
     create: bool,
     request_seconds: float | None,  # noqa: ARG001  it never waits
 ) -> FileStore:
-    """The store of this file; a path after two slashes is relative, after three absolute."""
+    """Open the store in this file. A path after two slashes is relative, after three absolute."""
     if not place.strip("/"):
         raise ValueError("store URL: file:// wants the path of a file")
     return FileStore(place, create=create)

@@ -1,7 +1,7 @@
-"""The reference stores of both layouts: dictionaries with the same conflicts as the real ones.
+"""The reference stores of both layouts: dictionaries whose writes conflict as in real stores.
 
-Workers of one process that open the same name share one table; a store without a name is alone.
-A simulator injects its faults by wrapping the store or overriding `write`.
+Workers in one process that open the same name share a table. A store without a name has its own. To inject faults, a
+simulator wraps the store or overrides `write`.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -26,29 +26,29 @@ _shared: dict[str, _SharedRows] = {}
 
 
 class MemoryStore:
-    """Leases of this process; safe under threads. The counter is the version and the epoch."""
+    """A store in the memory of this process. Thread-safe. The counter is both the version and the epoch."""
 
     def __init__(self, name: str = "") -> None:
-        # setdefault is one step, so two threads opening one name get one table.
+        # setdefault is atomic, so two threads that open the same name get the same table.
         self._name, self._table = name, _shared.setdefault(name, _SharedRows()) if name else _SharedRows()
 
     @property
     def capabilities(self) -> Capabilities:
-        """The dictionary keeps every promise."""
+        """All of them."""
         return Capabilities()
 
     def list(self) -> Listing:
-        """Every lease, sorted by key."""
+        """Return every lease, sorted by key."""
         with self._table.lock:
             return Listing(tuple(row for _, row in sorted(self._table.rows.items())))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002  never stale
-        """Read these leases, in the order asked; those not there are left out."""
+        """Return these leases in the given order, without those that do not exist."""
         with self._table.lock:
             return tuple(self._table.rows[key] for key in keys if key in self._table.rows)
 
     def write(self, write: Write) -> Outcome:
-        """Apply the write under the table's lock."""
+        """Apply the write if its condition holds, under the lock of the table."""
         key, rows = write.lease.key, self._table.rows
         with self._table.lock:
             stored = rows.get(key)
@@ -62,15 +62,15 @@ class MemoryStore:
         return Done(after)
 
     def cells(self) -> "MemoryCells":
-        """The table of this name in layout `sessions`."""
+        """Return the rows of layout `sessions` with this store's name."""
         return MemoryCells(self._name)
 
     def layouts(self, *, asked: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs nothing
-        """Whether it has rows of layout `sessions`, and of this one."""
+        """Return whether there are rows of layout `sessions`, and of this layout."""
         return _has_cells(self._name), bool(self._table.rows)
 
     def close(self) -> None:
-        """Nothing to close; a named table lives as long as its process."""
+        """Do nothing: a named table lives as long as its process."""
 
 
 @frozen
@@ -84,7 +84,7 @@ _shared_cells: dict[str, _SharedCells] = {}
 
 
 class MemoryCells:
-    """Rows of layout `sessions` in this process; those of one name are shared, those without a name are alone."""
+    """Rows of layout `sessions` in the memory of this process. Those with the same name are shared."""
 
     page_leases = PAGE_LEASES
 
@@ -92,41 +92,41 @@ class MemoryCells:
         self._table = _shared_cells.setdefault(name, _SharedCells()) if name else _SharedCells()
 
     def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
-        """Sorted by name."""
+        """Return the rows whose names begin with one of these prefixes, sorted by name."""
         with self._table.lock:
-            return tuple(one for name, one in sorted(self._table.rows.items()) if name.startswith(prefixes))
+            return tuple(row for name, row in sorted(self._table.rows.items()) if name.startswith(prefixes))
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002  never stale
-        """The rows of these names, by name; a name without a row is left out."""
+        """Return the rows with these names that exist."""
         with self._table.lock:
             return {name: self._table.rows[name] for name in names if name in self._table.rows}
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
-        """Only where there is nothing."""
+        """Create a row, unless it exists."""
         return self._put(name, fields, None)
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
-        """Only over this one."""
+        """Replace a row, if it still has this version."""
         return self._put(name, fields, version)
 
     def delete(self, name: str, version: str) -> bool:
-        """Only this one."""
+        """Delete a row, if it still has this version."""
         with self._table.lock:
-            known = self._table.rows.get(name)
-            if known is not None and known.etag == version:
+            stored = self._table.rows.get(name)
+            if stored is not None and stored.etag == version:
                 del self._table.rows[name]
             return name not in self._table.rows
 
     def prove(self) -> None:
-        """A dictionary keeps its conditions."""
+        """Do nothing: a dictionary under a lock honors conditions."""
 
     def close(self) -> None:
-        """Nothing to close; a named table lives as long as its process."""
+        """Do nothing: a named table lives as long as its process."""
 
     def _put(self, name: str, fields: ObjectFields, version: str | None) -> str | None:
         with self._table.lock:
-            known = self._table.rows.get(name)
-            if (known.etag if known else None) != version:
+            stored = self._table.rows.get(name)
+            if (stored.etag if stored else None) != version:
                 return None
             fresh = str(next(self._table.versions))
             self._table.rows[name] = Stored(name, fresh, dict(fields))
@@ -135,12 +135,12 @@ class MemoryCells:
 
 def open_url(
     place: str,
-    options: Mapping[str, str],  # noqa: ARG001  its layout is looked at afterwards
+    options: Mapping[str, str],  # noqa: ARG001  the caller applies the layout
     *,
     create: bool,
     request_seconds: float | None,  # noqa: ARG001  it never waits
 ) -> MemoryStore:
-    """The store of this name; raises ValueError where it may not be made and this process has none of that name."""
+    """Open the store with this name. Raises ValueError if it does not exist in this process and `create` is false."""
     if not (create or place in _shared or _has_cells(place)):
         raise ValueError(
             f"store URL: memory://{place} is seen by the process that made it alone, and this one has not; "
@@ -150,5 +150,5 @@ def open_url(
 
 
 def _has_cells(name: str) -> bool:
-    """Whether this process has rows of layout `sessions` in a table of this name."""
+    """Return whether this process has rows of layout `sessions` with this name."""
     return name in _shared_cells and bool(_shared_cells[name].rows)

@@ -1,12 +1,12 @@
-"""Leases in one SQLite file: durable, for many processes of one machine, with nothing to install.
+"""Stores leases in an SQLite file: durable, for several processes on one machine, with nothing to install.
 
-Rule 1: every write is one BEGIN IMMEDIATE transaction that reads, decides and replaces.
-Rule 2: only our own columns are written, so that columns others add survive.
-Rule 3: a row keeps no time; how long a lease has stood still is for its watchers.
-Rule 4: the open file is the one that the path names, or it is opened anew: a file that was removed or replaced lives
-on for those who have it open, and two fleets would read everything.
+The row of a lease has one column per fact, so any SQLite tool can show it.
 
-Lease <-> SQLite row: one column per fact, readable with any SQLite tool.
+1. Every write is one BEGIN IMMEDIATE transaction that reads the row, decides, and replaces the row.
+2. Only our own columns are written, so columns added by others survive.
+3. Rows contain no times. `Watch` measures how long a lease has not changed.
+4. If the file was removed or replaced, it is opened again. Processes that have a removed file open can still use it, so
+   two groups of workers could otherwise process every shard at the same time.
 """
 
 import json
@@ -79,32 +79,32 @@ _TYPES: Mapping[CellKind, type | tuple[type, ...]] = {
 
 
 def to_row(lease: Lease) -> Mapping[str, str | int | float | None]:
-    """The row of a lease, by column."""
-    told = cells(lease)
-    told["parents"], told["yields"] = json.dumps(told["parents"]), int(lease.yields)
-    told["notes"] = json.dumps(told["notes"], ensure_ascii=False)
-    return {column: told[name] for name, column in _COLUMNS.items()}
+    """Return the row of a lease, by column."""
+    values = cells(lease)
+    values["parents"], values["yields"] = json.dumps(values["parents"]), int(lease.yields)
+    values["notes"] = json.dumps(values["notes"], ensure_ascii=False)
+    return {column: values[name] for name, column in _COLUMNS.items()}
 
 
 def to_lease(row: Row | Mapping[str, Any]) -> Lease | Malformed:
-    """The lease of a row, or what is wrong with it: SQLite lets anything stand in any column."""
+    """Parse a row. It may be malformed, because SQLite accepts any value in any column."""
     return readable(str(row["key"]), lambda: _lease(row))
 
 
 def _lease(row: Row | Mapping[str, Any]) -> Lease:
-    told = {}
+    values = {}
     for field in FIELDS:
         if column := field.column:
             if not isinstance(row[column], _TYPES[field.kind]):
                 raise BadRowField(column, f"{shown(row[column])} is not of the type this column holds")
-            told[field.name] = checked(field, column, row[column])
-    return counted(lease_of(told, _COLUMNS), told["epoch"])
+            values[field.name] = checked(field, column, row[column])
+    return counted(lease_of(values, _COLUMNS), values["epoch"])
 
 
 log = escaped(logging.getLogger("leasehold.sqlite"))
 
 BUSY_SECONDS = 10.0
-"""A write waits so long for another process's write, which takes milliseconds unless something is wrong."""
+"""How long a write waits for another process's write, which takes milliseconds unless something is wrong."""
 
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM leases"  # noqa: S608  our own column names
 _INSERT = f"INSERT INTO leases ({', '.join(COLUMNS)}) VALUES ({', '.join(':' + name for name in COLUMNS)})"  # noqa: S608
@@ -112,14 +112,20 @@ _UPDATE = f"UPDATE leases SET {', '.join(f'{name} = :{name}' for name in COLUMNS
 
 
 _Inode = tuple[int, int]
-"""The device, and the number of a file on it."""
+"""The device of a file, and its inode number."""
 
 
 class SqliteStore:
-    """A connection to the file, used by one thread at a time. The counter is the version and the epoch."""
+    """A lease table in an SQLite file. Thread-safe. The counter is both the version and the epoch."""
 
     def __init__(self, path: str, *, create: bool = True, busy_seconds: float = BUSY_SECONDS) -> None:
-        """Open the file, and make it and its table if they are not there and `create` allows."""
+        """Open the file.
+
+        Args:
+            path: The path of the file.
+            create: Create the file and its table if they do not exist.
+            busy_seconds: How long a write waits for other processes.
+        """
         if not create and not Path(path).exists():
             raise StoreError(f"there is no file {path}, and it is not created here; is the name right?")
         self._lock = Lock()
@@ -128,20 +134,20 @@ class SqliteStore:
 
     def _open(self) -> sqlite3.Connection:
         if self._create and self._path != ":memory:":
-            # A new file is its owner's alone, as SQLite's files beside it then are: notes and names of workers are in
-            # it. Only a new file is opened: closing any other would let go the locks that this process has on it.
-            with suppress(OSError):  # it is there, or SQLite will say why it cannot be
+            # Let only its owner read a new file and SQLite's files next to it, which contain annotations and worker
+            # names. Don't open an existing file: closing it would release the locks that this process holds on it.
+            with suppress(OSError):  # it exists, or SQLite raises the error
                 os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         with self._translated():
-            named = _inode(self._path)
+            inode = _inode(self._path)
             connection = sqlite3.connect(
                 self._path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False
             )
             connection.row_factory = sqlite3.Row
             connection.text_factory = _text
             if self._create:
-                # WAL: readers and the writer do not wait for each other. synchronous=FULL is SQLite's
-                # default: a checkpoint answered with Done survives a loss of power.
+                # With WAL, readers and the writer do not wait for each other. synchronous=FULL is SQLite's default, so
+                # a checkpoint that returned Done survives a power failure.
                 (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
                 if mode != "wal":
                     connection.close()
@@ -151,14 +157,14 @@ class SqliteStore:
                     )
                 connection.execute(SCHEMA)
             connection.execute(f"{_SELECT} LIMIT 0")
-        self._files = (named, *_files(self._path)[1:])
+        self._files = (inode, *_files(self._path)[1:])
         return connection
 
     @contextmanager
     def current(self) -> Iterator[sqlite3.Connection]:
-        """The connection to the file that the path names now (rule 4).
+        """Yield a connection to the file that the path names now (rule 4).
 
-        The path is asked before and after: what was done in a file that is no longer the one may not count.
+        The path is checked before and after, because nothing that was done in a replaced file counts.
         """
         with self._lock, self._translated():
             if self._replaced():
@@ -172,8 +178,8 @@ class SqliteStore:
                 raise OutcomeUnknown(f"{self._path}: the file was removed or replaced meanwhile")
 
     def _replaced(self) -> bool:
-        # A log that was not there yet may have been made since; one that was there stays as long as we have it open.
-        return any(was not in (None, now) for was, now in zip(self._files, _files(self._path), strict=True))
+        # The log may have been created since. If it existed before, it stays as long as we have it open.
+        return any(old not in (None, now) for old, now in zip(self._files, _files(self._path), strict=True))
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -191,16 +197,16 @@ class SqliteStore:
             raise StoreError(f"{self._path} cannot be used as a lease table: {error}") from error
 
     def cells(self) -> "SqliteCells":
-        """The rows of layout `sessions` in this file."""
+        """Return the rows of layout `sessions` in this file."""
         return SqliteCells(self)
 
-    def layouts(self, *, asked: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs next to nothing
-        """Whether the file has rows of layout `sessions`, and of this one."""
+    def layouts(self, *, asked: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs almost nothing
+        """Return whether the file has rows of layout `sessions`, and of this layout."""
         with self.current() as connection:
-            there = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'cells'").fetchone() is not None
-            tables = ("cells", "leases") if there else ("leases",)
-            some = {table: connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() for table in tables}  # noqa: S608
-        return some.get("cells") is not None, some["leases"] is not None
+            has_cells = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'cells'").fetchone() is not None
+            tables = ("cells", "leases") if has_cells else ("leases",)
+            rows = {table: connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() for table in tables}  # noqa: S608
+        return rows.get("cells") is not None, rows["leases"] is not None
 
     def _stored(self, key: str) -> Lease | None:
         row = self._connection.execute(f"{_SELECT} WHERE key = ?", (key,)).fetchone()
@@ -208,23 +214,23 @@ class SqliteStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The file keeps every promise."""
+        """All of them."""
         return Capabilities()
 
     def list(self) -> Listing:
-        """Every lease, sorted by key, as of one moment."""
+        """Return every lease, sorted by key. The listing is a snapshot."""
         with self.current() as connection:
             rows = connection.execute(_SELECT).fetchall()
         return listing_of(map(to_lease, rows))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002  never stale
-        """Read these leases, in the order asked; those not there are left out."""
+        """Return these leases in the given order, without those that do not exist."""
         with self.current():
-            found = tuple(self._stored(key) for key in keys)
-        return tuple(lease for lease in found if lease)
+            leases = tuple(self._stored(key) for key in keys)
+        return tuple(lease for lease in leases if lease)
 
     def write(self, write: Write) -> Outcome:
-        """Read the row, decide and replace it in one transaction; children have no column, for nothing reads them."""
+        """Read the row, decide, and replace it in one transaction. Children are not stored: nothing reads them."""
         key = write.lease.key
         with self.current() as connection:
             try:
@@ -249,20 +255,20 @@ class SqliteStore:
 
 
 def _files(path: str) -> tuple[_Inode | None, ...]:
-    """The file and the two of its log, as the path names them now."""
+    """Return the inodes of the file and of the two files of its log, as the path names them now."""
     return tuple(_inode(f"{path}{end}") for end in ("", "-wal", "-shm"))
 
 
 def _inode(path: str) -> _Inode | None:
     try:
-        found = os.stat(path)  # noqa: PTH116  before and after every request
+        status = os.stat(path)  # noqa: PTH116  faster, and needed before and after every request
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _text(raw: bytes) -> str | bytes:
-    """The text of these bytes, or the bytes if they are no UTF-8, for which the driver would fail the whole reading."""
+    """Decode a string; return the bytes if they are not UTF-8, because the driver would fail the whole read."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -270,7 +276,7 @@ def _text(raw: bytes) -> str | bytes:
 
 
 class SqliteCells:
-    """Rows of layout `sessions`, in a table of their own beside the leases of the usual layout."""
+    """Rows of layout `sessions`, in a table of their own in the same file."""
 
     page_leases = PAGE_LEASES
 
@@ -278,41 +284,41 @@ class SqliteCells:
         self._store = store
 
     def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
-        """Every row whose name begins with one of these, as of one moment."""
+        """Return the rows whose names begin with one of these prefixes. The listing is a snapshot."""
         with self._table() as connection:
-            found = connection.execute(f"{_CELLS} ORDER BY name").fetchall()
-        return tuple(cell_of(row) for row in found if str(row["name"]).startswith(prefixes))
+            rows = connection.execute(f"{_CELLS} ORDER BY name").fetchall()
+        return tuple(cell_of(row) for row in rows if str(row["name"]).startswith(prefixes))
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002  never stale
-        """The rows of these keys that are there, as of one moment."""
+        """Return the rows with these names that exist."""
         with self._table() as connection:
-            found = [connection.execute(f"{_CELLS} WHERE name = ?", (name,)).fetchone() for name in names]
-        return {row["name"]: cell_of(row) for row in found if row is not None}
+            rows = [connection.execute(f"{_CELLS} WHERE name = ?", (name,)).fetchone() for name in names]
+        return {row["name"]: cell_of(row) for row in rows if row is not None}
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
-        """Insert it, unless there is one."""
+        """Insert a row, unless it exists."""
         version = token_hex(8)
         insert = "INSERT OR IGNORE INTO cells (name, version, fields) VALUES (?, ?, ?)"
         with self._table() as connection:
-            made = connection.execute(insert, (name, version, json.dumps(dict(fields)))).rowcount
-        return version if made else None
+            count = connection.execute(insert, (name, version, json.dumps(dict(fields)))).rowcount
+        return version if count else None
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
-        """Update it, if it is still this one."""
+        """Update a row, if it still has this version."""
         fresh = token_hex(8)
         update = "UPDATE cells SET version = ?, fields = ? WHERE name = ? AND version = ?"
         with self._table() as connection:
-            made = connection.execute(update, (fresh, json.dumps(dict(fields)), name, version)).rowcount
-        return fresh if made else None
+            count = connection.execute(update, (fresh, json.dumps(dict(fields)), name, version)).rowcount
+        return fresh if count else None
 
     def delete(self, name: str, version: str) -> bool:
-        """Delete it, if it is still this one."""
+        """Delete a row, if it still has this version."""
         with self._table() as connection:
             connection.execute("DELETE FROM cells WHERE name = ? AND version = ?", (name, version))
             return connection.execute("SELECT 1 FROM cells WHERE name = ?", (name,)).fetchone() is None
 
     def prove(self) -> None:
-        """A transaction keeps its conditions."""
+        """Do nothing: the statements of SQLite honor conditions."""
 
     def close(self) -> None:
         """Close the file."""
@@ -337,7 +343,7 @@ _CELLS = "SELECT name, version, fields FROM cells"
 
 
 def cell_of(row: Row | Mapping[str, Any]) -> Stored:
-    """The stored row; one whose fields cannot be read has none, and its own reader says which is missing."""
+    """Parse a stored row. If its fields are invalid, return none; the caller raises an error naming a missing field."""
     try:
         fields = json.loads(row["fields"])
     except ValueError:
@@ -347,12 +353,12 @@ def cell_of(row: Row | Mapping[str, Any]) -> Stored:
 
 def open_url(
     place: str,
-    options: Mapping[str, str],  # noqa: ARG001  its layout is looked at afterwards
+    options: Mapping[str, str],  # noqa: ARG001  the caller applies the layout
     *,
     create: bool,
     request_seconds: float | None,
 ) -> SqliteStore:
-    """The store of this file; a path after two slashes is relative, after three absolute."""
+    """Open the store in this file. A path after two slashes is relative, after three absolute."""
     if not place.strip("/"):
         raise ValueError("store URL: sqlite:// wants the path of a file")
     busy = BUSY_SECONDS if request_seconds is None else min(BUSY_SECONDS, request_seconds)
@@ -362,6 +368,6 @@ def open_url(
         path = Path(place)
         if not path.is_absolute() or (len(path.parts) > 2 and path.parent.is_dir()):  # noqa: PLR2004  the root and a file
             raise
-        # It may have been meant as one of this folder, which is how SQLAlchemy reads three slashes.
+        # The user may have meant a relative path: in SQLAlchemy, a path after three slashes is relative.
         hint = f"after sqlite:/// a path is absolute: the file of this folder is sqlite://{place.lstrip('/')}"
         raise StoreError(f"{error}; {hint}") from error

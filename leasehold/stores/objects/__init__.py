@@ -1,57 +1,59 @@
-"""Stores of leases in small objects under ETags: one protocol of requests, two layouts, one `EtagStore` over both.
+"""Lease stores in small objects under ETags: `Objects` for each service, two layouts, and `EtagStore` for all of them.
 
-A lease is two or three objects. No service writes two of them in one step, so the order of the writes decides what
-a crash leaves and what a competitor can see. Each object carries what the others need not know:
+A lease consists of two or three objects. No service can write two objects in one step, so the order of the writes
+decides what a crash leaves behind and what other workers can see. The objects are:
 
-    ownership   owner, counter, heir, weight; its ETag is the lease's version, so each renewal moves the version
-    checkpoint  where the next owner starts, and what never changes: stream, shard, parents, hash range
-    notes       ours, in the generic layout only; the Azure SDKs' layout keeps them on the ownership, so that there
-                a note moves the version
+    ownership   owner, counter, next owner and weight. Its ETag is the version of the lease, so each renewal changes
+                the version.
+    checkpoint  where the next owner starts, and the fields that never change: stream, shard, parents, hash range
+    notes       our annotations. Only the generic layout has this object. The Azure SDKs' layout stores annotations in
+                the ownership, so there an annotation changes the version.
 
-A request (H2), or its withdrawal, changes the ownership without being a sign of its owner's life. It writes the ETag
-that the owner last saw into the ownership, and readers take that for the version. The owner's next conditional write
-is therefore refused by the service although its condition holds; `EtagStore` reads the ownership and writes again.
+A request (H2), or its withdrawal, changes the ownership although the owner has not renewed it. The requester therefore
+stores the ETag that the owner last saw in the ownership, and readers use it as the version. The service then rejects
+the owner's next write although the condition of that write holds, so `EtagStore` reads the ownership and writes again.
 
-The orders, and what a crash between two writes leaves
-------------------------------------------------------
-create            checkpoint, then the ownership if there is a counter to carry, or notes that the layout keeps there.
-                  The checkpoint is written only if its name is free, so of many creators one wins. A crash
-                  leaves a lease that nobody owns, without that counter or those notes.
-claim, steal,     the ownership alone, under its ETag; then the checkpoint is read for the answer. A crash before that
-take back         reading leaves a lease with an owner, which expires like any other.
-renewal, release, the ownership alone: one write, and nothing between.
+The order of writes, and what a crash between two of them leaves
+----------------------------------------------------------------
+create            The checkpoint, then the ownership if there is a counter to copy or the layout stores annotations
+                  there. The checkpoint is written only if its name is free, so only one of several creators succeeds.
+                  A crash leaves a lease without owner, and without that counter or those annotations.
+claim, steal,     The ownership alone, under its ETag. Then the checkpoint is read, for the result. A crash before that
+take back         read leaves a lease with an owner, which expires like any other.
+renewal, release, The ownership alone, in one write.
 request
-checkpoint        ownership, then checkpoint. A crash leaves the lease renewed and the old checkpoint: the
-                  records in between are handled again.
-shard's end       checkpoint, then ownership. A crash leaves an ended lease with an owner: nothing is left to read,
-                  and a deletion of an ended lease does not ask for the owner.
-gift              checkpoint, if it moves, then ownership. A crash leaves the giver as owner: it gives again, or
-                  expires, and the next owner starts where it stopped. In the reverse order an heir could start
-                  before the giver's last checkpoint.
-late checkpoint   checkpoint alone: the owner and the version are untouched.
-note              the notes object alone, or the ownership where the layout has none.
-reset             ownership, then checkpoint, then the ownership is read again. A crash leaves the old checkpoint on a
-                  lease that nobody owns; the reset is then repeated. A claim between the two writes is seen by
-                  the last reading, and the reset is answered Lost.
-delete            ownership, checkpoint, notes, each under its ETag; the first refusal ends the pass. A crash leaves a
-                  lease that nobody owns, or only notes, which are no lease.
+checkpoint        The ownership, then the checkpoint. A crash leaves the lease renewed with the old checkpoint, so the
+                  records in between are processed again.
+shard end         The checkpoint, then the ownership. A crash leaves an ended lease with an owner. There is nothing left
+                  to read, and an ended lease can be deleted whoever owns it.
+gift              The checkpoint if it moves, then the ownership. A crash leaves the giver as the owner. It gives the
+                  lease again or expires, and the next owner starts where the giver stopped. In the reverse order, the
+                  next owner could start before the giver's last checkpoint.
+late checkpoint   The checkpoint alone. Owner and version do not change.
+annotation        The notes object alone, or the ownership if the layout has no notes object.
+reset             The ownership, then the checkpoint. Then the ownership is read again. A crash leaves the old
+                  checkpoint on a lease without owner, and the reset is repeated. If another worker claims the lease
+                  between the two writes, the last read shows it and the result is `Lost`.
+delete            The ownership, the checkpoint, the notes, each under its ETag. The first rejection ends the pass. A
+                  crash leaves a lease without owner, or only notes, which are not a lease.
 
-A claim may be written while a deletion is between its objects. In the generic layout the claimant then finds no
-checkpoint, removes the ownership that it has just written, and answers Lost. In the Azure SDKs' layout an
-ownership alone is a lease, which starts where the layout says.
+A claim may be written while a deletion is in progress. In the generic layout the claimant then finds no checkpoint,
+removes the ownership that it has just written, and returns `Lost`. In the Azure SDKs' layout an ownership alone is a
+lease, which starts at the position that the layout specifies.
 
 Why nothing is skipped
 ----------------------
-1. A checkpoint object is written under its own ETag. If another writer was first, the write is repeated only while
-   the stored position is not past the new one, and never over SHARD_END. Only a reset may move it back, and
-   only while nobody owns the lease.
-2. A worker that lost its lease is stopped at the ownership, by a conditional write or by a reading just before,
-   and writes no checkpoint. A theft in between lets that checkpoint through. It moves forward over records that the
-   former owner has handled, so the thief, which has read the older one, repeats records and skips none. The
-   thief's own checkpoints are refused until they reach the stored one.
-3. A new owner reads the checkpoint after its ownership is written. Whatever the former owner wrote under
-   its own ownership is in it, except for the write of point 2.
+1. A checkpoint object is written under its own ETag. If another write came first, the write is repeated only while the
+   stored position is not past the new one, and never over SHARD_END. Only a reset may move the checkpoint back, and
+   only while the lease has no owner.
+2. A worker that lost its lease does not get past the ownership: a conditional write, or a read just before, stops it
+   before it writes a checkpoint. If the lease is stolen after that step, the checkpoint is still written. It moves
+   forward over records that the former owner has processed. The new owner may have read the older checkpoint, so it
+   repeats records but skips none. Its own checkpoints are rejected until they reach the stored one.
+3. A new owner reads the checkpoint after writing its ownership. So it sees everything that the former owner wrote while
+   it owned the lease, except for the write in point 2.
 
-A reply that is lost raises `OutcomeUnknown`, and no second request is sent, since the first may have been carried
-out and would refuse the second. The next write under the old version is refused, and its answer shows the truth.
+If a response is lost, `OutcomeUnknown` is raised and no second request is sent, because the first one may have been
+carried out and would make the second fail. The next write under the old version is rejected, and its response shows
+what happened.
 """

@@ -1,8 +1,8 @@
-"""Leases in an Azure Blob container: empty block blobs whose metadata holds everything.
+"""Stores leases in an Azure Blob container, in the metadata of empty block blobs.
 
-A blob is created by Put Blob under If-None-Match: *, never by Set Metadata, whose condition the service does
-not keep. Every later write is Set Metadata under If-Match, which leaves no soft-deleted copies behind; a blob
-that does not change is not rewritten, and only `delete` deletes.
+Blobs are created by Put Blob under If-None-Match: *, never by Set Metadata, for which the service does not honor that
+condition. Every later write is Set Metadata under If-Match, which leaves no soft-deleted copies. A blob that does not
+change is not rewritten, and only `delete` deletes.
 """
 
 import os
@@ -34,7 +34,7 @@ from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, ba
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 
 CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
-"""The environment variable that holds the account's key, where one is used."""
+"""The environment variable with the connection string, which contains the account's key."""
 
 _STARTS: Mapping[str, Position] = {"TRIM_HORIZON": TRIM_HORIZON, "LATEST": LATEST}
 _REFUSED = frozenset({"BlobAlreadyExists", "BlobNotFound", "ConditionNotMet", "TargetConditionNotMet"})
@@ -43,7 +43,7 @@ _SIGN_IN = f"check the key in {CONNECTION_STRING}, or give the identity the role
 
 
 def _check_echo(response: Any) -> None:  # noqa: ANN401  the pipeline's response has no public type
-    """Raises LookupError if this is the response to another request: the service repeats the id of each request."""
+    """Raise LookupError if this is the response to another request. The service echoes the id of each request."""
     name = "x-ms-client-request-id"
     echoed = response.http_response.headers.get(name)
     if echoed is not None and echoed != response.http_request.headers.get(name):
@@ -51,25 +51,41 @@ def _check_echo(response: Any) -> None:  # noqa: ANN401  the pipeline's response
 
 
 _ONCE: Mapping[str, Any] = {"retry_total": 0, "raw_response_hook": _check_echo}
-"""A write sent twice could be refused by its own first try (rule 3 of `objects`)."""
+"""The options of a write. If it were sent twice, its own first try could make the second fail."""
 
 _CLIENT: Mapping[str, Any] = {"initial_backoff": 0.2, "increment_base": 2, "random_jitter_range": 1}
 PAGE_LEASES = 20
-"""All metadata of a blob have 8 KB, and notes of a lease some 300 bytes."""
+"""The leases per page of layout `sessions`.
+
+The metadata of a blob is limited to 8 KB, and the annotations of a lease take some 300 bytes.
+"""
 
 PATIENCE = Patience(connect_seconds=5, read_seconds=10, attempts=3)
 _CONNECTIONS = 64
-"""Kept open: a runner claims with twenty threads, and those beyond the SDK's ten would connect for each request."""
+"""The number of connections to keep open.
+
+A runner claims leases with twenty threads. The SDK keeps ten connections, so the other threads would have to connect
+for each request.
+"""
 
 
 def open_url(place: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> EtagStore:
-    """The store at `account/container`.
+    """Open the store at `account/container`.
 
-    With `eventhub=<namespace>/<hub>` and `group` (default $Default) the blobs are the Azure SDKs'
-    own, and `start` says where a partition begins that an official worker has owned without ever
-    checkpointing it; else leases of any source stand below `prefix`. The account's key comes from the
-    connection string in the environment; without one, the identity of this machine or user is
-    asked for. Raises ValueError, StoreError.
+    The account's key comes from the connection string in the environment. Without one, the identity of this machine or
+    user is used.
+
+    Args:
+        place: The account and the container.
+        options: With `eventhub=<namespace>/<hub>` and `group` (default $Default), the blobs are in the layout of the
+            Azure SDKs. `start` is then where a partition starts that a worker has owned but never checkpointed.
+            Otherwise, leases of any source are stored below `prefix`.
+        create: Create the container if it does not exist.
+        request_seconds: The time limit of a request with all its retries.
+
+    Raises:
+        ValueError: If the URL is invalid.
+        StoreError: If the store cannot be used.
     """
     layout = _layout(options)
     endpoint = endpoint_of(options.get("endpoint"))
@@ -80,14 +96,14 @@ def open_url(place: str, options: Mapping[str, str], *, create: bool, request_se
 def open_container(
     place: str, endpoint: str | None, *, create: bool, request_seconds: float | None = None
 ) -> ContainerClient:
-    """A client of `account/container`, which is made if need be. Raises ValueError, StoreError."""
+    """Return a client of `account/container`, which is created if necessary. Raises ValueError or StoreError."""
     client = client_of(place, endpoint, request_seconds)
     _ensure(client, create=create)
     return client
 
 
 def client_of(place: str, endpoint: str | None, request_seconds: float | None = None) -> ContainerClient:
-    """A client of `account/container`; nothing is asked of the service yet. Raises ValueError, StoreError."""
+    """Return a client of `account/container`, without a request. Raises ValueError or StoreError."""
     account, slash, container = place.partition("/")
     if not (account and slash and container) or "/" in container:
         raise ValueError("store URL: azblob:// wants account/container")
@@ -98,7 +114,7 @@ def client_of(place: str, endpoint: str | None, request_seconds: float | None = 
         session=session, connection_timeout=patience.connect_seconds, read_timeout=patience.read_seconds
     )
     options: dict[str, Any] = {**_CLIENT, "retry_total": patience.attempts - 1, "transport": transport}
-    # Files and pipes end with a line end, which would become part of the host's name or of the signature.
+    # A variable set from a file may end with a newline, which would become part of the host name or the signature.
     secret = os.environ.get(CONNECTION_STRING, "").strip()
     if not secret.isprintable():
         raise StoreError(f"{CONNECTION_STRING}: it has a line end or another control character in it")
@@ -108,7 +124,7 @@ def client_of(place: str, endpoint: str | None, request_seconds: float | None = 
             raise ValueError(
                 f"store URL: option 'endpoint' wants https:// for an identity; else set {CONNECTION_STRING}"
             )
-        from azure.identity import DefaultAzureCredential  # noqa: PLC0415  slow to load, and not needed beside a key
+        from azure.identity import DefaultAzureCredential  # noqa: PLC0415  slow to load, and not needed with a key
 
         return ContainerClient(url, container, credential=DefaultAzureCredential(), **options)
     if endpoint:
@@ -138,7 +154,7 @@ def _layout(options: Mapping[str, str]) -> Layout:
 
 
 def one_hub(options: Mapping[str, str]) -> tuple[str, str, str]:
-    """Namespace, hub and group of a URL's options; `namespace` is short for its full name. Raises ValueError."""
+    """Return the full namespace, the hub and the group from the options of a URL. Raises ValueError."""
     namespace, slash, hub = options["eventhub"].partition("/")
     if not (namespace and slash and hub) or "/" in hub or "prefix" in options:
         raise ValueError(
@@ -148,7 +164,10 @@ def one_hub(options: Mapping[str, str]) -> tuple[str, str, str]:
 
 
 def _ensure(client: ContainerClient, *, create: bool) -> None:
-    """Asked by a listing: an identity that may use a container need not be allowed to describe it."""
+    """Check that the container exists, or create it.
+
+    The check is a listing, because an identity that may use a container might not be allowed to describe it.
+    """
     with asking(client):
         try:
             next(iter(client.list_blobs(results_per_page=1)), None)
@@ -158,31 +177,31 @@ def _ensure(client: ContainerClient, *, create: bool) -> None:
             try:
                 client.create_container()
             except ResourceExistsError:
-                return  # somebody else was faster
+                return  # another worker has created it
 
 
 class BlobObjects:
-    """The blobs of one container."""
+    """The blobs in one container."""
 
     def __init__(self, container: ContainerClient, skew: SkewWarning | None = None) -> None:
         self._container = container
         self._skew = skew or SkewWarning()
 
     def list(self, prefix: str) -> tuple[Stored, ...]:
-        """All pages; soft-deleted blobs, old versions and snapshots are not asked for."""
+        """Return all blobs whose names begin with `prefix`, without soft-deleted ones, old versions and snapshots."""
         dated = _Dated(self._skew)
         with asking(self._container):
             blobs = self._container.list_blobs(
                 name_starts_with=prefix, include=["metadata"], raw_response_hook=dated.heard
             )
-            # A page's date is read with its first blob, before the next page is fetched.
-            found = tuple(_stored(blob, dated.now) for blob in blobs)
-            if not all(each.name.startswith(prefix) for each in found):
+            # `dated.now` is the date of the blob's own page, because the next page is fetched only after it.
+            objects = tuple(_stored(blob, dated.now) for blob in blobs)
+            if not all(stored.name.startswith(prefix) for stored in objects):
                 raise LookupError("it lists blobs that were not asked for")
-            return found
+            return objects
 
     def get(self, name: str) -> Stored | None:
-        """The metadata of the blob of this name."""
+        """Return the blob with this name."""
         dated = _Dated(self._skew)
         with asking(self._container):
             try:
@@ -194,16 +213,19 @@ class BlobObjects:
             return _stored(blob, dated.now)
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
-        """Put Blob, which alone keeps If-None-Match: * everywhere."""
+        """Create a blob by Put Blob, the only operation that honors If-None-Match: * everywhere."""
         return self._put(lambda: self._blob(name).upload_blob(b"", metadata=dict(fields), overwrite=False, **_ONCE))
 
     def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
-        """Set Metadata under If-Match."""
+        """Replace the metadata of a blob by Set Metadata under If-Match."""
         match: Mapping[str, Any] = {"etag": etag, "match_condition": MatchConditions.IfNotModified}
         return self._put(lambda: self._blob(name).set_blob_metadata(dict(fields), **match, **_ONCE))
 
     def delete(self, name: str, etag: str) -> bool:
-        """Delete Blob under If-Match; of an absent blob some services say that the condition failed."""
+        """Delete a blob by Delete Blob under If-Match.
+
+        If a blob does not exist, some services respond that the condition failed. So read it to find out.
+        """
         match: Mapping[str, Any] = {"etag": etag, "match_condition": MatchConditions.IfNotModified}
         with asking(self._container):
             try:
@@ -233,7 +255,7 @@ class BlobObjects:
 
 
 class _Dated:
-    """The service's own clock, from the Date header of its last response."""
+    """The service's clock, from the Date header of its last response."""
 
     def __init__(self, skew: SkewWarning) -> None:
         self._skew = skew
@@ -248,7 +270,7 @@ class _Dated:
 
 
 def _stored(blob: BlobProperties, service_now: float) -> Stored:
-    # Metadata names are not case-sensitive; a listing says None for an empty value.
+    # The names of metadata are not case-sensitive. In listings, empty values are None.
     fields = {field.lower(): text or "" for field, text in (blob.metadata or {}).items()}
     return Stored(blob.name, bare(blob.etag), fields, age(service_now, blob.last_modified.timestamp()))
 
@@ -260,7 +282,7 @@ def _code(error: HttpResponseError) -> str:
 
 @contextmanager
 def asking(container: ContainerClient) -> Iterator[None]:
-    """Turns the SDK's errors into ours; the account's key, or a signature, is in none of them."""
+    """Turn errors of the SDK into ours, without the account's key or a signature in their messages."""
     name = container.container_name
     try:
         yield
@@ -276,9 +298,9 @@ def asking(container: ContainerClient) -> Iterator[None]:
             raise StoreError(f"container {name!r}: it does not exist; create it, or allow it to be created") from error
         raise StoreError(f"container {name!r}: the service refused: {_code(error)} (HTTP {status})") from error
     except AzureError as error:
-        # Without its cause: that repeats the whole address, signature included where the account is opened by one.
+        # Drop the cause, which repeats the whole address, with the signature if one is used to open the account.
         why = type(error).__name__
         raise OutcomeUnknown(f"container {name!r}: the service cannot be reached ({why})") from None
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as odd:
-        # An answer of another shape: a proxy's page, or a service's bad moment.
+        # A response of unexpected form, such as a proxy's page.
         raise OutcomeUnknown(f"container {name!r}: an answer cannot be read: {said(odd)}") from odd

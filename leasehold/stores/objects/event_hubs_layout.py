@@ -1,10 +1,11 @@
-"""Lease <-> the blobs of the Azure SDKs' own event processors: names and metadata, byte for byte.
+"""Converts a lease to the blobs that the event processors of the Azure SDKs use, and back.
 
-`<namespace>/<hub>/<group>/ownership/<partition>` holds `ownerid`; an owner absent or empty has let
-go. `<namespace>/<hub>/<group>/checkpoint/<partition>` holds `offset` and `sequencenumber`. All
-names are lower case, all blobs empty. What the SDKs have no word for stands in metadata of our
-own beside theirs (`handoffowner`, `handoffto`, `handoffversion`, `throughputkbps`, `notes`, `position`); their workers
-leave it out when they write, and every reader treats it as void then.
+`<namespace>/<hub>/<group>/ownership/<partition>` contains `ownerid`. If it is missing or empty, the lease has no owner.
+`<namespace>/<hub>/<group>/checkpoint/<partition>` contains `offset` and `sequencenumber`. All names are in lower case,
+and the data is in the metadata of empty blobs.
+
+We store what the SDKs do not know in additional metadata (`handoffowner`, `handoffto`, `handoffversion`,
+`throughputkbps`, `notes`, `position`, `had`). Workers of the SDKs omit it when they write, and it is then void.
 """
 
 import json
@@ -19,33 +20,36 @@ from leasehold.stores.protocol import Capabilities
 from leasehold.stores.requests import ObjectFields, Part, Parts, owned, owner_fields
 
 BEGINNING = "-1"
-"""The offset, and the sequence number, just before a partition's first event."""
+"""The offset and the sequence number just before the first event of a partition."""
 
 END_OF_STREAM = "@latest"
-"""The offset that Event Hubs reads as "what arrives from now on"."""
+"""The offset that Event Hubs interprets as the end of the partition: read only what arrives from now on."""
 
 NO_OFFSET = frozenset({"", "no offset"})
+"""The values that some SDKs write if they do not know the offset."""
 HAD, HAD_MOST = "had", 6000
-"""Our own field of a checkpoint; of a blob's metadata 8 KiB are kept in all."""
-"""The words that some SDKs have written in place of an unknown offset."""
+"""Our own field of a checkpoint, and its maximum length. The metadata of a blob is limited to 8 KiB in total."""
 
 
 def full_namespace(namespace: str) -> str:
-    """`namespace` is short for its full name, which the SDKs write: so their blobs and ours have the same names."""
+    """Return the fully qualified namespace, which the SDKs write, so that their blobs and ours have the same names."""
     return namespace if {".", ":"} & set(namespace) else f"{namespace}.servicebus.windows.net"
 
 
 def stream_of(namespace: str, hub: str, group: str) -> str:
-    """The name that leases of one consumer group of one hub carry, in every layout: the folder of its blobs."""
+    """Return the stream of a consumer group's leases. It is the folder of its blobs, and the same in every layout."""
     return f"{namespace}/{hub}/{group}".lower()
 
 
 @frozen
 class EventHubLayout:
-    """The blobs of one consumer group of one event hub; a lease's key is its partition's id.
+    """The blobs of one consumer group of an event hub. The key of a lease is the id of its partition.
 
-    namespace  fully qualified, with the port where there is one
-    start      where a partition starts that is owned but has no checkpoint yet
+    Attributes:
+        namespace: The fully qualified namespace, with its port if it has one.
+        hub: The event hub.
+        group: The consumer group.
+        start: Where to start a partition that has an owner but no checkpoint yet.
     """
 
     namespace: str
@@ -56,28 +60,31 @@ class EventHubLayout:
     capabilities: ClassVar[Capabilities] = Capabilities(
         owner_checked_checkpoint=False, free_notes=False, counts_owners=False, ascii_owners=True
     )
-    """Checkpoint and ownership are two blobs, notes stand on the second, and official workers count nothing."""
+    """Checkpoint and ownership are two blobs, the latter also holds annotations, and official workers count nothing."""
     parts: ClassVar[tuple[Part, ...]] = ("ownership", "checkpoint")
     owned_before_checkpoint: ClassVar[bool] = True
     """The SDKs claim a partition long before they checkpoint it."""
 
     def prefix(self, part: Part) -> str:
-        """Lower case throughout, and the slash at the end, or `ownership-old/0` would count."""
+        """Return the folder of this kind of blob, in lower case.
+
+        It ends with a slash, so that a blob `ownership-old/0` does not match.
+        """
         return f"{self._stream}/{part}/"
 
     def name(self, key: str, part: Part) -> str:
-        """The blob of one partition. Raises StoreError for what is none."""
+        """Return the name of a partition's blob. Raises StoreError if the key is not a partition."""
         if not _is_partition(key):
             raise StoreError(f"lease {key!r}: the Azure SDKs' layout has room for partitions (0, 1, …) only")
         return self.prefix(part) + key
 
     def key(self, name: str, part: Part) -> str | None:
-        """The partition; None for a name that no partition has."""
+        """Return the partition from the name of a blob; None if no partition has such a blob."""
         partition = name.removeprefix(self.prefix(part))
         return partition if _is_partition(partition) else None
 
     def lease(self, key: str, parts: Parts) -> Lease | None:
-        """The lease of either blob or both; a checkpoint alone is a lease that nobody owns."""
+        """Parse the blobs of a lease. One of them is enough; a checkpoint alone is a lease without owner."""
         if not parts.existing:
             return None
         fields = parts.fields("ownership")
@@ -91,7 +98,10 @@ class EventHubLayout:
         return owned(lease, parts, lambda fields, name: text(name, fields.get(name, "")))
 
     def ownership(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
-        """`ownerid` always, even empty: the Python SDK's listing fails on a blob without it."""
+        """Return the new metadata of the ownership.
+
+        `ownerid` is always present, even if empty, because the Python SDK cannot list a blob without it.
+        """
         ours = {
             **owner_fields(before, after, _plain),
             "throughputkbps": "" if after.weight is None else repr(kilobytes(after.weight)),
@@ -100,25 +110,29 @@ class EventHubLayout:
         return {name: word for name, word in {**stored, **ours}.items() if word or name == "ownerid"}
 
     def checkpoint(self, stored: ObjectFields, after: Lease) -> ObjectFields:
-        """Both fields, always: an SDK's listing fails on a blob that lacks one. Raises StoreError."""
-        kept, at = {name: word for name, word in stored.items() if name not in {"position", HAD}}, after.checkpoint
+        """Return the new metadata of the checkpoint. Raises StoreError if the layout cannot store the position.
+
+        `offset` and `sequencenumber` are always present, because SDKs cannot list a blob that lacks one of them.
+        """
+        rest, at = {name: word for name, word in stored.items() if name not in {"position", HAD}}, after.checkpoint
         if at.numbered:
-            # Behind the offset stands what was had of Spark sinks: an SDK's worker leaves it out, and has rows twice.
-            offset, _, had = at.token.partition(" ")
-            kept |= {HAD: _plain(HAD, had)} if had and len(had) <= HAD_MOST else {}
+            # After the offset, a token may contain what deduplication knows of our Spark sinks' rows. An SDK's worker
+            # drops that part, so repeated rows then get through.
+            offset, _, had_rows = at.token.partition(" ")
+            rest |= {HAD: _plain(HAD, had_rows)} if had_rows and len(had_rows) <= HAD_MOST else {}
             if not offset or at.sub:
                 raise StoreError(
                     f"checkpoint {at.sequence}: the Azure SDKs' layout wants its offset and no sub-sequence"
                 )
-            return {**kept, "offset": _plain("offset", offset), "sequencenumber": at.sequence}
+            return {**rest, "offset": _plain("offset", offset), "sequencenumber": at.sequence}
         if at == LATEST:
-            return {**kept, "offset": END_OF_STREAM, "sequencenumber": BEGINNING}
-        # An SDK worker begins at the beginning where it does not know a start: records repeat, and none is lost.
-        beginning = {**kept, "offset": BEGINNING, "sequencenumber": BEGINNING}
+            return {**rest, "offset": END_OF_STREAM, "sequencenumber": BEGINNING}
+        # An SDK's worker that does not know where to start reads from the beginning: records repeat, but none is lost.
+        beginning = {**rest, "offset": BEGINNING, "sequencenumber": BEGINNING}
         return beginning if at == TRIM_HORIZON else {**beginning, "position": f"{at.sequence} {at.sub}"}
 
     def notes(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
-        """Never asked for: notes stand on the ownership."""
+        """Return the new metadata of the ownership. Never called, because the layout has no notes blob."""
         return self.ownership(stored, before, after)
 
     @property
@@ -127,7 +141,7 @@ class EventHubLayout:
 
 
 def _is_partition(key: str) -> bool:
-    """Hubs number partitions from 0 without leading zeros: a blob `007` is somebody's copy, not partition 7."""
+    """Return whether a partition may have this id: a number without leading zeros. A blob `007` is not partition 7."""
     return key.isascii() and key.isdigit() and (key == "0" or key[0] != "0")
 
 
@@ -138,9 +152,12 @@ def _plain(field: str, word: str) -> str:
 
 
 def read_position(fields: ObjectFields, start: Position) -> Position:
-    """Prefer the offset; some SDKs leave it out or write a placeholder for it, others do so with the number."""
+    """Parse the checkpoint, from its offset if possible.
+
+    Some SDKs omit the offset or write a placeholder, and others do so with the sequence number.
+    """
     offset, number = fields.get("offset", ""), fields.get("sequencenumber", "")
-    known = number not in ("", BEGINNING)
+    numbered = number not in ("", BEGINNING)
     if offset == BEGINNING:
         if "position" not in fields:
             return TRIM_HORIZON
@@ -149,10 +166,10 @@ def read_position(fields: ObjectFields, start: Position) -> Position:
     if offset == END_OF_STREAM:
         return LATEST
     if offset in NO_OFFSET:
-        return _numbered(number) if known else start
-    # Without a number the offset still says where to start; any number counts as past it.
-    had = fields.get(HAD, "")
-    return _numbered(number if known else "0", f"{offset} {had}" if had else offset)
+        return _numbered(number) if numbered else start
+    # Without a number, the offset is enough to start from. Use 0 as the number, so that every other counts as later.
+    had_rows = fields.get(HAD, "")
+    return _numbered(number if numbered else "0", f"{offset} {had_rows}" if had_rows else offset)
 
 
 def _numbered(number: str, offset: str = "") -> Position:

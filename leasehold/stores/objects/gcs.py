@@ -1,9 +1,9 @@
-"""Leases in a bucket of Google Cloud Storage: small objects, written under the generation that was seen.
+"""Stores leases in a bucket of Google Cloud Storage, as small objects that are written conditionally.
 
-An object's generation, a number that the service gives each of its contents, is the ETag here; that of a new one is 0.
-The fields of a lease are the object's metadata, which a listing brings along, so that a look reads no object; its
-content is empty. The service takes some one write a second of one object: what it refuses for that (429) has
-certainly not been applied, and is sent again after a pause.
+The generation of an object, a number that the service assigns to each content, serves as its ETag; 0 means that there
+is no object. Objects are empty. The fields of a lease are in the object's metadata, which listings include, so listing
+the leases does not read any object. The service accepts about one write per second and object. A write that it rejects
+for this reason (429) has certainly not been applied, so it is sent again after a pause.
 """
 
 import os
@@ -33,14 +33,17 @@ from leasehold.stores.urls import date_of, endpoint_of
 
 T = TypeVar("T")
 
-# Else the library asks for the bucket's location in a thread of its own, for traces, with a right that no worker has.
+# Otherwise the library looks up the bucket's location for traces, in its own thread and with a right no worker has.
 os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 EMULATOR = "STORAGE_EMULATOR_HOST"
-"""The variable in which Google's own libraries look for the URL of an emulator."""
+"""The environment variable from which Google's own libraries read the URL of an emulator."""
 PAGE_LEASES = 20
-"""All metadata of an object have 8 KiB, and notes of a lease some 300 bytes."""
+"""The leases per page of layout `sessions`.
+
+The metadata of an object is limited to 8 KiB, and the annotations of a lease take some 300 bytes.
+"""
 PATIENCE = Patience(connect_seconds=5, read_seconds=10, attempts=3)
 _ADVICE: Mapping[int, str] = {
     401: "the credentials are not valid; fetch new ones",
@@ -49,11 +52,11 @@ _ADVICE: Mapping[int, str] = {
 }
 _FIELDS = "kind,items(name,generation,updated,metadata),nextPageToken"
 _LISTING = "storage#objects"
-"""The kind of a listing, which tells one without objects from an answer of something else."""
+"""The `kind` of a listing. It distinguishes an empty listing from an unrelated response."""
 
 
 def open_url(place: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> EtagStore:
-    """The store at `bucket/prefix`. Raises ValueError, StoreError."""
+    """Open the store at `bucket/prefix`. Raises ValueError or StoreError."""
     bucket, prefix = bucket_of(place)
     objects = GcsObjects(
         bucket,
@@ -67,7 +70,7 @@ def open_url(place: str, options: Mapping[str, str], *, create: bool, request_se
 
 
 def bucket_of(place: str) -> tuple[str, str]:
-    """The bucket and the prefix of a URL's place. Raises ValueError."""
+    """Split the place of a URL into bucket and prefix. Raises ValueError if there is no bucket."""
     bucket, _, prefix = place.partition("/")
     if not bucket:
         raise ValueError("store URL: gcs:// wants bucket/prefix")
@@ -75,7 +78,7 @@ def bucket_of(place: str) -> tuple[str, str]:
 
 
 class GcsObjects:
-    """The objects of one bucket. The service must keep ifGenerationMatch on inserts and deletions."""
+    """The objects in one bucket. The service must honor ifGenerationMatch for inserts and deletions."""
 
     def __init__(
         self,
@@ -91,20 +94,20 @@ class GcsObjects:
         self._skew, self._heard = skew or SkewWarning(), local()
         endpoint = endpoint or endpoint_of(os.environ.get(EMULATOR), f"environment variable {EMULATOR}")
         with self._asking():
-            credentials, found = (AnonymousCredentials(), "none") if endpoint else google.auth.default(scopes=[SCOPE])  # type: ignore[no-untyped-call]
-            self._project = project or found
+            credentials, default = (AnonymousCredentials(), "none") if endpoint else google.auth.default(scopes=[SCOPE])  # type: ignore[no-untyped-call]
+            self._project = project or default
             self._session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
             for scheme in ("https://", "http://"):
                 self._session.mount(scheme, DeadlineAdapter())
             self._session.hooks["response"].append(self._hear)
-            at = {"api_endpoint": endpoint} if endpoint else None
-            self._client = storage.Client(self._project, credentials, _http=self._session, client_options=at)
+            options = {"api_endpoint": endpoint} if endpoint else None
+            self._client = storage.Client(self._project, credentials, _http=self._session, client_options=options)
         self._bucket = self._client.bucket(bucket)
-        # Rule 3 of the objects' requests: the library repeats nothing by itself.
+        # The library must not repeat writes by itself (rule 3 of `leasehold.stores.requests`).
         self._once: Any = {"timeout": (patience.connect_seconds, patience.read_seconds), "retry": None}
 
     def ensure(self, *, create: bool) -> None:
-        """Make the bucket if there is none and we may. Raises StoreError."""
+        """Create the bucket if it does not exist and `create` is true. Raises StoreError if it cannot be used."""
 
         def listed() -> None:
             next(self._listed(max_results=1), None)
@@ -118,63 +121,63 @@ class GcsObjects:
                 raise StoreError(
                     f"{self._where}: there is none, and none can be made without a project; add ?project=… to the URL"
                 ) from absent
-            made = self._client.bucket(self.bucket)
-            made.iam_configuration.uniform_bucket_level_access_enabled = True
-            # Each content that is written over would be kept, and billed, for a week.
-            made.soft_delete_policy.retention_duration_seconds = 0
+            new_bucket = self._client.bucket(self.bucket)
+            new_bucket.iam_configuration.uniform_bucket_level_access_enabled = True
+            # Otherwise each overwritten object is kept, and billed, for a week.
+            new_bucket.soft_delete_policy.retention_duration_seconds = 0
             with self._asking():
                 try:
-                    self._client.create_bucket(made, location=self._location, **self._once)
+                    self._client.create_bucket(new_bucket, location=self._location, **self._once)
                 except GoogleAPICallError as taken:
-                    if taken.code != HTTPStatus.CONFLICT:  # another worker was first, which is as good
+                    if taken.code != HTTPStatus.CONFLICT:  # another worker has created it
                         raise
             self._read(listed)
 
     def list(self, prefix: str) -> tuple[Stored, ...]:
-        """All pages, with all fields."""
+        """Return all objects whose names begin with `prefix`."""
 
         def listed() -> tuple[Stored, ...]:
-            found = tuple(self._stored(each) for each in self._listed(prefix=prefix))
-            if not all(each.name.startswith(prefix) for each in found):
+            objects = tuple(self._stored(blob) for blob in self._listed(prefix=prefix))
+            if not all(stored.name.startswith(prefix) for stored in objects):
                 raise LookupError("it lists objects that were not asked for")
-            return found
+            return objects
 
         return self._read(listed)
 
     def _listed(self, **asked: Any) -> Iterator[storage.Blob]:  # noqa: ANN401  the library's own
-        """Raises LookupError for a page that is not one of a listing."""
-        found = self._client.list_blobs(self.bucket, fields=_FIELDS, **asked, **self._once)
-        begin = found._page_start  # noqa: SLF001  the library offers no other look at a page
+        """Iterate over a listing. Raises LookupError for a response that is not a page of a listing."""
+        blobs = self._client.list_blobs(self.bucket, fields=_FIELDS, **asked, **self._once)
+        begin = blobs._page_start  # noqa: SLF001  the library has no public access to the response
 
         def begun(iterator: object, page: object, response: Mapping[str, Any]) -> None:
             if response.get("kind") != _LISTING:
                 raise LookupError("it is not a listing")
             begin(iterator, page, response)
 
-        found._page_start = begun  # noqa: SLF001  likewise
-        return iter(found)
+        blobs._page_start = begun  # noqa: SLF001  likewise
+        return iter(blobs)
 
     def get(self, name: str) -> Stored | None:
-        """The fields of the object of this name."""
+        """Return the object with this name."""
 
         def got() -> Stored | None:
-            found = self._bucket.get_blob(name, **self._once)
-            return found and self._stored(_checked(found, name))
+            blob = self._bucket.get_blob(name, **self._once)
+            return blob and self._stored(_checked(blob, name))
 
         return self._read(got)
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
-        """Insert it if its generation is 0."""
+        """Create an object if there is none, whose generation is then 0."""
         return self._put(name, fields, 0)
 
     def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
-        """Insert it if its generation is still this one."""
+        """Replace an object if it still has this generation."""
         return self._put(name, fields, int(etag)) if etag.isdecimal() else None
 
     def delete(self, name: str, etag: str) -> bool:
-        """Delete it if its generation is still this one."""
+        """Delete an object if it still has this generation."""
         if etag.isdecimal():
-            # Named by its generation, too: fake-gcs-server, which judges races, knows no other condition of a deletion.
+            # Also address the generation: fake-gcs-server, used in tests of races, supports no other condition here.
             blob = self._bucket.blob(name, generation=int(etag))
             with self._asking():
                 try:
@@ -210,14 +213,14 @@ class GcsObjects:
         return Stored(blob.name, str(blob.generation), fields, written)
 
     def _hear(self, answer: requests.Response, **_more: object) -> None:
-        """The service's own clock, from the Date header of the answer that this thread waits for."""
+        """Take the service's clock from the Date header of a response, for the thread that waits for it."""
         self._heard.now = now = date_of(answer.headers.get("date"))
         if now is not None:
             self._skew.saw(now)
 
     def _read(self, ask: Callable[[], T]) -> T:
-        """Ask, again where no usable answer came."""
-        again = Retrying(
+        """Send a read, and repeat it if its outcome is unknown."""
+        retrying = Retrying(
             retry=retry_if_exception(lambda error: isinstance(error, OutcomeUnknown)),
             stop=stop_after_attempt(self._patience.attempts),
             wait=wait_random_exponential(multiplier=0.1, max=1),
@@ -228,16 +231,16 @@ class GcsObjects:
             with self._asking():
                 return ask()
 
-        return again(asked)
+        return retrying(asked)
 
     def _unless_throttled(self, write: Callable[[], T]) -> T:
-        again = Retrying(
+        retrying = Retrying(
             retry=retry_if_exception(lambda error: isinstance(error, TooManyRequests)),
             stop=stop_after_attempt(PATIENCE.attempts),
             wait=wait_random_exponential(multiplier=0.25, max=1),
             reraise=True,
         )
-        return again(write)
+        return retrying(write)
 
     @property
     def _where(self) -> str:
@@ -245,7 +248,7 @@ class GcsObjects:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Turns the libraries' errors into ours; no credential is in any of them."""
+        """Turn errors of the libraries into ours, without credentials in their messages."""
         try:
             yield
         except (TransportError, requests.RequestException) as error:
@@ -261,12 +264,12 @@ class GcsObjects:
                 raise OutcomeUnknown(f"{self._where}: the service of identities gave no usable answer") from error
             raise StoreError(f"{self._where}: {printable(text_of(error, 200))}") from error
         except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as odd:
-            # An answer of another shape: a proxy's page, or a service's bad moment.
+            # A response of unexpected form, such as a proxy's page.
             raise OutcomeUnknown(f"{self._where}: an answer cannot be read: {said(odd)}") from odd
 
 
 def _checked(blob: storage.Blob, name: str) -> storage.Blob:
-    """Return the blob. Raises LookupError if the answer that filled it is about another one, or has no generation."""
-    if blob._properties.get("name") != name or blob.generation is None:  # noqa: SLF001  `name` is what was asked for
+    """Return the blob. Raises LookupError if the response was about another object, or has no generation."""
+    if blob._properties.get("name") != name or blob.generation is None:  # noqa: SLF001  `blob.name` is the requested name
         raise LookupError("it is not about the object that was asked for")
     return blob

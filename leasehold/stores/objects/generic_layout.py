@@ -1,10 +1,10 @@
-"""Lease <-> three objects of our own, for any source: names and fields, byte for byte.
+"""Converts a lease to three objects of our own layout, which suits any source, and back.
 
-`<prefix>/ownership/<key>`, `<prefix>/checkpoint/<key>` and `<prefix>/notes/<key>`. A lease exists
-while its checkpoint object does; that one is written first and also says what never changes
-(parents, hash range). A late checkpoint and a note leave the ownership's ETag, and so the owner's
-next renewal, alone. Every ownership says a counter, one more at each write, for an S3 ETag is a
-digest of the content: without it a renewal would change nothing that anybody could see.
+The objects are `<prefix>/ownership/<key>`, `<prefix>/checkpoint/<key>` and `<prefix>/notes/<key>`. A lease exists while
+its checkpoint object exists. The checkpoint is written first and also contains the fields that never change (parents,
+hash range). A late checkpoint or an annotation does not change the ownership's ETag, so the owner's next renewal still
+succeeds. Every ownership contains a counter that each write increments, because an S3 ETag is a digest of the content.
+Without the counter, a renewal would not change the ETag.
 """
 
 from typing import ClassVar
@@ -32,12 +32,12 @@ from leasehold.stores.requests import (
 _NAMES = {field.name: field.object for field in FIELDS}
 _OWNERSHIP = frozenset({"owner", "epoch", "next_owner", "yields", "notes"})
 _CHECKPOINT = tuple(field for field in FIELDS if field.object and field.name not in _OWNERSHIP)
-"""The fields of a checkpoint object, apart from the notes that it was created with."""
+"""The fields of a checkpoint object, except for the annotations that it was created with."""
 
 
 @frozen
 class ObjectLayout:
-    """The objects below one prefix; "" for the whole container or bucket."""
+    """The layout of objects below the prefix `above`; "" means the whole container or bucket."""
 
     above: str = ""
 
@@ -48,15 +48,15 @@ class ObjectLayout:
     """A lease without its checkpoint object does not exist."""
 
     def prefix(self, part: Part) -> str:
-        """The folder of one part."""
+        """Return the folder of this kind of object."""
         return f"{self.above.strip('/')}/{part}/".lstrip("/")
 
     def name(self, key: str, part: Part) -> str:
-        """The key in one segment, whatever it contains."""
+        """Return the name of an object, with the key encoded as a single path segment."""
         return self.prefix(part) + quote(key, safe=":")
 
     def key(self, name: str, part: Part) -> str | None:
-        """The lease's key; None for a name this layout would not have given."""
+        """Return the key of the lease from the name of an object; None if this layout does not use such names."""
         try:
             key = text("name", unquote(name.removeprefix(self.prefix(part))))
         except BadRowField:
@@ -64,11 +64,11 @@ class ObjectLayout:
         return key if key and self.name(key, part) == name else None
 
     def lease(self, key: str, parts: Parts) -> Lease | None:
-        """None without a checkpoint object, whatever else there is."""
+        """Parse the objects of a lease; return None if there is no checkpoint object."""
         if parts.checkpoint is None:
             return None
         fields = parts.checkpoint.fields
-        told = {
+        values = {
             field.name: checked(
                 field,
                 field.object,
@@ -77,9 +77,9 @@ class ObjectLayout:
             for field in _CHECKPOINT
         }
         ownership = parts.fields("ownership")
-        if "weight" in ownership:  # measured since the lease was made
-            told["weight"] = weight("weight", ownership["weight"])
-        # On equal stamps the notes of the notes object win, and those of the creation lose.
+        if "weight" in ownership:  # measured after the lease was created
+            values["weight"] = weight("weight", ownership["weight"])
+        # The latest annotation wins. If counters are equal, the order of these objects decides.
         latest: StampedNotes = {}
         for part in ("checkpoint", "ownership", "notes"):
             for name, note in stamped(parts.fields(part)).items():
@@ -87,10 +87,10 @@ class ObjectLayout:
                     latest[name] = note
         notes = tuple(sorted((name, text) for name, (text, _) in latest.items()))
         counter = whole("counter", ownership.get("counter", "0"))
-        return owned(lease_of({"key": key, **told}, _NAMES, epoch=counter, notes=notes), parts, heard)
+        return owned(lease_of({"key": key, **values}, _NAMES, epoch=counter, notes=notes), parts, heard)
 
     def ownership(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
-        """With the notes that travel in this write, stamped with its counter."""
+        """Return the new fields of the ownership, with the annotations that this write changes and its counter."""
         counter = max(whole("counter", stored.get("counter", "0")) + 1, after.epoch)
         ours = {
             **owner_fields(before, after, lambda _field, word: said(word)),
@@ -101,22 +101,22 @@ class ObjectLayout:
         return {name: word for name, word in {**stored, **ours}.items() if word}
 
     def checkpoint(self, stored: ObjectFields, after: Lease) -> ObjectFields:
-        """The checkpoint, with the lease's constant fields and the notes it was created with."""
-        told = cells(after) | {
+        """Return the new fields of the checkpoint, with the lease's constant fields and its first annotations."""
+        values = cells(after) | {
             "sub": after.checkpoint.sub or "",
             "shard": after.shard if after.shard != after.key else "",
         }
-        ours = {field.object: spelled(field.kind, told[field.name]) for field in _CHECKPOINT}
-        born = {name: (text, 0) for name, text in after.notes}
-        ours["notes"] = stored.get("notes", "") if stored else stamps(born)
+        ours = {field.object: spelled(field.kind, values[field.name]) for field in _CHECKPOINT}
+        initial_notes = {name: (text, 0) for name, text in after.notes}
+        ours["notes"] = stored.get("notes", "") if stored else stamps(initial_notes)
         return {name: word for name, word in {**stored, **ours}.items() if word}
 
     def notes(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
-        """Stamped with the ownership's counter, which this write leaves alone."""
+        """Return the new fields of the notes object. Changes get the ownership's counter, which does not change."""
         return {**stored, "notes": _stamp(stored, before, after, after.epoch)}
 
 
 def _stamp(stored: ObjectFields, before: Lease, after: Lease, counter: int) -> str:
-    """The notes of one object with those that this write changes."""
+    """Return the annotations of one object, updated with those that this write changes."""
     changed = {name: (text, counter) for name, text in after.notes if before.note(name) != text}
     return stamps({**stamped(stored), **changed})

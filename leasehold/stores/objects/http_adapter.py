@@ -1,4 +1,4 @@
-"""The HTTP adapter for clients built on requests; it bounds the time that a whole response may take."""
+"""An HTTP adapter for clients based on requests, which limits the time that a whole response may take."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ class DeadlineAdapter(HTTPAdapter):
     """Reads every response under a deadline, through proxies as well."""
 
     def init_poolmanager(self, *args: Any, **options: Any) -> None:  # noqa: ANN401  as requests has it
-        """Make the pools of connections."""
+        """Create the connection pools."""
         super().init_poolmanager(*args, **options)
         self.poolmanager.pool_classes_by_scheme = bounded_pools(self.poolmanager.pool_classes_by_scheme)
 
     def proxy_manager_for(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  as requests has it
-        """Return the pools of connections through this proxy."""
+        """Return the connection pools for this proxy."""
         manager = super().proxy_manager_for(*args, **options)
         manager.pool_classes_by_scheme = bounded_pools(manager.pool_classes_by_scheme)
         return manager

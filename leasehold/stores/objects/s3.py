@@ -1,7 +1,7 @@
-"""Leases in an S3 bucket: small JSON objects under conditional writes (If-None-Match: *, If-Match).
+"""Stores leases in an S3 bucket, as small JSON objects with conditional writes (If-None-Match: *, If-Match).
 
-A listing names objects and their ETags but not their content, so only what changed since the last
-listing is fetched, a few at a time.
+A listing contains the names of objects and their ETags but not their content. So only objects that have changed since
+the last listing are fetched, a few at a time.
 """
 
 import json
@@ -46,10 +46,10 @@ _NO_CONDITIONS = frozenset({"NotImplemented", "501"})
 _ADVICE = {"RequestTimeTooSkewed": "; set this machine's clock"}
 _OUR_FAULT = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, NoRegionError, ParamValidationError)
 _FETCHES = 8
-"""Objects fetched at a time, where a listing shows them changed."""
+"""The number of changed objects to fetch concurrently after a listing."""
 PATIENCE = Patience(connect_seconds=5, read_seconds=10, attempts=3)
 _UNTORN = Retrying(retry=retry_if_exception_type(FlexibleChecksumError), stop=stop_after_attempt(8), reraise=True)
-"""Some services let a reading overlap a write: a body that does not fit its checksum is read again."""
+"""Repeats a read whose body does not match its checksum: in some services, a read may overlap a write."""
 
 
 def open_url(
@@ -60,19 +60,19 @@ def open_url(
     request_seconds: float | None,
     session: boto3.Session | None = None,
 ) -> EtagStore:
-    """The store at `bucket/prefix`. Raises ValueError, StoreError."""
+    """Open the store at `bucket/prefix`. Raises ValueError or StoreError."""
     bucket, _, prefix = place.partition("/")
     if not bucket:
         raise ValueError("store URL: s3:// wants bucket/prefix")
     patience, endpoint = PATIENCE.within(request_seconds), endpoint_of(options.get("endpoint"))
-    found = session_of(options, session=session)
-    objects = S3Objects(bucket, region=options.get("region"), endpoint=endpoint, patience=patience, session=found)
+    boto = session_of(options, session=session)
+    objects = S3Objects(bucket, region=options.get("region"), endpoint=endpoint, patience=patience, session=boto)
     objects.ensure(create=create)
     return EtagStore(objects, ObjectLayout(prefix))
 
 
 class S3Objects:
-    """The objects of one bucket. The service must keep If-Match and If-None-Match on PutObject and DeleteObject."""
+    """The objects in one bucket. The service must honor If-Match and If-None-Match for PutObject and DeleteObject."""
 
     def __init__(
         self,
@@ -86,14 +86,14 @@ class S3Objects:
     ) -> None:
         self.bucket = bucket
         self._skew = skew or SkewWarning()
-        # Reading may be tried again at will; a write sent twice could be refused by its own first try.
+        # Reads may be repeated. If a write were sent twice, its own first try could make the second fail.
         with self._asking():
             self._reads = _client(region, endpoint, patience, session)
             self._writes = _client(region, endpoint, evolve(patience, attempts=1), session)
         self._known: dict[str, Stored] = {}
 
     def ensure(self, *, create: bool) -> None:
-        """Make the bucket if there is none and we may. Raises StoreError."""
+        """Create the bucket if it does not exist and `create` is true. Raises StoreError if it cannot be used."""
         with self._asking():
             try:
                 _check_listing(self._reads.list_objects_v2(Bucket=self.bucket, MaxKeys=1), "")
@@ -109,35 +109,35 @@ class S3Objects:
                         raise
 
     def list(self, prefix: str) -> tuple[Stored, ...]:
-        """All pages; what an earlier listing has fetched is not fetched again until its ETag changes."""
+        """Return all objects whose names begin with `prefix`. Only objects whose ETag has changed are fetched again."""
         listed: list[Stored | str] = []
         with self._asking():
             for page in self._pages(prefix):
                 now = self._heard(page)
                 for row in page.get("Contents", []):
-                    known = self._known.get(row["Key"])
-                    if known is None or known.etag != bare(row["ETag"]):
+                    cached = self._known.get(row["Key"])
+                    if cached is None or cached.etag != bare(row["ETag"]):
                         listed.append(row["Key"])
                     else:
-                        listed.append(evolve(known, age=age(now, row["LastModified"].timestamp())))
+                        listed.append(evolve(cached, age=age(now, row["LastModified"].timestamp())))
         with ThreadPoolExecutor(_FETCHES) as pool:
             fetched = tuple(pool.map(lambda one: self.get(one) if isinstance(one, str) else one, listed))
-        found = {one.name: one for one in fetched if one}
-        self._known = {name: one for name, one in self._known.items() if not name.startswith(prefix)} | found
-        return tuple(found.values())
+        objects = {stored.name: stored for stored in fetched if stored}
+        self._known = {name: stored for name, stored in self._known.items() if not name.startswith(prefix)} | objects
+        return tuple(objects.values())
 
     def get(self, name: str) -> Stored | None:
-        """The content of the object of this name."""
-        if (found := self._read(name)) is None:
+        """Return the object with this name."""
+        if (reply := self._read(name)) is None:
             return None
-        answer, body = found
-        written = answer["LastModified"].timestamp()
-        return Stored(name, bare(answer["ETag"]), _fields(body), age(self._heard(answer), written))
+        response, body = reply
+        written = response["LastModified"].timestamp()
+        return Stored(name, bare(response["ETag"]), _fields(body), age(self._heard(response), written))
 
     def _read(self, name: str) -> "tuple[GetObjectOutputTypeDef, bytes] | None":
         def fetched() -> "tuple[GetObjectOutputTypeDef, bytes]":
-            answer = self._reads.get_object(Bucket=self.bucket, Key=name)
-            return answer, answer["Body"].read()
+            response = self._reads.get_object(Bucket=self.bucket, Key=name)
+            return response, response["Body"].read()
 
         with self._asking():
             try:
@@ -148,15 +148,15 @@ class S3Objects:
         return None
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
-        """PutObject under If-None-Match: *."""
+        """Create an object by PutObject under If-None-Match: *."""
         return self._put(name, fields, {"IfNoneMatch": "*"})
 
     def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
-        """PutObject under If-Match."""
+        """Replace an object by PutObject under If-Match."""
         return self._put(name, fields, {"IfMatch": f'"{etag}"'})
 
     def delete(self, name: str, etag: str) -> bool:
-        """DeleteObject under If-Match."""
+        """Delete an object by DeleteObject under If-Match."""
         with self._asking():
             try:
                 self._writes.delete_object(Bucket=self.bucket, Key=name, IfMatch=f'"{etag}"')
@@ -167,10 +167,10 @@ class S3Objects:
                 return True
         return self.get(name) is None
 
-    # Objects of any content, each under a name that says its content
+    # Objects with any content. The name of each identifies its content.
 
     def missing(self) -> bool:
-        """Whether the service answers and has no such bucket; False for who may not ask."""
+        """Return whether the service reports that the bucket does not exist; False if we are not allowed to ask."""
         with self._asking():
             try:
                 self._reads.head_bucket(Bucket=self.bucket)
@@ -181,7 +181,7 @@ class S3Objects:
         return False
 
     def names(self, prefix: str) -> tuple[str, ...]:
-        """The names of all objects that begin so."""
+        """Return the names of all objects that begin with `prefix`."""
         with self._asking():
             return tuple(row["Key"] for page in self._pages(prefix) for row in page.get("Contents", []))
 
@@ -191,24 +191,24 @@ class S3Objects:
             yield page
 
     def body(self, name: str) -> bytes | None:
-        """The content of the object of this name; None if there is none."""
-        found = self._read(name)
-        return None if found is None else found[1]
+        """Return the content of the object with this name, or None if it does not exist."""
+        reply = self._read(name)
+        return None if reply is None else reply[1]
 
     def put_body(self, name: str, body: bytes) -> None:
-        """Store the object, unless one of this name is there; tried again, since twice is as good as once."""
-        told: dict[str, Any] = {"Bucket": self.bucket, "Key": name, "Body": body, "ContentType": "application/json"}
+        """Store an object unless one with this name exists. The client may retry, because the write is idempotent."""
+        request: dict[str, Any] = {"Bucket": self.bucket, "Key": name, "Body": body, "ContentType": "application/json"}
         with self._asking():
             try:
-                self._reads.put_object(**told, IfNoneMatch="*")
+                self._reads.put_object(**request, IfNoneMatch="*")
             except ClientError as refused:
                 if _code(refused) in _NO_CONDITIONS:
-                    self._reads.put_object(**told)  # the name says the content, so that the same is stored twice
+                    self._reads.put_object(**request)  # the name identifies the content, so this cannot change it
                 elif _code(refused) not in _THERE:
                     raise
 
     def remove(self, name: str) -> None:
-        """Remove the object, if it is there."""
+        """Delete an object if it exists."""
         with self._asking():
             self._reads.delete_object(Bucket=self.bucket, Key=name)
 
@@ -221,17 +221,17 @@ class S3Objects:
         body = json.dumps(dict(fields), sort_keys=True).encode()
         with self._asking():
             try:
-                answer = self._writes.put_object(
+                response = self._writes.put_object(
                     Bucket=self.bucket, Key=name, Body=body, ContentType="application/json", **condition
                 )
             except ClientError as refused:
                 if _code(refused) in _REFUSED:
                     return None
                 raise
-        return bare(answer["ETag"])
+        return bare(response["ETag"])
 
     def _heard(self, answer: Mapping[str, Any]) -> float:
-        """The service's own clock, from its Date header; long ago, which makes everything new, without one."""
+        """Return the service's time from a response's Date header; 0 without one, so that objects have no age."""
         now = date_of(answer["ResponseMetadata"]["HTTPHeaders"].get("date"))
         if now is None:
             return 0.0
@@ -240,7 +240,7 @@ class S3Objects:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Turns the SDK's errors into ours; no credential is in any of them."""
+        """Turn errors of the SDK into ours, without credentials in their messages."""
         where = f"bucket {self.bucket!r}"
         try:
             yield
@@ -255,12 +255,12 @@ class S3Objects:
         except BotoCoreError as error:
             raise OutcomeUnknown(f"{where}: the service cannot be reached") from error
         except (AttributeError, LookupError, RecursionError, TypeError, ResponseParserError) as odd:
-            # An answer of another shape: a proxy's page, or a service's bad moment.
+            # A response of unexpected form, such as a proxy's page.
             raise OutcomeUnknown(f"{where}: an answer cannot be read: {said(odd)}") from odd
 
 
 def _check_listing(page: Mapping[str, Any], prefix: str) -> None:
-    """Raises LookupError for a page of something else, which boto3 reads as a listing without objects."""
+    """Raise LookupError if this is not a page of the listing. boto3 parses an unrelated page as an empty one."""
     if not page.get("Name") or (page.get("Prefix") or "") != prefix:
         raise LookupError("it is not the listing that was asked for")
     if not all(row["Key"].startswith(prefix) for row in page.get("Contents", [])):
@@ -277,10 +277,10 @@ def _client(
         max_pool_connections=2 * _FETCHES,
         s3={"addressing_style": "path" if endpoint else "auto"},
     )
-    made = (session or boto3.Session()).client("s3", region_name=region, endpoint_url=endpoint, config=config)
-    without_credentials(made.meta.endpoint_url)
-    bound_client(made)
-    return made
+    client = (session or boto3.Session()).client("s3", region_name=region, endpoint_url=endpoint, config=config)
+    without_credentials(client.meta.endpoint_url)
+    bound_client(client)
+    return client
 
 
 def _code(error: ClientError) -> str:
@@ -288,7 +288,10 @@ def _code(error: ClientError) -> str:
 
 
 def _fields(body: bytes) -> ObjectFields:
-    """Nothing at all where the content is not ours: the layout then says which field is missing."""
+    """Parse the content of an object.
+
+    If it is not ours, return no fields; the layout then raises an error that names the missing field.
+    """
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):

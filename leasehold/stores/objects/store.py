@@ -1,21 +1,21 @@
-"""Leases in objects under ETags: ownership, checkpoint and, where the layout has them, notes.
+"""Stores leases in objects under ETags: ownership, checkpoint and, in some layouts, notes.
 
-The conditions are those of `writes`; this file puts the writes of a lease's objects in order. `stores/objects` (the
-package's own text) tells why, and what a crash between two writes leaves.
+The conditions are those of `leasehold.stores.writes`. This module orders the writes of a lease's objects. The docstring
+of `leasehold.stores.objects` explains the order, and what a crash between two writes leaves.
 
-Rule 1: an ordinary checkpoint renews the ownership first, under its ETag, so that a worker that has lost its
-lease moves no checkpoint. A theft between the two writes is the one exception: the checkpoint then still
-moves forward over records that were handled. A request changes the ownership, too: its owner then reads the ownership
-in place of renewing it, and writes the checkpoint; the gift that follows is the renewal.
-Rule 2: at a shard's end and in a gift that moves the checkpoint, the checkpoint is written first, so that the next
-owner starts where the last one stopped. Its first write is not under the ownership's ETag, so the ownership is
-read just before.
-Rule 3: the answer to a taking carries the checkpoint as read after the taking. Read before, it could miss the
-former owner's last checkpoint.
-Rule 4: a refused first write has changed nothing, so it is tried again after a reading, as long as the write's
-condition holds on what was read. A refused second write is answered by the lease as stored.
-Rule 5: a lease is read ownership first, then checkpoint: the reverse of the order of a gift's writes, so that
-an heir that reads itself as the owner also reads the giver's last checkpoint.
+1. An ordinary checkpoint first renews the ownership under its ETag, so a worker that has lost its lease cannot move the
+   checkpoint. The only exception is a steal between the two writes: the checkpoint then still moves forward, over
+   records that were processed. After a request, which also changes the ownership, the owner reads the ownership instead
+   of renewing it and writes the checkpoint. The gift that follows renews the lease.
+2. At the end of a shard, and in a gift that moves the checkpoint, the checkpoint is written first, so the next owner
+   starts where the last one stopped. This write does not depend on the ownership's ETag, so the ownership is read just
+   before.
+3. The result of a write that takes a lease contains the checkpoint as read after that write. A checkpoint read earlier
+   could miss the former owner's last one.
+4. If the first write is rejected, nothing has changed. So it is retried after a read, as long as the condition holds
+   for what was read. If the second write is rejected, the result contains the lease as stored.
+5. A lease is read in the order ownership, checkpoint. A gift writes them in the reverse order, so a next owner that
+   sees itself as the owner also sees the giver's last checkpoint.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -32,35 +32,45 @@ from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Objects, Part, 
 from leasehold.stores.writes import CreateLease, DeleteLease, LeaseChange, Write, applied, created
 
 _LISTED = 8
-"""An object in a listing costs about an eighth of a request of its own, to both ends."""
+"""Reading this many objects in a listing costs client and service about as much as one request for one object."""
 
 _READS = 8
-"""Objects read at a time."""
+"""The number of objects to read concurrently."""
 
 _OWNERSHIP = ("owner", "epoch", "next_owner", "yields")
-"""The fields of a lease for whose sake the ownership is written; its weight travels along."""
+"""The fields whose change requires a write of the ownership. The weight is written along with them."""
 
 _NOTHING = Parts()
 
 _CHECKPOINT = ("checkpoint", "parents", "hash_range")
-"""The fields for whose sake the checkpoint is written; only a reset changes the last two."""
+"""The fields whose change requires a write of the checkpoint. Only a reset changes the last two."""
 
 
 Layout = ObjectLayout | EventHubLayout
-"""The form of a lease in objects, without I/O: `parts` in the order in which they are to be read; `prefix`, `name` and
-`key` of the objects; `lease`, made of them; and their new fields, `ownership`, `checkpoint` and `notes`, which keep
-those not understood. `owned_before_checkpoint` says whether an ownership without a checkpoint is a lease."""
+"""A mapping between leases and objects, without I/O.
+
+`parts` are the objects of a lease in the order in which to read them. `prefix`, `name` and `key` convert between keys
+and object names. `lease` parses the objects. `ownership`, `checkpoint` and `notes` return the new fields of an object,
+including those that the layout does not understand. `owned_before_checkpoint` is whether an ownership without a
+checkpoint is a lease.
+"""
 
 
 class EtagStore:
-    """Leases of one layout in one container or bucket; safe under threads.
+    """A store of leases in one layout in one container or bucket. Thread-safe.
 
-    What was last seen of each lease is remembered, so that a renewal is one conditional write
-    and no reading: if the memory is out of date the write is refused, and the lease read anew.
+    It caches the objects of each lease as last seen, so a renewal is one conditional write without a read. If the cache
+    is stale, the write is rejected and the lease is read again.
     """
 
     def __init__(self, objects: Objects, layout: Layout, *, page_leases: int = PAGE_LEASES) -> None:
-        """With so many leases in a session's row, where the table is in layout `sessions`."""
+        """Use these objects in this layout.
+
+        Args:
+            objects: The container or bucket.
+            layout: The layout of leases in it.
+            page_leases: The maximum number of leases in one session row, if the table is in layout `sessions`.
+        """
         self._page_leases = page_leases
         self._objects = objects
         self._layout = layout
@@ -70,43 +80,43 @@ class EtagStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The promises of the layout."""
+        """The capabilities of the layout."""
         return self._layout.capabilities
 
     def list(self) -> Listing:
-        """Every lease: one listing for each part; the ownership first."""
+        """Return every lease. Each kind of object is listed once, ownerships first."""
         with self._seeing:
             before = dict(self._seen)
-        found: dict[str, Parts] = {}
+        listed: dict[str, Parts] = {}
         for part in self._layout.parts:
             for stored in self._objects.list(self._layout.prefix(part)):
                 key = self._layout.key(stored.name, part)
                 if key is not None:
-                    found[key] = found.get(key, Parts()).having(part, stored)
-        self._see(before, {key: found.get(key, _NOTHING) for key in before.keys() | found.keys()})
-        return listing_of(self._row(key, parts) for key, parts in sorted(found.items()))
+                    listed[key] = listed.get(key, Parts()).having(part, stored)
+        self._see(before, {key: listed.get(key, _NOTHING) for key in before.keys() | listed.keys()})
+        return listing_of(self._row(key, parts) for key, parts in sorted(listed.items()))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-        """Read these leases, in the order asked. Raises StoreError for one that cannot be read as a lease.
+        """Return these leases in the given order. Raises StoreError if one of them cannot be parsed.
 
-        With `stale_ok`, the ownership alone is read, each by one request or all by a listing. If the owner is still
-        the remembered one, checkpoint and notes are as remembered.
+        With `stale_ok`, read only the ownerships, one by one or in a listing. If the owner of a lease is still the
+        cached one, its checkpoint and annotations come from the cache.
         """
         leases = [self._lease(key, parts) for key, parts in self._read(keys, stale_ok=stale_ok).items()]
         return tuple(lease for lease in leases if lease)
 
     def write(self, write: Write) -> Outcome:
-        """Write the lease's objects one by one, each under its ETag, in the order that the rules above ask for."""
+        """Write the lease's objects one by one, each under its ETag, in the order given by the rules above."""
         match write:
             case CreateLease(lease):
                 key, lease = lease.key, created(lease)
                 if self._layout.owned_before_checkpoint and self._objects.get(self._layout.name(key, "ownership")):
                     return self._done(key, None)
-                # The checkpoint before the ownership: a worker that takes the lease finds where it starts.
+                # The checkpoint comes first, so that a worker that takes the lease finds where to start.
                 parts = self._put(key, "checkpoint", Parts(), self._layout.checkpoint({}, lease))
-                noted = bool(lease.notes) and "notes" not in self._layout.parts
+                annotated = bool(lease.notes) and "notes" not in self._layout.parts
                 copied = lease.epoch > 0 and self.capabilities.counts_owners
-                if parts and (noted or copied):
+                if parts and (annotated or copied):
                     parts = self._put(key, "ownership", parts, self._layout.ownership({}, lease, lease))
                 return self._done(key, parts)
             case DeleteLease(lease):
@@ -115,9 +125,8 @@ class EtagStore:
                     stored = self._lease(lease.key, parts)
                     if applied(write, stored) is None:
                         return Lost(lease.key, stored)
-                    # The ownership first: it guards the version. Each deletion is conditional; the first refused ends
-                    # it.
-                    if stored is None or all(self._objects.delete(one.name, one.etag) for one in parts.existing):
+                    # The ownership comes first because its ETag is the version. The first rejection ends the deletion.
+                    if stored is None or all(self._objects.delete(part.name, part.etag) for part in parts.existing):
                         with self._seeing:
                             self._seen.pop(lease.key, None)
                         return Done(lease)
@@ -126,19 +135,22 @@ class EtagStore:
                 return self._change(write)
 
     def cells(self) -> "ObjectCells":
-        """The rows of layout `sessions` below the same prefix."""
+        """Return the rows of layout `sessions` below the same prefix."""
         above = self._layout.above if isinstance(self._layout, ObjectLayout) else ""
         return ObjectCells(self._objects, above, page_leases=self._page_leases)
 
     def layouts(self, *, asked: bool) -> tuple[bool, bool]:
-        """Whether there are rows of layout `sessions`, and of this one, if that is asked for or matters."""
+        """Return whether there are rows of layout `sessions`, and of this layout.
+
+        Without rows of layout `sessions`, this layout is checked only if `asked`.
+        """
         if not isinstance(self._layout, ObjectLayout):
-            return False, True  # the SDKs' own
+            return False, True  # the Azure SDKs' layout is never in layout sessions
         sessions = bool(self.cells().list("lease/"))
         return sessions, (sessions or asked) and bool(self._objects.list(self._layout.prefix("checkpoint")))
 
     def prove(self) -> None:
-        """Return if the service keeps its conditions. Raises StoreError."""
+        """Check that the service honors conditions. Raises StoreError if it does not."""
         prove(self._objects, self._layout.prefix("ownership").removesuffix("ownership/"))
 
     def close(self) -> None:
@@ -152,7 +164,7 @@ class EtagStore:
         if parts and (outcome := self._attempt(write, parts, fresh=False)):
             return outcome
         for _ in range(ATTEMPTS):
-            # After a request the new ownership alone is enough. A refusal carries the whole lease as stored.
+            # After a request it is enough to read the ownership. A rejected write returns the whole lease as stored.
             parts = self._fetched({key: parts}, ("ownership",))[key] if parts else None
             if parts is None or not self._fits(write, parts):
                 parts = self._read_one(key)
@@ -160,60 +172,60 @@ class EtagStore:
                     return Lost(key, self._lease(key, parts))
             if outcome := self._attempt(write, parts, fresh=True):
                 return outcome
-            parts = None  # notes that another wrote meanwhile are another object
+            parts = None  # read all objects: another worker may have written the notes object
         raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were refused")
 
     def _fits(self, write: LeaseChange, parts: Parts) -> bool:
         return applied(write, self._lease(write.lease.key, parts)) is not None
 
     def _attempt(self, write: LeaseChange, parts: Parts, *, fresh: bool) -> Outcome | None:
-        """Try the write once; None if it must be tried again after another reading."""
+        """Try the write once; return None if it must be retried after another read."""
         key, layout = write.lease.key, self._layout
         before = self._lease(key, parts)
         after = applied(write, before)
         if before is None or after is None:
             return None
-        owned_anew = any(getattr(before, name) != getattr(after, name) for name in _OWNERSHIP)
+        reowned = any(getattr(before, name) != getattr(after, name) for name in _OWNERSHIP)
         moved = any(getattr(before, name) != getattr(after, name) for name in _CHECKPOINT)
-        moved = moved or before.checkpoint.token != after.checkpoint.token  # positions are equal whatever their tokens
+        moved = moved or before.checkpoint.token != after.checkpoint.token  # the equality of positions ignores tokens
         closing = moved and (after.ended or after.owner != before.owner)
         ownership = layout.ownership(parts.fields("ownership"), before, after)
         if moved:
-            # A position that the layout cannot store is refused here, before anything is written.
+            # Raises if the layout cannot store the position, before anything is written.
             layout.checkpoint(parts.fields("checkpoint"), after)
         if fresh and before.next_owner and moved and not closing:
-            # Rule 1: the owner was asked for the lease. The ownership was read just now; the gift will be the renewal.
+            # Rule 1: another worker has requested the lease. The ownership was just read, and the gift will renew it.
             return self._done(key, self._advance(key, parts, after))
-        if owned_anew and not closing:
+        if reowned and not closing:
             renewed = self._put(key, "ownership", parts, ownership)
             if not renewed:
                 return None
             if after.owner not in (None, before.owner):
-                # Rule 3. If the lease was deleted meanwhile, the ownership is an orphan and goes too.
-                taken = renewed.having("checkpoint", self._objects.get(layout.name(key, "checkpoint")))
-                if self._lease(key, taken):
-                    return self._done(key, taken)
-                for orphan in taken.existing:
+                # Rule 3. If the lease was deleted in the meantime, the ownership is an orphan, so delete it too.
+                current = renewed.having("checkpoint", self._objects.get(layout.name(key, "checkpoint")))
+                if self._lease(key, current):
+                    return self._done(key, current)
+                for orphan in current.existing:
                     self._objects.delete(orphan.name, orphan.etag)
                 return Lost(key, None)
             settled = self._advance(key, renewed, after) if moved else renewed
             if settled and moved and after.owner is None and not self._still(key, settled):
-                settled = None  # claimed between the two writes of a reset: perhaps at the former checkpoint
+                settled = None  # claimed between the two writes of a reset, perhaps at the old checkpoint
             return self._done(key, settled)
-        # Rule 2. The first write does not depend on the ownership's ETag, so the memory of that is not enough.
+        # Rule 2. The first write does not depend on the ownership's ETag, so a cached ownership is not enough.
         if not fresh and not self._still(key, parts):
             return None
         settled = self._advance(key, parts, after) if moved else parts
         if not settled:
             return self._done(key, None)
-        if owned_anew or (before.notes != after.notes and "notes" not in layout.parts):
+        if reowned or (before.notes != after.notes and "notes" not in layout.parts):
             settled = self._put(key, "ownership", settled, ownership)
         elif before.notes != after.notes:
             settled = self._put(key, "notes", settled, layout.notes(parts.fields("notes"), before, after))
         return self._done(key, settled) if settled else None
 
     def _advance(self, key: str, parts: Parts, after: Lease) -> Parts | None:
-        """Move the checkpoint object forward; None if it is past this position already, or ended."""
+        """Move the checkpoint object forward; return None if it is already past this position, or at SHARD_END."""
         for _ in range(ATTEMPTS):
             moved = self._put(key, "checkpoint", parts, self._layout.checkpoint(parts.fields("checkpoint"), after))
             if moved:
@@ -225,7 +237,7 @@ class EtagStore:
         raise StoreError(f"lease {key!r}: {ATTEMPTS} writes of its checkpoint in a row were refused")
 
     def _put(self, key: str, part: Part, parts: Parts, fields: ObjectFields) -> Parts | None:
-        """Write one object over the one in `parts`; None if that one is no longer the stored one."""
+        """Replace the object in `parts`; return None if it is no longer the stored one."""
         name, over = self._layout.name(key, part), parts.part(part)
         objects = self._objects
         etag = objects.put_over(name, fields, over.etag) if over else objects.put_new(name, fields)
@@ -235,40 +247,41 @@ class EtagStore:
         return self._read([key])[key]
 
     def _read(self, keys: Iterable[str], *, stale_ok: bool = False) -> dict[str, Parts]:
-        """Read these leases, the ownership before the checkpoint (rule 5)."""
+        """Read the objects of these leases, the ownership before the checkpoint (rule 5)."""
         first, *rest = self._layout.parts
         before = {key: self._seen.get(key, _NOTHING) for key in keys}
         if stale_ok and len(self._seen) < _LISTED * (len(before) - 1):
-            # To ask for ten leases of twenty, one listing replaces ten requests.
-            stored = {one.name: one for one in self._objects.list(self._layout.prefix(first))}
-            found = {
+            # One listing is cheaper than a request for each ownership, unless most leases are not asked for.
+            stored = {ownership.name: ownership for ownership in self._objects.list(self._layout.prefix(first))}
+            current = {
                 key: parts.having(first, stored.get(self._layout.name(key, first))) for key, parts in before.items()
             }
         else:
-            found = self._fetched(before, (first,))
-        doubtful = dict(found)
+            current = self._fetched(before, (first,))
+        doubtful = dict(current)
         for key, parts in before.items() if stale_ok else ():
-            old, new = self._lease(key, parts), self._lease(key, found[key])
+            old, new = self._lease(key, parts), self._lease(key, current[key])
             if parts.ownership and old and new and old.owner == new.owner:
-                del doubtful[key]  # whoever owns it still is believed to stand where it stood
-        found |= self._fetched(doubtful, rest)
-        self._see(before, found)
-        return found
+                del doubtful[key]  # same owner: use the cached checkpoint
+        current |= self._fetched(doubtful, rest)
+        self._see(before, current)
+        return current
 
     def _fetched(self, found: Mapping[str, Parts], which: Iterable[Part]) -> dict[str, Parts]:
-        """Take these parts as stored now, read side by side."""
-        wanted = [(key, part) for part in which for key in found]
-        names = [self._layout.name(key, part) for key, part in wanted]
-        each = self._pool.map if len(names) > 1 else map  # one alone needs no thread
-        anew = dict(found)
-        for (key, part), stored in zip(wanted, each(self._objects.get, names), strict=True):
-            anew[key] = anew[key].having(part, stored)
-        return anew
+        """Return these leases with the given objects as stored now, read concurrently."""
+        pairs = [(key, part) for part in which for key in found]
+        names = [self._layout.name(key, part) for key, part in pairs]
+        mapper = self._pool.map if len(names) > 1 else map  # a single read needs no thread
+        updated = dict(found)
+        for (key, part), stored in zip(pairs, mapper(self._objects.get, names), strict=True):
+            updated[key] = updated[key].having(part, stored)
+        return updated
 
     def _see(self, before: Mapping[str, Parts], found: Mapping[str, Parts]) -> None:
-        """Remember what a reading found, and keep what was written since `before` was remembered.
+        """Cache what was read, except for leases that were written since `before` was copied from the cache.
 
-        The reading may be from before that write: the owner's next answer would go back behind its own checkpoint.
+        The read may be older than such a write. With it in the cache, the owner's next result could contain a
+        checkpoint before its own last one.
         """
         with self._seeing:
             for key, parts in found.items():
@@ -279,7 +292,7 @@ class EtagStore:
                         self._seen.pop(key, None)
 
     def _still(self, key: str, parts: Parts) -> bool:
-        """Whether the ownership is still this one."""
+        """Return whether the ownership has not changed."""
         now = self._objects.get(self._layout.name(key, "ownership"))
         return now is not None and now.etag == parts.etag
 
@@ -291,7 +304,7 @@ class EtagStore:
         return insist(row) if row else None
 
     def _done(self, key: str, parts: Parts | None) -> Outcome:
-        """The answer: the lease as written, or, where a second write was refused, as it is stored."""
+        """Return `Done` with the lease as written, or `Lost` with the stored one if `parts` is None."""
         if parts is None:
             return Lost(key, self._lease(key, self._read_one(key)))
         with self._seeing:
@@ -309,29 +322,29 @@ class ObjectCells:
         self._pool = ThreadPoolExecutor(_READS, thread_name_prefix="leasehold-sessions")
 
     def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
-        """List the objects, once for each kind."""
-        return tuple(self._inside(one) for prefix in prefixes for one in self._objects.list(self._above + prefix))
+        """Return the rows whose names begin with one of these prefixes."""
+        return tuple(self._inside(row) for prefix in prefixes for row in self._objects.list(self._above + prefix))
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002  never stale
-        """The objects of these names that are there, read side by side."""
-        each = self._pool.map if len(names) > 1 else map  # one alone needs no thread
-        found = each(self._objects.get, [self._above + name for name in names])
-        return {name: self._inside(one) for name, one in zip(names, found, strict=True) if one is not None}
+        """Read these rows concurrently; those that do not exist are left out."""
+        mapper = self._pool.map if len(names) > 1 else map  # a single read needs no thread
+        rows = mapper(self._objects.get, [self._above + name for name in names])
+        return {name: self._inside(row) for name, row in zip(names, rows, strict=True) if row is not None}
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
-        """Write it if the name is free."""
+        """Create a row if the name is free."""
         return self._objects.put_new(self._above + name, fields)
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
-        """Replace it if it is still this one."""
+        """Replace a row if it still has this version."""
         return self._objects.put_over(self._above + name, fields, version)
 
     def delete(self, name: str, version: str) -> bool:
-        """Remove it if it is still this one."""
+        """Delete a row if it still has this version."""
         return self._objects.delete(self._above + name, version)
 
     def prove(self) -> None:
-        """Return if the service keeps its conditions. Raises StoreError."""
+        """Check that the service honors conditions. Raises StoreError if it does not."""
         prove(self._objects, self._above)
 
     def close(self) -> None:

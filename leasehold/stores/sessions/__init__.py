@@ -1,4 +1,4 @@
-"""Layout `sessions`: a row for each lease, which changes with its owner, and one for each process, which says the rest.
+"""Layout `sessions`: a row for each lease, which changes with its owner, and a row for each process with the rest.
 
-`specs/sessions.md` has the rules, each with its number and what is lost without it.
+`specs/sessions.md` has the rules (G1, G2, …) and the reason for each.
 """

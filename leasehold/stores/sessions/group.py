@@ -1,12 +1,13 @@
-"""A page of a process's session: one conditional write renews all of its leases and commits all their checkpoints.
+"""Writes a page of a process's session. One conditional write renews all its leases and stores all their checkpoints.
 
-Callers leave tickets, and one of them writes for all. A patient ticket waits up to `gather` seconds for the leases that
-came together the last time; any other is written at once, with whatever waits (G2).
+Callers submit tickets, and one of them writes for all. A patient ticket waits up to `gather` seconds for the leases
+that were written together in the previous round. Other tickets are written at once, with all those that wait (G2).
 
-Rule 1: a group write replaces the row that was last written or read here, and never creates it (G3). Rule 2: after a
-refusal, or without an answer, the page is read before it is written again: what it shows then is what is true, and a
-write under way is refused by the next one (G8). Rule 3: a ticket is judged at the moment of the write, on what the
-page and the lease's row say then. Rule 4: an entry leaves the page only once its lease was seen to be another's (G5).
+1. A group write replaces the row as it was last written or read here, and never creates it (G3).
+2. If a write is rejected or its response is lost, the page is read before it is written again. That read shows what is
+   stored, and the next write makes any write still under way fail (G8).
+3. A ticket is evaluated when it is written, based on the page and the row of the lease at that moment.
+4. An entry is removed from the page only after its lease was seen in a later epoch (G5).
 """
 
 import math
@@ -37,38 +38,48 @@ from leasehold.stores.sessions.rows import (
 )
 
 GATHER_SECONDS = 0.2
-"""Readers ask for records as often, so that the checkpoints which one moment makes due come within this time."""
+"""How long a patient ticket waits for others.
+
+Lease readers poll at this interval, so checkpoints that become due at the same moment arrive within this time.
+"""
 
 QUIET_SECONDS = 0.05
-"""After a wait in vain a group is written once no lease has joined it for so long: this very write may hold up the
-others, for fewer threads renew and read than there are leases."""
+"""After a wait that timed out, the next groups are written once no lease has joined them for this long.
+
+The missing leases may be waiting for this very write, because fewer threads renew and read than there are leases.
+"""
 
 
 class VersionedRows(Protocol):
-    """Rows under versions, as every store can keep them; each method raises `OutcomeUnknown` as `Objects` do.
+    """Rows with versions, which every store can keep. Methods raise OutcomeUnknown if the store cannot be reached.
 
-    page_leases  how many leases a page has room for
+    Attributes:
+        page_leases: The maximum number of leases on a page.
     """
 
     page_leases: int
 
     def list(self, *prefixes: str, certain: bool = False) -> tuple[Stored, ...]:
-        """Every row whose name begins with one of these; by a consistent reading where that is asked for."""
+        """Return all rows whose names begin with one of these prefixes. If `certain`, the read is consistent."""
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
-        """The rows of these names that are there."""
+        """Return the rows with these names that exist, by name."""
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
-        """Write it if there is none of this name; its version, or None if refused."""
+        """Create a row if there is none with this name. Return its version, or None if the write was rejected."""
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
-        """Replace it if it is still this one; its new version, or None if refused."""
+        """Replace a row if it still has this version. Return the new version, or None if the write was rejected."""
 
     def delete(self, name: str, version: str) -> bool:
-        """Remove it if it is still this one; False if refused, True also if it was gone."""
+        """Delete a row if it still has this version.
+
+        Returns:
+            False if the deletion was rejected. True if the row no longer exists, also if it did not exist before.
+        """
 
     def prove(self) -> None:
-        """Return if the service keeps these conditions. Raises StoreError."""
+        """Check that the service honors these conditions. Raises StoreError if it does not."""
 
     def close(self) -> None:
         """Close all connections."""
@@ -77,37 +88,37 @@ class VersionedRows(Protocol):
 class Tickets(Protocol):
     """A queue of tickets."""
 
-    def put(self, item: Any, /) -> None:  # noqa: ANN401  as a scheduler's
-        """Add one."""
+    def put(self, item: Any, /) -> None:  # noqa: ANN401  as in a scheduler's queue
+        """Add a ticket."""
 
     def get(self, until: float = math.inf) -> Any:  # noqa: ANN401  likewise
-        """Take the next, or None if there is none by then."""
+        """Remove and return the next ticket. Wait for one until this time, then return None."""
 
 
 class Pace(Protocol):
-    """The means by which a store waits: a scheduler's clock, locks and queues."""
+    """The clock, locks and queues of a scheduler, with which a store waits."""
 
     def clock(self) -> float:
-        """Seconds of a clock that never goes back."""
+        """Return monotonic seconds."""
 
     def lock(self) -> AbstractContextManager[object]:
-        """A lock that may be held while its holder waits."""
+        """Create a lock that may be held while waiting."""
 
     def queue(self) -> Tickets:
-        """A new queue."""
+        """Create a queue."""
 
 
 class ThreadPace:
-    """The pace of threads."""
+    """The clock, locks and queues of threads."""
 
     clock = staticmethod(monotonic)
     lock = staticmethod(threading.Lock)
 
     class TicketQueue(SimpleQueue[Any]):
-        """Waits until a time of the clock."""
+        """A queue whose `get` takes the time until which to wait."""
 
         def get(self, until: float = math.inf) -> Any:  # type: ignore[override]  # noqa: ANN401
-            """Take the next, or None if there is none by then."""
+            """Remove and return the next ticket. Wait for one until this time, then return None."""
             try:
                 return super().get(timeout=max(0.0, until - monotonic()))
             except Empty:
@@ -118,7 +129,7 @@ class ThreadPace:
 
 @frozen
 class EntryChange:
-    """A change of a page: the lease's entry, which None drops, and what is told beside it, if anything."""
+    """A change of a page: the new entry of a lease, or None to remove it, and its remark if that changes."""
 
     entry: SessionEntry | None
     remark: Remark | None = None
@@ -126,10 +137,15 @@ class EntryChange:
 
 @define(eq=False)
 class Ticket:
-    """A wish to change the entry of one lease.
+    """A request to change the entry of one lease.
 
-    make     the change, judged when it is written; None refuses it
-    patient  it may wait for others
+    Attributes:
+        key: The key of the lease.
+        make: Computes the change when the ticket is written, or returns None to reject it.
+        patient: Whether the ticket may wait for others.
+        done: Whether the ticket has been processed.
+        change: The change that was written, or None if the ticket was rejected.
+        fault: The error to raise to the ticket's caller.
     """
 
     key: str
@@ -141,17 +157,23 @@ class Ticket:
 
 
 Reread = Callable[[Collection[str]], None]
-"""Learns what others have written into the rows of these leases."""
+"""Reads the rows of these leases, which other workers have changed."""
 
 
 class Page:
-    """A session's row and its owner's memory of it.
+    """A session row as its owner knows it.
 
-    session  as last written or read; `settled` says whether that is certainly what is stored
-    ended    another ended it, or its row is gone: nothing is written here any more
-    vanished its row is gone although leases may name it: `session` then holds the last positions (G14)
-    last     by lease, the count of the group write that last carried a ticket of its own
-    parted   leases whose rows were seen under a later epoch than this one's: such entries go with the next write
+    Attributes:
+        id: The id of the session.
+        session: The session as last written or read.
+        settled: Whether `session` is certainly what is stored.
+        ended: Whether another worker has ended the session, or its row no longer exists. Nothing is written then.
+        vanished: Whether the row no longer exists although leases may name it. `session` then has the last positions
+            (G14).
+        last: The count of the last group write with a ticket of the lease, by lease.
+        parted: The epochs of entries that the next group write removes, by lease. The rows of these leases were seen in
+            a later epoch.
+        told: The remarks as last written.
     """
 
     def __init__(
@@ -171,11 +193,15 @@ class Page:
 
     @property
     def full(self) -> bool:
-        """Whether no other lease has room."""
+        """Whether there is no room for another lease."""
         return len(self.session.entries) >= self._cells.page_leases
 
     def begin(self) -> bool:
-        """Create the row; the id is new, so that nobody has a row of it, nor a write under way (G1)."""
+        """Create the row. Its id is new, so there is neither a row with this id nor a write under way (G1).
+
+        Returns:
+            False if there is a row with this id.
+        """
         fields = session_fields(self.session)
         version = self._cells.put_new(SESSIONS + self.id, fields)
         if version is not None:
@@ -183,15 +209,19 @@ class Page:
         return version is not None
 
     def commit(self, ticket: Ticket) -> EntryChange | None:
-        """Write the ticket, with all others that wait; None if it was refused, or the session is no more.
+        """Write the ticket together with all others that wait.
 
-        Raises OutcomeUnknown, and nothing is taken for done.
+        Returns:
+            The change, or None if the ticket was rejected or the session has ended.
+
+        Raises:
+            OutcomeUnknown: If the write may or may not have been applied.
         """
         self._tickets.put(ticket)
         with self._lock:
             if not ticket.done:
                 tickets: list[Ticket] = []
-                # Until the write has ended well it counts as interrupted, whatever ends it, the clauses below included.
+                # Assume that the write was interrupted until it succeeds, whatever ends it, even in the clauses below.
                 fault: StoreError | None = OutcomeUnknown(f"session {self.id}: its group write was interrupted")
                 try:
                     self._gather_into(tickets)
@@ -199,35 +229,35 @@ class Page:
                     fault = None
                 except StoreError as error:
                     fault = error
-                except Exception as error:  # noqa: BLE001  each caller of the group gets it
+                except Exception as error:  # noqa: BLE001  raised to every caller in the group
                     fault = OutcomeUnknown(f"session {self.id}: {said(error)}")
                 finally:
                     self.settled = self.settled and not isinstance(fault, OutcomeUnknown)
-                    for each in (ticket, *tickets):
+                    for member in (ticket, *tickets):
                         if fault is not None:
-                            each.fault, each.change = fault, None
-                        each.done = True
+                            member.fault, member.change = fault, None
+                        member.done = True
         if ticket.fault is not None:
             raise ticket.fault
         return ticket.change
 
     def settle(self) -> None:
-        """Read the row: a write of it was not answered, or it was not found."""
+        """Read the row, because the outcome of a write is unknown or the row was not found."""
         with self._lock:
             if not self.ended:
                 self._read()
 
     def end(self) -> None:
-        """End the session: this process is done with it, and its leases are anybody's at once."""
+        """End the session, so that other workers can take its leases at once."""
         with self._lock:
             stored = self.session.stored
             self._cells.put_over(stored.name, session_fields(evolve(self.session, ended=True)), stored.etag)
 
     def _gather_into(self, found: list[Ticket]) -> None:
-        """Add the tickets of one group to `found`: at least one waits.
+        """Add the tickets of one group to `found`. At least one ticket is in the queue.
 
-        It is complete once all leases have come that came in the round before. The next group begins a round then, and
-        so does one in which a lease comes again.
+        A round is complete when all leases of the previous round have arrived. A group starts a new round if the last
+        one was complete, or if a lease arrives for the second time.
         """
         latest = self._pace.clock() + self._gather
         patient: set[str] = set()
@@ -236,7 +266,7 @@ class Page:
         while (ticket := self._tickets.get(until)) is not None:
             found.append(ticket)
             key = ticket.key
-            # Where nobody waits nothing is kept in mind: the checker would tell states apart by it.
+            # Without waiting there is no need for rounds, and their sets would multiply the states of the checker.
             if ticket.patient and self._gather:
                 if begins or key in self._round:
                     self._before, self._round = self._round - patient, patient.copy()
@@ -246,7 +276,7 @@ class Page:
                 self._round.add(key)
                 if missing is not None:
                     missing.discard(key)
-            # What is not patient takes along what waits, and waits for nothing.
+            # A ticket that is not patient is written at once, together with those in the queue.
             hurried = hurried or not ticket.patient
             if hurried or (missing is not None and not missing):
                 until = -math.inf
@@ -255,7 +285,7 @@ class Page:
         self._in_vain = self._in_vain or until == latest
 
     def _missing(self) -> set[str] | None:
-        """The leases here that came in the previous round and not yet in this one; None in the first round."""
+        """Return the page's leases that were in the previous round but not yet in this one; None in the first round."""
         if self._before is None:
             return None
         return {key for key in self._before - self._round - self.parted.keys() if key in self.session.entries}
@@ -267,7 +297,7 @@ class Page:
                 self._read()
             if self.ended:
                 for ticket in tickets:
-                    ticket.change = None  # what an earlier try, which was refused, would have written
+                    ticket.change = None  # may be left from an earlier try, which was rejected
                 return
             if self.session.touched:
                 self._touched(self.session.touched)
@@ -276,17 +306,17 @@ class Page:
                     return
             except OutcomeUnknown:
                 unanswered += 1
-                # One question for all of its leases, and not one for each by its owner's next write.
+                # Retry once: one read for all leases is cheaper than a read by the next write of each.
                 if unanswered > 1:
                     raise
-            self.settled = False  # refused: another wrote here; or nobody knows
+            self.settled = False  # another worker wrote the row, or the outcome is unknown
         raise StoreError(f"session {self.id}: {ATTEMPTS} conditional writes in a row were refused")
 
     def _write(self, tickets: list[Ticket]) -> bool:
         before, count = self.session, self.session.count + 1
-        gone = self.parted.copy()
-        entries = {key: entry for key, entry in before.entries.items() if gone.get(key) != entry.epoch}
-        told = {key: remark for key, remark in self.told.items() if key in entries}
+        parted = self.parted.copy()
+        entries = {key: entry for key, entry in before.entries.items() if parted.get(key) != entry.epoch}
+        remarks = {key: remark for key, remark in self.told.items() if key in entries}
         for ticket in tickets:
             ticket.change = change = ticket.make()
             if change is None:
@@ -296,42 +326,42 @@ class Page:
                 continue
             entries[ticket.key] = change.entry
             if change.remark is not None:
-                told[ticket.key] = change.remark
+                remarks[ticket.key] = change.remark
         if not any(ticket.change for ticket in tickets):
             return True
-        self._tell(told)
+        self._tell(remarks)
         after = evolve(before, count=count, entries=entries, touched=frozenset())
         fields, stored = session_fields(after), before.stored
-        self.settled = False  # until the answer says what became of it
+        self.settled = False  # until the response arrives
         version = self._cells.put_over(stored.name, fields, stored.etag)
         if version is None:
             return False
         self.settled = True
         self.session = evolve(after, stored=Stored(stored.name, version, fields))
-        self.parted = {key: epoch for key, epoch in self.parted.items() if gone.get(key) != epoch}
+        self.parted = {key: epoch for key, epoch in self.parted.items() if parted.get(key) != epoch}
         self.last = {key: self.last.get(key, 0) for key in entries} | {
             ticket.key: count for ticket in tickets if ticket.change and ticket.change.entry
         }
         return True
 
     def _tell(self, told: Remarks) -> None:
-        """Write what no decision rests on, if it changed; first, so that a version which moved shows it."""
+        """Write the remarks if they have changed. This comes first, so that a new version is seen with its remarks."""
         if told == self.told:
             return
-        name, fields, known = TOLD + self.id, told_fields(told), self._told_at
+        name, fields, stored = TOLD + self.id, told_fields(told), self._told_at
         for _ in range(2):
             version = (
-                self._cells.put_new(name, fields) if known is None else self._cells.put_over(name, fields, known.etag)
+                self._cells.put_new(name, fields) if stored is None else self._cells.put_over(name, fields, stored.etag)
             )
             if version is not None:
                 self.told, self._told_at = told, Stored(name, version, fields)
                 return
-            known = self._cells.read([name]).get(name)  # an answer was lost
+            stored = self._cells.read([name]).get(name)  # an earlier response was lost
 
     def _read(self) -> None:
-        """Learn what is stored; this renews nothing (G3)."""
-        found = self._cells.read([SESSIONS + self.id]).get(SESSIONS + self.id)
-        session = certain(session_of(found)) if found else None
+        """Read the session. This does not renew the leases (G3)."""
+        stored = self._cells.read([SESSIONS + self.id]).get(SESSIONS + self.id)
+        session = certain(session_of(stored)) if stored else None
         if session is None or session.ended:
             self.ended, self.vanished = True, session is None
             return

@@ -1,12 +1,15 @@
-"""The rows of layout `sessions` as values, their fields, and the one lease that they make together.
+"""Encodes and parses the rows of layout `sessions`, and joins them into leases.
 
-A lease's row names its owner and where it stood when it came to that owner. The owner's session row tells that it
-lives, and how far each of its leases has come since. A third row of the session holds what no decision rests on: notes
-and throughput, which would make each group write longer.
+The row of a lease contains its owner, and its checkpoint when that owner took it. The session row of the owner shows
+that the owner is alive, and contains the current checkpoint of each of its leases. A third row, the session's remarks,
+contains annotations and throughput. No decision depends on them, and in the session row they would make every group
+write longer.
 
-Rule 1: an entry counts for the lease only under the epoch of the lease's row (G6). Rule 2: the lease of an owner that
-was stopped is nobody's (G4): its version stands still, and its checkpoint is the later of row and entry. Rule 3: a
-version is the epoch, and behind it the count of the session's group writes once the owner has accepted the lease.
+1. An entry of a session counts for a lease only if it has the epoch of the lease's row (G6).
+2. If the owner of a lease was stopped, the lease has no owner (G4). Its version no longer changes, and its checkpoint
+   is the later one of row and entry.
+3. The version of a lease is its epoch. Once the owner has accepted the lease, the count of the session's group writes
+   is appended.
 """
 
 import json
@@ -35,24 +38,25 @@ from leasehold.stores.protocol import Malformed
 from leasehold.stores.requests import ObjectFields, StampedNotes, Stored, heard, said, spelled, stamped, stamps
 
 LEASES, SESSIONS, TOLD = "lease/", "session/", "told/"
-"""The prefixes of the three kinds of rows, below the table's own."""
+"""The prefixes of the three kinds of rows, after the prefix of the table."""
 
-_NAMES = {each.name: each.object for each in FIELDS}
-_FIELDS = tuple(each for each in FIELDS if each.object and each.name != "notes")
+_NAMES = {row_field.name: row_field.object for row_field in FIELDS}
+_FIELDS = tuple(row_field for row_field in FIELDS if row_field.object and row_field.name != "notes")
 _WORDS = frozenset({"text", "worker"})
 
 
 NOWHERE = Stored("", "", {})
-"""The row of what is not stored yet."""
+"""Stands for the stored row of something that is not stored yet."""
 
 
 @frozen
 class SessionEntry:
     """The entry of a session for one lease.
 
-    epoch     of the lease's row when its owner accepted it
-    position  up to which its records are done
-    frozen    the owner was stopped: "held" once it had accepted the lease, "given" before that
+    Attributes:
+        epoch: The epoch of the lease's row when the owner accepted the lease.
+        position: The checkpoint.
+        frozen: "" unless the owner was stopped. "held" if it had accepted the lease before, "given" if it had not.
     """
 
     epoch: int
@@ -62,13 +66,15 @@ class SessionEntry:
 
 @frozen
 class LeaseRow:
-    """A lease's row.
+    """The row of a lease.
 
-    lease   as of its last change of owner; without version and idle time
-    stamps  of its notes: of two that say a note, the later stamp is believed
-    session of its owner, "" where nobody owns it, or a stranger
-    heirs   the session of the heir
-    writes  one more with each, so that no content comes twice
+    Attributes:
+        lease: The lease as of its last change of owner, without version and idle time.
+        stamps: The stamps of its annotations. If row and remark disagree about an annotation, the higher stamp wins.
+        session: The session of its owner; "" if it has no owner, or one of another library.
+        next_owners: The session of the next owner.
+        writes: The number of writes, so that no two versions of the row have equal content.
+        stored: The row as stored.
     """
 
     lease: Lease
@@ -81,12 +87,15 @@ class LeaseRow:
 
 @frozen
 class Session:
-    """A page of a process's session.
+    """A session of a worker process. A process with many leases has several (pages).
 
-    count    of its own group writes; it stands still when another stops it
-    ended    nothing in it changes any more
-    entries  by lease
-    touched  leases whose rows another changed, which its owner should read
+    Attributes:
+        worker: The worker.
+        count: The number of the session's own group writes. It does not change when another worker stops the session.
+        ended: Whether the session has ended. Nothing in it changes afterwards.
+        entries: The entries by lease.
+        touched: The leases whose rows another worker has changed, and which the session's owner should read.
+        stored: The row as stored.
     """
 
     worker: str
@@ -97,14 +106,14 @@ class Session:
     stored: Stored = field(default=NOWHERE, eq=False)
 
     def entry(self, row: LeaseRow) -> SessionEntry | None:
-        """The session's entry for this lease as its row is now (G6)."""
-        found = self.entries.get(row.lease.key)
-        return found if found is not None and found.epoch == row.lease.epoch else None
+        """Return the session's entry for this lease, if it has the epoch of the row (G6)."""
+        entry = self.entries.get(row.lease.key)
+        return entry if entry is not None and entry.epoch == row.lease.epoch else None
 
 
 @frozen
 class Remark:
-    """Notes and throughput of one lease, as its owner told them under this epoch."""
+    """The annotations and throughput of a lease that its owner has written in this epoch."""
 
     epoch: int
     notes: StampedNotes = Factory(dict)
@@ -115,10 +124,13 @@ Remarks = Mapping[str, Remark]
 
 
 def lease_fields(row: LeaseRow) -> ObjectFields:
-    """The row of a lease; fields that are not understood survive."""
+    """Encode the row of a lease, including the stored fields that we do not understand."""
     lease = row.lease
-    told = cells(lease) | {"shard": lease.shard if lease.shard != lease.key else "", "sub": lease.checkpoint.sub or ""}
-    ours = {each.object: _spelled(each.kind, told[each.name]) for each in _FIELDS} | {
+    values = cells(lease) | {
+        "shard": lease.shard if lease.shard != lease.key else "",
+        "sub": lease.checkpoint.sub or "",
+    }
+    ours = {field.object: _spelled(field.kind, values[field.name]) for field in _FIELDS} | {
         "notes": stamps({name: (value, row.stamps.get(name, 0)) for name, value in lease.notes}),
         "session": row.session,
         "heirsession": row.next_owners,
@@ -134,24 +146,24 @@ def _spelled(kind: str, cell: object) -> str:
 
 
 def lease_row(key: str, stored: Stored) -> LeaseRow | Malformed:
-    """The lease's row, or what is wrong with it."""
+    """Parse the row of a lease."""
     return readable(key, lambda: _lease_row(key, stored))
 
 
 def _lease_row(key: str, stored: Stored) -> LeaseRow:
     fields = stored.fields
-    told = {
-        each.name: checked(
-            each, each.object, (heard(fields, each.object) if each.kind in _WORDS else fields.get(each.object))
+    values = {
+        field.name: checked(
+            field, field.object, (heard(fields, field.object) if field.kind in _WORDS else fields.get(field.object))
         )
-        for each in _FIELDS
+        for field in _FIELDS
     }
-    noted = stamped(fields)
-    notes = tuple(sorted((name, value) for name, (value, _) in noted.items()))
-    lease = lease_of({"key": key, **told}, _NAMES, notes=notes)
+    annotations = stamped(fields)
+    notes = tuple(sorted((name, value) for name, (value, _) in annotations.items()))
+    lease = lease_of({"key": key, **values}, _NAMES, notes=notes)
     return LeaseRow(
         lease,
-        {name: stamp for name, (_, stamp) in noted.items()},
+        {name: stamp for name, (_, stamp) in annotations.items()},
         fields.get("session", ""),
         fields.get("heirsession", ""),
         whole("writes", fields.get("writes", "0")),
@@ -160,7 +172,7 @@ def _lease_row(key: str, stored: Stored) -> LeaseRow:
 
 
 def session_fields(session: Session) -> ObjectFields:
-    """The row of a session; entries are short, for every group write carries all of them."""
+    """Encode the row of a session. Entries are short, because every group write contains all of them."""
     entries = {key: _short(entry) for key, entry in session.entries.items()}
     ours = {
         "worker": said(session.worker),
@@ -173,15 +185,15 @@ def session_fields(session: Session) -> ObjectFields:
 
 
 def _short(entry: SessionEntry) -> list[object]:
-    at = entry.position
-    told: list[object] = [entry.epoch, at.sequence, at.sub, at.token, entry.frozen]
-    while told[-1] in ("", 0) and len(told) > 2:  # noqa: PLR2004  epoch and position
-        told.pop()
-    return told
+    position = entry.position
+    items: list[object] = [entry.epoch, position.sequence, position.sub, position.token, entry.frozen]
+    while items[-1] in ("", 0) and len(items) > 2:  # noqa: PLR2004  epoch and position
+        items.pop()
+    return items
 
 
 def session_of(stored: Stored) -> Session | Malformed:
-    """The session of a row, or what is wrong with it."""
+    """Parse the row of a session."""
     return readable(stored.name, lambda: _session(stored))
 
 
@@ -189,54 +201,54 @@ def _session(stored: Stored) -> Session:
     fields = stored.fields
     if fields.get("state") not in {"living", "ended"}:
         raise BadRowField("state", "is neither living nor ended")
-    found = from_json("leases", fields.get("leases", "{}"))
-    if not isinstance(found, dict):
+    entries = from_json("leases", fields.get("leases", "{}"))
+    if not isinstance(entries, dict):
         raise BadRowField("leases", "is no object of entries")
     touched = from_json("touched", fields.get("touched", "[]"))
     return Session(
         heard(fields, "worker"),
         whole("count", fields.get("count", "0")),
         fields["state"] == "ended",
-        {key: _entry(told) for key, told in found.items()},
+        {key: _entry(items) for key, items in entries.items()},
         frozenset(map(str, touched if isinstance(touched, list) else [])),
         stored,
     )
 
 
-def _entry(told: Any) -> SessionEntry:  # noqa: ANN401  whatever somebody wrote
+def _entry(told: Any) -> SessionEntry:  # noqa: ANN401  the row may contain anything
     match told:
         case [int(epoch), str(sequence), *rest] if len(rest) <= 3:  # noqa: PLR2004  sub, token, frozen
             sub, token, frozen_as = rest + [0, "", ""][len(rest) :]
-            at = position("leases", sequence, whole("leases", sub), text("leases", token))
-            return SessionEntry(epoch, at, text("leases", frozen_as))
+            checkpoint = position("leases", sequence, whole("leases", sub), text("leases", token))
+            return SessionEntry(epoch, checkpoint, text("leases", frozen_as))
         case _:
             raise BadRowField("leases", "holds an entry that is no [epoch, position, …]")
 
 
 def told_fields(told: Remarks) -> ObjectFields:
-    """The row of a session's remarks, beside its entries."""
-    rows = {key: [one.epoch, one.weight, one.notes] for key, one in told.items()}
+    """Encode the row of a session's remarks."""
+    rows = {key: [remark.epoch, remark.weight, remark.notes] for key, remark in told.items()}
     return {"told": json.dumps(rows, separators=(",", ":"))}
 
 
 def told_of(stored: Stored | None) -> Remarks:
-    """The remarks of the row; none where the row cannot be read, for no decision rests on it."""
-    found: dict[str, Remark] = {}
+    """Parse the row of a session's remarks. If it is invalid, return none: no decision depends on them."""
+    remarks: dict[str, Remark] = {}
     try:
         rows = from_json("told", stored.fields.get("told", "{}")) if stored else {}
-        for key, (epoch, heavy, notes) in rows.items():
-            noted = {text("told", name): (text("told", value), whole("told", n)) for name, (value, n) in notes.items()}
-            found[key] = Remark(whole("told", epoch), noted, weight("told", heavy) and int(heavy))
+        for key, (epoch, rate, notes) in rows.items():
+            stamps = {text("told", name): (text("told", value), whole("told", n)) for name, (value, n) in notes.items()}
+            remarks[key] = Remark(whole("told", epoch), stamps, weight("told", rate) and int(rate))
     except (BadRowField, AttributeError, TypeError, ValueError):
         return {}
-    return found
+    return remarks
 
 
 T = TypeVar("T")
 
 
 def certain(row: T | Malformed) -> T:
-    """The row; raises StoreError if it cannot be read, for then nothing may be decided on it."""
+    """Return the row. Raises StoreError if it could not be parsed, because no decision may be based on it."""
     if isinstance(row, Malformed):
         raise StoreError(f"row {row.key}: {row.field}: {row.why}; correct the row, or delete it")
     return row
@@ -244,13 +256,14 @@ def certain(row: T | Malformed) -> T:
 
 @frozen
 class Joint:
-    """A lease as its row and its owner's session tell it together.
+    """A lease joined from its row and the session of its owner.
 
-    lease   as everybody sees it
-    row     its row
-    session that of its owner; None where there is none, or it is gone
-    named   the lease with the owner that the row names, whether or not that owner was stopped
-    stamps  of its notes
+    Attributes:
+        lease: The lease as the store returns it.
+        row: Its row.
+        session: The session of its owner; None if there is no owner, or the session no longer exists.
+        named: The lease with the owner named by the row, whether or not that owner was stopped.
+        stamps: The stamps of its annotations.
     """
 
     lease: Lease
@@ -261,56 +274,59 @@ class Joint:
 
     @property
     def entry(self) -> SessionEntry | None:
-        """The session's entry for the lease under the epoch of its row."""
+        """The session's entry for the lease, if it has the epoch of the row."""
         return self.session.entry(self.row) if self.session else None
 
     @property
     def stopped(self) -> bool:
-        """Whether no write of the owner's can count any more: it has no session, or an ended or frozen one."""
+        """Whether no write of the owner can count any more.
+
+        The owner then has no session, its session has ended, or its entry for the lease is frozen.
+        """
         entry = self.entry
         return self.session is None or self.session.ended or (entry is not None and entry.frozen != "")
 
     @property
     def accepted(self) -> bool:
-        """Whether its owner has said, in its session, that it has the lease."""
+        """Whether the owner has accepted the lease in its session."""
         entry = self.entry
         return entry is not None and entry.frozen != "given"
 
 
 def joined(row: LeaseRow, session: Session | None, told: Remarks) -> Joint:
-    """The lease of a row and its owner's session.
+    """Join the row of a lease with the session of its owner and that session's remarks.
 
-    If that session was not found, the row's owner is shown, so that the lease has to expire first: either the rows were
-    read at different moments, or the session's row was deleted and its owner may still write its positions (G14).
+    If the session was not found, the lease keeps the owner of its row, so it has to expire first. Either the rows were
+    read at different moments, or the session row was deleted and the owner may still write its positions (G14).
     """
     entry = session.entry(row) if session else None
     lease, epoch = row.lease, row.lease.epoch
-    at = entry.position if entry and entry.position.order >= lease.checkpoint.order else lease.checkpoint
+    checkpoint = entry.position if entry and entry.position.order >= lease.checkpoint.order else lease.checkpoint
     notes: StampedNotes = {name: (value, row.stamps.get(name, 0)) for name, value in lease.notes}
-    remark, heavy = told.get(lease.key), lease.weight
+    remark, weight = told.get(lease.key), lease.weight
     if remark is not None and remark.epoch == epoch and row.session:
-        notes |= {name: one for name, one in remark.notes.items() if name not in notes or one[1] > notes[name][1]}
-        heavy = remark.weight if remark.weight is not None else heavy
+        notes |= {name: note for name, note in remark.notes.items() if name not in notes or note[1] > notes[name][1]}
+        weight = remark.weight if remark.weight is not None else weight
     counted = entry is not None and entry.frozen != "given"
     version = f"{epoch}.{session.count}" if counted and session else str(epoch)
-    kept = [row.stored.age, *([session.stored.age] if session and counted else [])]
+    ages = [row.stored.age, *([session.stored.age] if session and counted else [])]
     named = evolve(
         lease,
-        checkpoint=at,
-        weight=heavy,
+        checkpoint=checkpoint,
+        weight=weight,
         version=Version(version),
-        idle=min(kept),
+        idle=min(ages),
         notes=tuple(sorted((name, value) for name, (value, _) in notes.items())),
     )
     stamps_of = {name: stamp for name, (_, stamp) in notes.items()}
-    found = Joint(named, row, session, named, stamps_of)
-    if not row.session or session is None or not found.stopped:
-        return found
-    return evolve(found, lease=evolve(named, owner=None, next_owner=None, yields=False))
+    joint = Joint(named, row, session, named, stamps_of)
+    if not row.session or session is None or not joint.stopped:
+        return joint
+    return evolve(joint, lease=evolve(named, owner=None, next_owner=None, yields=False))
 
 
 def restamped(joint: Joint, after: Notes) -> dict[str, int]:
-    """The stamps of these notes: of those that changed, one above all that was said before."""
+    """Return the stamps of these annotations. If a value has changed, its stamp grows by one."""
     return {
         name: joint.stamps.get(name, 0) + (joint.named.note(name) != value and name in joint.stamps)
         for name, value in after
@@ -318,12 +334,12 @@ def restamped(joint: Joint, after: Notes) -> dict[str, int]:
 
 
 def lease_name(key: str) -> str:
-    """The key in one segment, whatever it contains."""
+    """Return the name of a lease's row, with the key encoded as a single path segment."""
     return LEASES + quote(key, safe=":")
 
 
 def key_of(name: str) -> str | None:
-    """The lease's key; None for a name that no lease would have."""
+    """Return the key of the lease from the name of its row; None if no lease has such a row."""
     try:
         key = text("name", unquote(name.removeprefix(LEASES)))
     except BadRowField:
@@ -332,6 +348,6 @@ def key_of(name: str) -> str | None:
 
 
 def key_and_epoch(version: str) -> tuple[int, int]:
-    """The epoch and the count of a version; -1 where it has none."""
+    """Split a version into epoch and count, each -1 if missing."""
     epoch, _, count = version.partition(".")
     return (int(epoch) if epoch.isdigit() else -1), (int(count) if count.isdigit() else -1)
