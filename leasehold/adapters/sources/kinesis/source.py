@@ -284,10 +284,10 @@ def open_url(name: str, options: Mapping[str, str], *, session: "Session | None"
     poll = poll_seconds_of(options["poll_seconds"]) if "poll_seconds" in options else None
     stream = stream_address(name, options.get("region"), "source URL")
     endpoint, form = options.get("endpoint"), cast("WireForm", wire)
-    resolved_session = session_of(options, "source URL", session)
+    opened_session = session_of(options, "source URL", session)
     clients = KinesisClients(
         lambda seconds: reading_client(
-            stream.region, endpoint, form, read_seconds=seconds, session=resolved_session, arn=stream.arn
+            stream.region, endpoint, form, read_seconds=seconds, session=opened_session, arn=stream.arn
         )
     )
     with said_plainly(stream.name):
