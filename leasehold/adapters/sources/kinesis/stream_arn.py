@@ -60,7 +60,7 @@ def ask_by_arn(client: "KinesisClient", arn: str) -> None:
 
     def name_by_arn(params: dict[str, Any], **_event: object) -> None:
         # Other requests need no ARN, because a page token or a consumer's ARN already identifies the stream. Next to a
-        # page token, Kinesis even rejects it.
+        # page token, Kinesis even rejects a name.
         if "StreamName" in params or "ShardIterator" in params:
             params["StreamARN"] = arn
 
