@@ -14,7 +14,7 @@ OFFSET = b"x-opt-offset"
 def record(event: EventData) -> Record:
     """Convert an event into a record, which also contains the event.
 
-    No other content that a sender may write must raise, because reading would then stop at this event forever.
+    Nothing else that a sender wrote makes it raise, because reading would then stop at this event forever.
 
     Raises:
         SourceError: If the event has no valid sequence number, which the service assigns.
