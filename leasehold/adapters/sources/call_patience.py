@@ -149,7 +149,7 @@ class CallPatience:
         while True:
             limit, began = self.seconds(operation), self._clients.clock()
             try:
-                answer = getattr(self._clients.within(limit), operation)(**question)
+                response = getattr(self._clients.within(limit), operation)(**question)
             except self._clients.late as late:
                 message = f"{self._clients.service} did not answer within {limit:g} s"
                 message += f"; the next call is given {self.exceeded(operation, limit):g} s"
@@ -163,7 +163,7 @@ class CallPatience:
         self._in_a_row[operation] = self._in_a_row[operation] + 1 if quick else 0
         if self._in_a_row[operation] >= self._quick:
             self._steps[operation] = self._first = 0
-        return answer
+        return response
 
     def exceeded(self, operation: str, limit: float) -> float:
         """Lengthen the timeout after a call that exceeded `limit`, if possible, and return the next call's timeout."""

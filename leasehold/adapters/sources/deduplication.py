@@ -96,8 +96,8 @@ def tags_of(values: Iterable[bytes]) -> list[Tag | None]:
     """
     tags, last = list[Tag | None](), None
     for value in values:
-        if (whole := _TAG.fullmatch(value)) is not None:
-            query, run, batch, part, edition, row, low, high = (group.decode() for group in whole.groups(b""))
+        if (match := _TAG.fullmatch(value)) is not None:
+            query, run, batch, part, edition, row, low, high = (group.decode() for group in match.groups(b""))
             span = (int(low, 16), int(high, 16)) if low else HASH_KEYS
             last = Tag(query, int(run), int(batch), part, edition, int(row), span)
         elif last is None or _ROW.fullmatch(value) is None:
@@ -244,11 +244,11 @@ class Had:
 
     def _cut(self, bound: int) -> None:
         """Split a piece so that one ends with this hash key."""
-        for place, (last, queries) in enumerate(self.pieces):
+        for index, (last, queries) in enumerate(self.pieces):
             if bound < 0 or bound == last:
                 return
             if bound < last:
-                self.pieces.insert(place, (bound, _copied(queries)))
+                self.pieces.insert(index, (bound, _copied(queries)))
                 return
 
     def copy(self) -> Self:
@@ -287,8 +287,8 @@ class Had:
             at = Position(sequence, int(sub))
         except ValueError:
             return cls()
-        whole = [last for last, _ in pieces_read] == sorted({last for last, _ in pieces_read} | {HASH_KEYS[1]})
-        return cls(pieces_read, at) if whole and at.order <= start.order else cls()
+        complete = [last for last, _ in pieces_read] == sorted({last for last, _ in pieces_read} | {HASH_KEYS[1]})
+        return cls(pieces_read, at) if complete and at.order <= start.order else cls()
 
 
 _FORM = "had1"

@@ -99,8 +99,8 @@ class ChangePoller(Poller):
         self._empty = 0
 
     def _placed(self) -> str:
-        least, most = DIGITS
-        if self._read is None and self._start.numbered and not least <= len(self._start.sequence) <= most:
+        shortest, longest = DIGITS
+        if self._read is None and self._start.numbered and not shortest <= len(self._start.sequence) <= longest:
             self._trimmed(None)  # no record can have this number, and boto3 would reject it
         try:
             return super()._placed()

@@ -166,7 +166,7 @@ class Batch:
 
         Records with an unknown time of arrival stay.
         """
-        records = tuple(each for each in self.records if each.arrived is None or since <= each.arrived < until)
+        records = tuple(record for record in self.records if record.arrived is None or since <= record.arrived < until)
         return evolve(self, records=records, read_to=self.end)
 
 
@@ -175,8 +175,8 @@ def rows_in_columns(home: str, *told: Any) -> Any:  # noqa: ANN401  an extra has
     try:
         module = import_module(home)  # imports pyarrow
     except ModuleNotFoundError as missing:
-        what = f"batch.to_arrow() needs {missing.name}; install leasehold[arrow]"
-        raise ModuleNotFoundError(what, name=missing.name) from missing
+        message = f"batch.to_arrow() needs {missing.name}; install leasehold[arrow]"
+        raise ModuleNotFoundError(message, name=missing.name) from missing
     return module.rows_of(*told)
 
 

@@ -588,5 +588,5 @@ def open_url(place: str, options: Mapping[str, str]) -> EventHubsSource:
     try:
         return EventHubsSource(by_identity(*location, **connection), prefetch)
     except ModuleNotFoundError as missing:
-        what = f"{CONNECTION_STRING} is not set, and signing in without it needs azure-identity"
-        raise SourceError(what) from missing
+        message = f"{CONNECTION_STRING} is not set, and signing in without it needs azure-identity"
+        raise SourceError(message) from missing

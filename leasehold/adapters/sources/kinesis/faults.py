@@ -95,8 +95,8 @@ def said_plainly(stream: str, service: AwsService = KINESIS) -> Iterator[None]:
         ) from error
     except (HTTPClientError, BotoCoreError) as error:
         # Refused and reset connections, timeouts, and names that do not resolve.
-        what = f"{service.name} cannot be reached for stream {stream!r}: {error}{region_hint(error)}"
-        raise SourceUnavailable(what) from error
+        message = f"{service.name} cannot be reached for stream {stream!r}: {error}{region_hint(error)}"
+        raise SourceUnavailable(message) from error
 
 
 @contextmanager
@@ -108,8 +108,8 @@ def understood(stream: str, service: AwsService = KINESIS) -> Iterator[None]:
     try:
         yield
     except (*ODD_ANSWER, ValueError) as odd:
-        what = f"an answer of {service.name} for stream {stream!r} cannot be read: {said(odd)}"
-        raise SourceUnavailable(what) from odd
+        message = f"an answer of {service.name} for stream {stream!r} cannot be read: {said(odd)}"
+        raise SourceUnavailable(message) from odd
 
 
 def summary_of(told: Mapping[str, Any], stream: str) -> Mapping[str, Any]:
@@ -130,8 +130,8 @@ def _refusal(error: ClientError, stream: str, service: AwsService) -> SourceErro
     if code == "ResourceNotFoundException":
         return SourceError(f"stream {stream!r}: {text or 'it does not exist'}; check its name, account and region")
     if code in CREDENTIALS:
-        what = f"the credentials for stream {stream!r} are not accepted ({code}): renew or replace them"
-        return TransientRejection(what)
+        message = f"the credentials for stream {stream!r} are not accepted ({code}): renew or replace them"
+        return TransientRejection(message)
     if code in DENIED:
         operation, right = error.operation_name, f"{service.rights}:{error.operation_name}"
         writes = operation in {"PutRecord", "PutRecords"}

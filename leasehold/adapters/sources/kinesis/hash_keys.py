@@ -25,8 +25,8 @@ def hash_of(partition_key: str) -> int:
 
 def place_of(partition_key: str | None, hash_key: str | None) -> int:
     """Return the hash key of a record: its explicit one if that is valid, else that of its partition key."""
-    place = number(hash_key) if hash_key is not None else None
-    return hash_of(partition_key or "") if place is None else place
+    value = number(hash_key) if hash_key is not None else None
+    return hash_of(partition_key or "") if value is None else value
 
 
 def number(hash_key: str) -> int | None:

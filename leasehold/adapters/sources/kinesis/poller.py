@@ -189,10 +189,10 @@ class Unpacking:
         data, number, arrived = rows.datas[at], rows.numbers[at], rows.arrived[at]
         rows.datas[at] = b""
         plain = self.done is None and not self.had
-        whole = kept_whole(data, number, arrived, self._hash_range) if plain else None
-        if whole is not None:
-            self._parts.append(whole)
-            self.subs = len(whole)
+        located = kept_whole(data, number, arrived, self._hash_range) if plain else None
+        if located is not None:
+            self._parts.append(located)
+            self.subs = len(located)
             return
         users = deaggregate(data, rows.keys[at], None, self._hash_range, misplaced=self._misplaced)
         self._dropped.add(number, users)

@@ -369,7 +369,7 @@ def check_shard(shard: str, first: str | None, following: Iterable[Shard]) -> No
     Raises:
         LookupError: If the response is about another shard.
     """
-    if any(shard not in each.parents for each in following):
+    if any(shard not in child.parents for child in following):
         raise LookupError("its children are those of another shard")
     if first is None or (shard_number := _SHARD_ID.fullmatch(shard)) is None:
         return

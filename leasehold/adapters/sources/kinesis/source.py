@@ -89,8 +89,8 @@ class PolledStream:
         """Return whether the stream responds that this shard does not exist."""
         try:
             with said_plainly(self.name, self.service):
-                place: Any = {self.asked_for: self._asked(), "ShardId": shard, "ShardIteratorType": "TRIM_HORIZON"}
-                self._patience.call("get_shard_iterator", **place)
+                parameters: Any = {self.asked_for: self._asked(), "ShardId": shard, "ShardIteratorType": "TRIM_HORIZON"}
+                self._patience.call("get_shard_iterator", **parameters)
         except SourceError as fault:
             missing = (
                 isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) == "ResourceNotFoundException"

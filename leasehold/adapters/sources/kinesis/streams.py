@@ -178,4 +178,4 @@ def open_url(name: str, options: Mapping[str, str], *, session: "Session | None"
         raise ValueError("source URL: several streams want different names with commas in between: kinesis://a,b")
     if options.get("consumer", "").startswith("arn:"):
         raise ValueError("source URL: option 'consumer' wants a name for several streams: an ARN is one stream's alone")
-    return KinesisStreams(open_one(each, options, session=session) for each in names)
+    return KinesisStreams(open_one(stream_name, options, session=session) for stream_name in names)

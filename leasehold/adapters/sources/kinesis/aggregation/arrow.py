@@ -135,8 +135,8 @@ def _inside(spans: "Spans", records: Sequence[bytes], hash_range: HashRange | No
         return True
     first, last = (key.to_bytes(_DIGEST_BYTES) for key in hash_range)
     return all(
-        first <= digest_of(records[place][begin:end]) <= last
-        for place, table in spans.tables.items()
+        first <= digest_of(records[index][begin:end]) <= last
+        for index, table in spans.tables.items()
         for begin, end in iter_unpack("<ii", table)
     )
 

@@ -63,10 +63,10 @@ class PlacedRecords:
         record, table, places = self.record, self.keys, self.places
         at: i64 = 0
         while at < len(places):
-            place: i64 = read_i64_le(places, at)
-            begin: i64 = place & 0xFFFF_FFFF
-            datas.append(record[begin : begin + (place >> 32 & 0xFFFF)])
-            keys.append(table[place >> 48])
+            entry: i64 = read_i64_le(places, at)
+            begin: i64 = entry & 0xFFFF_FFFF
+            datas.append(record[begin : begin + (entry >> 32 & 0xFFFF)])
+            keys.append(table[entry >> 48])
             at += 8
 
 
@@ -90,14 +90,14 @@ class RecordTaker:
         at = self.at
         if at >= len(self.places):
             raise StopIteration
-        place: i64 = read_i64_le(self.places, at)
-        begin: i64 = place & 0xFFFF_FFFF
-        data = self.record[begin : begin + (place >> 32 & 0xFFFF)]
-        row: object = (data, self.number, int(self.sub), self.keys[place >> 48], None, self.arrived, True, "", None)
+        entry: i64 = read_i64_le(self.places, at)
+        begin: i64 = entry & 0xFFFF_FFFF
+        data = self.record[begin : begin + (entry >> 32 & 0xFFFF)]
+        row: object = (data, self.number, int(self.sub), self.keys[entry >> 48], None, self.arrived, True, "", None)
         self.at = at + 8
         self.sub += 1
-        made: object = _MADE(_KIND, row)
-        return made
+        item: object = _MADE(_KIND, row)
+        return item
 
 
 def placed(record: bytes, begin: i64, end: i64) -> tuple[list[str], bytes] | None:

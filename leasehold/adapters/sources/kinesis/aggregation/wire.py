@@ -77,10 +77,10 @@ class Message:
 
     def keep(self, places: Sequence[int]) -> None:
         """Drop all user records except those at these indexes; `total` does not change."""
-        self.row_keys = [self.row_keys[at] for at in places]
-        self.row_hash_keys = [self.row_hash_keys[at] for at in places]
-        self.datas = [self.datas[at] for at in places]
-        self.tags = [self.tags[at] for at in places] if self.tags else []
+        self.row_keys = [self.row_keys[index] for index in places]
+        self.row_hash_keys = [self.row_hash_keys[index] for index in places]
+        self.datas = [self.datas[index] for index in places]
+        self.tags = [self.tags[index] for index in places] if self.tags else []
 
 
 def read(body: bytes, begin: int, end: int) -> Message:

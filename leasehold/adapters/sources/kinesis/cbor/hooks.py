@@ -103,8 +103,8 @@ def answer_of(body: bytes, *, cbor: bool) -> tuple[AnswerRows, bytes]:
     Raises:
         Unreadable: If the body cannot be parsed here. boto3 may still understand it.
     """
-    rows, answer = _apart(body, cbor=cbor)
-    return rows, _plain(answer)
+    rows, rest = _apart(body, cbor=cbor)
+    return rows, _plain(rest)
 
 
 def plain_answer_of(body: bytes | bytearray) -> dict[str, Any] | None:
@@ -124,8 +124,8 @@ def plain_answer_of(body: bytes | bytearray) -> dict[str, Any] | None:
 
 def event_of(payload: bytes, *, cbor: bool) -> dict[str, Any]:
     """Parse an event of a subscription, with rows as in a response, and without null values. Raises Unreadable."""
-    rows, event = _apart(payload, cbor=cbor)
-    return {"Records": rows, **{name: value for name, value in event.items() if value is not None}}
+    rows, fields = _apart(payload, cbor=cbor)
+    return {"Records": rows, **{name: value for name, value in fields.items() if value is not None}}
 
 
 def told_of(payload: bytes | bytearray, *, cbor: bool) -> dict[str, Any]:
@@ -138,13 +138,13 @@ def told_of(payload: bytes | bytearray, *, cbor: bool) -> dict[str, Any]:
 
 def _apart(body: bytes | bytearray, *, cbor: bool) -> tuple[AnswerRows, Any]:
     """Return the rows, with data as bytes, and the remaining fields by name."""
-    if cbor and SCAN is not None and (found := SCAN.viewed(body)) is not None:
-        *views, sealed, begin, end = found
-        answer = _loaded(body[:begin] + _UNDEFINED + body[end:], cbor=True)
-        if answer.pop("Records") is cbor2.undefined:  # otherwise there is another field of this name
-            return RowViews(body, cast("Any", views), SCAN.columns, sealed=sealed), answer
-    answer = _loaded(body, cbor=cbor)
-    rows: list[Row] | None = answer.pop("Records", None) if isinstance(answer, dict) else None
+    if cbor and SCAN is not None and (scanned := SCAN.viewed(body)) is not None:
+        *views, sealed, begin, end = scanned
+        message = _loaded(body[:begin] + _UNDEFINED + body[end:], cbor=True)
+        if message.pop("Records") is cbor2.undefined:  # otherwise there is another field of this name
+            return RowViews(body, cast("Any", views), SCAN.columns, sealed=sealed), message
+    message = _loaded(body, cbor=cbor)
+    rows: list[Row] | None = message.pop("Records", None) if isinstance(message, dict) else None
     if not isinstance(rows, list):
         raise Unreadable("no answer with records")
     try:
@@ -157,7 +157,7 @@ def _apart(body: bytes | bytearray, *, cbor: bool) -> tuple[AnswerRows, Any]:
                 row["Data"] = base64.b64decode(row["Data"])
     except (KeyError, TypeError, ValueError) as odd:
         raise Unreadable(f"no record: {said(odd)}") from odd
-    return rows, answer
+    return rows, message
 
 
 def _loaded(body: bytes | bytearray, *, cbor: bool) -> Any:  # noqa: ANN401  whatever the service wrote
@@ -248,23 +248,23 @@ def _messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  as abo
 
     Botocore's buffer checks the messages. It gets only complete ones, because it would copy everything with each chunk.
     """
-    buffer, received, whole = EventStreamBuffer(), io.BytesIO(), _PRELUDE_BYTES
+    buffer, received, needed = EventStreamBuffer(), io.BytesIO(), _PRELUDE_BYTES
     if (deadline := bounded_response(raw)) is not None:
         deadline.restart()
     for chunk in raw.stream():
         received.write(chunk)
-        if received.tell() < whole:
+        if received.tell() < needed:
             continue
         data, begin = received.getvalue(), 0
-        while (whole := _size(data, begin)) <= len(data) - begin:
-            buffer.add_data(data[begin : begin + whole])
+        while (needed := _size(data, begin)) <= len(data) - begin:
+            buffer.add_data(data[begin : begin + needed])
             try:
                 messages = list(buffer)
             except (ArithmeticError, LookupError, StructError, TypeError, ValueError) as odd:
                 # The buffer has no error of its own for invalid headers.
                 raise ResponseParserError(f"an event has headers that cannot be read: {said(odd)}") from odd
             yield from messages
-            begin += whole
+            begin += needed
         received = io.BytesIO()
         received.write(data[begin:])
         if deadline is not None:  # each event has its own deadline, which counts only time spent reading

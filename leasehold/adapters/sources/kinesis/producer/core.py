@@ -521,7 +521,7 @@ class Core:
             self._map_due = now + _backoff(self._map_faults)
             return ()
         self.shards, self._map_due = shards, inf
-        for shard_queue in [each for each in self._shard_queues.values() if each.shard not in shards.ids]:
+        for shard_queue in [queue for queue in self._shard_queues.values() if queue.shard not in shards.ids]:
             # The waiting records of a closed shard move to other queues, but its unit under way must finish (rule 3).
             del self._shard_queues[shard_queue.shard]
             if shard_queue.sent is not None or shard_queue.landed is not None:
@@ -531,7 +531,9 @@ class Core:
             else:
                 self._place_anew(shard_queue)
         results: list[Result] = []
-        for shard_queue in [each for each in (*self._shard_queues.values(), *self._closing) if each.landed is not None]:
+        for shard_queue in [
+            queue for queue in (*self._shard_queues.values(), *self._closing) if queue.landed is not None
+        ]:
             if self._belongs(shard_queue):
                 results += self._accept(shard_queue)
                 continue

@@ -659,8 +659,8 @@ class Producer:
             writings = cast("tuple[Writing, ...]", result.entries)
             if isinstance(result, Delivered):
                 landed = Placed(result.shard, result.sequence_number)
-                for place, writing in enumerate(writings):
-                    writing.settle(landed, place)
+                for index, writing in enumerate(writings):
+                    writing.settle(landed, index)
             else:
                 for writing in writings:
                     writing.settle(self._reason(result))
