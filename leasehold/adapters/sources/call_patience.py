@@ -41,7 +41,7 @@ LOOK_SECONDS = 0.25
 
 
 class TimedClients:
-    """The clients of one service, one per timeout, because boto3, say, has timeouts of clients but not of calls.
+    """The clients of one service, one per timeout, because a library like boto3 has no timeouts per call.
 
     Args:
         make: Makes the client that gives up a connection on which nothing arrives for this many seconds.

@@ -1,7 +1,7 @@
 """The stream of a DynamoDB table as a source: lists its shards, and opens a reader for each.
 
-Shards are read by the poller for Kinesis, and most things work as there: iterators, their expiry, the pace, the growing
-timeouts, and the end of a shard. The differences are:
+Shards are read by the poller for Kinesis, and most things work the same way: iterators, their expiry, the pace, the
+growing timeouts, and the end of a shard. The differences are:
 
 - The stream is named by its ARN. Each time that a table's stream is enabled, it is a new stream with a new ARN.
 - Shards have no hash ranges and at most one parent. They end by themselves after some hours, and are gone after a day.

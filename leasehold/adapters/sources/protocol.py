@@ -17,7 +17,7 @@ from leasehold.balancer.model import Lease, Position, Shard
 from leasehold.errors import LeaseholdError, SourceError, SourceUnavailable
 from leasehold.stores.printable import said
 
-if TYPE_CHECKING:  # boto3 is an extra
+if TYPE_CHECKING:  # needs boto3, which is an extra
     from leasehold.adapters.sources.changes import Change
 
 
@@ -61,13 +61,13 @@ class Record(NamedTuple):
     @property
     def change(self) -> "Change":
         """The change of a DynamoDB item that this data contains. Raises ValueError if the data is anything else."""
-        from leasehold.adapters.sources.changes import change_of  # noqa: PLC0415  boto3 is an extra
+        from leasehold.adapters.sources.changes import change_of  # noqa: PLC0415  needs boto3, which is an extra
 
         return change_of(self.data)
 
 
 class TransientRejection(SourceError):
-    """The source rejected a request for a reason that may go away by itself within seconds.
+    """The source rejected a request for a reason that may be gone within seconds.
 
     Examples are a proxy that redirected the request, clocks that differed for a moment, and new credentials that have
     not reached every server yet. Readers retry a few times before they leave the shard to another worker.
@@ -133,12 +133,12 @@ class Batch:
 
     @property
     def reached(self) -> Position | None:
-        """The position up to which everything was seen, SHARD_END included; None if nothing was seen."""
+        """The position up to which everything was seen, SHARD_END if the shard ended; None if nothing was seen."""
         return Position("SHARD_END", token=self.token) if self.ended else self.end
 
     @property
     def end(self) -> Position | None:
-        """The position of the last thing seen; None if nothing was seen."""
+        """The position up to which everything was seen, never SHARD_END; None if nothing was seen."""
         return self.records[-1].position if self.read_to is None and self.records else self.read_to
 
     @property
@@ -148,7 +148,7 @@ class Batch:
 
     @property
     def arrivals(self) -> Sequence[float | None]:
-        """When each record arrived, in order: seconds since 1970, or None if unknown."""
+        """When each record arrived, in order; in seconds since 1970, or None if unknown."""
         return [record.arrived for record in self.records]
 
     @property
@@ -170,7 +170,7 @@ class Batch:
         return evolve(self, records=records, read_to=self.end)
 
 
-def rows_in_columns(home: str, *told: Any) -> Any:  # noqa: ANN401  an extra has the type
+def rows_in_columns(home: str, *told: Any) -> Any:  # noqa: ANN401  the type is in an extra
     """Import the module `home` and call its `rows_of`. Raises ModuleNotFoundError that names the extra to install."""
     try:
         module = import_module(home)  # imports pyarrow
@@ -186,8 +186,8 @@ class Reader(Protocol):
     def read(self) -> Batch:
         """Do one bounded read.
 
-        If a fault may go away by itself, return an empty batch with the `fault` and a longer wait. After any exception
-        other than those below, the caller closes this reader and opens another one after the last processed record.
+        If a fault may be temporary, return an empty batch with the `fault` and a longer wait. After any exception other
+        than those below, the caller closes this reader and opens another one after the last processed record.
 
         Raises:
             SourceError: If trying again cannot help.
@@ -216,7 +216,7 @@ class Several(Protocol):
 
     @property
     def unlisted(self) -> "SourceUnavailable | None":
-        """Why a stream is missing from the last listing, if that may go away by itself; otherwise None."""
+        """Why a stream is missing from the last listing, if the reason may be temporary; otherwise None."""
 
 
 @runtime_checkable

@@ -135,7 +135,7 @@ def by_connection_string(
         ValueError: If the string cannot be parsed, or is for another namespace or hub. The message never contains the
             secret.
     """
-    secret = secret.strip()  # files and pipes end with a line end
+    secret = secret.strip()  # the contents of a file or pipe end with a newline
     try:
         properties = parse_connection_string(secret)
     except ValueError:

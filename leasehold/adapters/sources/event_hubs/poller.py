@@ -8,9 +8,9 @@ a `PartitionReceiver` keeps the events from its link in a small inbox. A `Partit
 events that were done before, and reopens the link after faults.
 
 Owner levels. Opening a link closes all links with a lower owner level, even that of a worker that holds the lease by
-then, because the level of an official worker, say, is never above ours. So the first batch of a link contains how long
-the link was opening, and a takeover is reported at once. The caller then checks by the lease whether the partition is
-still ours.
+then, because the level of an official worker, say, is never above ours. So the first batch of a link reports how long
+the link was opening, and a takeover is reported at once. The caller then finds out from the lease whether the partition
+is still ours.
 
 Silent links. A link without events may be quiet or dead: if a service or a network hangs, the link does not end. The
 client's own timeout (`idle_timeout`) ignores the empty frames of the service, so it would end quiet links. Therefore a
@@ -295,8 +295,8 @@ CONTENDED_SECONDS = 10.0
 class PartitionReader:
     """Reads one partition from just after `start`.
 
-    A read takes what has already arrived. After a fault that may go away by itself, it returns an empty batch with a
-    longer wait, and the next read reopens the partition just after the last record returned.
+    A read takes what has already arrived. After a fault that may be temporary, it returns an empty batch with a longer
+    wait, and the next read reopens the partition just after the last record returned.
     """
 
     def __init__(

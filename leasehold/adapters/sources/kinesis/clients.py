@@ -17,9 +17,9 @@ from leasehold.stores.printable import escaped
 try:
     from leasehold.adapters.sources.kinesis.cbor.hooks import Wire, read_directly
 except ImportError:  # then boto3 parses the responses
-    Wire = None  # type: ignore[assignment,misc]  # the slow way
+    Wire = None  # type: ignore[assignment,misc]  # slower
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user
+if TYPE_CHECKING:  # the stubs are not installed for users
     from boto3 import Session
     from types_boto3_kinesis import KinesisClient
 
@@ -34,7 +34,7 @@ WireForm = Literal["cbor", "json", "boto3"]
 
 
 class KinesisClients(TimedClients):
-    """The boto3 clients of Kinesis, one per timeout, because boto3 has no timeouts of calls."""
+    """The boto3 clients of Kinesis, one per timeout, because boto3 has no timeouts per call."""
 
     late = ReadTimeoutError
 

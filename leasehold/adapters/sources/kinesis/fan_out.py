@@ -46,7 +46,7 @@ from leasehold.balancer.model import HashRange, Position
 from leasehold.errors import SourceUnavailable
 from leasehold.stores.printable import escaped, said
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user
+if TYPE_CHECKING:  # the stubs are not installed for users
     from botocore.eventstream import EventStream
     from types_boto3_kinesis import KinesisClient
     from types_boto3_kinesis.type_defs import (

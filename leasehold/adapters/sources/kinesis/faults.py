@@ -1,8 +1,8 @@
 """Translates the errors of Kinesis, and adapts the pace of requests to throttling.
 
-Errors become SourceUnavailable (wait and try again), SourceError (the message says what to fix) or, for rejections that
-may go away by themselves, TransientRejection. The pauses between two requests for a shard depend on throttling, because
-all readers of a shard share a quota of five requests a second.
+Errors become SourceUnavailable (wait and try again), SourceError (the message says what to fix), or TransientRejection
+for rejections that may be temporary. The pauses between two requests for a shard depend on throttling, because all
+readers of a shard share a quota of five requests a second.
 """
 
 from collections.abc import Iterator, Mapping

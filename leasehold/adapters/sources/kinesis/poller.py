@@ -57,7 +57,7 @@ from leasehold.balancer.model import TRIM_HORIZON, HashRange, Position
 from leasehold.errors import SourceUnavailable, Trimmed
 from leasehold.stores.printable import escaped
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user
+if TYPE_CHECKING:  # the stubs are not installed for users
     from types_boto3_kinesis import KinesisClient
     from types_boto3_kinesis.type_defs import GetRecordsOutputTypeDef, RecordTypeDef, StartingPositionTypeDef
 
@@ -342,7 +342,7 @@ class Poller:
     def read(self) -> Batch:
         """Call GetRecords once. An expired iterator is replaced at the next call.
 
-        If a fault may go away by itself, return an empty batch with a longer wait.
+        If a fault may be temporary, return an empty batch with a longer wait.
 
         Raises:
             SourceError: If trying again cannot help.

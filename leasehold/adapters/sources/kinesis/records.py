@@ -29,7 +29,7 @@ _quickly: "Callable[..., Iterator[Record]] | None" = None
 with suppress(ImportError):  # without the compiled module, records take twice as long to create
     from leasehold.adapters.sources.kinesis.cbor.scan import records as _quickly
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user, and `places` needs librt
+if TYPE_CHECKING:  # the stubs are not installed for users, and `places` needs librt
     from types_boto3_kinesis.type_defs import ChildShardTypeDef, ShardTypeDef
 
     from leasehold.adapters.sources.kinesis.aggregation.places import PlacedRecords

@@ -35,7 +35,7 @@ from leasehold.stores.aws import session_of
 from leasehold.stores.printable import escaped
 from leasehold.stores.urls import date_of
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user
+if TYPE_CHECKING:  # the stubs are not installed for users
     from boto3 import Session
     from types_boto3_kinesis import KinesisClient
 

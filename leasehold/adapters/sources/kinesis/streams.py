@@ -18,7 +18,7 @@ from leasehold.balancer.model import Lease, Position, Shard
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.printable import escaped
 
-if TYPE_CHECKING:  # imported where it is needed
+if TYPE_CHECKING:  # slow to import
     from boto3 import Session
 
 log = escaped(logging.getLogger("leasehold.kinesis"))
@@ -36,7 +36,7 @@ class KinesisStreams:
         self._unnamed = list(sources)
         self._lock = Lock()
         self.unlisted: SourceUnavailable | None = None
-        """Why a stream is missing from the last listing, if that may go away by itself."""
+        """Why a stream is missing from the last listing, if the reason may be temporary."""
 
     @property
     def stream(self) -> str:

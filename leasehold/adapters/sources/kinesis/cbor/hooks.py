@@ -52,7 +52,7 @@ SCAN: Any = None
 with suppress(ImportError):  # not compiled
     from leasehold.adapters.sources.kinesis.cbor import scan as SCAN  # noqa: N812  a module that may be none
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user
+if TYPE_CHECKING:  # the stubs are not installed for users
     from types_boto3_kinesis import KinesisClient
 
 log = escaped(logging.getLogger("leasehold.kinesis"))

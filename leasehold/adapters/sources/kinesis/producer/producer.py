@@ -79,7 +79,7 @@ try:
 except ImportError:  # then boto3 serializes the requests
     PutRows, PutWire = list, None  # type: ignore[assignment,misc]  # the slow way
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user
+if TYPE_CHECKING:  # the stubs are not installed for users
     from types_boto3_kinesis import KinesisClient
 
 log = escaped(logging.getLogger("leasehold.kinesis"))
@@ -598,7 +598,7 @@ class Producer:
                 self._settle(self._core.answered(unit, outcome, now))
             self._work.notify()
         if fault is not None:
-            with suppress(Exception):  # a handler of the program's log may raise
+            with suppress(Exception):  # a log handler of the program may raise
                 log.error("stream %r: the records of a request fail, the client raised %s", self._stream, said(fault))
 
     def _look(self) -> None:
