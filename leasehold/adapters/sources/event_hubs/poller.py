@@ -194,7 +194,7 @@ class PartitionReceiver:
         self._background, self._access, self._partition, self._start = background, access, partition, start
         self._epoch, self._prefetch = epoch, prefetch
         self._inbox: deque[list[Record]] = deque()
-        # Each is written by one thread only, so neither needs a lock.
+        # Each counter is written by one thread only, so neither needs a lock.
         self._came = self._taken = 0
         self._room: asyncio.Event | None = None
         self._receiving: asyncio.Task[None] | None = None

@@ -109,7 +109,7 @@ class Entry:
         explicit: The explicit hash key, if the caller passed one.
         arrived: When the caller put it, in seconds by the caller's clock.
         expires: When it becomes late.
-        context: For a record of a Spark sink, its tag without the row (`sources/deduplication.py`); otherwise empty.
+        context: For a record of a Spark sink, its tag without row and span (`sources/deduplication.py`); else empty.
         row: For a record of a Spark sink, the row number of its tag.
     """
 

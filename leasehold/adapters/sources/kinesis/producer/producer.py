@@ -429,7 +429,7 @@ class Producer:
             data: The payload. A `bytearray` or a `memoryview` is copied.
             partition_key: The partition key.
             explicit_hash_key: A decimal number that decides the shard in place of the partition key, or None.
-            context: For a record of a Spark sink, its tag without the row.
+            context: For a record of a Spark sink, its tag without row and span.
             row: For a record of a Spark sink, the row number of its tag.
 
         Raises:
