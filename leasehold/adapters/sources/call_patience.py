@@ -1,12 +1,14 @@
-"""Time as sources keep it: how long a call is given, how long a fault is waited for, and the clock that measures both.
+"""Timeouts of calls to a service, and the waits between retries.
 
-Nothing here needs a service's library, and nothing sleeps: a shard that must wait gives its thread back. The libraries'
-retry loops wait inside the call, where a few poisoned shards would hold every thread of the pool.
+Nothing here needs a service's library, and nothing sleeps: a shard that must wait gives its thread back. The retry
+loops of the libraries wait inside the call, where a few failing shards would occupy every thread of the pool.
 
-Rule 1: a call is given the first limit for the next bytes of its answer; after one that did not come in time the next
-is given the second, and so on, for the calls that belong together: a shard's, or a stream's. A quick answer brings the
-first one back. Rule 2: a shard's call that is given longer than the first limit waits in a thread of its own: a reading
-comes back for the answer later, so that a slow service keeps neither the worker's other shards nor its drain waiting.
+Rule 1: The timeout applies to the next bytes of a response. Related calls (those of one shard, or of one stream) share
+a sequence of timeouts: each call that times out moves to the next longer one, and a quick response goes back to the
+first.
+
+Rule 2: A shard's call with a longer timeout than the first waits in a thread of its own, and a later read picks up the
+response. So a slow service delays neither the worker's other shards nor its drain.
 """
 
 import logging
@@ -28,29 +30,31 @@ from leasehold.stores.printable import escaped, said
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
 POLL_SECONDS = 5.0, 10.0, 20.0, 30.0
-"""For the next bytes of an answer. A connection that went silent leaves a held shard unread for the first of them; an
-answer too large to come in time is asked for in smaller parts."""
+"""Timeouts for the next bytes of a response. If a connection goes silent, its shard is not read for the first of them.
+A response too large to arrive in time is requested in smaller parts."""
 SUBSCRIPTION_SECONDS = 15.0, 30.0
-"""A subscription sends a sign of life about every five seconds."""
+"""The same for subscriptions, which send a heartbeat about every five seconds."""
 WAITING = 30
-"""So many calls of one source wait in threads of their own; others wait until one of these has its answer."""
+"""How many calls of one source may wait in threads of their own at once; further calls wait for one of these."""
 LOOK_SECONDS = 0.25
-"""Between two looks at a call that waits."""
+"""The interval at which a waiting call is checked."""
 
 
 class TimedClients:
-    """The clients of one service, one for each time-out: boto3, say, knows that of a client, and none of a call.
+    """The clients of one service, one per timeout, because a library like boto3 has no timeouts per call.
 
-    make           makes the client that gives a connection up where nothing comes for so many seconds
-    limits         these seconds, the least first
-    subscriptions  likewise for the events of a subscription
-    start          begins the work of a call that waits aside; in a thread, if left out
+    Args:
+        make: Makes the client that gives up a connection on which nothing arrives for this many seconds.
+        limits: The timeouts in seconds, shortest first.
+        subscriptions: The timeouts for the events of a subscription.
+        clock: Returns seconds.
+        start: Starts a call that waits on its own; by default in a thread.
     """
 
     late: type[Exception] = TimeoutError
-    """Raised by a call whose answer did not come in time."""
+    """The exception that a call raises when its response is late."""
     service = "Kinesis"
-    """Its name in sentences."""
+    """The name of the service in messages."""
 
     def __init__(
         self,
@@ -64,12 +68,12 @@ class TimedClients:
         self._make, self._lock = make, Lock()
         self._made: dict[float, Any] = {}
         self.limits, self.subscriptions, self.clock = limits, subscriptions, clock
-        # A thread is a daemon: a program that ends does not wait for an answer that nobody wants any more.
+        # The thread is a daemon, so a program that ends does not wait for a response that is no longer needed.
         self.start = start or (lambda work: spawn("leasehold-kinesis", work, _lost))
         self.waiting = Semaphore(WAITING)
 
     def within(self, seconds: float) -> Any:  # noqa: ANN401  each service has its own
-        """The client of this time-out, made when it is first needed."""
+        """Return the client with this timeout, creating it when it is first needed."""
         with self._lock:
             if seconds not in self._made:
                 self._made[seconds] = self._make(seconds)
@@ -78,27 +82,29 @@ class TimedClients:
     def close(self) -> None:
         """Close all connections."""
         with self._lock:
-            made, self._made = self._made, {}
-        for client in made.values():
+            clients, self._made = self._made, {}
+        for client in clients.values():
             client.close()
 
 
 class StillAsked(Exception):
-    """The answer to a call is not there yet; the same call is to be made again after `LOOK_SECONDS`."""
+    """The response to a call has not arrived yet; make the same call again after `LOOK_SECONDS`."""
 
 
 class CallPatience:
-    """The time that calls which belong together are given, those of one shard or of one stream (rule 1).
+    """The timeouts of related calls: those of one shard, or of one stream (rule 1).
 
-    A late answer makes it longer for all of them, a quick one brings it back for its own operation: a listing may be
-    quick where records are slow. An operation that was not asked yet begins with the longest of the others.
+    A late response lengthens the timeout of all operations. A quick one shortens only that of its own operation,
+    because listings may be quick while records are slow. An operation that is called for the first time starts with
+    the longest timeout of the others.
 
-    clients  speak to the service, each with another time-out
-    limits   the time-outs in seconds; the clients' own, if left out
-    step     which of them the first call begins with
-    quick    so many answers within the least time-out, one after another, bring it back
-    insists  until its first answer, a call that was late is repeated at once with each longer time-out: a command that
-             asks once would take a slow service for none
+    Args:
+        clients: The clients of the service, one per timeout.
+        limits: The timeouts in seconds; by default those of the clients.
+        step: The index in `limits` of the first call's timeout.
+        quick: How many consecutive responses within the shortest timeout restore it.
+        insists: Whether to repeat a late call at once with each longer timeout, until the first response. Otherwise a
+            command that calls only once would take a slow service for a dead one.
     """
 
     def __init__(
@@ -116,33 +122,40 @@ class CallPatience:
         self._in_a_row: Counter[str] = Counter()
         self._aside: Future[Any] | None = None
         self.grew = False
-        """Whether the last call that was late is given longer the next time."""
+        """Whether the last late call lengthened the timeout of the next one."""
 
     @property
     def step(self) -> int:
-        """The longest time-out that an operation has now, as a place in `limits`."""
+        """The index in `limits` of the longest timeout that any operation has now."""
         return max([self._first, *self._steps.values()]) if self._steps else self._first
 
     def seconds(self, operation: str) -> float:
-        """The time-out of the next call of this operation."""
+        """Return the timeout of the next call of this operation."""
         return self._limits[self._steps.setdefault(operation, self.step)]
 
     def of_subscriptions(self) -> "CallPatience":
-        """The time for a subscription's next bytes: that it was granted quickly says nothing of its events."""
+        """Return the timeouts for the events of a subscription.
+
+        Quick responses don't shorten them, because a subscription that was granted quickly may send events slowly.
+        """
         return CallPatience(self._clients, self._clients.subscriptions, quick=math.inf)
 
     def call(self, operation: str, **question: Any) -> Any:  # noqa: ANN401  each operation has its own
-        """The answer, waited for. Raises SourceUnavailable if none came in time, else what the call raises."""
+        """Make the call and wait for its response.
+
+        Raises:
+            SourceUnavailable: If the response did not arrive in time. Anything else that the call raises propagates.
+        """
         while True:
             limit, began = self.seconds(operation), self._clients.clock()
             try:
-                answer = getattr(self._clients.within(limit), operation)(**question)
+                response = getattr(self._clients.within(limit), operation)(**question)
             except self._clients.late as late:
-                said = f"{self._clients.service} did not answer within {limit:g} s"
-                said += f"; the next call is given {self.exceeded(operation, limit):g} s"
+                message = f"{self._clients.service} did not answer within {limit:g} s"
+                message += f"; the next call is given {self.exceeded(operation, limit):g} s"
                 if not (self._insists and self.grew):
-                    raise SourceUnavailable(said) from late
-                log.warning("%s", said)
+                    raise SourceUnavailable(message) from late
+                log.warning("%s", message)
             else:
                 break
         self._insists = False
@@ -150,21 +163,23 @@ class CallPatience:
         self._in_a_row[operation] = self._in_a_row[operation] + 1 if quick else 0
         if self._in_a_row[operation] >= self._quick:
             self._steps[operation] = self._first = 0
-        return answer
+        return response
 
     def exceeded(self, operation: str, limit: float) -> float:
-        """Give the next call longer than this, if that can be, and say how long."""
+        """Lengthen the timeout after a call that exceeded `limit`, if possible, and return the next call's timeout."""
         self._in_a_row[operation] = 0
         step = self._steps[operation]
         self.grew = step < len(self._limits) - 1
-        if limit == self._limits[step] and self.grew:  # of calls side by side only the first that was late counts
-            self._steps = {name: max(each, step + 1) for name, each in self._steps.items()}
+        if limit == self._limits[step] and self.grew:  # of concurrent calls only the first late one counts
+            self._steps = {name: max(index, step + 1) for name, index in self._steps.items()}
         return self.seconds(operation)
 
     def ask(self, operation: str, **question: Any) -> Any:  # noqa: ANN401  likewise
-        """Answer as `call` does; but where that may take longer than the least time-out, wait aside (rule 2).
+        """Make the call as `call` does, or in its own thread if it may exceed the shortest timeout (rule 2).
 
-        Raises StillAsked while the answer is not there: the caller is to ask the same again.
+        Raises:
+            StillAsked: While the response has not arrived. The caller must make the same call again.
+            SourceUnavailable: If the response did not arrive in time. Anything else that the call raises propagates.
         """
         if self._aside is None:
             if self.seconds(operation) == self._limits[0]:
@@ -176,7 +191,7 @@ class CallPatience:
             def work() -> None:
                 try:
                     aside.set_result(self.call(operation, **question))
-                except BaseException as error:  # noqa: BLE001  raised where the answer is looked for
+                except BaseException as error:  # noqa: BLE001  raised by the `ask` that picks up the response
                     aside.set_exception(error)
                 finally:
                     self._clients.waiting.release()
@@ -184,7 +199,7 @@ class CallPatience:
             try:
                 self._clients.start(work)
             except BaseException:
-                self._clients.waiting.release()  # there was no thread, and nothing waits
+                self._clients.waiting.release()  # the thread did not start, so nothing waits
                 raise
             self._aside = aside
         if not self._aside.done():
@@ -198,7 +213,11 @@ def _lost(fault: BaseException) -> None:
 
 
 def datetime_of(position: Position) -> datetime:
-    """The time of a position AT_TIMESTAMP. Raises SourceError for one that no calendar has: rows may say any."""
+    """Return the time of a position AT_TIMESTAMP.
+
+    Raises:
+        SourceError: If the time is outside datetime's range, as it may be because rows may hold any number.
+    """
     try:
         return datetime.fromtimestamp(position.sub / 1000, UTC)
     except (ValueError, OverflowError, OSError):
@@ -208,10 +227,12 @@ def datetime_of(position: Position) -> datetime:
 
 
 class Backoff:
-    """Waits that grow and do not keep step with anybody else's.
+    """Waits that grow with each fault, with jitter so that workers do not retry in step.
 
-    least, most  seconds
-    uniform      draws a number between two others
+    Args:
+        least: The shortest wait in seconds.
+        most: The longest wait in seconds.
+        uniform: Draws a number between two others.
     """
 
     def __init__(self, least: float, most: float, uniform: Callable[[float, float], float] = random.uniform) -> None:
@@ -220,11 +241,11 @@ class Backoff:
         self.faults = 0
 
     def next(self) -> float:
-        """Seconds to wait after one more fault."""
+        """Count one more fault and return how many seconds to wait."""
         self.faults += 1
         self._last = min(self._most, self._uniform(self._least, 3 * self._last))
         return self._last
 
     def reset(self) -> None:
-        """Start from the shortest wait again, after a success."""
+        """Start again from the shortest wait, after a success."""
         self._last, self.faults = self._least, 0

@@ -1,7 +1,7 @@
-"""The change of an item of DynamoDB in a record's data, in Python's own values.
+"""Reads the change of a DynamoDB item from a record's data, as Python values.
 
-The data is JSON text in the form of the Streams API, of Lambda's events and of Kinesis Data Streams for DynamoDB:
-values carry DynamoDB's types (`{"N": "17"}`), and bytes are base64.
+The data is JSON as the Streams API, Lambda events and Kinesis Data Streams for DynamoDB have it: values are tagged with
+DynamoDB's types (`{"N": "17"}`), and bytes are base64.
 """
 
 import json
@@ -18,15 +18,16 @@ from boto3.dynamodb.types import TypeDeserializer
 class Change:
     """A change of an item.
 
-    event            INSERT, MODIFY or REMOVE
-    keys             the key attributes of the item
-    new              the item after the change; None where it was removed, or the stream has no new images
-    old              the item before it; None where there was none, or the stream has no old images
-    sequence_number  decimal string; "" where the record's data has none (Kinesis Data Streams for DynamoDB)
-    created          when the change was made, in UTC, cut to the second; None if unknown
-    by               `dynamodb.amazonaws.com` where the item expired (time to live); "" for a user's own change
-
     Numbers are `decimal.Decimal`, sets are sets, bytes are bytes.
+
+    Attributes:
+        event: INSERT, MODIFY or REMOVE.
+        keys: The key attributes of the item.
+        new: The item after the change; None if it was removed, or the stream has no new images.
+        old: The item before the change; None if there was none, or the stream has no old images.
+        sequence_number: A decimal string; "" if the data has none (Kinesis Data Streams for DynamoDB).
+        created: When the change was made, in UTC, truncated to the second; None if unknown.
+        by: `dynamodb.amazonaws.com` if the item expired (time to live); "" if a user made the change.
     """
 
     event: str
@@ -39,32 +40,32 @@ class Change:
 
 
 def change_of(data: bytes) -> Change:
-    """The change in a record's data. Raises ValueError for other data."""
+    """Return the change in a record's data. Raises ValueError if the data is not a change."""
     try:
         row = json.loads(data)
-        told = row["dynamodb"]
-        created, who = told.get("ApproximateCreationDateTime"), row.get("userIdentity") or {}
+        details = row["dynamodb"]
+        created, identity = details.get("ApproximateCreationDateTime"), row.get("userIdentity") or {}
         if created is not None and created >= _MILLISECONDS:
             created /= 1000
         return Change(
             event=row["eventName"],
-            keys=_plain(told["Keys"]) or {},
-            new=_plain(told.get("NewImage")),
-            old=_plain(told.get("OldImage")),
-            sequence_number=told.get("SequenceNumber", ""),
+            keys=_plain(details["Keys"]) or {},
+            new=_plain(details.get("NewImage")),
+            old=_plain(details.get("OldImage")),
+            sequence_number=details.get("SequenceNumber", ""),
             created=None if created is None else datetime.fromtimestamp(created, UTC),
-            by=who.get("PrincipalId") or who.get("principalId") or "",
+            by=identity.get("PrincipalId") or identity.get("principalId") or "",
         )
     except (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as odd:
         raise ValueError("this record's data is no change of an item of DynamoDB") from odd
 
 
 _MILLISECONDS = 10**11
-"""Times from here on are in milliseconds: Kinesis Data Streams for DynamoDB has those."""
+"""Larger times are in milliseconds, as Kinesis Data Streams for DynamoDB sends them."""
 
 
 class _FromJson(TypeDeserializer):
-    """Reads bytes from the base64 of JSON; boto3 alone would make its own class of them."""
+    """Decodes bytes from base64; boto3 alone would wrap them in a class of its own."""
 
     def _deserialize_b(self, value: str) -> bytes:
         return b64decode(value)

@@ -1,48 +1,49 @@
-"""Tells a record that the reader of a shard has had from one that is new, by the tag that our Spark sinks put on it.
+"""Finds duplicates among the records that our Spark sinks write, by the tags that the sinks put on them.
 
-A sink writes a batch of a query in tasks. Each task puts its rows in order, and numbers them; what it writes is sent
-again after an answer that did not come, by another attempt of the task, and by the next run of the query. So a record
-may stand in the stream several times, and its tag says which it is:
+A sink writes a batch of a query in tasks. Each task sends its rows in order, and numbers them. A row is sent again if
+there was no response, and also by another attempt of the task, or by the next run of the query. So the stream may
+contain a row several times. Its tag identifies the row:
 
-    query    Spark's own id of the query, with its checkpointLocation; or a job's own, or its name and batch
+    query    Spark's id of the query, which belongs to its checkpointLocation; a job has its own id, or name and batch
     run      one run of the query, from its start to its end; runs have no order
-    batch    its number; of a job 0, or the batch that was given with its name
-    part     the task's partition of the batch, and the section of it
+    batch    the number of the batch; for a job 0, or the batch that was given with its name
+    part     the task's partition of the batch, and the section of that partition
     edition  a digest of all rows of that section: two attempts with the same edition write the same rows
     row      the number of the row within the part
-    span     the hash keys of the shard that the writer meant: it may have been split or merged before the record came
+    span     the hash range of the shard that the writer meant, which may be split or merged before the record arrives
 
-What a writer promises, whatever is lost, refused, late or resharded meanwhile:
+A writer guarantees the following, even if records are lost, rejected or late, or the stream is resharded:
 
-W1. When a row is written, all rows of the same attempt with lower numbers and a hash key of the row's span are known to
-    be written. Of other hash keys nothing is said: after a merge, what was under way to one parent may come before
-    lower rows that wait for the other.
-W2. A batch begins once every part of the batch before is known to be written whole.
+W1. When a row is written, all rows of the same attempt with lower numbers and a hash key in the row's span are known to
+    be written. There is no guarantee for other hash keys: after a merge, rows under way to one parent may arrive before
+    lower rows that wait for the other parent.
+W2. A batch starts once every part of the previous batch is known to be written completely.
 
-A run starts where a former one ended, unless its user has restored an older checkpoint. Runs of one query may also live
-at the same time: tasks of a former run go on for a while, and a checkpointLocation may be copied.
+A run starts where the previous one ended, unless its user has restored an older checkpoint. Several runs of a query may
+be active at once, because the tasks of a previous run continue for a while, and a checkpointLocation may be copied.
 
-What a reader keeps of each run (`Had`): the batch that it is at, and of each part and edition the highest row.
+For each run a reader keeps the current batch, and the highest row of each part and edition (`Had`).
 
-R1. A row is a repetition if its part and edition have been read as far for its hash key, from any run that is at its
-    batch: by rows whose span has that key (by W1: whichever attempt wrote the highest of them had written all before it
-    of that key, and attempts of one edition have the same rows).
-R2. A row of an earlier batch than its own run is at is one (by W2). As a run begins its next batch, its rows of the
-    last one are noted for the other runs that are still at that.
-R3. Anything else is new. Of a part with another edition nothing is known: its rows come, perhaps twice, and none is
-    lost because other rows went before it under its number.
-    A run that is new to the reader and at an earlier batch than others may be one whose user has restored an older
-    checkpoint, and wants its rows again. Or its first rows came late, and were had. This cannot be told: its rows come,
-    a warning says so, and what was had of the later batches is forgotten.
-R4. Children of a shard begin with what was had of their parents, each hash key with what its own parent had.
+R1. A row is a duplicate if a row of the same part and edition with the same or a higher number was read, from any run
+    whose current batch is the row's batch, and the span of that row includes the hash key. By W1, the attempt that
+    wrote that row had already written all lower rows with this hash key, and attempts of one edition have the same
+    rows.
+R2. A row is a duplicate if its batch is lower than the current batch of its run (by W2). When a run starts its next
+    batch, its rows of the previous batch are recorded for the other runs whose current batch that is.
+R3. Any other row is new. Nothing is known about a part with another edition: its rows are kept, perhaps twice, so that
+    no row is lost because another row had its number.
+    If a run is new to the reader and its batch is lower than that of other runs, its user may have restored an older
+    checkpoint and want the rows again. Or its first rows were late, and were read before. We cannot tell which, so its
+    rows are kept, a warning is logged, and what was read of the later batches is forgotten.
+R4. The children of a shard start with what was read of their parents, each hash key with what its own parent had.
 
-It is bounded: by the parts of one batch for each of the last `RUNS` of the `QUERIES` that wrote last, which reader,
-checkpoint and offset forget in the same order. A run that is more than `BATCHES` batches behind another is forgotten,
-too. It is a function of what was read alone, so that a batch that is read again comes the same.
+The state is bounded by the parts of one batch for each of the last `RUNS` runs of the last `QUERIES` queries. Reader,
+checkpoint and offset forget in the same order. A run that is more than `BATCHES` batches behind another run is
+forgotten, too. The state depends only on the records read, so reading a batch again has the same result.
 
-Where reading stands is told by positions, and `Position.token` carries this along, into every checkpoint, hand-over and
-offset. It names the record that it was last changed by: other workers' checkpoints leave it in the row. Behind a later
-checkpoint it still holds, and knows of fewer repetitions; before an earlier one, as after a reset, nothing of it does.
+`Position.token` contains the state, so every checkpoint, hand-off and offset has it. The state names the record that
+changed it last, because checkpoints of other workers leave it in the row. It stays valid after a later checkpoint, but
+detects fewer duplicates; after a reset to an earlier one it is void.
 """
 
 import logging
@@ -59,13 +60,13 @@ from leasehold.stores.printable import escaped
 log = escaped(logging.getLogger("leasehold.sources"))
 
 QUERIES, RUNS, PARTS, EDITIONS = 16, 4, 4096, 4
-"""Most queries of a shard, runs of a query, parts of a batch, and editions of a part of which is known what was had."""
+"""How many queries of a shard, runs of a query, parts of a batch, and editions of a part are remembered at most."""
 BATCHES = 16
-"""How far a run of a query may be behind another one before it is forgotten."""
+"""How many batches a run of a query may be behind another one before it is forgotten."""
 
 
 class Tag(NamedTuple):
-    """The name of one record."""
+    """Identifies a row."""
 
     query: str
     run: int
@@ -77,7 +78,7 @@ class Tag(NamedTuple):
 
     @property
     def context(self) -> bytes:
-        """All but row and span, as a record carries it."""
+        """The tag without row and span, as it is written into a record."""
         return f"{self.query}.{self.run}.{self.batch}.{self.part}.{self.edition}".encode()
 
 
@@ -88,27 +89,28 @@ _ROW = re.compile(rb"\d{1,15}")
 
 
 def tags_of(values: Iterable[bytes]) -> list[Tag | None]:
-    """The tags of an aggregate's records, in order: a bare row has context and span of the record before it.
+    """Return the tags of an aggregate's records, in order.
 
-    What is no tag of a sink is none: such a record is new each time.
+    A bare row number takes the context and the span of the record before it. A value that is not a sink's tag becomes
+    None, and its record counts as new each time.
     """
-    found, last = list[Tag | None](), None
+    tags, last = list[Tag | None](), None
     for value in values:
-        if (whole := _TAG.fullmatch(value)) is not None:
-            query, run, batch, part, edition, row, low, high = (each.decode() for each in whole.groups(b""))
+        if (match := _TAG.fullmatch(value)) is not None:
+            query, run, batch, part, edition, row, low, high = (group.decode() for group in match.groups(b""))
             span = (int(low, 16), int(high, 16)) if low else HASH_KEYS
             last = Tag(query, int(run), int(batch), part, edition, int(row), span)
         elif last is None or _ROW.fullmatch(value) is None:
             last = None
         else:
             last = last._replace(row=int(value))
-        found.append(last)
-    return found
+        tags.append(last)
+    return tags
 
 
 @define
 class _RunSeen:
-    """The batch that a run of a query is at, and the highest row of each part and edition."""
+    """The current batch of a run, and the highest row of each part and edition."""
 
     batch: int
     parts: dict[str, dict[str, int]] = field(factory=dict)
@@ -119,9 +121,9 @@ class _RunSeen:
     def note(self, part: str, edition: str, row: int) -> None:
         editions = self.parts.setdefault(part, {})
         editions[edition] = max(row, editions.pop(edition, -1))
-        for known, most in ((editions, EDITIONS), (self.parts, PARTS)):
-            if len(known) > most:
-                del known[next(iter(known))]
+        for entries, limit in ((editions, EDITIONS), (self.parts, PARTS)):
+            if len(entries) > limit:
+                del entries[next(iter(entries))]
 
     def begin(self, batch: int, others: Iterable["_RunSeen"]) -> None:
         for other in others:
@@ -136,9 +138,9 @@ class _RunSeen:
 
 
 _RunsSeen = dict[int, _RunSeen]
-"""Runs of a query by number; the one that wrote last is last."""
+"""The runs of a query by number, in the order in which they wrote last."""
 _Queries = dict[str, _RunsSeen]
-"""Queries by name; the one that wrote last is last."""
+"""The queries by name, in the order in which they wrote last."""
 
 
 def _have(runs: _RunsSeen, tag: Tag) -> bool:
@@ -149,7 +151,7 @@ def _have(runs: _RunsSeen, tag: Tag) -> bool:
 
 
 def _note(runs: _RunsSeen, tag: Tag, *, spans: bool) -> None:
-    """Note a row; `spans` if its hash keys are these."""
+    """Record a row for one piece of the hash keys; `spans` tells whether the row's span includes the piece."""
     own = runs.get(tag.run)
     if own is None:
         for number in [number for number, run in runs.items() if run.batch > tag.batch]:
@@ -170,13 +172,14 @@ def _note(runs: _RunsSeen, tag: Tag, *, spans: bool) -> None:
 
 @define
 class Had:
-    """The rows that the reader of a shard has had of each query, for each part of the hash keys of which that differs.
+    """The rows of each query that the reader of a shard has read, for each piece of the hash keys where they differ.
 
-    pieces  the last hash key of each part, rising, and what was had of its records
-    at      the record by which it was last changed
+    It also counts the rows that R3 keeps although they may be duplicates: those of a run up to the batch that another
+    run was at.
 
-    Beside that it counts the rows that R3 keeps although they may have been had: those of a run up to the batch that
-    another run was at.
+    Attributes:
+        pieces: The last hash key of each piece, in ascending order, and what was read of its records.
+        at: The position of the record that changed the state last.
     """
 
     pieces: list[tuple[int, _Queries]] = field(factory=lambda: [(HASH_KEYS[1], {})])
@@ -189,11 +192,17 @@ class Had:
         return any(queries for _, queries in self.pieces)
 
     def again(self, tag: Tag, hash_key: Callable[[], int], position: Position) -> bool:
-        """Whether the record of this tag is a repetition; if not it is noted that this position had it."""
+        """Return whether the record with this tag is a duplicate. If it is not, record it at this position.
+
+        Args:
+            tag: The tag of the record.
+            hash_key: Returns the hash key of the record.
+            position: The position of the record.
+        """
         queries = self.pieces[0][1]
         if len(self.pieces) > 1:
-            place = hash_key()
-            queries = next(found for last, found in self.pieces if place <= last)
+            key = hash_key()
+            queries = next(candidate for last, candidate in self.pieces if key <= last)
         runs = queries.get(tag.query)
         if runs and _have(runs, tag):
             return True
@@ -209,47 +218,47 @@ class Had:
         return False
 
     def undecided(self) -> int:
-        """Return how many rows were kept, since the last call, that may have been had."""
+        """Return how many possible duplicates were kept since the last call."""
         count, self._undecided = self._undecided, 0
         return count
 
     def note(self, tag: Tag, position: Position) -> None:
-        """A new record came: it speaks for the hash keys of its span (W1), and as to batches for all (W2)."""
+        """Record a new row. Its number counts for the hash keys of its span (W1), its batch for all hash keys (W2)."""
         self.at, self._text = position, None
         first, last = tag.span
         for bound in (first - 1, last):
             self._cut(bound)
         for bound, queries in self.pieces:
             runs = queries.pop(tag.query, None) or {}
-            # Cut at both ends, a piece lies in the span whole, or not at all.
+            # After the cuts at both ends, a piece lies in the span entirely or not at all.
             _note(runs, tag, spans=first <= bound <= last)
             queries[tag.query] = runs
             if len(queries) > QUERIES:
                 del queries[next(iter(queries))]
         if len(self.pieces) > 1:
-            kept = self.pieces[-1:]
+            merged = self.pieces[-1:]
             for piece in reversed(self.pieces[:-1]):
-                if piece[1] != kept[0][1]:
-                    kept.insert(0, piece)
-            self.pieces = kept
+                if piece[1] != merged[0][1]:
+                    merged.insert(0, piece)
+            self.pieces = merged
 
     def _cut(self, bound: int) -> None:
-        """Have a piece end with this hash key."""
-        for place, (last, queries) in enumerate(self.pieces):
+        """Split a piece so that one ends with this hash key."""
+        for index, (last, queries) in enumerate(self.pieces):
             if bound < 0 or bound == last:
                 return
             if bound < last:
-                self.pieces.insert(place, (bound, _copied(queries)))
+                self.pieces.insert(index, (bound, _copied(queries)))
                 return
 
     def copy(self) -> Self:
-        """Another one, which changes by itself."""
+        """Return an independent copy."""
         pieces = [(last, _copied(queries)) for last, queries in self.pieces]
         return type(self)(pieces, self.at, self._text, self._until, self._undecided)
 
     @property
     def token(self) -> str:
-        """The token of a position here; "" where no record had a tag."""
+        """The token for a position with this state; "" if no record had a tag."""
         if self._text is None:
             self._text = ""
             if self.at is not None and self:
@@ -261,31 +270,34 @@ class Had:
 
     @classmethod
     def of(cls, start: Position) -> Self:
-        """The rows that were had of a shard up to here; nothing where the token says none, or is of a later place."""
+        """Return what was read of a shard up to `start`.
+
+        It is nothing if the token contains no state, or the state of a later position.
+        """
         _, form, rest = start.token.partition(f"{_FORM} ")
         if not form:
             return cls()
-        place, *pieces = rest.split(" ")
-        sequence, _, sub = place.partition(".")
-        read = list[tuple[int, _Queries]]()
+        location, *pieces = rest.split(" ")
+        sequence, _, sub = location.partition(".")
+        pieces_read = list[tuple[int, _Queries]]()
         try:
             for piece in pieces:
-                last, bound, told = piece.rpartition("@")
-                read.append((int(last, 16) if bound else HASH_KEYS[1], _queries_of(told)))
+                last, bound, text = piece.rpartition("@")
+                pieces_read.append((int(last, 16) if bound else HASH_KEYS[1], _queries_of(text)))
             at = Position(sequence, int(sub))
         except ValueError:
             return cls()
-        whole = [last for last, _ in read] == sorted({last for last, _ in read} | {HASH_KEYS[1]})
-        return cls(read, at) if whole and at.order <= start.order else cls()
+        complete = [last for last, _ in pieces_read] == sorted({last for last, _ in pieces_read} | {HASH_KEYS[1]})
+        return cls(pieces_read, at) if complete and at.order <= start.order else cls()
 
 
 _FORM = "had1"
 
 
 def own_token(token: str) -> str:
-    """The part of a token that the source itself has put there: the offset of Event Hubs, "" of Kinesis."""
+    """Return the part of a token that the source itself put there: the offset for Event Hubs, "" for Kinesis."""
     own, form, _ = token.partition(f"{_FORM} ")
-    # Only the blank between the two is ours: an offset is the service's text, whatever it ends with.
+    # Only the space between the two parts is ours: an offset belongs to the service, whatever it ends with.
     return own.removesuffix(" ") if form else token
 
 
@@ -304,33 +316,37 @@ def _text_of_run(name: str, number: int, run: _RunSeen) -> str:
 
 def _queries_of(text: str) -> _Queries:
     queries = _Queries()
-    for each in filter(None, text.split(";")):
-        name, number, batch, *told = each.split(",")
+    for run in filter(None, text.split(";")):
+        name, number, batch, *rows = run.split(",")
         parts = dict[str, dict[str, int]]()
-        for part, edition, row in (each.split("=") for each in told):
+        for part, edition, row in (entry.split("=") for entry in rows):
             parts.setdefault(part, {})[edition] = int(row)
         queries.setdefault(name, {})[int(number)] = _RunSeen(int(batch), parts)
     return queries
 
 
 def inherited(parents: Sequence[Lease]) -> str:
-    """The token with which the child of these shards begins (R4); "" where nothing is known of them.
+    """Return the token with which the child of these shards starts (R4), or "" if they have no state.
 
-    Of two parents whose hash keys are not known nothing is.
+    It is "" also if there are two parents and one of them has no known hash range.
     """
-    known = [(each.hash_range, Had.of(each.checkpoint)) for each in parents if each.ended]
-    if not any(had for _, had in known):
+    ended = [(lease.hash_range, Had.of(lease.checkpoint)) for lease in parents if lease.ended]
+    if not any(state for _, state in ended):
         return ""
-    # It holds from the beginning of the child on, wherever its parents ended.
-    if len(known) == 1:
-        return Had(known[0][1].pieces, TRIM_HORIZON).token
-    ranges: list[tuple[HashRange, Had]] = sorted(((each, had) for each, had in known if each), key=lambda pair: pair[0])
-    if len(ranges) < len(known):
+    # The state is valid from the beginning of the child, wherever its parents ended.
+    if len(ended) == 1:
+        return Had(ended[0][1].pieces, TRIM_HORIZON).token
+    ranges: list[tuple[HashRange, Had]] = sorted(
+        ((hash_range, state) for hash_range, state in ended if hash_range), key=lambda pair: pair[0]
+    )
+    if len(ranges) < len(ended):
         return ""
     pieces = list[tuple[int, _Queries]]()
-    for (_, last), had in ranges:
-        pieces += [(min(bound, last), queries) for bound, queries in had.pieces if not pieces or bound > pieces[-1][0]]
-        # What had bounds beyond this parent's keys had none of them.
+    for (_, last), state in ranges:
+        pieces += [
+            (min(bound, last), queries) for bound, queries in state.pieces if not pieces or bound > pieces[-1][0]
+        ]
+        # Drop the pieces that lie entirely beyond this parent's keys.
         while len(pieces) > 1 and pieces[-2][0] >= pieces[-1][0]:
             pieces.pop()
     pieces[-1] = (HASH_KEYS[1], pieces[-1][1])
@@ -338,49 +354,54 @@ def inherited(parents: Sequence[Lease]) -> str:
 
 
 Note = tuple[Tag, Position]
-"""A record that was new, and its place."""
+"""A new record's tag and position."""
 
 
 class Trail(NamedTuple):
-    """The state of `Had` at each of some rows: before them, and what each added, with those left out just before it."""
+    """The states of `Had` at each of a sequence of rows.
+
+    Attributes:
+        before: The state before the first row.
+        notes: What each row added to the state, including what the dropped rows just before it added.
+    """
 
     before: Had
     notes: Sequence[tuple[Note, ...]]
 
     def token(self, row: int) -> str:
-        """The token of this row's position."""
+        """Return the token of this row's position."""
         return self._until(row + 1).token
 
     def behind(self, row: int) -> "Trail":
-        """The trail of the rows from this one on."""
+        """Return the trail of the rows from this one on."""
         return Trail(self._until(row), self.notes[row:])
 
     def where(self, kept: Sequence[bool | None]) -> "Trail":
-        """The trail of some of the rows."""
-        found, left = list[tuple[Note, ...]](), tuple[Note, ...]()
+        """Return the trail of the rows whose entry in `kept` is true."""
+        filtered, pending = list[tuple[Note, ...]](), tuple[Note, ...]()
         for keep, notes in zip(kept, self.notes, strict=True):
-            left += notes
+            pending += notes
             if keep:
-                found.append(left)
-                left = ()
-        return Trail(self.before, found)
+                filtered.append(pending)
+                pending = ()
+        return Trail(self.before, filtered)
 
     def _until(self, row: int) -> Had:
         had = self.before.copy()
-        for tag, place in chain.from_iterable(self.notes[:row]):
-            had.note(tag, place)
+        for tag, position in chain.from_iterable(self.notes[:row]):
+            had.note(tag, position)
         return had
 
 
 class Tokens(NamedTuple):
-    """The token that the position of each of some rows carries along, as its source told."""
+    """The tokens of the positions of a sequence of rows, as the source returned them."""
 
     told: Sequence[str]
 
     def token(self, row: int) -> str:
-        """The token of this row's position."""
+        """Return the token of this row's position."""
         return self.told[row]
 
     def behind(self, row: int) -> "Tokens":
-        """The tokens of the rows from this one on."""
+        """Return the tokens of the rows from this one on."""
         return Tokens(self.told[row:])

@@ -1,12 +1,13 @@
-"""The stream of a DynamoDB table as a source: its shards, and a reader for each.
+"""The stream of a DynamoDB table as a source: lists its shards, and opens a reader for each.
 
-Most is as with Kinesis, by whose poller shards are read: iterators, their expiry, the pace, the growing time-outs, and
-the end of a shard. These differ:
+Shards are read by the poller for Kinesis, and most things work the same way: iterators, their expiry, the pace, the
+growing timeouts, and the end of a shard. The differences are:
 
-- The stream is named by its ARN. A table has another stream, with another ARN, each time that its stream is enabled.
-- Shards have no hash ranges, one parent at most, end after some hours by themselves, and are gone after a day.
-- A page of shards may be older than another one: a shard that has a child is closed, whatever its own entry says.
-- An answer does not say how far behind it is. The time of its last record does, by the service's clock.
+- The stream is named by its ARN. Each time that a table's stream is enabled, it is a new stream with a new ARN.
+- Shards have no hash ranges and at most one parent. They end by themselves after some hours, and are gone after a day.
+- One page of a listing may be older than another, so a shard that has a child is closed even if its own entry is open.
+- A response does not contain how far behind it is. We compute that from the time of its last record and the service's
+  clock.
 """
 
 import json
@@ -41,7 +42,7 @@ from leasehold.stores.aws import session_of
 from leasehold.stores.printable import escaped
 from leasehold.stores.urls import date_of
 
-if TYPE_CHECKING:  # the stubs are no dependency; of those that are at hand this service's questions are nearest
+if TYPE_CHECKING:  # the stubs are no dependency; Kinesis has the most similar calls of those that we have
     from types_boto3_kinesis import KinesisClient
 
 log = escaped(logging.getLogger("leasehold.dynamodb_streams"))
@@ -49,22 +50,22 @@ log = escaped(logging.getLogger("leasehold.dynamodb_streams"))
 STREAMS = AwsService("DynamoDB Streams", "dynamodb")
 PAGE = 100
 DIGITS = 21, 40
-"""The least and the most digits of a sequence number."""
+"""The minimum and maximum number of digits in a sequence number."""
 EMPTY_AT_TIP = 3
-"""So many empty answers in a row mean the tip of a shard: single ones also come between two records."""
+"""How many consecutive empty responses mean the tip of a shard. A single one also occurs between two records."""
 BEHIND_SECONDS = 2.0
-"""A last record that is older, in whole seconds, has others after it where records come all the time."""
+"""If the last record is older (in whole seconds), there are probably more where records arrive continuously."""
 
 
 class StreamsClients(TimedClients):
-    """Boto3's clients of DynamoDB Streams."""
+    """The boto3 clients of DynamoDB Streams."""
 
     late = ReadTimeoutError
     service = STREAMS.name
 
 
 class TableClients(TimedClients):
-    """Boto3's clients of DynamoDB."""
+    """The boto3 clients of DynamoDB."""
 
     late = ReadTimeoutError
     service = "DynamoDB"
@@ -73,8 +74,8 @@ class TableClients(TimedClients):
 class ChangePoller(Poller):
     """A reader of one shard of a table's stream.
 
-    Where the start is a time that the service, or an older boto3, has no iterator for, the shard is read from its
-    beginning, and what was changed before is left out.
+    If the start is a time, and the service or an older boto3 has no iterator for times, the shard is read from its
+    beginning and earlier changes are dropped.
     """
 
     most = 1000
@@ -98,19 +99,19 @@ class ChangePoller(Poller):
         self._empty = 0
 
     def _placed(self) -> str:
-        least, most = DIGITS
-        if self._read is None and self._start.numbered and not least <= len(self._start.sequence) <= most:
-            self._trimmed(None)  # no record ever had this number, and boto3 would not ask for it
+        shortest, longest = DIGITS
+        if self._read is None and self._start.numbered and not shortest <= len(self._start.sequence) <= longest:
+            self._trimmed(None)  # no record can have this number, and boto3 would reject it
         try:
             return super()._placed()
         except (ClientError, ParamValidationError) as error:
-            unknown = isinstance(error, ParamValidationError) or code_of(error) == "ValidationException"
-            if not (unknown and self._place()["Type"] == "AT_TIMESTAMP"):
+            unsupported = isinstance(error, ParamValidationError) or code_of(error) == "ValidationException"
+            if not (unsupported and self._place()["Type"] == "AT_TIMESTAMP"):
                 raise
             self._start = TRIM_HORIZON
-            placed = super()._placed()
+            iterator = super()._placed()
             log.info("shard %s: there is no iterator at a time, reading it from its beginning", self._shard)
-            return placed
+            return iterator
 
     def _rewind_from(self, error: ClientError) -> None:
         if code_of(error) != "TrimmedDataAccessException":
@@ -124,21 +125,21 @@ class ChangePoller(Poller):
         return super()._over(error)
 
     def _trimmed(self, error: ClientError | None) -> None:
-        """Begin with the oldest record, if nothing was read before, or that is wanted. Raises Trimmed."""
-        at = self._read or (self._start.sequence if self._start.numbered else None)
-        if at is not None and not self._rewind:
-            raise Trimmed(TRIMMED_TEXT.format(self._shard, self._stream, at)) from error
+        """Start at the oldest record if no record was read before or `rewind` is set; otherwise raise Trimmed."""
+        number = self._read or (self._start.sequence if self._start.numbered else None)
+        if number is not None and not self._rewind:
+            raise Trimmed(TRIMMED_TEXT.format(self._shard, self._stream, number)) from error
         self._start, self._read, self._done = TRIM_HORIZON, None, None
-        log.warning("shard %s: %s is not there any more, starting at TRIM_HORIZON", self._shard, at or "its start")
+        log.warning("shard %s: %s is not there any more, starting at TRIM_HORIZON", self._shard, number or "its start")
 
     def _batch(self, answer: Any) -> Batch:  # noqa: ANN401  boto3's stubs for it are no dependency
-        kept = records = tuple(map(record_of, answer["Records"]))
+        new = records = tuple(map(record_of, answer["Records"]))
         done, since = self._done, self._since
-        # Once there is one behind the start, all that follow are later still.
+        # All records after the first one past the start are past it, too.
         if done is not None:
-            kept = tuple(dropwhile(lambda each: each.position.order <= done, kept))
+            new = tuple(dropwhile(lambda each: each.position.order <= done, new))
         if since is not None:
-            kept = tuple(dropwhile(lambda each: _latest_arrival(each) < since, kept))
+            new = tuple(dropwhile(lambda each: _latest_arrival(each) < since, new))
         if records:
             self._say_gap(records[0].sequence_number)
         following = answer.get("NextShardIterator") or None
@@ -146,19 +147,19 @@ class ChangePoller(Poller):
         at_tip = following is None or self._empty >= EMPTY_AT_TIP
         behind = 0.0 if at_tip else None
         if records:
-            # The age of the last record, by the clock of the service that answered.
+            # The age of the last record by the service's clock, which is in the response.
             now = date_of(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
-            made = records[-1].arrived
-            behind = None if now is None or made is None else max(0.0, now - made)
+            arrived = records[-1].arrived
+            behind = None if now is None or arrived is None else max(0.0, now - arrived)
         more = behind is not None and behind > BEHIND_SECONDS
         batch = Batch(
-            records=kept,
+            records=new,
             read_to=Position(records[-1].sequence_number) if records else None,
             behind_seconds=behind,
             wait_seconds=self._wait(idle=not records, behind=more),
             ended=following is None,
         )
-        if kept:
+        if new:
             self._done = self._since = None
         self._iterator = following
         self._read = records[-1].sequence_number if records else self._read
@@ -166,29 +167,32 @@ class ChangePoller(Poller):
 
 
 def record_of(row: Mapping[str, Any]) -> Record:
-    """A stream record of boto3's as a record. Raises KeyError, TypeError or ValueError for one of another shape.
+    """Convert a stream record from boto3.
 
-    The data is the change as the API sends it, in JSON with sorted keys: one change is the same text for every reader.
-    The partition key is the item's key in the same form, one text for all changes of the item.
+    The data is the change as the API sends it, in JSON with sorted keys, so a change has the same bytes for every
+    reader. The partition key is the item's key in the same form, so all changes of an item have the same one.
+
+    Raises:
+        KeyError, TypeError, ValueError: If the row has another structure.
     """
-    told = row["dynamodb"]
-    number, created = told["SequenceNumber"], told.get("ApproximateCreationDateTime")
+    details = row["dynamodb"]
+    number, created = details["SequenceNumber"], details.get("ApproximateCreationDateTime")
     if not (isinstance(number, str) and number.isascii() and number.isdigit()):
         raise ValueError(f"a record has {number!r} for a sequence number")
-    # Whoever reads the data, Spark's columns among them, need not ask again whether these are as they should be.
-    usual = isinstance(row["eventName"], str) and isinstance(row.get("userIdentity") or {}, Mapping)
-    if not usual:
+    # Checked here, so that code that reads the data (such as Spark's columns) need not check again.
+    valid = isinstance(row["eventName"], str) and isinstance(row.get("userIdentity") or {}, Mapping)
+    if not valid:
         raise ValueError(f"record {number} has another eventName or userIdentity than the service gives")
     return Record(
         text_of(row).encode(),
         number,
-        partition_key=text_of(told["Keys"]),
+        partition_key=text_of(details["Keys"]),
         arrived=None if created is None else created.timestamp(),
     )
 
 
 def text_of(value: object) -> str:
-    """JSON, one text for equal values."""
+    """Return `value` as JSON; equal values have equal strings."""
     return json.dumps(value, default=_written, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -204,7 +208,7 @@ def _written(value: object) -> object:
 
 
 def _latest_arrival(record: Record) -> float:
-    """The last moment at which a record of this time may have been made: times are cut to the second, or the minute."""
+    """Return the latest time at which the record may have been created: times are truncated to seconds or minutes."""
     if record.arrived is None:
         return float("inf")
     return record.arrived + (1.0 if record.arrived % 60 else 60.0)
@@ -213,10 +217,14 @@ def _latest_arrival(record: Record) -> float:
 class TableStream(PolledStream):
     """The stream of a table.
 
-    clients  speak to DynamoDB Streams; they are shared by all threads
-    name     the table's, whose present stream is read; or the ARN of a stream
-    tables   speak to DynamoDB, which is asked for the table's stream
-    rewind, poll, clock  as of a Kinesis stream
+    Args:
+        clients: The clients of DynamoDB Streams, which all threads share.
+        name: The name of the table, whose current stream is read, or the ARN of a stream.
+        tables: The clients of DynamoDB, which names the table's stream.
+        rewind: As for a Kinesis stream.
+        poll: As for a Kinesis stream.
+        most: As for a Kinesis stream.
+        clock: As for a Kinesis stream.
     """
 
     service = STREAMS
@@ -239,39 +247,54 @@ class TableStream(PolledStream):
         self._incarnation = ""
 
     def arn(self, _stream: str) -> str:
-        """Return the ARN of the stream listed last. Raises SourceUnavailable or SourceError."""
+        """Return the ARN of the stream listed last.
+
+        Raises:
+            SourceUnavailable: If trying again later may help.
+            SourceError: If trying again cannot help.
+        """
         return self._asked()
 
     def incarnation(self) -> str:
-        """`account:table:creation time` of the stream listed last. Raises SourceUnavailable or SourceError."""
+        """Return `account:table:creation time` of the stream listed last.
+
+        Raises:
+            SourceUnavailable: If trying again later may help.
+            SourceError: If trying again cannot help.
+        """
         if not self._incarnation:
             self.shards()
         return self._incarnation
 
     def shards(self) -> tuple[Shard, ...]:
-        """Every page of DescribeStream. Raises SourceUnavailable or SourceError."""
+        """List all shards, reading every page of DescribeStream.
+
+        Raises:
+            SourceUnavailable: If trying again later may help.
+            SourceError: If trying again cannot help.
+        """
         self._find()
         with said_plainly(self.name, STREAMS), understood(self.name, STREAMS):
             rows: list[Any] = []
             after: dict[str, str] = {}
             while True:
                 page = self._patience.call("describe_stream", StreamArn=self._arn, Limit=PAGE, **after)
-                told = page["StreamDescription"]
-                rows += told["Shards"]
-                if not (last := told.get("LastEvaluatedShardId")):
+                description = page["StreamDescription"]
+                rows += description["Shards"]
+                if not (last := description.get("LastEvaluatedShardId")):
                     break
                 after = {"ExclusiveStartShardId": last}
             self._heard(page)
-            made = int(told["CreationRequestDateTime"].timestamp())
-            self._incarnation = f"{self._arn.split(':')[4]}:{told['TableName']}:{made}"
+            created = int(description["CreationRequestDateTime"].timestamp())
+            self._incarnation = f"{self._arn.split(':')[4]}:{description['TableName']}:{created}"
             return listed(rows)
 
     def latest(self, lease: Lease) -> Position:
-        """The present second by the service's clock: the times of records are cut to it."""
+        """Return the current second by the service's clock, because the times of records are truncated to seconds."""
         return at_timestamp(super().latest(lease).sub // 1000 * 1000)
 
     def open(self, lease: Lease, start: Position) -> ChangePoller:
-        """A reader that starts just after `start`."""
+        """Return a reader that starts just after `start`."""
         return ChangePoller(
             self._clients.within(self._clients.limits[0]),
             self._asked(),
@@ -294,7 +317,7 @@ class TableStream(PolledStream):
         return self._arn
 
     def _find(self) -> None:
-        """Ask for the table's present stream: it is another one once the stream was enabled anew."""
+        """Look up the table's current stream, which changes when the stream is disabled and enabled again."""
         if is_arn(self.name):
             return
         with said_plainly(self.name, STREAMS), understood(self.name, STREAMS):
@@ -310,12 +333,12 @@ class TableStream(PolledStream):
 
 
 def is_arn(name: str) -> bool:
-    """Whether this is the ARN of a stream, and no table's name."""
+    """Return whether this is an ARN rather than the name of a table."""
     return name.startswith("arn:")
 
 
 def listed(rows: Sequence[Mapping[str, Any]]) -> tuple[Shard, ...]:
-    """The shards of a listing. One that is the parent of another is closed, though its own page may not know yet."""
+    """Return the shards of a listing. A parent of another shard is closed, even if its own entry is still open."""
     parents = {row.get("ParentShardId") for row in rows}
     return tuple(
         Shard(
@@ -328,7 +351,7 @@ def listed(rows: Sequence[Mapping[str, Any]]) -> tuple[Shard, ...]:
 
 
 def region_of(name: str, options: Mapping[str, str]) -> str | None:
-    """The region of this table or ARN; None: the environment's. Raises ValueError for what is neither."""
+    """Return the region of this table or ARN; None for the environment's. Raises ValueError if it is neither."""
     if not is_arn(name):
         if "/" in name or "," in name:
             raise ValueError("source URL: it wants one table: dynamodb-streams://TABLE, or the ARN of a stream")
@@ -342,15 +365,20 @@ def region_of(name: str, options: Mapping[str, str]) -> str | None:
 
 
 def open_url(name: str, options: Mapping[str, str], *, session: Session | None = None) -> TableStream:
-    """The stream of this table, or of this ARN. Raises SourceError if no region is known, ValueError otherwise."""
+    """Open the stream of this table, or of this ARN.
+
+    Raises:
+        SourceError: If no region is known.
+        ValueError: If the name or an option is wrong.
+    """
     region, endpoint = region_of(name, options), options.get("endpoint")
     if options.get("if_trimmed", "TRIM_HORIZON") != "TRIM_HORIZON":
         raise ValueError("source URL: option 'if_trimmed' wants TRIM_HORIZON; without it such a shard is not read")
     poll = poll_seconds_of(options["poll_seconds"]) if "poll_seconds" in options else None
-    most = max_records_of(options, ChangePoller.most)
-    found = session_of(options, "source URL", session)
-    clients = StreamsClients(lambda limit: patient_client("dynamodbstreams", region, endpoint, limit, found))
-    tables = TableClients(lambda limit: patient_client("dynamodb", region, endpoint, limit, found))
+    max_records = max_records_of(options, ChangePoller.most)
+    opened_session = session_of(options, "source URL", session)
+    clients = StreamsClients(lambda limit: patient_client("dynamodbstreams", region, endpoint, limit, opened_session))
+    tables = TableClients(lambda limit: patient_client("dynamodb", region, endpoint, limit, opened_session))
     with said_plainly(name, STREAMS):
-        clients.within(clients.limits[0])  # says at once where no region is known
-    return TableStream(clients, name, tables, rewind="if_trimmed" in options, poll=poll, most=most)
+        clients.within(clients.limits[0])  # raises now if no region is known
+    return TableStream(clients, name, tables, rewind="if_trimmed" in options, poll=poll, most=max_records)

@@ -1,9 +1,9 @@
-"""The protocol of a source of records: shards to list, and readers that never wait.
+"""The protocols of a source of records and of the readers of its shards.
 
-A reader does one bounded reading and returns when it may be called again; its caller (a thread pool,
-Spark, the simulator) does the waiting.
+A reader never waits. Each call does one bounded read and returns how long to wait before the next one; the caller (a
+thread pool, Spark, the simulator) does the waiting.
 
-A source that passes every call on to another: what a wrapper of a source begins with.
+`PassingSource` forwards every call to another source and is the base class of wrappers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,22 +17,24 @@ from leasehold.balancer.model import Lease, Position, Shard
 from leasehold.errors import LeaseholdError, SourceError, SourceUnavailable
 from leasehold.stores.printable import said
 
-if TYPE_CHECKING:  # boto3 is an extra
+if TYPE_CHECKING:  # needs boto3, which is an extra
     from leasehold.adapters.sources.changes import Change
 
 
 class Record(NamedTuple):
-    """A user record; a named tuple, since there may be a million a second and no other value is made as quickly.
+    """A user record.
+
+    It is a named tuple because there may be a million a second, and no other type is as quick to create.
 
     Attributes:
-        data: The bytes, de-aggregated.
+        data: The payload, de-aggregated.
         sequence_number: A decimal string.
-        sub_sequence_number: The place within its aggregated record, from 0.
+        sub_sequence_number: The index within its aggregated record, from 0.
         partition_key: None if the stream has none.
         explicit_hash_key: A decimal string, or None.
-        arrived: Seconds since 1970 by the service's clock, or None.
+        arrived: Seconds since 1970 by the service's clock, or None if unknown.
         aggregated: Whether it came out of an aggregated record.
-        token: What its position carries: the offset of Event Hubs, or what was had of Spark sinks (Kinesis).
+        token: The token of its position: the offset (Event Hubs), and which records of Spark sinks were already read.
         event: The source's own object (an `EventData` for Event Hubs), or None.
 
     Examples:
@@ -53,28 +55,28 @@ class Record(NamedTuple):
 
     @property
     def position(self) -> Position:
-        """The checkpoint that says this record is done."""
+        """The checkpoint to write once this record is done."""
         return Position(self.sequence_number, self.sub_sequence_number, self.token)
 
     @property
     def change(self) -> "Change":
-        """The change of an item of DynamoDB in this data. Raises ValueError for any other data."""
-        from leasehold.adapters.sources.changes import change_of  # noqa: PLC0415  boto3 is an extra
+        """The change of a DynamoDB item that this data contains. Raises ValueError if the data is anything else."""
+        from leasehold.adapters.sources.changes import change_of  # noqa: PLC0415  needs boto3, which is an extra
 
         return change_of(self.data)
 
 
 class TransientRejection(SourceError):
-    """The source rejected a request for a reason that may pass by itself within seconds.
+    """The source rejected a request for a reason that may be gone within seconds.
 
-    A proxy redirected the request, clocks differed for a moment, or new credentials are not known everywhere yet.
-    Readers ask a few more times before they leave the shard to another worker.
+    Examples are a proxy that redirected the request, clocks that differed for a moment, and new credentials that have
+    not reached every server yet. Readers retry a few times before they leave the shard to another worker.
     """
 
 
 @contextmanager
 def foreign_as_unavailable() -> Iterator[None]:
-    """Turn exceptions that are not ours into SourceUnavailable: a library that a source uses may raise anything."""
+    """Turn exceptions that are not ours into SourceUnavailable, because a source's library may raise anything."""
     try:
         yield
     except LeaseholdError:
@@ -84,33 +86,35 @@ def foreign_as_unavailable() -> Iterator[None]:
 
 
 REJECTED_TRIES = 3
-"""How often a request is repeated after such rejections; after the last one they are taken to be lasting."""
+"""How many times a request is repeated after a TransientRejection before the rejection counts as permanent."""
 
 
 SETTLE_SECONDS = 5.0
-"""So long after a time no record arrives with an earlier one: the clocks of a service's machines differ by less."""
+"""How long after a time records that arrived before it may still appear: the clocks of a service's machines differ."""
 
 InColumns = Callable[[Sequence[Record]], Any]
 
 
 @frozen
 class Batch:
-    """The result of one reading.
+    """The result of one read.
 
-    records         in order; perhaps none
-    read_to         everything up to here has been seen, dropped records included; None if nothing was
-    behind_seconds  how far behind the tip of the shard, or None if unknown
-    wait_seconds    the reader must not be called again sooner
-    ended           the shard is closed and this was its last batch
-    children        the shards that follow it, where the source told
-    size            payload bytes as the source counts them, an aggregate's own included
-    in_columns      makes a `pyarrow.RecordBatch` of some of the records; None where the source has no columns
-    fault           why no answer came; a batch with one is no reading, and says nothing of the tip
-    answered        whether the service has answered since the last reading; False where it is too soon for a fault
-    unlinked_seconds  for so long before this reading another could have opened the shard's one link, or took it over
-                    (infinity); 0 where the link was ours, or the source has none
-    undecided       how many of the records a Spark sink may have written before, and nothing tells whether it has
-    token           what the end of the shard carries along, if this is it (`Position.token`)
+    Attributes:
+        records: The records in order, perhaps none.
+        read_to: The position up to which everything was seen, dropped records included; None if nothing was seen.
+        behind_seconds: How far the read is behind the tip of the shard, or None if unknown.
+        wait_seconds: How long to wait before the reader may be called again.
+        ended: Whether the shard is closed and this was its last batch.
+        children: The shards that follow it, if the source named them.
+        size: The payload bytes as the source counts them, including the framing of aggregates.
+        in_columns: Makes a `pyarrow.RecordBatch` of some of the records; None if the source has no columns.
+        fault: Why there was no response, or "". A batch with a fault is not a read: it tells nothing about the tip.
+        unlinked_seconds: How long before this read another reader could have opened the shard's only link; infinity
+            if one took the link over; 0 if the link was ours throughout, or the source has no such links.
+        token: The token of the end of the shard, if this batch ends it (`Position.token`).
+        answered: Whether the service has responded since the last read. If it has not, it may be too soon for a
+            `fault`.
+        undecided: How many records a Spark sink may have written before, where we cannot tell whether it has.
     """
 
     records: Sequence[Record]
@@ -129,58 +133,65 @@ class Batch:
 
     @property
     def reached(self) -> Position | None:
-        """The position behind all that was seen, which may be the end of the shard; None if nothing was."""
+        """The position up to which everything was seen, SHARD_END if the shard ended; None if nothing was seen."""
         return Position("SHARD_END", token=self.token) if self.ended else self.end
 
     @property
     def end(self) -> Position | None:
-        """The position behind all that was seen; None if nothing was."""
+        """The position up to which everything was seen, never SHARD_END; None if nothing was seen."""
         return self.records[-1].position if self.read_to is None and self.records else self.read_to
 
     @property
     def count(self) -> int:
-        """The number of user records, in any form."""
+        """The number of user records."""
         return len(self.records)
 
     @property
     def arrivals(self) -> Sequence[float | None]:
-        """When each record arrived, in order: seconds since 1970, or None if unknown."""
+        """When each record arrived, in order; in seconds since 1970, or None if unknown."""
         return [record.arrived for record in self.records]
 
     @property
     def first_arrived(self) -> float | None:
-        """When the first record arrived, seconds since 1970; None if that is unknown, or if there is no record."""
+        """When the first record arrived, in seconds since 1970; None if unknown, or if there are no records."""
         return self.records[0].arrived if self.records else None
 
     @property
     def last_arrived(self) -> float | None:
-        """When the last record arrived, seconds since 1970; None if that is unknown, or if there is no record."""
+        """When the last record arrived, in seconds since 1970; None if unknown, or if there are no records."""
         return self.records[-1].arrived if self.records else None
 
     def between(self, since: float, until: float) -> "Batch":
-        """The batch without the records that arrived before `since`, or at `until` and later."""
-        kept = tuple(each for each in self.records if each.arrived is None or since <= each.arrived < until)
-        return evolve(self, records=kept, read_to=self.end)
+        """Return the batch without the records that arrived before `since`, or at or after `until`.
+
+        Records with an unknown time of arrival stay.
+        """
+        records = tuple(record for record in self.records if record.arrived is None or since <= record.arrived < until)
+        return evolve(self, records=records, read_to=self.end)
 
 
-def rows_in_columns(home: str, *told: Any) -> Any:  # noqa: ANN401  an extra has the type
-    """The answer of `rows_of` of this module. Raises ModuleNotFoundError, naming the extra."""
+def rows_in_columns(home: str, *told: Any) -> Any:  # noqa: ANN401  the type is in an extra
+    """Import the module `home` and call its `rows_of`. Raises ModuleNotFoundError that names the extra to install."""
     try:
-        module = import_module(home)  # it wants pyarrow
+        module = import_module(home)  # imports pyarrow
     except ModuleNotFoundError as missing:
-        what = f"batch.to_arrow() needs {missing.name}; install leasehold[arrow]"
-        raise ModuleNotFoundError(what, name=missing.name) from missing
+        message = f"batch.to_arrow() needs {missing.name}; install leasehold[arrow]"
+        raise ModuleNotFoundError(message, name=missing.name) from missing
     return module.rows_of(*told)
 
 
 class Reader(Protocol):
-    """Reads one shard from where it was opened."""
+    """Reads one shard, starting where it was opened."""
 
     def read(self) -> Batch:
-        """Read once, within bounds. Passing faults come back as an empty batch with the `fault` and a longer wait.
+        """Do one bounded read.
 
-        Raises SourceError if trying again cannot help, and TransientRejection if it may help within seconds. After any
-        other exception this reader is closed, and another one opened behind what is done.
+        If a fault may be temporary, return an empty batch with the `fault` and a longer wait. After any exception other
+        than those below, the caller closes this reader and opens another one after the last processed record.
+
+        Raises:
+            SourceError: If trying again cannot help.
+            TransientRejection: If trying again within seconds may help.
         """
 
     def close(self) -> None:
@@ -189,19 +200,23 @@ class Reader(Protocol):
 
 @runtime_checkable
 class Selective(Protocol):
-    """A source that may stand for a part of a table's leases."""
+    """A source that reads only some of the leases in a table."""
 
     def reads(self, lease: Lease) -> bool:
-        """Whether this lease is of a stream it reads. Raises SourceError for one that its table must not hold."""
+        """Return whether the source reads the stream of this lease.
+
+        Raises:
+            SourceError: If the table must not contain such a lease.
+        """
 
 
 @runtime_checkable
 class Several(Protocol):
-    """A source of several streams, whose listing is of those that answer."""
+    """A source of several streams, which lists the shards of those that respond."""
 
     @property
     def unlisted(self) -> "SourceUnavailable | None":
-        """Why a stream is missing from the last listing; None if none is, or for a reason that does not pass."""
+        """Why a stream is missing from the last listing, if the reason may be temporary; otherwise None."""
 
 
 @runtime_checkable
@@ -209,19 +224,24 @@ class Identified(Protocol):
     """A source that distinguishes its stream from an earlier one of the same name."""
 
     def incarnation(self) -> str:
-        """`<stream>:<seconds since 1970 at which it was made>`, or "" if that cannot be told; asked after a listing.
+        """Return `<stream>:<creation time in seconds since 1970>`, or "" if that is unknown.
 
-        Raises SourceUnavailable or SourceError.
+        It is called after a listing.
+
+        Raises:
+            SourceUnavailable: If trying again later may help.
+            SourceError: If trying again cannot help.
         """
 
 
 @frozen
 class Settled:
-    """The records of a shard that arrived before a time are all there now: none that is read later can have.
+    """All records of a shard that arrived before a time can be read by now, so none will be added.
 
-    last     the position of the last record there is, TRIM_HORIZON if there is none; None where the source does not
-             tell: then a reading that brings nothing and is 0 s behind shows that all of it was read
-    arrived  when that record arrived, seconds since 1970; None if unknown
+    Attributes:
+        last: The position of the shard's last record, TRIM_HORIZON if it has none, or None if the source cannot name
+            it. If None, a read that returns nothing and is 0 s behind shows that everything was read.
+        arrived: When that record arrived, in seconds since 1970; None if unknown.
     """
 
     last: Position | None = None
@@ -230,12 +250,18 @@ class Settled:
 
 @runtime_checkable
 class Sliceable(Protocol):
-    """A source that can tell when a shard has been read up to a time."""
+    """A source that knows when a shard's records up to a time are complete."""
 
     def settled(self, lease: Lease, until: float) -> Settled | None:
-        """None while records may still arrive before `until`, seconds since 1970, by the service's clock if it has one.
+        """Return the last record of the shard, or None while records may still arrive with a time before `until`.
 
-        Raises SourceUnavailable or SourceError.
+        Args:
+            lease: The lease of the shard.
+            until: Seconds since 1970, by the service's clock if it has one.
+
+        Raises:
+            SourceUnavailable: If trying again later may help.
+            SourceError: If trying again cannot help.
         """
 
 
@@ -244,22 +270,27 @@ class Source(Protocol):
 
     @property
     def stream(self) -> str:
-        """The name leases carry; "" where one table serves one stream."""
+        """The stream name in the leases; "" if the table serves this stream alone."""
 
     def shards(self) -> tuple[Shard, ...]:
-        """The complete, unfiltered listing. Raises SourceUnavailable or SourceError."""
+        """List all shards, unfiltered.
+
+        Raises:
+            SourceUnavailable: If trying again later may help.
+            SourceError: If trying again cannot help.
+        """
 
     def gone(self, shard: str) -> bool:
-        """Whether the stream answers and says that the shard of this lease's key does not exist."""
+        """Return whether the stream responds that the shard with this lease key does not exist."""
 
     def latest(self, lease: Lease) -> Position:
-        """The position that LATEST means on this shard now: AT_TIMESTAMP a time, or the last number enqueued.
+        """Return what LATEST means on this shard now: AT_TIMESTAMP with a time, or the last sequence number enqueued.
 
-        It is stored before the first read, so that a crash before the first checkpoint skips nothing.
+        The position is stored before the first read, so that a crash before the first checkpoint skips nothing.
         """
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """A reader that starts just after `start`, dropping records at or before it."""
+        """Return a reader that starts just after `start`, dropping records at or before it."""
 
     def close(self) -> None:
         """Close all connections."""
@@ -267,11 +298,11 @@ class Source(Protocol):
 
 @runtime_checkable
 class Named(Protocol):
-    """A source of one stream whose leases do not carry its name."""
+    """A source of one stream whose leases do not contain its name."""
 
     @property
     def name(self) -> str:
-        """The stream's name, as `Delivery.stream` shows it."""
+        """The stream's name, shown as `Delivery.stream`."""
 
 
 @runtime_checkable
@@ -279,51 +310,51 @@ class Addressed(Protocol):
     """A source whose streams have ARNs."""
 
     def arn(self, stream: str) -> str:
-        """Return the ARN of the stream that deliveries name like this; "" if the source has none."""
+        """Return the ARN of the stream that `Delivery.stream` names, or "" if the source has none."""
 
 
 class PassingSource:
-    """Answers as the source that it stands before; a subclass says what it does otherwise."""
+    """Forwards every call to another source; subclasses override what they change."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
 
     @property
     def stream(self) -> str:
-        """The name that leases carry."""
+        """The stream name in the leases."""
         return self._source.stream
 
     @property
     def name(self) -> str:
-        """The name of a stream whose leases carry none, or ""."""
+        """The stream's name if its leases do not contain it, else ""."""
         return self._source.name if isinstance(self._source, Named) else ""
 
     def reads(self, lease: Lease) -> bool:
-        """Whether this lease is of a stream it reads. Raises SourceError for one that its table must not hold."""
+        """Return whether the source reads the stream of this lease."""
         return self._source.reads(lease) if isinstance(self._source, Selective) else True
 
     def arn(self, stream: str) -> str:
-        """Return the ARN of the stream that deliveries name like this, or ""."""
+        """Return the ARN of this stream, or ""."""
         return self._source.arn(stream) if isinstance(self._source, Addressed) else ""
 
     def incarnation(self) -> str:
-        """The stream's identity among those that ever had its name, or ""."""
+        """Return what distinguishes the stream from earlier ones of its name, or ""."""
         return self._source.incarnation() if isinstance(self._source, Identified) else ""
 
     def shards(self) -> tuple[Shard, ...]:
-        """The complete listing."""
+        """List all shards."""
         return self._source.shards()
 
     def gone(self, shard: str) -> bool:
-        """Whether the stream answers and has no such shard."""
+        """Return whether the stream responds that it has no such shard."""
         return self._source.gone(shard)
 
     def latest(self, lease: Lease) -> Position:
-        """The position that LATEST means now."""
+        """Return what LATEST means on this shard now."""
         return self._source.latest(lease)
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """A reader that starts just after `start`."""
+        """Return a reader that starts just after `start`."""
         return self._source.open(lease, start)
 
     def close(self) -> None:

@@ -1,21 +1,24 @@
-"""From a URL to a source: `scheme://place?option=value`, each scheme importing only what it needs.
+"""Opens a source by its URL, `scheme://place?option=value`. Each scheme imports only what it needs.
 
-kinesis://stream?region=…&endpoint=…    Amazon Kinesis Data Streams, by name or ARN, several as `a,b`;
-                                        `if_trimmed=TRIM_HORIZON` goes on where a checkpoint was trimmed;
+kinesis://stream?region=…&endpoint=…    Amazon Kinesis Data Streams, by name or ARN; several streams as `a,b`:
+                                        `if_trimmed=TRIM_HORIZON` starts at the oldest record if a checkpoint was
+                                        trimmed;
                                         `consumer=NAME` reads by enhanced fan-out;
-                                        `misplaced=drop` drops aggregates on a wrong shard whole, as KCL does;
-                                        `aggregates=whole` hands aggregates over as they are, not as user records;
-                                        `wire=json` asks for records in JSON, not in CBOR, `wire=boto3` by boto3;
-                                        `poll_seconds=1` leaves a shard alone for so long between two requests;
-                                        `max_records=500` has a request ask for no more records
-dynamodb-streams://table?region=…       The changes of the items of a table of DynamoDB; a stream's ARN in place of
-                                        the table reads that stream; `endpoint`, `if_trimmed`, `poll_seconds` likewise
-eventhubs://namespace/hub?group=…       Azure Event Hubs, as consumer group `$Default` if none is named;
-                                        `transport=websockets` needs port 443 alone, and passes the proxy that
-                                        HTTPS_PROXY names, or `proxy=http://host:port`;
-                                        `prefetch=300` lets a partition send so many events ahead
+                                        `misplaced=drop` drops aggregates on a wrong shard entirely, as KCL does;
+                                        `aggregates=whole` dispatches aggregates as they are, not as user records;
+                                        `wire=json` requests records in JSON instead of CBOR, `wire=boto3` in CBOR
+                                        through boto3;
+                                        `poll_seconds=1` is the interval between two requests for a shard;
+                                        `max_records=500` is the most records that one request asks for
+dynamodb-streams://table?region=…       The item changes of a DynamoDB table, or of a stream given by its ARN in place
+                                        of the table; `endpoint`, `if_trimmed`, `poll_seconds` and `max_records` as
+                                        above
+eventhubs://namespace/hub?group=…       Azure Event Hubs, as consumer group `$Default` unless one is named:
+                                        `transport=websockets` needs only port 443, and goes through the proxy in
+                                        HTTPS_PROXY, or in `proxy=http://host:port`;
+                                        `prefetch=300` is how many events a partition may send ahead
 
-Those of AWS take `profile=NAME`, `role_arn=…` and `external_id=…` in place of the environment's credentials.
+The AWS schemes take `profile=NAME`, `role_arn=…` and `external_id=…` in place of the environment's credentials.
 """
 
 from collections.abc import Mapping
@@ -49,12 +52,16 @@ _SCHEMES = Schemes("sources", _OURS)
 
 
 def open_source(url: str, *, session: "Session | None" = None) -> Source:
-    """The source this URL names; nothing is asked of the service yet.
+    """Return the source that this URL names, without calling the service yet.
 
-    session  of boto3's, with the credentials for a URL of AWS; None: the URL's, or the environment's
+    Args:
+        url: The URL, as described above.
+        session: The boto3 session with the credentials for an AWS URL. By default the credentials are those that the
+            URL names, or the environment's.
 
-    Raises ValueError, naming what is wrong and never repeating the URL (it may hold a secret), and
-    SourceError if the source cannot be used as asked.
+    Raises:
+        ValueError: If the URL is wrong. The message never repeats the URL, which may contain a secret.
+        SourceError: If the source cannot be used as asked.
 
     Examples:
         >>> from leasehold.adapters import open_source
@@ -67,7 +74,11 @@ def open_source(url: str, *, session: "Session | None" = None) -> Source:
 
 
 def source_address(url: str) -> tuple[str, str, Mapping[str, str]]:
-    """The scheme, the place and the options of a source's URL. Raises ValueError, never repeating the URL."""
+    """Split the URL of a source into scheme, place and options.
+
+    Raises:
+        ValueError: If the URL is wrong. The message never repeats the URL.
+    """
     scheme, place, options = read_url(url, "source", _SCHEMES)
     if not place:
         raise ValueError(f"source URL: it names no stream; write {scheme}://NAME")

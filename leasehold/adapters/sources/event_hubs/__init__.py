@@ -1,1 +1,1 @@
-"""Event Hubs as a source: the `azure-eventhub` client reads, and the leases say who reads what."""
+"""Event Hubs as a source: the `azure-eventhub` client reads, and the leases determine which worker reads what."""

@@ -1,6 +1,7 @@
-"""How one event hub is reached as one consumer group, and what the client's faults mean.
+"""Connects to an event hub as one consumer group, and translates the client's errors.
 
-It is reached by connection string, or as who we are. Each fault becomes a sentence that a user can act on.
+We sign in with a connection string, or with the identity of this machine or user. Each error becomes a message that the
+user can act on.
 """
 
 import asyncio
@@ -22,27 +23,27 @@ from leasehold.errors import SourceError, SourceUnavailable, Trimmed
 from leasehold.stores.objects.event_hubs_layout import stream_of
 
 CONNECTION_STRING = "EVENTHUBS_CONNECTION_STRING"
-"""The environment variable that holds the connection string, where one is used."""
+"""The environment variable with the connection string, if one is used."""
 
 
 class AsyncCredential:
-    """A credential of `azure-identity` for the asynchronous client.
+    """A synchronous credential of `azure-identity` for the asynchronous client.
 
-    Its asynchronous twins would bring an HTTP library of their own; a thread serves as well.
+    It runs in a thread, because the asynchronous credentials would need another HTTP library.
     """
 
     def __init__(self, credential: TokenCredential) -> None:
         self._credential = credential
 
     async def get_token(self, *scopes: str, **options: Any) -> AccessToken:  # noqa: ANN401  the SDK's own signature
-        """A token; raises the client's AuthenticationError, which it hands on as it is."""
+        """Return a token. Raises the client's AuthenticationError, which the client does not wrap."""
         try:
             return await asyncio.to_thread(self._credential.get_token, *scopes, **options)
         except ClientAuthenticationError as refused:
             raise AuthenticationError(str(refused.message)) from refused
 
     async def close(self) -> None:
-        """The credential is the source's, not one client's."""
+        """Do nothing, because the credential belongs to the source and not to one client."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -55,11 +56,15 @@ class AsyncCredential:
 class Access:
     """An event hub as a consumer group sees it.
 
-    namespace   fully qualified, with a port for a local one
-    secret      the connection string, or "" to go by `identity`
-    websockets  AMQP over websockets on port 443, where 5671 is closed
-    proxy       the address of an HTTP proxy, `http://host:port`, which wants websockets; "": what HTTPS_PROXY and
-                NO_PROXY say
+    Attributes:
+        namespace: The fully qualified namespace, with a port if it is local.
+        hub: The name of the hub.
+        group: The name of the consumer group.
+        secret: The connection string, or "" to use `identity`.
+        identity: The credential, if there is no connection string.
+        websockets: Whether to use AMQP over websockets on port 443, for when 5671 is closed.
+        proxy: The address of an HTTP proxy, `http://host:port`, which needs websockets; "" for the proxy in
+            HTTPS_PROXY, unless NO_PROXY excludes the host.
     """
 
     namespace: str
@@ -72,11 +77,11 @@ class Access:
 
     @property
     def stream(self) -> str:
-        """The name that leases of this group of this hub carry."""
+        """The stream name in the leases of this hub and group."""
         return stream_of(self.namespace, self.hub, self.group)
 
     def client(self) -> EventHubConsumerClient:
-        """A new client. Faults surface at once: the runner does the waiting."""
+        """Return a new client without retries, because the caller does the waiting."""
         options: dict[str, Any] = {"retry_total": 0, "retry_backoff_factor": 0}
         if self.websockets:
             options["transport_type"] = TransportType.AmqpOverWebsocket
@@ -97,20 +102,21 @@ def http_proxy_of(host: str, proxy: str) -> dict[str, Any] | None:
         proxy: The proxy's address; "" for that of the environment (`HTTPS_PROXY`, unless `NO_PROXY` has the host).
 
     Raises:
-        ValueError: If the address cannot be read. It is never repeated: the environment's may hold a password.
+        ValueError: If the address cannot be parsed. The message never repeats it, because the environment's may contain
+            a password.
     """
-    given = proxy or ("" if proxy_bypass(host) else getproxies().get("https", ""))
-    if not given:
+    address = proxy or ("" if proxy_bypass(host) else getproxies().get("https", ""))
+    if not address:
         return None
     try:
-        parts = urlsplit(given if "://" in given else f"http://{given}")
-        usual = _PROXY_PORTS[parts.scheme]
-        port = parts.port or usual
+        parts = urlsplit(address if "://" in address else f"http://{address}")
+        default_port = _PROXY_PORTS[parts.scheme]
+        port = parts.port or default_port
     except (ValueError, KeyError):
         parts, port = None, 0
     if parts is None or not parts.hostname:
         raise ValueError(f"{'eventhubs URL: proxy' if proxy else 'HTTPS_PROXY'}: write http://host:port")
-    # The client joins both with a colon, and asks aiohttp for the result, which wants a scheme.
+    # The client joins host and port with a colon and passes the result to aiohttp, which needs a scheme.
     settings: dict[str, Any] = {"proxy_hostname": f"{parts.scheme}://{parts.hostname}", "proxy_port": port}
     if parts.username is not None:
         settings |= {"username": unquote(parts.username), "password": unquote(parts.password or "")}
@@ -123,44 +129,52 @@ _PROXY_PORTS = {"http": 80, "https": 443}
 def by_connection_string(
     secret: str, namespace: str, hub: str, group: str, *, websockets: bool = False, proxy: str = ""
 ) -> Access:
-    """Raises ValueError, never repeating the secret, if it cannot be read or is for another place."""
-    secret = secret.strip()  # files and pipes end with a line end
+    """Return access by a connection string.
+
+    Raises:
+        ValueError: If the string cannot be parsed, or is for another namespace or hub. The message never contains the
+            secret.
+    """
+    secret = secret.strip()  # the contents of a file or pipe end with a newline
     try:
-        told = parse_connection_string(secret)
+        properties = parse_connection_string(secret)
     except ValueError:
-        told = None
-    # What stands before an @, or behind a ?, may be secret, and the namespace is repeated below.
-    if told is None or set("@?#") & set(told.fully_qualified_namespace):
+        properties = None
+    # The text before an @ or after a ? may be secret, and a message below contains the namespace.
+    if properties is None or set("@?#") & set(properties.fully_qualified_namespace):
         raise ValueError(f"{CONNECTION_STRING}: it is no Event Hubs connection string")
-    if told.fully_qualified_namespace.lower() != namespace.lower():
-        other = told.fully_qualified_namespace
+    if properties.fully_qualified_namespace.lower() != namespace.lower():
+        other = properties.fully_qualified_namespace
         raise ValueError(f"eventhubs URL: {CONNECTION_STRING} is for namespace {other!r}, not {namespace!r}")
-    if told.eventhub_name and told.eventhub_name.lower() != hub.lower():
-        raise ValueError(f"eventhubs URL: {CONNECTION_STRING} is for event hub {told.eventhub_name!r}, not {hub!r}")
+    if properties.eventhub_name and properties.eventhub_name.lower() != hub.lower():
+        raise ValueError(
+            f"eventhubs URL: {CONNECTION_STRING} is for event hub {properties.eventhub_name!r}, not {hub!r}"
+        )
     return Access(namespace, hub, group, secret, websockets=websockets, proxy=proxy)
 
 
 def by_identity(namespace: str, hub: str, group: str, *, websockets: bool = False, proxy: str = "") -> Access:
-    """Access as this machine or user, whom `DefaultAzureCredential` finds."""
-    from azure.identity import DefaultAzureCredential  # noqa: PLC0415  slow to load, and not needed beside a key
+    """Return access as this machine or user, found by `DefaultAzureCredential`."""
+    from azure.identity import DefaultAzureCredential  # noqa: PLC0415  slow to load, and not needed with a key
 
     identity = AsyncCredential(DefaultAzureCredential())
     return Access(namespace, hub, group, identity=identity, websockets=websockets, proxy=proxy)
 
 
 _EXPIRED = "CBS Authentication Expired"
-"""The client's own fault, without a request, after a process slept through its token's life or its clock was set."""
+"""An error that the client raises without a request, if the process slept until its token expired, or its clock was
+set."""
 
 
 class Contended(SourceUnavailable):
-    """Another reader took the partition's link: the lease is lost, or a reader has none."""
+    """Another reader took over the partition's link: either we lost the lease, or that reader has none."""
 
 
 def explained(error: BaseException, access: Access, partition: str | None = None) -> SourceError:
-    """The fault as an error that says what to do; SourceUnavailable if trying again later may help.
+    """Translate an error of the client into one that says what to do; SourceUnavailable if trying again may help.
 
-    Rejected credentials are a TransientRejection: a token may be about to be renewed, a role just given.
-    Nothing of a connection string is repeated: the client's own texts hold none.
+    Rejected credentials become a TransientRejection, because a token may be about to be renewed, or a role was only
+    just assigned. The messages contain nothing of a connection string, because the client's own messages don't.
     """
     where = f"event hub {access.hub!r} in {access.namespace}" + (f", partition {partition}" if partition else "")
     if isinstance(error, SourceError):
@@ -174,22 +188,22 @@ def explained(error: BaseException, access: Access, partition: str | None = None
     if isinstance(error, ValueError):
         return SourceError(f"{where}: {_first_line(error)}")
     condition = (error.error if isinstance(error, EventHubError) else None) or ""
-    said = _first_line(error)
+    message = _first_line(error)
     match condition:
         case "link:stolen":
             return Contended(f"{where}: another reader of group {access.group!r} took it: lease lost, or contended")
         case "not-found":
             return SourceError(f"{where}: there is no such hub or consumer group {access.group!r}; check the URL")
         case "unauthorized-access":
-            return TransientRejection(f"{where}: access refused: {_sign_in(access)} ({said})")
+            return TransientRejection(f"{where}: access refused: {_sign_in(access)} ({message})")
         case "argument-error" | "argument-out-of-range" | "invalid-field":
             hint = "if the hub was made anew, set the checkpoints back with `leasehold reset`"
-            return Trimmed(f"{where}: the starting position is refused; {hint} ({said})")
+            return Trimmed(f"{where}: the starting position is refused; {hint} ({message})")
         case "resource-limit-exceeded":
             hint = f"give this fleet a consumer group of its own, as others read in {access.group!r} too"
-            return SourceUnavailable(f"{where}: too many readers; {hint} ({said})")
+            return SourceUnavailable(f"{where}: too many readers; {hint} ({message})")
         case _:
-            return SourceUnavailable(f"{where}: {said}")
+            return SourceUnavailable(f"{where}: {message}")
 
 
 def _sign_in(access: Access) -> str:
@@ -202,7 +216,8 @@ _NEW_EACH_TIME = re.compile(
     r",? ?\b(?:tracking_?id|systemtracker|timestamp|reference)\b ?[:=] ?[^\s,)\]]*(?:T[\d:.]+Z?)?| at 0x[0-9a-f]+",
     re.IGNORECASE,
 )
-"""Parts of the client's messages that differ each time: with them, the same fault would be logged at each try."""
+"""The parts of the client's messages that differ each time. They are removed, because otherwise the same fault would be
+logged at each attempt."""
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,6 +1,6 @@
-"""Events of a hub as Arrow columns: those of the Azure connector.
+"""Turns events of a hub into the Arrow columns of the Azure connector.
 
-The file wants pyarrow, which is an extra: it is imported when somebody asks for columns.
+The module needs pyarrow, which is an extra, so it is imported only when columns are requested.
 """
 
 import json
@@ -35,21 +35,21 @@ IN_COLUMNS = frozenset(
 
 
 def rows_of(partition: str, records: Sequence[Record]) -> pa.RecordBatch:
-    """Events of this partition as columns."""
-    told = [dict(record.event.raw_amqp_message.annotations or {}) for record in records]
+    """Return the events of this partition as columns."""
+    annotations = [dict(record.event.raw_amqp_message.annotations or {}) for record in records]
     values = (
         [record.data for record in records],
         [partition] * len(records),
         [own_token(record.token) for record in records],
         [int(record.sequence_number) for record in records],
         [None if record.arrived is None else round(record.arrived * 1e6) for record in records],
-        [_text(each.get(PUBLISHER)) for each in told],
+        [_text(row.get(PUBLISHER)) for row in annotations],
         [record.partition_key for record in records],
         [_map(record.event.properties or {}) for record in records],
-        [_text(each.get(DEVICE)) for each in told],
-        [_map({name: each[name] for name in each.keys() - IN_COLUMNS}) for each in told],
+        [_text(row.get(DEVICE)) for row in annotations],
+        [_map({name: row[name] for name in row.keys() - IN_COLUMNS}) for row in annotations],
     )
-    arrays = [pa.array(each, column.type) for each, column in zip(values, SCHEMA, strict=True)]
+    arrays = [pa.array(column, field.type) for column, field in zip(values, SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
@@ -58,7 +58,7 @@ def _map(values: Mapping[Any, Any]) -> list[tuple[str, str | None]]:
 
 
 def _text(value: object) -> str | None:
-    """The text of a value, as the Azure connector for Spark has it: text unchanged, other values as JSON."""
+    """Convert a value as the Azure connector for Spark does: strings stay as they are, other values become JSON."""
     if value is None or isinstance(value, str):
         return value
     return value.decode(errors="replace") if isinstance(value, bytes) else json.dumps(value, default=str)

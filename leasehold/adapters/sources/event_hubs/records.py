@@ -1,4 +1,4 @@
-"""An event of the Event Hubs client as a record."""
+"""Converts events of the Event Hubs client into records."""
 
 from azure.eventhub import EventData
 from azure.eventhub.amqp import AmqpMessageBodyType
@@ -12,13 +12,21 @@ OFFSET = b"x-opt-offset"
 
 
 def record(event: EventData) -> Record:
-    """An event as a record; the event itself goes with it. Raises SourceError for one that the service never numbered.
+    """Convert an event into a record, which also contains the event.
 
-    Whatever else its sender wrote must not stop the partition, which would be read up to this event for ever.
+    Nothing else that a sender wrote makes it raise, because reading would then stop at this event forever.
+
+    Raises:
+        SourceError: If the event has no valid sequence number, which the service assigns.
     """
-    # The annotations themselves: the event's properties look them up one by one, and make a date of the time.
-    noted = event.raw_amqp_message.annotations or {}
-    number, key, milliseconds, offset = noted.get(NUMBER), noted.get(KEY), noted.get(ENQUEUED), noted.get(OFFSET)
+    # Read the annotations directly: the event's properties look them up one by one, and build a datetime.
+    annotations = event.raw_amqp_message.annotations or {}
+    number, key, milliseconds, offset = (
+        annotations.get(NUMBER),
+        annotations.get(KEY),
+        annotations.get(ENQUEUED),
+        annotations.get(OFFSET),
+    )
     if type(number) is not int or not 0 <= number < 1 << 63:
         raise SourceError(f"an event has {number!r} for a sequence number")
     return Record(
@@ -32,12 +40,12 @@ def record(event: EventData) -> Record:
 
 
 TAG = "leasehold"
-"""The application property by which a reader knows an event of a Spark sink that it has had."""
+"""The application property with the tag of a Spark sink, by which a reader detects duplicates."""
 _TAG = TAG.encode()
 
 
 def tag_of(event: EventData | None) -> Tag | None:
-    """The tag of an event that a Spark sink of ours wrote; None of any other."""
+    """Return the tag of an event that a Spark sink of ours wrote, or None for any other event."""
     properties = event.raw_amqp_message.application_properties if event is not None else None
     if not properties:
         return None
@@ -47,13 +55,13 @@ def tag_of(event: EventData | None) -> Tag | None:
 
 
 def body(event: EventData) -> bytes:
-    """The bytes of an event; of an AMQP value or sequence, which has none, its text."""
+    """Return the bytes of an event, or the text of an AMQP value or sequence, which has no bytes."""
     message = event.raw_amqp_message
     if message.body_type is AmqpMessageBodyType.DATA:
         return b"".join(message.body)
     try:
         text = event.body_as_str()
-    except TypeError:  # the client takes all bytes in it for UTF-8
+    except TypeError:  # the client assumes that all bytes in the body are UTF-8
         text = str(message.body if message.body_type is AmqpMessageBodyType.VALUE else list(message.body))
     return text.encode(errors="backslashreplace")
 

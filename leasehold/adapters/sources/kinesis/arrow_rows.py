@@ -1,6 +1,6 @@
-"""Records of a stream as Arrow columns: the names other connectors use, with shard and sub-sequence number added.
+"""Turns records of a stream into Arrow columns, named as in other connectors, plus shard and sub-sequence number.
 
-The file wants pyarrow, which is an extra: it is imported when somebody asks for columns.
+The module needs pyarrow, which is an extra, so it is imported only when columns are requested.
 """
 
 from collections.abc import Sequence
@@ -27,17 +27,20 @@ SCHEMA = pa.schema(
 
 
 def rows_of(stream: str, shard: str, records: Sequence[Record]) -> pa.RecordBatch:
-    """Records of this shard as columns; those of an answer without an object for each, and their data copied once."""
-    told = (records if isinstance(records, KinesisRecords) else KinesisRecords.of(records)).columns()
-    micros = pc.round(pc.multiply(pa.array(told.arrived, pa.float64()), 1e6)).cast(pa.int64())
+    """Return the records of this shard as columns.
+
+    KinesisRecords are converted without an object for each, and their data is copied once.
+    """
+    values = (records if isinstance(records, KinesisRecords) else KinesisRecords.of(records)).columns()
+    micros = pc.round(pc.multiply(pa.array(values.arrived, pa.float64()), 1e6)).cast(pa.int64())
     columns = [
-        pa.array(told.datas, pa.binary()),
-        pa.repeat(pa.scalar(stream), len(told)),
-        pa.repeat(pa.scalar(shard), len(told)),
-        pa.array(told.keys, pa.string()),
-        pa.array(told.hash_keys, pa.string()),
-        pa.array(told.numbers, pa.string()),
-        pa.array(told.subs, pa.int64()),
+        pa.array(values.datas, pa.binary()),
+        pa.repeat(pa.scalar(stream), len(values)),
+        pa.repeat(pa.scalar(shard), len(values)),
+        pa.array(values.keys, pa.string()),
+        pa.array(values.hash_keys, pa.string()),
+        pa.array(values.numbers, pa.string()),
+        pa.array(values.subs, pa.int64()),
         micros.cast(SCHEMA.field(ARRIVED).type),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)

@@ -1,4 +1,4 @@
-"""The clients that read from Kinesis: boto3's own, but quick about the records."""
+"""Creates boto3 clients that read from Kinesis, with a faster parser for the records."""
 
 import logging
 from datetime import UTC, datetime
@@ -16,10 +16,10 @@ from leasehold.stores.printable import escaped
 
 try:
     from leasehold.adapters.sources.kinesis.cbor.hooks import Wire, read_directly
-except ImportError:  # then boto3 takes answers apart by itself
-    Wire = None  # type: ignore[assignment,misc]  # the slow way
+except ImportError:  # then boto3 parses the responses
+    Wire = None  # type: ignore[assignment,misc]  # slower
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user
+if TYPE_CHECKING:  # the stubs are not installed for users
     from boto3 import Session
     from types_boto3_kinesis import KinesisClient
 
@@ -27,25 +27,25 @@ log = escaped(logging.getLogger("leasehold.kinesis"))
 
 CONNECTIONS = 64
 MILLISECONDS = 10**11
-"""Numbers from here on are milliseconds, which no time of Kinesis in seconds will reach for 3,000 years."""
+"""Larger numbers are times in milliseconds; no time in seconds reaches this for 3,000 years."""
 
 WireForm = Literal["cbor", "json", "boto3"]
-"""The form of requests for records: in CBOR past boto3, in JSON, or in CBOR through boto3."""
+"""How records are requested: in CBOR bypassing boto3, in JSON, or in CBOR through boto3."""
 
 
 class KinesisClients(TimedClients):
-    """Boto3's clients: they know a time-out of a client, and none of a call."""
+    """The boto3 clients of Kinesis, one per timeout, because boto3 has no timeouts per call."""
 
     late = ReadTimeoutError
 
     @classmethod
     def of(cls, client: "KinesisClient | KinesisClients") -> "KinesisClients":
-        """The clients that were given; or one client of a caller's own, whose time-out is what it is."""
+        """Return the clients unchanged, or wrap a caller's single client, which keeps its own timeout."""
         if isinstance(client, KinesisClients):
             return client
         try:
             seconds = float(client.meta.config.read_timeout)  # type: ignore[attr-defined]  # the stubs know no option
-        except (AttributeError, TypeError):  # it stands in for a client
+        except (AttributeError, TypeError):  # a stand-in for a client
             seconds = POLL_SECONDS[0]
         return cls(lambda _seconds: client, (seconds,), (seconds,))
 
@@ -59,12 +59,18 @@ def reading_client(
     session: "Session | None" = None,
     arn: str | None = None,
 ) -> "KinesisClient":
-    """A client for many threads, which asks for records in this form. Raises what botocore raises without a region.
+    """Return a client for many threads, which requests records in the given form.
 
-    It gives a connection up where nothing comes for `read_seconds`.
-    With an `arn`, every request names the stream by it.
+    The times of records are left as the service sends them; `seconds_of` reads them. Without a region, botocore's error
+    propagates.
 
-    The time of a record is whatever the service wrote: `seconds_of` reads it.
+    Args:
+        region: The region; None for the environment's.
+        endpoint: The URL of the endpoint; None for that of the region.
+        wire: How records are requested.
+        read_seconds: After how many seconds without a byte a connection is given up.
+        session: The session with the credentials; None for the environment's.
+        arn: The ARN by which every request names the stream; None to name it by its name alone.
     """
     client: KinesisClient = patient_client("kinesis", region, endpoint, read_seconds, session)
     if arn is not None:
@@ -72,9 +78,9 @@ def reading_client(
     if Wire is None:
         log.warning("records are read slowly: orjson, pybase64 or cbor2 is missing; install leasehold[aws]")
     else:
-        spoken = Wire(client, cbor=wire != "json")
+        wire_form = Wire(client, cbor=wire != "json")
         if wire == "cbor":
-            read_directly(client, spoken, arn)
+            read_directly(client, wire_form, arn)
     return client
 
 
@@ -85,11 +91,11 @@ def patient_client(
     read_seconds: float,
     session: "Session | None" = None,
 ) -> Any:  # noqa: ANN401  likewise
-    """A client of this service for many threads, which gives a connection up where nothing comes for so long."""
+    """Return a client of this service for many threads, which gives up a connection silent for `read_seconds`."""
     core = core_of(session)
-    # The time of arrival, looked up in a local time zone, is more than half of what a record of 1 KB costs boto3.
+    # Converting arrival times to the local time zone is more than half of what boto3 spends on a record of 1 KB.
     core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=utc)
-    # Made by botocore: importing boto3 costs a start some 0.1 s of a processor, and adds nothing to such a client.
+    # We use botocore, because importing boto3 costs 0.1 s of CPU time and adds nothing to such a client.
     client = core.create_client(
         service,
         region_name=region,
@@ -98,12 +104,12 @@ def patient_client(
             connect_timeout=5,
             read_timeout=read_seconds,
             max_pool_connections=CONNECTIONS,
-            # One quick repetition; longer waits are the poller's, which gives its thread back.
+            # One quick retry. The poller does the longer waits, because it gives its thread back.
             retries={"mode": "standard", "total_max_attempts": 2},
         ),
     )
     bound_client(client)
-    # The next call is given longer than this one; repeated as it was, it would hold its thread for nothing.
+    # Do not retry a call that timed out: the next call gets a longer timeout, and this one would time out again.
     client.meta.events.register_first(f"needs-retry.{client.meta.service_model.service_id.hyphenize()}", _late_once)
     return client
 
@@ -114,12 +120,16 @@ def _late_once(caught_exception: Exception | None = None, **_event: object) -> N
 
 
 def utc(value: Any) -> datetime:  # noqa: ANN401  whatever a service may write for a time
-    """A time of Kinesis's (seconds since 1970), in UTC; any other form is left to botocore."""
+    """Parse a time from Kinesis (seconds since 1970) as UTC, leaving any other format to botocore."""
     return datetime.fromtimestamp(value, UTC) if isinstance(value, int | float) else parse_timestamp(value)
 
 
 def seconds_of(told: object) -> float | None:
-    """Seconds since 1970 of a record's time: seconds in JSON, milliseconds in CBOR, and boto3's own value."""
+    """Return a record's time in seconds since 1970.
+
+    Args:
+        told: Seconds (as in JSON), milliseconds (as in CBOR), a datetime, any other format botocore knows, or None.
+    """
     if isinstance(told, int | float):
         return told / 1000 if told >= MILLISECONDS else float(told)
     if told is None:

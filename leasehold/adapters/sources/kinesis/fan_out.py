@@ -1,17 +1,22 @@
-"""Reads one shard by enhanced fan-out: the service sends what is written, at 2 MiB/s for this consumer alone.
+"""Reads one shard by enhanced fan-out: the service pushes records, at 2 MiB/s for this consumer alone.
 
-A stream's registered consumer is found by name, or registered, and shared by all readers of the stream. Kinesis lets a
-stream have 20 of them (50 in its costliest mode); where there is no room, readers poll instead. Each subscribed shard
-has a thread, beside the pool that hands records over: boto3 can read an event stream only by waiting for it, for up to
-five minutes at a time, and forty waiting shards would occupy the whole pool. The thread keeps a few events until the
-shard's reader takes them.
+All readers of a stream share one registered consumer, which is found by name or registered. A stream can have 20
+consumers (50 in the most expensive mode of Kinesis). If there is no room for ours, readers poll instead.
 
-Rule 1: a subscription lasts five minutes at most; the next one begins AT the continuation number of the last event
-taken, and records already handed over are dropped, so that neither a gap nor a repetition can come of it.
-Rule 2: no shard is subscribed to again within five seconds of the last time, which the service would refuse.
-Rule 3: a shard has ended when the service names its children and has no more records; the end of a connection
-does not mean the end of the shard.
-Rule 4: a subscription whose next event did not come in time is followed by one that is given longer.
+Each subscribed shard has a thread of its own, separate from the pool that dispatches records. boto3 can read an event
+stream only by blocking on it, for up to five minutes at a time, and forty waiting shards would occupy the whole pool.
+The thread buffers a few events until the shard's reader takes them.
+
+Rule 1: A subscription lasts five minutes at most. The next one starts AT the continuation number of the last event
+taken, and records already returned are dropped, so there are neither gaps nor duplicates.
+
+Rule 2: A shard is not subscribed to again within five seconds of the last subscription, because the service would
+reject it.
+
+Rule 3: A shard has ended when the service names its children and sends no more records. The end of a connection does
+not mean the end of the shard.
+
+Rule 4: If the next event of a subscription does not arrive in time, the next subscription gets a longer timeout.
 """
 
 import logging
@@ -41,7 +46,7 @@ from leasehold.balancer.model import HashRange, Position
 from leasehold.errors import SourceUnavailable
 from leasehold.stores.printable import escaped, said
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user
+if TYPE_CHECKING:  # the stubs are not installed for users
     from botocore.eventstream import EventStream
     from types_boto3_kinesis import KinesisClient
     from types_boto3_kinesis.type_defs import (
@@ -58,9 +63,11 @@ EVENTS_WAITING = 2
 
 
 class SubscriptionReceiver:
-    """Receives until the service ends the subscription, or something breaks, or it is closed.
+    """Receives events until the service ends the subscription, something breaks, or it is closed.
 
-    subscribe  asks the service; called in the thread, since it waits for the answer
+    Args:
+        subscribe: Makes the request. It is called in the thread, because it waits for the response.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, subscribe: Callable[[], "Stream"], clock: Callable[[], float] = time.monotonic) -> None:
@@ -75,11 +82,11 @@ class SubscriptionReceiver:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will arrive; what has arrived may still wait."""
+        """Whether no more events will arrive. Events that arrived before may still be in the inbox."""
         return not self._thread.is_alive()
 
     def take(self) -> "SubscribeToShardEventTypeDef | None":
-        """The first event that waits, or None."""
+        """Return the first event in the inbox, or None."""
         if not self._inbox:
             return None
         event = self._inbox.popleft()
@@ -87,53 +94,55 @@ class SubscriptionReceiver:
         return event
 
     def close(self) -> None:
-        """Give the subscription up, without waiting for its thread."""
+        """Give up the subscription without waiting for its thread."""
         self._closed.set()
         self._room.release()
-        # The thread waits for the next event, and closing the stream here would wait for it: only the end of its
-        # connection wakes it. The client shows that to nobody, and only newer ones (urllib3 2.3) can be told to end it.
+        # The thread waits for the next event, and closing the stream here would wait for it, too. Only the end of the
+        # connection wakes the thread. The connection is private to the client, and `shutdown` needs urllib3 2.3.
         shutdown = getattr(getattr(self._stream, "_raw_stream", None), "shutdown", None)
-        with suppress(OSError, RuntimeError, ValueError):  # it has ended meanwhile
+        with suppress(OSError, RuntimeError, ValueError):  # the connection has ended meanwhile
             if shutdown is not None:
                 shutdown()
 
     def _run(self) -> None:
         with closing(self._subscribe()) as stream:
             self._stream, self.began = stream, self._clock()
-            if self._closed.is_set():  # while the service was asked
+            if self._closed.is_set():  # closed during the request
                 return
             for event in stream:
-                # Nothing more is read while this waits: a slow handler fills the connection, and the service waits.
+                # While this waits nothing is read, so a slow handler fills the connection and the service waits.
                 self._room.acquire()
                 if self._closed.is_set():
                     return
                 self._inbox.append(event["SubscribeToShardEvent"])
 
     def _failed(self, fault: BaseException) -> None:
-        # Whatever ends a subscription is for its reader to explain.
+        # The reader handles whatever ends a subscription.
         self.fault = fault if isinstance(fault, Exception) else SourceUnavailable(said(fault))
 
 
 LOOK_SECONDS = 1.0
-"""Between two looks, however many readers wait: 20 a second are allowed on a stream."""
+"""The interval between two requests, however many readers wait: 20 a second are allowed on a stream."""
 
 REFUSALS = 3
-"""A limit met so often is taken for one that lasts; it may also be that 5 a second may be registered."""
+"""After this many rejections, the limit counts as permanent. One alone may be the limit of 5 registrations a second."""
 
 _NAME = re.compile(r"arn:.+|[a-zA-Z0-9_.-]{1,128}")
 
 
 class NotActiveYet(SourceUnavailable):
-    """The consumer is being registered, which takes the service some seconds."""
+    """The consumer is being registered, which takes some seconds."""
 
 
 class StreamConsumer:
     """A registered consumer of a stream.
 
-    client  speaks to the service
-    stream  its name
-    name    the consumer's, registered if there is none; or its ARN, which must exist
-    patience  how long it waits for an answer; as long as the client does, if left out
+    Args:
+        client: The client of the service.
+        stream: The name of the stream.
+        name: The name of the consumer, which is registered if it does not exist, or the ARN of an existing one.
+        clock: Returns monotonic seconds.
+        patience: The timeouts; by default that of the client.
     """
 
     def __init__(
@@ -158,12 +167,15 @@ class StreamConsumer:
         self._lock = Lock()
 
     def arn(self) -> str | None:
-        """The ARN of the consumer to subscribe for, or None if readers have to poll.
+        """Return the ARN of the consumer to subscribe for, or None if readers have to poll.
 
-        Raises NotActiveYet, SourceUnavailable or SourceError.
+        Raises:
+            NotActiveYet: If the consumer is still being registered.
+            SourceUnavailable: If trying again later may help.
+            SourceError: If trying again cannot help.
         """
         if not self._settled():
-            with self._lock:  # those who waited for it find the matter settled
+            with self._lock:  # callers that waited for the lock find the ARN settled
                 if not self._settled() and self._clock() >= self._next_look:
                     self._next_look = self._clock() + LOOK_SECONDS
                     with said_plainly(self._stream):
@@ -173,7 +185,7 @@ class StreamConsumer:
         return self._arn
 
     def forget(self, arn: str) -> None:
-        """The service knows this one no longer; a consumer given by name is looked for, and registered, anew."""
+        """Forget an ARN that the service no longer knows. A consumer given by name is found or registered again."""
         with self._lock:
             if arn == self._arn != self.name:
                 self._arn = None
@@ -185,12 +197,12 @@ class StreamConsumer:
         summary = self._patience.call("describe_stream_summary", StreamName=self._stream)
         consumer = {"StreamARN": summary["StreamDescriptionSummary"]["StreamARN"], "ConsumerName": self.name}
         try:
-            told = self._patience.call("describe_stream_consumer", **consumer)["ConsumerDescription"]
+            description = self._patience.call("describe_stream_consumer", **consumer)["ConsumerDescription"]
         except ClientError as unknown:
             if code_of(unknown) != "ResourceNotFoundException":
                 raise
             try:
-                told = self._patience.call("register_stream_consumer", **consumer)["Consumer"]
+                description = self._patience.call("register_stream_consumer", **consumer)["Consumer"]
             except ClientError as refused:
                 if code_of(refused) == "ResourceInUseException":  # another worker has just registered it
                     return
@@ -201,16 +213,17 @@ class StreamConsumer:
                     text = "stream %s takes no consumer %r, so its shards are polled: %s"
                     log.warning(text, self._stream, self.name, refused)
                 return
-        if told["ConsumerStatus"] == "ACTIVE":
-            self._arn = told["ConsumerARN"]
+        if description["ConsumerStatus"] == "ACTIVE":
+            self._arn = description["ConsumerARN"]
 
 
 APART_SECONDS = 5.0
 CONTENDED_SECONDS = 10.0
-"""Before a subscription that another has taken over is taken back: longer than it takes to learn of a lost lease."""
+"""How long to wait before taking back a subscription that another reader took over. It takes less to learn that the
+lease is lost."""
 
 READER_LOOK_SECONDS, LOOK_SECONDS_MOST = 0.01, 0.1
-"""Between two looks at the arrived events; they cost no request."""
+"""The shortest and the longest interval between two looks at the inbox, which cost no request."""
 
 _SUBSCRIBE = "subscribe_to_shard"
 _TAKEN = (
@@ -220,7 +233,7 @@ _TAKEN = (
 
 
 class FanOut(Poller):
-    """A reader of one shard; where the stream has no room for the consumer, a polling one."""
+    """A reader of one shard, which polls if the stream has no room for the consumer."""
 
     def __init__(
         self,
@@ -262,7 +275,7 @@ class FanOut(Poller):
         self._look = READER_LOOK_SECONDS
 
     def close(self) -> None:
-        """Give the subscription up."""
+        """Give up the subscription."""
         super().close()
         if self._feed is not None:
             self._feed.close()
@@ -278,28 +291,31 @@ class FanOut(Poller):
         if self._feed is None:
             if self._clock() < self._not_before:  # rule 2
                 return None
-            place = self._place()
+            start = self._place()
             if self._continuation is not None:  # rule 1
-                place = {"Type": "AT_SEQUENCE_NUMBER", "SequenceNumber": self._continuation}
+                start = {"Type": "AT_SEQUENCE_NUMBER", "SequenceNumber": self._continuation}
             subscribe = partial(
-                self._subscribing.call, _SUBSCRIBE, ConsumerARN=self._arn, ShardId=self._shard, StartingPosition=place
+                self._subscribing.call, _SUBSCRIBE, ConsumerARN=self._arn, ShardId=self._shard, StartingPosition=start
             )
             self._feed = SubscriptionReceiver(lambda: subscribe()["EventStream"], self._clock)
-        over = self._feed.over  # asked before: all that arrived by then is in the inbox
+        over = self._feed.over  # must be read before `take`: if it is over, every event is already in the inbox
         event = self._feed.take()
         if event is not None:
             self._before, self._continuation = self._continuation, event.get("ContinuationSequenceNumber") or None
             records, children = event.get("Records"), event.get("ChildShards") or []
             ended = self._continuation is None or (bool(children) and not records)  # rule 3
-            told = {"Records": records, "MillisBehindLatest": event.get("MillisBehindLatest"), "ChildShards": children}
-            # In the form of an answer of GetRecords.
-            return cast("GetRecordsOutputTypeDef", told | {"NextShardIterator": None if ended else self._continuation})
+            body = {"Records": records, "MillisBehindLatest": event.get("MillisBehindLatest"), "ChildShards": children}
+            # In the form of a response of GetRecords.
+            return cast("GetRecordsOutputTypeDef", body | {"NextShardIterator": None if ended else self._continuation})
         if over:
             self._end(self._feed)
         return None
 
     def _ask_again(self) -> None:
-        """Subscribe anew, from before the event that could not be read: this subscription goes on behind it."""
+        """Drop the subscription, so that the next one starts before the event that could not be read.
+
+        The current subscription would continue after that event.
+        """
         if self._feed is not None:
             self._feed.close()
             self._leave(self._feed)
@@ -313,7 +329,7 @@ class FanOut(Poller):
             self._done = Position(self._read, sys.maxsize).order  # rule 1
 
     def _end(self, feed: SubscriptionReceiver) -> None:
-        """Leave a subscription that is over. Raises SourceUnavailable or SourceError, unless its time was up."""
+        """Leave a subscription that is over. Raise SourceUnavailable or SourceError unless it expired or timed out."""
         self._leave(feed)
         match feed.fault:
             case None:
@@ -326,7 +342,7 @@ class FanOut(Poller):
             case HTTPError() | ParserError() | ResponseParserError() as fault:
                 raise SourceUnavailable(f"shard {self._shard}: its subscription broke off: {fault}") from fault
             case ClientError() as fault if code_of(fault) == "ResourceInUseException":
-                # One that had begun was taken over; one that was refused at once may try again as soon as rule 2 lets.
+                # If it had begun, another reader took over. If it was rejected at once, try again when rule 2 allows.
                 if feed.began is not None:
                     self._not_before = self._clock() + CONTENDED_SECONDS
                 raise SourceUnavailable(_TAKEN.format(self._consumer.name, self._shard)) from fault
@@ -336,7 +352,7 @@ class FanOut(Poller):
                         raise fault
                     if code_of(fault) == "ResourceNotFoundException":
                         self._consumer.forget(self._arn or "")  # the shard is gone, or the consumer was deregistered
-                    self._rewind_from(fault)  # it raises what says of no start that it was trimmed
+                    self._rewind_from(fault)  # raises any error that does not mean a trimmed start
 
     def _wait(self, *, idle: bool, behind: bool = False) -> float:
         if self._arn is None:

@@ -1,8 +1,8 @@
-"""The meaning of each fault of Kinesis, and the pace of requests that refusals make slower.
+"""Translates the errors of Kinesis, and adapts the pace of requests to throttling.
 
-A fault is waited for and tried again, or is a sentence that says what to fix. A rejection that may pass by itself is a
-`TransientRejection`. How long a shard is left alone between two requests follows from the faults, too: five requests a
-second are the quota of all its readers together.
+Errors become SourceUnavailable (wait and try again), SourceError (the message says what to fix), or TransientRejection
+for rejections that may be temporary. The pauses between two requests for a shard depend on throttling, because all
+readers of a shard share a quota of five requests a second.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ from leasehold.stores.printable import said
 
 
 class AwsService(NamedTuple):
-    """The name of a service in sentences, and the prefix of its rights."""
+    """The name of a service in messages, and the prefix of its IAM actions."""
 
     name: str
     rights: str
@@ -71,18 +71,18 @@ LASTING = frozenset(
         "ValidationException",
     }
 )
-"""Codes that the same request gets again. Every other one may come from a proxy, a clock or a key that is being set."""
+"""Error codes that the same request gets again. Any other may come from a proxy, a clock, or a key still being set."""
 SERVER_ERROR = 500
 
 
 def code_of(error: ClientError) -> str:
-    """The service's own name for what went wrong."""
+    """Return the error code of the service."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
 @contextmanager
 def said_plainly(stream: str, service: AwsService = KINESIS) -> Iterator[None]:
-    """Turns the client's errors into SourceUnavailable or SourceError, each a sentence the user can act on."""
+    """Turn the client's errors into SourceUnavailable or SourceError, with messages that the user can act on."""
     try:
         yield
     except ClientError as error:
@@ -94,26 +94,26 @@ def said_plainly(stream: str, service: AwsService = KINESIS) -> Iterator[None]:
             f"no region for stream {stream!r}: add ?region=… to the URL or set AWS_DEFAULT_REGION"
         ) from error
     except (HTTPClientError, BotoCoreError) as error:
-        # Refused and reset connections, timeouts, names that do not resolve.
-        what = f"{service.name} cannot be reached for stream {stream!r}: {error}{region_hint(error)}"
-        raise SourceUnavailable(what) from error
+        # Refused and reset connections, timeouts, and names that do not resolve.
+        message = f"{service.name} cannot be reached for stream {stream!r}: {error}{region_hint(error)}"
+        raise SourceUnavailable(message) from error
 
 
 @contextmanager
 def understood(stream: str, service: AwsService = KINESIS) -> Iterator[None]:
-    """Turns what an answer of another shape makes fail into SourceUnavailable: it may be a proxy's, or a bad moment's.
+    """Turn parse errors of an unexpected response (a proxy's page, say) into a retryable SourceUnavailable.
 
-    Nothing of such an answer may count as read.
+    The caller must not count anything of such a response as read.
     """
     try:
         yield
     except (*ODD_ANSWER, ValueError) as odd:
-        what = f"an answer of {service.name} for stream {stream!r} cannot be read: {said(odd)}"
-        raise SourceUnavailable(what) from odd
+        message = f"an answer of {service.name} for stream {stream!r} cannot be read: {said(odd)}"
+        raise SourceUnavailable(message) from odd
 
 
 def summary_of(told: Mapping[str, Any], stream: str) -> Mapping[str, Any]:
-    """Return the summary of this stream. Raises LookupError if the answer is about something else."""
+    """Return the summary of this stream. Raises LookupError if the response is about another stream."""
     summary: Mapping[str, Any] = told["StreamDescriptionSummary"]
     if (name := summary.get("StreamName", stream)) != stream:
         raise LookupError(f"it is about stream {name!r}")
@@ -130,15 +130,15 @@ def _refusal(error: ClientError, stream: str, service: AwsService) -> SourceErro
     if code == "ResourceNotFoundException":
         return SourceError(f"stream {stream!r}: {text or 'it does not exist'}; check its name, account and region")
     if code in CREDENTIALS:
-        what = f"the credentials for stream {stream!r} are not accepted ({code}): renew or replace them"
-        return TransientRejection(what)
+        message = f"the credentials for stream {stream!r} are not accepted ({code}): renew or replace them"
+        return TransientRejection(message)
     if code in DENIED:
-        asked, right = error.operation_name, f"{service.rights}:{error.operation_name}"
-        writes = asked in {"PutRecord", "PutRecords"}
+        operation, right = error.operation_name, f"{service.rights}:{error.operation_name}"
+        writes = operation in {"PutRecord", "PutRecords"}
         if code == "KMSAccessDeniedException":
             right = f"{'kms:GenerateDataKey' if writes else 'kms:Decrypt'} of the stream's key"
-        do = "write to" if writes else "read"
-        return SourceError(f"these credentials may not {do} stream {stream!r}, for want of {right}: {text}")
+        verb = "write to" if writes else "read"
+        return SourceError(f"these credentials may not {verb} stream {stream!r}, for want of {right}: {text}")
     kind = SourceError if code in LASTING else TransientRejection
     return kind(f"{service.name} refused a request for stream {stream!r}: {code} {text}")
 
@@ -148,13 +148,15 @@ BEHIND_SECONDS = 0.25
 IDLE_SECONDS = 2.0
 QUOTA_SECONDS = 0.2
 STRETCH, STRETCH_MOST, RELIEF = 2.0, 8.0, 0.9
-"""A refusal makes all pauses so many times longer, at most so many times in all; an answer makes them shorter again."""
+"""Each throttled request multiplies the pauses by STRETCH, at most STRETCH_MOST in total; each response multiplies that
+factor by RELIEF, down to 1."""
 
 
 class PollPace:
-    """The pauses of one shard, from the beginning of one request to that of the next.
+    """The pauses between the requests for one shard, from the start of one request to the start of the next.
 
-    poll_seconds  the least of them; None: half a second at the tip, half of that while there is more to read
+    Args:
+        poll_seconds: The shortest pause. By default it is half a second at the tip, and half of that while behind.
     """
 
     def __init__(self, poll_seconds: float | None = None) -> None:
@@ -164,11 +166,16 @@ class PollPace:
         self._stretch = 1.0
 
     def throttled(self) -> None:
-        """Note that the service refused: others read this shard, too."""
+        """Lengthen the pauses after throttling, which means that others read this shard, too."""
         self._stretch = min(STRETCH * self._stretch, STRETCH_MOST)
 
     def answered(self, *, idle: bool, behind: bool) -> float:
-        """Seconds until the next request. Idle, nothing came and nothing is there; behind, there is more."""
+        """Return the seconds until the next request.
+
+        Args:
+            idle: Whether the response was empty and there is nothing more to read.
+            behind: Whether there is more to read.
+        """
         self._idle = min(2 * self._idle, max(IDLE_SECONDS, self._tip)) if idle else self._tip
         stretch, self._stretch = self._stretch, max(1.0, RELIEF * self._stretch)
         return (self._behind if behind else self._idle) * stretch
@@ -184,13 +191,13 @@ def max_records_of(options: Mapping[str, str], most: int) -> int | None:
 
 
 def poll_seconds_of(text: str) -> float:
-    """The pause that a URL asks for. Raises ValueError."""
+    """Return the `poll_seconds` of a URL. Raises ValueError unless it is 0.2 to 60."""
     try:
-        seconds = float(text)
+        pause = float(text)
     except ValueError:
-        seconds = 0.0
-    if not QUOTA_SECONDS <= seconds <= 60:  # noqa: PLR2004  a minute
+        pause = 0.0
+    if not QUOTA_SECONDS <= pause <= 60:  # noqa: PLR2004  a minute
         raise ValueError(
             "source URL: option 'poll_seconds' wants 0.2 to 60, for five requests a second are a shard's quota"
         )
-    return seconds
+    return pause

@@ -1,15 +1,20 @@
-"""Reads one shard by GetRecords: the start, the pace of requests, and the user records made of the answers.
+"""Reads one shard by GetRecords, and turns the responses into user records.
 
-A reading asks once (`Poller._ask`); the rows of the answer become columns, aggregates are taken apart (`Unpacking`),
-and what was done before is left out; the batch says how far the shard has been seen.
+A read makes one request (`Poller._ask`). The rows of the response become columns, aggregates are taken apart and
+records that were done before are dropped (`Unpacking`). The batch contains the position up to which the shard was seen.
 
-Rule 1: two requests a second at the tip and four while behind, one in two seconds where nothing comes, fewer after a
-refusal (`faults.PollPace`).
-Rule 2: the first iterator is AT the checkpoint, and records up to it are dropped, since an aggregated
-record may be half done; a refreshed one is AFTER the last Kinesis record read.
-Rule 3: after an answer that did not come in the longest time less is asked for, until the tip is reached: over a slow
-link, or from a busy service, megabytes may never come, and each try would only add to the load.
-Rule 4: before that, after an answer that did not come in time, the next is given longer (`CallPatience`), and soon.
+Rule 1: There are two requests a second at the tip, four while behind, and one in two seconds while nothing arrives;
+fewer after throttling (`faults.PollPace`).
+
+Rule 2: The first iterator is AT the checkpoint, and records up to it are dropped, because an aggregated record may be
+half done. Later iterators are AFTER the last Kinesis record read.
+
+Rule 3: If a response does not arrive within the longest timeout, the next requests ask for fewer records until the tip
+is reached. Over a slow link, or from a busy service, megabytes may never arrive, and each try would only add to the
+load.
+
+Rule 4: If a response does not arrive within a shorter timeout, the request is repeated soon, with a longer one
+(`CallPatience`).
 """
 
 import logging
@@ -52,19 +57,19 @@ from leasehold.balancer.model import TRIM_HORIZON, HashRange, Position
 from leasehold.errors import SourceUnavailable, Trimmed
 from leasehold.stores.printable import escaped
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user
+if TYPE_CHECKING:  # the stubs are not installed for users
     from types_boto3_kinesis import KinesisClient
     from types_boto3_kinesis.type_defs import GetRecordsOutputTypeDef, RecordTypeDef, StartingPositionTypeDef
 
 _COLUMNS = "leasehold.adapters.sources.kinesis.arrow_rows"
-"""Imported late: it needs pyarrow, which is an extra."""
+"""Imported only when columns are requested, because it needs pyarrow, which is an extra."""
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
 _DATA, _NUMBER = itemgetter("Data"), itemgetter("SequenceNumber")
 
 
 class Dropped:
-    """The user records of one shard that were left out: each cause is said at the first, and counted until the end."""
+    """Counts the user records of one shard that are dropped; logs each reason when it first occurs, and the totals."""
 
     def __init__(self, shard: str) -> None:
         self._shard = shard
@@ -72,7 +77,7 @@ class Dropped:
         self._repeated = 0
 
     def add(self, number: str, users: UserRecords) -> None:
-        """Count those of this Kinesis record."""
+        """Count the dropped user records of this Kinesis record."""
         if not users.dropped:
             return
         self._counts[users.reason] += users.dropped
@@ -83,11 +88,11 @@ class Dropped:
             log.warning(text, self._shard, users.dropped, number, users.reason, why)
 
     def repeated(self, count: int) -> None:
-        """Count records that were had before: a Spark sink has sent them again."""
+        """Count records that were read before, because a Spark sink has sent them again."""
         self._repeated += count
 
     def close(self) -> None:
-        """Say how many there were, where not all were said."""
+        """Log the counts that were not logged yet."""
         if self._repeated:
             text = "shard %s: %d records that a Spark sink had sent again were left out"
             log.info(text, self._shard, self._repeated)
@@ -98,15 +103,19 @@ class Dropped:
 
 
 class Unpacking:
-    """The user records of an answer.
+    """Extracts the user records of a response.
 
-    misplaced  what becomes of aggregates with records outside the hash range
-    whole      whether aggregates are left as they are; the position of one is that of its last user record
-    dropped    counts what is left out
-    done       the order of a position: records up to it are left out; None: from here on all of them come later
-    had        what was had before of the records of Spark sinks; their repetitions are left out
-    size       payload bytes of the rows
-    subs       user records of the last row, those left out included
+    Args:
+        hash_range: The hash range of the shard; None if no aggregate is misplaced.
+        done: The order of a position. Records up to it are dropped; None if all records come later.
+        misplaced: What to do with aggregates that have records outside the hash range.
+        dropped: Counts what is dropped.
+        whole: Whether to keep aggregates as they are. The position of an aggregate is that of its last user record.
+        had: Which records of Spark sinks were read before. Duplicates of these are dropped.
+
+    Attributes:
+        size: The payload bytes of the rows.
+        subs: The number of user records in the last row, dropped ones included.
     """
 
     def __init__(
@@ -122,33 +131,33 @@ class Unpacking:
         self._hash_range, self._misplaced, self._dropped = hash_range, misplaced, dropped
         self._whole = whole
         self.done = done
-        self.had = Had() if had is None else had.copy()  # if this fails, the answer is asked for again
+        self.had = Had() if had is None else had.copy()  # a copy, because the response may have to be requested again
         self._parts: list[RecordsPart] = []
         self.size = self.subs = 0
 
     @property
     def records(self) -> KinesisRecords:
-        """The records that were not left out, in order."""
+        """The records that were not dropped, in order."""
         return KinesisRecords(self._parts)
 
     def take(self, told: "RowViews | RowColumns | list[RecordTypeDef]") -> None:
-        """Unpack all rows, which are gone afterwards."""
+        """Unpack all rows and empty `told`."""
         rows = columns_of(told)
         self.size += sum(map(len, rows.datas))
         if self.done is None and not rows.sealed:
             self._take_plain(rows, 0, len(rows))
             return
         if self._whole:
-            for at in range(len(rows)):
-                self._take_whole(rows, at)
+            for index in range(len(rows)):
+                self._take_whole(rows, index)
             return
-        for aggregates, run in groupby(range(len(rows)), lambda at: rows.datas[at].startswith(MAGIC)):
+        for aggregates, group in groupby(range(len(rows)), lambda at: rows.datas[at].startswith(MAGIC)):
             if aggregates or self.done is not None:
-                for at in run:
-                    self._take_apart(rows, at)
+                for index in group:
+                    self._take_apart(rows, index)
             else:
-                places = [*run]
-                self._take_plain(rows, places[0], places[-1] + 1)
+                indexes = [*group]
+                self._take_plain(rows, indexes[0], indexes[-1] + 1)
 
     def _take_plain(self, rows: RowColumns, begin: int, end: int) -> None:
         records, count = self._columns(), end - begin
@@ -168,7 +177,7 @@ class Unpacking:
         self.subs = max(len(users) + users.dropped, 1)
         last = self.subs - 1
         if self.done is not None:
-            # A reader of user records may have stopped within it: then it is not done, and comes again.
+            # A reader of user records may have stopped within the aggregate. Then it is not done, and is read again.
             if (1, int(rows.numbers[at]), last) <= self.done:
                 return
             self.done = None
@@ -180,16 +189,16 @@ class Unpacking:
         data, number, arrived = rows.datas[at], rows.numbers[at], rows.arrived[at]
         rows.datas[at] = b""
         plain = self.done is None and not self.had
-        whole = kept_whole(data, number, arrived, self._hash_range) if plain else None
-        if whole is not None:
-            self._parts.append(whole)
-            self.subs = len(whole)
+        located = kept_whole(data, number, arrived, self._hash_range) if plain else None
+        if located is not None:
+            self._parts.append(located)
+            self.subs = len(located)
             return
         users = deaggregate(data, rows.keys[at], None, self._hash_range, misplaced=self._misplaced)
         self._dropped.add(number, users)
         first = 0
         if self.done is not None:
-            # The first user record that is not done; once there is one, all that follows is later still.
+            # The index of the first user record that is not done. All records after that one are not done either.
             sequence = int(number)
             first = bisect(users.subs, self.done, key=lambda sub: (1, sequence, sub))
             self.done = None if first < len(users) else self.done
@@ -198,7 +207,7 @@ class Unpacking:
             self._take_tagged(number, arrived, users, first)
             return
         records, count = self._columns(), len(users) - first
-        # Most often nothing is left out: then the columns are not copied once more.
+        # Usually nothing is dropped, so avoid another copy of the columns.
         records.datas += users.datas[first:] if first else users.datas
         records.numbers += [number] * count
         records.subs += users.subs[first:]
@@ -210,15 +219,15 @@ class Unpacking:
             records.tokens += [self.had.token] * count
 
     def _take_tagged(self, number: str, arrived: float | None, users: UserRecords, first: int) -> None:
-        """The records of a Spark sink's aggregate that did not come before, each with its position's token."""
+        """Add the records of a Spark sink's aggregate that were not read before, with the tokens of their positions."""
         records, tokens = RecordColumns(), list[str]()
-        for at in range(first, len(users)):
-            key, hash_key, tag = users.keys[at], users.hash_keys[at], users.tags[at]
-            place = Position(number, users.subs[at])
-            if tag is not None and self.had.again(tag, partial(place_of, key, hash_key), place):
+        for index in range(first, len(users)):
+            key, hash_key, tag = users.keys[index], users.hash_keys[index], users.tags[index]
+            position = Position(number, users.subs[index])
+            if tag is not None and self.had.again(tag, partial(place_of, key, hash_key), position):
                 continue
-            records.datas.append(users.datas[at])
-            records.subs.append(users.subs[at])
+            records.datas.append(users.datas[index])
+            records.subs.append(users.subs[index])
             records.keys.append(key)
             records.hash_keys.append(hash_key)
             tokens.append(self.had.token)
@@ -228,7 +237,7 @@ class Unpacking:
         self._parts.append(records.tokened(tokens))
 
     def _columns(self) -> RecordColumns:
-        """The last part, if it is such columns, or a new one."""
+        """Return the last part if it has columns of the right kind, else append a new part."""
         wanted = TokenedColumns if self.had else RecordColumns
         if not self._parts or type(last := self._parts[-1]) is not wanted:
             self._parts.append(last := wanted())
@@ -236,34 +245,37 @@ class Unpacking:
 
 
 def columns_of(rows: "RowViews | RowColumns | list[RecordTypeDef]") -> RowColumns:
-    """The rows of an answer as columns; what they were is gone.
+    """Turn the rows of a response into columns, and empty `rows`.
 
-    Raises TypeError if a sequence number or a partition key is no text; what else a number is, is asked of the last.
+    Whether a sequence number is decimal is checked elsewhere, and only of the last one.
+
+    Raises:
+        TypeError: If a sequence number or a partition key is not a string.
     """
     if isinstance(rows, RowColumns):
         return rows
     if not isinstance(rows, list):
-        made = rows.columns()
+        converted = rows.columns()
         rows.clear()
-        return made
-    told = RowColumns()
-    told.datas += map(_DATA, rows)
-    told.numbers += map(_NUMBER, rows)
-    "".join(told.numbers)  # the quickest way to ask
-    told.keys += [row.get("PartitionKey") for row in rows]
-    if not {str, NoneType}.issuperset(map(type, told.keys)):
+        return converted
+    columns = RowColumns()
+    columns.datas += map(_DATA, rows)
+    columns.numbers += map(_NUMBER, rows)
+    "".join(columns.numbers)  # the quickest check that all of them are strings
+    columns.keys += [row.get("PartitionKey") for row in rows]
+    if not {str, NoneType}.issuperset(map(type, columns.keys)):
         raise TypeError("a record has a partition key that is no text")
-    told.arrived += [seconds_of(row.get("ApproximateArrivalTimestamp")) for row in rows]
-    told.sealed = any(data.startswith(MAGIC) for data in told.datas)
+    columns.arrived += [seconds_of(row.get("ApproximateArrivalTimestamp")) for row in rows]
+    columns.sealed = any(data.startswith(MAGIC) for data in columns.datas)
     rows.clear()
-    return told
+    return columns
 
 
 FAULT_SECONDS = 0.4, 10.0
 RECORDS = 10_000
 NO_ANSWER = "the stream has sent nothing, not even how far behind this is"
 STILL_ASKED = "the stream has not answered the last request yet"
-FEWER = 8  # times fewer records after a time-out
+FEWER = 8  # divides the number of records requested after a timeout
 
 TRIMMED_TEXT = (
     "shard {} of stream {!r}: its checkpoint {} is not there any more: trimmed, or of an earlier stream of this name; "
@@ -274,17 +286,18 @@ TRIMMED_TEXT = (
 class Poller:
     """A reader of one shard.
 
-    client      speaks to the service
-    stream      its name
-    shard       the shard's id
-    start       where to start: just after a number, or at a sentinel or a time
-    hash_range  the shard's own; None: no aggregate is misplaced
-    misplaced   what becomes of aggregates with records outside of it
-    whole       whether aggregates are handed over as they are
-    rewind      whether to begin with the oldest record if the start was trimmed
-    pace        how often it asks; as it is by default, if left out
-    patience    how long it waits for an answer; as long as the client does, if left out
-    most        the most records that one request asks for; as many as the service gives, if left out
+    Args:
+        client: The client of the service.
+        stream: The name of the stream.
+        shard: The id of the shard.
+        start: Where to start: just after a sequence number, or at a sentinel or a time.
+        hash_range: The hash range of the shard; None if no aggregate is misplaced.
+        misplaced: What to do with aggregates that have records outside the hash range.
+        whole: Whether aggregates are dispatched as they are.
+        rewind: Whether to start at the oldest record if the start was trimmed.
+        pace: The pauses between requests.
+        patience: The timeouts; by default that of the client.
+        most: The most records that one request asks for; by default the service's maximum.
     """
 
     most = RECORDS
@@ -296,7 +309,7 @@ class Poller:
         "SequenceNumber": "StartingSequenceNumber",
         "Timestamp": "Timestamp",
     }
-    """The words of this service's GetShardIterator."""
+    """The parameter names of this service's GetShardIterator."""
 
     def __init__(
         self,
@@ -327,14 +340,17 @@ class Poller:
         self._faults = Backoff(*FAULT_SECONDS)
 
     def read(self) -> Batch:
-        """Call GetRecords once; an iterator that expired is replaced at the next call.
+        """Call GetRecords once. An expired iterator is replaced at the next call.
 
-        A passing fault is an empty batch with a longer wait. Raises SourceError if trying again cannot help.
+        If a fault may be temporary, return an empty batch with a longer wait.
+
+        Raises:
+            SourceError: If trying again cannot help.
         """
         try:
             batch = self._next()
         except StillAsked:
-            # No reading: an empty batch without a fault would pass for an answer, and the shard for one that is read.
+            # Without a fault, an empty batch would count as a response, as if the shard were being read.
             return Batch((), None, None, LOOK_SECONDS, fault=STILL_ASKED)
         except SourceUnavailable as fault:
             grew = isinstance(fault.__cause__, ReadTimeoutError) and self._patience.grew
@@ -343,9 +359,9 @@ class Poller:
             if isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) in THROTTLED:
                 self._pace.throttled()
             wait = FAULT_SECONDS[0] if grew else self._faults.next()  # rule 4
-            nothing = Batch((), None, None, wait, fault=str(fault))
+            empty = Batch((), None, None, wait, fault=str(fault))
             log.warning("shard %s: reading again in %.1f s: %s", self._shard, wait, fault)
-            return nothing
+            return empty
         if batch is None:
             return Batch((), None, None, self._wait(idle=True), fault=NO_ANSWER)
         self._faults.reset()
@@ -354,34 +370,37 @@ class Poller:
         return batch
 
     def close(self) -> None:
-        """Say what was dropped; the client is the source's."""
+        """Log what was dropped. The client stays open, because it belongs to the source."""
         self._dropped.close()
 
     def _next(self) -> Batch | None:
-        """The next answer's batch, or None. Of an answer that cannot be read nothing counts, and it is asked again."""
+        """Return the batch of the next response, or None if there was none.
+
+        If a response cannot be read, nothing of it counts as read, and the request is made again.
+        """
         with understood(self._stream, self.service):
-            answer = self._ask()
-        if answer is None:
+            response = self._ask()
+        if response is None:
             return None
-        stood = self._iterator, self._read, self._done, self._had
+        state = self._iterator, self._read, self._done, self._had
         try:
             with understood(self._stream, self.service):
-                return self._batch(answer)
+                return self._batch(response)
         except SourceUnavailable:
-            self._iterator, self._read, self._done, self._had = stood
+            self._iterator, self._read, self._done, self._had = state
             self._ask_again()
             raise
 
     def _ask_again(self) -> None:
-        """Nothing to do: the iterator is as it was."""
+        """Do nothing, because the iterator was restored."""
 
     def _ask(self) -> "GetRecordsOutputTypeDef | None":
         with said_plainly(self._stream, self.service):
             if self._iterator is None:
                 self._iterator = self._placed()
             try:
-                told = self._patience.ask("get_records", ShardIterator=self._iterator, Limit=self._limit)
-                return cast("GetRecordsOutputTypeDef", told)
+                response = self._patience.ask("get_records", ShardIterator=self._iterator, Limit=self._limit)
+                return cast("GetRecordsOutputTypeDef", response)
             except ClientError as error:
                 if not self._over(error):
                     raise
@@ -390,29 +409,29 @@ class Poller:
         return None
 
     def _over(self, error: ClientError) -> bool:
-        """Whether this refusal says that the iterator is of no more use, and another one will do."""
+        """Return whether the request failed because of its iterator, and a new one helps."""
         return code_of(error) == "ExpiredIteratorException"
 
     def _placed(self) -> str:
-        """A new iterator. A start that was trimmed is asked for once more at the oldest record, if that is wanted."""
-        place: dict[str, Any] = {"Stream": self._stream, **self._place()}
-        question = {self.names[name]: value for name, value in place.items()}
+        """Return a new iterator. If the start was trimmed, retry at the oldest record if `rewind` is set."""
+        start: dict[str, Any] = {"Stream": self._stream, **self._place()}
+        parameters = {self.names[name]: value for name, value in start.items()}
         try:
-            told = self._patience.ask("get_shard_iterator", ShardId=self._shard, **question)
+            response = self._patience.ask("get_shard_iterator", ShardId=self._shard, **parameters)
         except ClientError as error:
             self._rewind_from(error)
             return self._placed()
-        return cast("str", told["ShardIterator"])
+        return cast("str", response["ShardIterator"])
 
     def _rewind_from(self, error: ClientError) -> None:
-        """Go back to the oldest record, if the start was trimmed and that is wanted. Raises SourceError, or `error`."""
+        """Start at the oldest record if the start was trimmed and `rewind` is set; else raise Trimmed or `error`."""
         trimmed = code_of(error) == "InvalidArgumentException" and self._start.numbered and self._read is None
         if not trimmed:
             raise error
         if not self._rewind:
             raise Trimmed(TRIMMED_TEXT.format(self._shard, self._stream, self._start.sequence)) from error
-        gone, self._start, self._done = self._start.sequence, TRIM_HORIZON, None
-        log.warning("shard %s: %s is not there any more, starting at TRIM_HORIZON", self._shard, gone)
+        trimmed_number, self._start, self._done = self._start.sequence, TRIM_HORIZON, None
+        log.warning("shard %s: %s is not there any more, starting at TRIM_HORIZON", self._shard, trimmed_number)
 
     def _place(self) -> "StartingPositionTypeDef":
         if self._read is not None:
@@ -443,7 +462,7 @@ class Poller:
             self._say_gap(first)
         batch = Batch(
             records=unpacked.records,
-            # Dropped records count as seen, or a tail of dropped records could never be checkpointed.
+            # Dropped records count as seen, otherwise a tail of dropped records could never be checkpointed.
             read_to=None if last is None else Position(last, max(unpacked.subs - 1, 0), token),
             behind_seconds=behind / 1000,
             wait_seconds=self._wait(idle=last is None and not behind, behind=behind > 0),
@@ -458,10 +477,10 @@ class Poller:
         return batch
 
     def _say_gap(self, first: str) -> None:
-        # Asked for AT the checkpoint, the service begins with a later record where the checkpoint's own was trimmed.
+        # If the record AT the checkpoint was trimmed, the service starts with a later one.
         if self._read is None and self._start.numbered and int(first) > int(self._start.sequence):
-            known = f"the record of its checkpoint, {self._start.sequence}, was trimmed; reading goes on at {first}"
-            log.warning("shard %s: %s, and what lay between, if anything, is lost", self._shard, known)
+            gap = f"the record of its checkpoint, {self._start.sequence}, was trimmed; reading goes on at {first}"
+            log.warning("shard %s: %s, and what lay between, if anything, is lost", self._shard, gap)
 
     def _wait(self, *, idle: bool, behind: bool = False) -> float:
         return self._pace.answered(idle=idle, behind=behind)

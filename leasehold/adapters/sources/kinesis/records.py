@@ -1,12 +1,13 @@
-"""The values of Kinesis: rows and user records of an answer, marks on records, and shards of a listing.
+"""Holds the records of Kinesis responses, marks on records, and the shards of listings.
 
-An answer may hold hundreds of thousands of user records. Made all at once they would be most of what reading costs: in
-time, in memory, and in work for the collector of garbage, which counts what is made and not freed. So they stay columns
-and aggregates, and an object for each is made when somebody takes it.
+A response may contain hundreds of thousands of user records. Creating them all at once would be most of the cost of
+reading, in time, in memory, and in work for the garbage collector, which counts objects that are created and not freed.
+So records stay columns and aggregates until the caller iterates over them.
 
-A mark names a record's producer and its number there, so that a reader can recognise a second copy: a request without
-an answer may have been carried out, and must be sent again. A producer with an epoch (a number of its own, new at each
-start) puts 20 bytes before every record; a reader takes them off and asks `Seen`. Nothing of this is on by default.
+A mark contains a record's producer and its number there, so that a reader can recognize duplicates. These arise because
+a request without a response may have been carried out and must be sent again. A producer with an epoch (a unique
+number, new at each start) puts 20 bytes before every record; a reader removes them and asks `Seen`. Marks are off by
+default.
 """
 
 import re
@@ -25,27 +26,28 @@ from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import Shard
 
 _quickly: "Callable[..., Iterator[Record]] | None" = None
-with suppress(ImportError):  # where it is not compiled, records take twice as long to make
+with suppress(ImportError):  # without the compiled module, records take twice as long to create
     from leasehold.adapters.sources.kinesis.cbor.scan import records as _quickly
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user, and places want librt
+if TYPE_CHECKING:  # the stubs are not installed for users, and `places` needs librt
     from types_boto3_kinesis.type_defs import ChildShardTypeDef, ShardTypeDef
 
     from leasehold.adapters.sources.kinesis.aggregation.places import PlacedRecords
 
 
 class RowColumns:
-    """The records of an answer, as columns of the same length.
+    """The records of a response, as columns of the same length.
 
-    datas    their data
-    numbers  their sequence numbers
-    keys     their partition keys; None where the stream has none
-    arrived  their times in seconds since 1970; None where the service does not tell
-    sealed   whether any begins as an aggregate does
+    Attributes:
+        datas: The data.
+        numbers: The sequence numbers.
+        keys: The partition keys; None if the stream has none.
+        arrived: The times of arrival in seconds since 1970; None if unknown.
+        sealed: Whether any record starts like an aggregate.
     """
 
     def __init__(self) -> None:
-        """Begin empty."""
+        """Start empty."""
         self.datas: list[bytes] = []
         self.numbers: list[str] = []
         self.keys: list[str | None] = []
@@ -56,22 +58,21 @@ class RowColumns:
         return len(self.datas)
 
     def __getitem__(self, at: int) -> dict[str, object]:
-        """A record, as boto3 has it."""
+        """Return a record in boto3's form."""
         row: dict[str, object] = {"Data": self.datas[at], "SequenceNumber": self.numbers[at]}
         row["PartitionKey"], row["ApproximateArrivalTimestamp"] = self.keys[at], self.arrived[at]
         return row
 
 
 class RowViews:
-    """The records of an answer. Views of 16 bytes tell where they lie in it, which is the only buffer of the views.
+    """The records of a response, as Arrow views of 16 bytes into its body, which is the only buffer of the views.
 
-    body     the answer
-    datas    views of their data
-    numbers  of their sequence numbers
-    keys     of their partition keys
-    arrived  their times, as the service sends them, in 64 bits
-    sealed   whether any begins as an aggregate does
-    made     makes columns of the first five
+    Args:
+        body: The response.
+        views: Views of the data, of the sequence numbers and of the partition keys, and the times of arrival as the
+            service sends them, in 64 bits each.
+        made: Makes columns of the body and these four.
+        sealed: Whether any record starts like an aggregate.
     """
 
     __slots__ = ("_made", "arrived", "body", "datas", "keys", "numbers", "sealed")
@@ -84,7 +85,7 @@ class RowViews:
         *,
         sealed: bool,
     ) -> None:
-        """Keep them."""
+        """Keep the arguments."""
         self.body, self.sealed, self._made = body, sealed, made
         self.datas, self.numbers, self.keys, self.arrived = views
 
@@ -92,38 +93,38 @@ class RowViews:
         return len(self.arrived) >> 3
 
     def __getitem__(self, at: int) -> dict[str, object]:
-        """A record, as boto3 has it."""
+        """Return a record in boto3's form."""
         if not 0 <= at < len(self):
             raise IndexError(at)
         return self.columns()[at]
 
     def clear(self) -> None:
-        """Let the answer go, and forget all records."""
+        """Free the response and drop all records."""
         self.body = self.datas = self.numbers = self.keys = self.arrived = b""
 
     def columns(self) -> RowColumns:
-        """The records with an object for each value."""
+        """Return the records as columns, with an object for each value."""
         rows = RowColumns()
-        told = self._made(self.body, self.datas, self.numbers, self.keys, self.arrived)
-        rows.datas, rows.numbers, rows.keys, rows.arrived = cast("Any", told)  # none of these is None
+        columns = self._made(self.body, self.datas, self.numbers, self.keys, self.arrived)
+        rows.datas, rows.numbers, rows.keys, rows.arrived = cast("Any", columns)  # no value is None
         rows.sealed = self.sealed
         return rows
 
 
 _made = cast("Callable[[type[Record], Iterable[object]], Record]", tuple.__new__)
-"""A record of all its fields: `Record` itself takes twice as long, by its names and defaults."""
+"""Makes a record of all its fields. `Record` itself takes twice as long, because of its keywords and defaults."""
 
 RecordsPart = Union["RecordColumns", "PlacedRecords"]
-"""User records that stand side by side."""
+"""A run of adjacent user records."""
 
 
 class RecordColumns:
-    """User records as columns of the same length; the names are those of `Record`."""
+    """User records as columns of the same length, one for each field of `Record`."""
 
     __slots__ = ("aggregated", "arrived", "datas", "hash_keys", "keys", "numbers", "subs")
 
     def __init__(self) -> None:
-        """Begin empty."""
+        """Start empty."""
         self.datas: list[bytes] = []
         self.numbers: list[str] = []
         self.subs: list[int] = []
@@ -134,22 +135,22 @@ class RecordColumns:
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Self:
-        """These records as columns."""
-        made = cls()
-        for column, values in zip(made._columns(), zip(*records, strict=True), strict=False):
+        """Return these records as columns."""
+        columns = cls()
+        for column, values in zip(columns._columns(), zip(*records, strict=True), strict=False):
             column.extend(values)
-        return made
+        return columns
 
     def tokened(self, tokens: list[str]) -> "TokenedColumns":
-        """The records, each with its position's token."""
-        made = TokenedColumns()
+        """Return the records with the tokens of their positions."""
+        tokened_columns = TokenedColumns()
         for name in RecordColumns.__slots__:
-            setattr(made, name, getattr(self, name))
-        made.tokens = tokens
-        return made
+            setattr(tokened_columns, name, getattr(self, name))
+        tokened_columns.tokens = tokens
+        return tokened_columns
 
     def add(self, part: "RecordsPart") -> None:
-        """Add these records, without an object for each."""
+        """Append these records without creating an object for each."""
         if isinstance(part, RecordColumns):
             for name in RecordColumns.__slots__:
                 getattr(self, name).extend(getattr(part, name))
@@ -174,7 +175,7 @@ class RecordColumns:
     def __iter__(self) -> Iterator[Record]:
         if _quickly is not None:
             return _quickly(Record, *self._columns())
-        # Nothing of it is a step of Python's own.
+        # All of it runs in C, without a step of Python code per record.
         return map(_made, repeat(Record), zip(*self._columns(), repeat(""), repeat(None)))
 
     def _columns(self) -> tuple[list[object], ...]:
@@ -183,12 +184,12 @@ class RecordColumns:
 
 
 class TokenedColumns(RecordColumns):
-    """User records of a stream into which a Spark sink of ours writes (`sources/repeats.py`)."""
+    """User records of a stream into which a Spark sink of ours writes (`sources/deduplication.py`)."""
 
     __slots__ = ("tokens",)
 
     def __init__(self) -> None:
-        """Begin empty."""
+        """Start empty."""
         super().__init__()
         self.tokens: list[str] = []
 
@@ -203,32 +204,32 @@ class TokenedColumns(RecordColumns):
 
 
 class KinesisRecords(Sequence[Record]):
-    """User records in order.
+    """A sequence of user records.
 
-    It equals any sequence of the same records. A slice of it is one of these again, and keeps the aggregates that it
-    is of; a record keeps nothing but itself.
+    It equals any sequence of the same records. A slice is a KinesisRecords, too, and keeps its aggregates in memory; a
+    single record does not.
     """
 
     __slots__ = ("_ends", "_parts")
 
     def __init__(self, parts: Iterable[RecordsPart] = ()) -> None:
-        """Take the records of these parts."""
+        """Concatenate the records of these parts."""
         self._parts = [part for part in parts if len(part)]
         self._ends = [*accumulate(map(len, self._parts))]
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Self:
-        """These records as columns."""
+        """Return a KinesisRecords with these records as columns."""
         rows = [*records]
         columns, tokens = RecordColumns.of(rows), [row.token for row in rows]
         return cls([columns.tokened(tokens) if any(tokens) else columns])
 
     def columns(self) -> RecordColumns:
-        """A copy of the records, in one set of columns."""
-        made = RecordColumns()
+        """Return a copy of the records in one set of columns."""
+        columns = RecordColumns()
         for part in self._parts:
-            made.add(part)
-        return made
+            columns.add(part)
+        return columns
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -242,20 +243,20 @@ class KinesisRecords(Sequence[Record]):
     def __getitem__(self, at: int | slice) -> Record | Self:
         if not isinstance(at, slice):
             at = range(len(self))[at]
-            place = bisect(self._ends, at)
-            part = self._parts[place]
-            at -= self._ends[place] - len(part)
+            index = bisect(self._ends, at)
+            part = self._parts[index]
+            at -= self._ends[index] - len(part)
             return cast("Record", next(iter(part[at : at + 1])))
         begin, end, step = at.indices(len(self))
         if step != 1:
             return self.of([*self][at])
         end = max(begin, end)
         touched = slice(bisect(self._ends, begin), bisect_left(self._ends, end) + 1)
-        found = list[RecordsPart]()
+        parts = list[RecordsPart]()
         for part, stop in zip(self._parts[touched], self._ends[touched], strict=True):
             start = stop - len(part)
-            found.append(part[max(begin - start, 0) : end - start])
-        return type(self)(found)
+            parts.append(part[max(begin - start, 0) : end - start])
+        return type(self)(parts)
 
     def __iter__(self) -> Iterator[Record]:
         return cast("Iterator[Record]", chain.from_iterable(self._parts))
@@ -279,27 +280,27 @@ _MAGIC = b"lh\x00\x01"
 _FORM = Struct(">4sQQ")
 
 MARK_BYTES = _FORM.size
-"""The bytes that a mark adds to a record."""
+"""The number of bytes that a mark adds to a record."""
 
 EPOCHS = 1 << 64
-"""Epochs are below this."""
+"""The number of epochs: each is below this."""
 
 
 @frozen
 class Mark:
-    """The `counter`-th record of the producer that had this epoch."""
+    """Identifies the `counter`-th record of the producer with this epoch."""
 
     epoch: int
     counter: int
 
 
 def marked(data: bytes, mark: Mark) -> bytes:
-    """The record with its mark."""
+    """Return the record with its mark."""
     return _FORM.pack(_MAGIC, mark.epoch, mark.counter) + data
 
 
 def unmarked(data: bytes) -> tuple[Mark | None, bytes]:
-    """The mark, or None if there is none, and the record as the producer's caller gave it."""
+    """Return the mark, or None if there is none, and the record without it."""
     if len(data) < MARK_BYTES or not data.startswith(_MAGIC):
         return None, data
     _, epoch, counter = _FORM.unpack_from(data)
@@ -307,14 +308,14 @@ def unmarked(data: bytes) -> tuple[Mark | None, bytes]:
 
 
 class Seen:
-    """The marks that a reader met lately."""
+    """The marks that a reader saw recently."""
 
     def __init__(self, most: int = 1_000_000) -> None:
-        """Remember this many; the copies of one record are seldom far apart."""
+        """Remember at most this many marks, because the copies of one record are seldom far apart."""
         self._most, self._marks = most, OrderedDict[Mark, None]()
 
     def again(self, mark: Mark) -> bool:
-        """Whether this mark was met before; it is remembered from now on."""
+        """Return whether this mark was seen before, and remember it."""
         if mark in self._marks:
             return True
         self._marks[mark] = None
@@ -324,7 +325,7 @@ class Seen:
 
 
 def listed(rows: Iterable["ShardTypeDef"]) -> tuple[Shard, ...]:
-    """The shards of a listing; one without a last sequence number is still written to."""
+    """Return the shards of a listing. A shard without an ending sequence number is open."""
     return tuple(
         Shard(
             id=row["ShardId"],
@@ -339,7 +340,7 @@ def listed(rows: Iterable["ShardTypeDef"]) -> tuple[Shard, ...]:
 
 
 def children(rows: Iterable["ChildShardTypeDef"]) -> tuple[Shard, ...]:
-    """The shards that follow one that ended."""
+    """Return the shards that follow a shard that ended."""
     return tuple(
         Shard(
             id=row["ShardId"],
@@ -355,7 +356,7 @@ _NUMBER_BITS, _NUMBER_VERSION = 186, 2
 
 
 def check_shard(shard: str, first: str | None, following: Iterable[Shard]) -> None:
-    """Check that a response is about this shard, as far as it can be known.
+    """Check that a response is about this shard, as far as we can know.
 
     A sequence number contains the number of its shard, as the Kinesis Client Library reads it, and the shards that
     follow an ended one name their parents. A response without records that does not end the shard names nothing.
@@ -368,12 +369,12 @@ def check_shard(shard: str, first: str | None, following: Iterable[Shard]) -> No
     Raises:
         LookupError: If the response is about another shard.
     """
-    if any(shard not in each.parents for each in following):
+    if any(shard not in child.parents for child in following):
         raise LookupError("its children are those of another shard")
-    if first is None or (named := _SHARD_ID.fullmatch(shard)) is None:
+    if first is None or (shard_number := _SHARD_ID.fullmatch(shard)) is None:
         return
     number = int(first)
     if number.bit_length() != _NUMBER_BITS or number >> (_NUMBER_BITS - 2) != _NUMBER_VERSION:
-        return  # a local service counts in its own way
-    if (number >> 4) & 0xFFFFFFFF != int(named[1]):
+        return  # a local service has its own numbering
+    if (number >> 4) & 0xFFFFFFFF != int(shard_number[1]):
         raise LookupError("its records are those of another shard")

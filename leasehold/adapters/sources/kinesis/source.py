@@ -1,4 +1,4 @@
-"""A Kinesis stream as a source: its shards, and a reader for each."""
+"""A Kinesis stream as a source: lists its shards, and opens a reader for each."""
 
 import logging
 import math
@@ -35,7 +35,7 @@ from leasehold.stores.aws import session_of
 from leasehold.stores.printable import escaped
 from leasehold.stores.urls import date_of
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user
+if TYPE_CHECKING:  # the stubs are not installed for users
     from boto3 import Session
     from types_boto3_kinesis import KinesisClient
 
@@ -46,18 +46,20 @@ ASK_SECONDS = 1.0, 10.0
 
 
 class PolledStream:
-    """The part of a source that streams of shards with iterators have in common.
+    """The common part of sources whose shards are read by iterators.
 
-    name    the stream's, in sentences
-    rewind  whether a shard whose checkpoint was trimmed begins with its oldest record, or is not read
-    poll    seconds between two requests for a shard; None: as `pace` says
-    most    most records that one request asks for; None: as many as the service gives
-    clock   seconds that never go back; the service's own answers say what time that is
+    Args:
+        clients: The clients of the service.
+        name: The name of the stream in messages.
+        rewind: Whether a shard whose checkpoint was trimmed starts at its oldest record, or is not read.
+        poll: The seconds between two requests for a shard; None for the pace of `PollPace`.
+        most: The most records that one request asks for; None for the service's maximum.
+        clock: Returns monotonic seconds. The responses of the service show what time that is.
     """
 
     service = KINESIS
     asked_for = "StreamName"
-    """The word by which requests name the stream."""
+    """The parameter by which requests name the stream."""
 
     def __init__(
         self,
@@ -76,31 +78,31 @@ class PolledStream:
 
     @property
     def stream(self) -> str:
-        """Empty: a table serves this stream alone, so its leases carry no stream name."""
+        """Empty, because a table serves this stream alone and its leases do not contain its name."""
         return ""
 
     def shards(self) -> tuple[Shard, ...]:
-        """The complete listing, after which `_heard` knows the time. Raises SourceUnavailable or SourceError."""
+        """List all shards, passing the response to `_heard`, which learns the service's time from it."""
         raise NotImplementedError
 
     def gone(self, shard: str) -> bool:
-        """Whether the stream answers and says that this shard does not exist."""
+        """Return whether the stream responds that this shard does not exist."""
         try:
             with said_plainly(self.name, self.service):
-                place: Any = {self.asked_for: self._asked(), "ShardId": shard, "ShardIteratorType": "TRIM_HORIZON"}
-                self._patience.call("get_shard_iterator", **place)
+                parameters: Any = {self.asked_for: self._asked(), "ShardId": shard, "ShardIteratorType": "TRIM_HORIZON"}
+                self._patience.call("get_shard_iterator", **parameters)
         except SourceError as fault:
             missing = (
                 isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) == "ResourceNotFoundException"
             )
             if not missing:
                 raise
-            # A stream that is gone says the same of its shards: then `shards` raises, and nothing is deleted.
-            return all(each.id != shard for each in self.shards())
+            # If the whole stream is gone, the error is the same. Then `shards` raises, and nothing is deleted.
+            return all(listed_shard.id != shard for listed_shard in self.shards())
         return False
 
     def latest(self, lease: Lease) -> Position:  # noqa: ARG002  one clock serves all shards
-        """The present time by the service's clock, never later: a time to come would be refused."""
+        """Return the current time by the service's clock, and never a later one, which would be rejected."""
         if self._since_1970 is None:
             self.shards()
         return at_timestamp(int((self._clock() + (self._since_1970 or 0.0)) * 1000))
@@ -110,34 +112,36 @@ class PolledStream:
         self._clients.close()
 
     def _asked(self) -> str:
-        """The name of the stream in requests."""
+        """Return the name of the stream in requests."""
         return self.name
 
     def _heard(self, answer: Any) -> None:  # noqa: ANN401  each service has its own
-        # The header's whole seconds are cut off, so what is derived from it is early by less than one.
-        told = date_of(answer["ResponseMetadata"]["HTTPHeaders"].get("date"))
-        self._since_1970 = (time.time() if told is None else told) - self._clock()
+        # The header is truncated to whole seconds, so the time derived from it is early by less than one second.
+        date = date_of(answer["ResponseMetadata"]["HTTPHeaders"].get("date"))
+        self._since_1970 = (time.time() if date is None else date) - self._clock()
 
 
 class KinesisSource(PolledStream):
     """A Kinesis stream.
 
-    client    speaks to the service; it is shared by all threads. `KinesisClients` wait longer for a slow one
-    name      the stream's
-    rewind    whether a shard whose checkpoint was trimmed begins with its oldest record, or is not read
-    misplaced  what becomes of aggregates that landed on a shard which is not all of their records' own
-    whole     whether aggregates are handed over as they are, and not as their user records
-    arn       the stream's ARN; "": the service says it
-    consumer  the name or ARN of a registered consumer: shards are read by enhanced fan-out; None: they are polled
-    poll      seconds between two requests for a shard; None: as `pace` says
-    most      most records that one request asks for; None: as many as the service gives
-    clock     seconds that never go back; the service's own answers say what time that is
+    Args:
+        client: The client of the service, which all threads share. `KinesisClients` wait longer for a slow service.
+        name: The name of the stream.
+        rewind: Whether a shard whose checkpoint was trimmed starts at its oldest record, or is not read.
+        misplaced: What to do with aggregates of which some records belong to another shard.
+        whole: Whether aggregates are dispatched as they are, instead of their user records.
+        arn: The ARN of the stream; "" to learn it from the service.
+        consumer: The name or ARN of a registered consumer, to read shards by enhanced fan-out; None to poll them.
+        poll: The seconds between two requests for a shard; None for the pace of `PollPace`.
+        most: The most records that one request asks for; None for the service's maximum.
+        clock: Returns monotonic seconds. The responses of the service show what time that is.
 
-    Raises ValueError if there can be no consumer of this name.
+    Raises:
+        ValueError: If `consumer` is not a valid name.
     """
 
     reader: Callable[..., Poller] = Poller
-    """The class that reads a shard; another class makes something else of the same answers."""
+    """The class that reads a shard. Another class may make something else of the same responses."""
 
     def __init__(
         self,
@@ -161,45 +165,60 @@ class KinesisSource(PolledStream):
             self.consumer = StreamConsumer(self._client, name, consumer, patience=self._patience)
             self.reader = partial(FanOut, consumer=self.consumer)
         self._misplaced, self._whole, self._arn = misplaced, whole, arn
-        # Whether partition keys choose the shard; where the service spreads records, no aggregate is misplaced.
+        # Whether partition keys choose the shard. If the service distributes records itself, no aggregate is misplaced.
         self._keys_decide: bool | None = None
-        # All shards of a worker that starts want to know it at once, of a quota that a whole account shares.
+        # When a worker starts, all its shards need this at once, from a quota that the whole account shares.
         self._ask_at, self._ask_waits = -math.inf, Backoff(*ASK_SECONDS)
 
     def identity(self) -> str:
-        """`account:stream:creationEpoch`, the KCL's identity of a stream. Raises SourceUnavailable or SourceError."""
+        """Return the KCL's identity of the stream, `account:stream:creationEpoch`.
+
+        Raises:
+            SourceUnavailable: If trying again later may help.
+            SourceError: If trying again cannot help.
+        """
         with said_plainly(self.name), understood(self.name):
-            told = self._patience.call("describe_stream_summary", StreamName=self.name)
-            summary = summary_of(told, self.name)
+            response = self._patience.call("describe_stream_summary", StreamName=self.name)
+            summary = summary_of(response, self.name)
             self._keys_decide = summary.get("RecordDistributionStrategy") != "AUTO"
             self._arn = summary["StreamARN"]
             account, created = self._arn.split(":")[4], summary["StreamCreationTimestamp"]
             return f"{account}:{self.name}:{int(created.timestamp())}"
 
     def arn(self, _stream: str) -> str:
-        """Return the stream's ARN; without an account, if that is unknown to us."""
+        """Return the stream's ARN, without an account if the ARN is not known yet."""
         return self._arn or f"arn:aws:kinesis:{self._client.meta.region_name}::stream/{self.name}"
 
     def incarnation(self) -> str:
-        """The stream's identity; "" where this worker may not ask for it. Raises SourceUnavailable or SourceError."""
+        """Return the stream's identity, or "" if this worker is not allowed to ask for it.
+
+        Raises:
+            SourceUnavailable: If trying again later may help.
+            SourceError: If trying again cannot help.
+        """
         try:
             return self.identity()
         except SourceError as fault:
             if isinstance(fault.__cause__, KeyError) and self._keys_decide is not None:
-                return ""  # a stand-in that answers without the ARN or the time
+                return ""  # a stand-in for Kinesis that responds without the ARN or the time
             if not (isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) in DENIED):
                 if isinstance(fault, SourceUnavailable):
                     self._ask_at = self._clock() + self._ask_waits.next()
                 raise
         if self._keys_decide is None:
-            lacking = "for want of kinesis:DescribeStreamSummary"
-            anew = "and the stream is not told from one that is made anew under its name"
-            log.warning("stream %s: aggregates are filtered by hash range, %s, %s", self.name, anew, lacking)
+            reason = "for want of kinesis:DescribeStreamSummary"
+            consequence = "and the stream is not told from one that is made anew under its name"
+            log.warning("stream %s: aggregates are filtered by hash range, %s, %s", self.name, consequence, reason)
             self._keys_decide = True
         return ""
 
     def shards(self) -> tuple[Shard, ...]:
-        """Every page of ListShards. Raises SourceUnavailable or SourceError."""
+        """List all shards, reading every page of ListShards.
+
+        Raises:
+            SourceUnavailable: If trying again later may help.
+            SourceError: If trying again cannot help.
+        """
         with said_plainly(self.name), understood(self.name):
             page = self._patience.call("list_shards", StreamName=self.name, MaxResults=PAGE)
             rows = page["Shards"]
@@ -210,15 +229,20 @@ class KinesisSource(PolledStream):
             return listed(rows)
 
     def settled(self, lease: Lease, until: float) -> Settled | None:
-        """Whether the service's clock is well past that time: then a reading at the tip shows all there was."""
+        """Return a result once the service's clock is well past `until`; then a read at the tip shows all records."""
         return Settled() if self.latest(lease).sub / 1000 >= until + SETTLE_SECONDS else None
 
     def open(self, lease: Lease, start: Position) -> Poller:
-        """A reader that starts just after `start`. Raises SourceUnavailable or SourceError."""
+        """Return a reader that starts just after `start`.
+
+        Raises:
+            SourceUnavailable: If trying again later may help.
+            SourceError: If trying again cannot help.
+        """
         if self._keys_decide is None:
             if self._clock() < self._ask_at:
                 raise SourceUnavailable(f"stream {self.name!r}: DescribeStreamSummary is asked again in a moment")
-            if self._ask_waits.faults:  # by this shard, while the others wait for its answer
+            if self._ask_waits.faults:  # after a fault one shard asks, and the others wait for its response
                 self._ask_at = self._clock() + ASK_SECONDS[0]
             self.incarnation()
         return self.reader(
@@ -237,7 +261,12 @@ class KinesisSource(PolledStream):
 
 
 def open_url(name: str, options: Mapping[str, str], *, session: "Session | None" = None) -> KinesisSource:
-    """The stream of this name or ARN. Raises SourceError if no region is known, ValueError for a wrong option."""
+    """Open the stream of this name or ARN.
+
+    Raises:
+        SourceError: If no region is known.
+        ValueError: If an option is wrong.
+    """
     if options.get("if_trimmed", "TRIM_HORIZON") != "TRIM_HORIZON":
         raise ValueError("source URL: option 'if_trimmed' wants TRIM_HORIZON; without it such a shard is not read")
     if (wire := options.get("wire", "cbor")) not in get_args(WireForm):
@@ -255,10 +284,10 @@ def open_url(name: str, options: Mapping[str, str], *, session: "Session | None"
     poll = poll_seconds_of(options["poll_seconds"]) if "poll_seconds" in options else None
     stream = stream_address(name, options.get("region"), "source URL")
     endpoint, form = options.get("endpoint"), cast("WireForm", wire)
-    found = session_of(options, "source URL", session)
+    opened_session = session_of(options, "source URL", session)
     clients = KinesisClients(
         lambda seconds: reading_client(
-            stream.region, endpoint, form, read_seconds=seconds, session=found, arn=stream.arn
+            stream.region, endpoint, form, read_seconds=seconds, session=opened_session, arn=stream.arn
         )
     )
     with said_plainly(stream.name):

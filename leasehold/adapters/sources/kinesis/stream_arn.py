@@ -1,7 +1,7 @@
-"""Streams named by ARN: every request then carries `StreamARN`, without which another account's stream is not found.
+"""Lets requests name a stream by its ARN, which is required for a stream of another account.
 
-Code that makes requests gives `StreamName` throughout, and a client made for an ARN adds the ARN. Kinesis takes both,
-and local services that know only names work too.
+All code passes `StreamName`, and a client created for an ARN adds `StreamARN` to its requests. Kinesis accepts both
+together, and local services that know only names work, too.
 """
 
 import re
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user
+if TYPE_CHECKING:  # the stubs are not installed for users
     from types_boto3_kinesis import KinesisClient
 
 _ARN = re.compile(
@@ -24,7 +24,7 @@ class StreamAddress:
     Attributes:
         name: The stream's name, without account and region.
         arn: Its ARN, or None if it was given by name.
-        region: The region to ask, or None for the environment's.
+        region: The region of the stream, or None for the environment's.
     """
 
     name: str
@@ -37,11 +37,11 @@ def stream_address(text: str, region: str | None, where: str) -> StreamAddress:
 
     Args:
         text: The name or the ARN.
-        region: The region given beside it, if any.
-        where: What `text` stands in, for errors, such as "source URL".
+        region: The region given next to it, if any.
+        where: Where `text` was found, for error messages, such as "source URL".
 
     Raises:
-        ValueError: If `text` begins as an ARN and is not that of a stream, or if its region differs from `region`.
+        ValueError: If `text` starts like an ARN and is not that of a stream, or if its region differs from `region`.
     """
     if not text.startswith("arn:"):
         return StreamAddress(text, None, region)
@@ -56,11 +56,11 @@ def stream_address(text: str, region: str | None, where: str) -> StreamAddress:
 
 
 def ask_by_arn(client: "KinesisClient", arn: str) -> None:
-    """Have `client` send `StreamARN` in every request that names a stream, or reads from one."""
+    """Make `client` send `StreamARN` in every request that names a stream, or reads from one."""
 
     def name_by_arn(params: dict[str, Any], **_event: object) -> None:
-        # Other requests need none: a page token names the stream by itself, as a consumer's ARN does, and Kinesis
-        # rejects a name beside the token.
+        # Other requests need no ARN, because a page token or a consumer's ARN already identifies the stream. Next to a
+        # page token, Kinesis even rejects a name.
         if "StreamName" in params or "ShardIterator" in params:
             params["StreamARN"] = arn
 

@@ -1,7 +1,7 @@
-"""Several Kinesis streams as one source, in KCL's multi-stream form: one table, one worker, many streams.
+"""Several Kinesis streams as one source, like KCL's multi-stream mode: one table, one worker, many streams.
 
-A lease's key is `account:stream:creationEpoch:shardId`, and its stream is all but the last of these: a stream
-that was deleted and created again is another stream.
+A lease key is `account:stream:creationEpoch:shardId`, and the lease's stream is all but the last part. A stream that
+was deleted and created again is therefore another stream.
 """
 
 import logging
@@ -18,17 +18,17 @@ from leasehold.balancer.model import Lease, Position, Shard
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.printable import escaped
 
-if TYPE_CHECKING:  # imported where it is needed
+if TYPE_CHECKING:  # slow to import
     from boto3 import Session
 
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
 
 class KinesisStreams:
-    """The streams of these sources; more may come, and some go, while a worker reads.
+    """The streams of these sources. Streams may be added and removed while a worker reads.
 
-    A worker looks at what has changed at its next listing of shards, which `Worker.hurry` brings forward. Leases of
-    other streams in the table are nothing to it. All workers of a fleet should soon be told the same.
+    A worker notices a change at its next listing of shards, which `Worker.hurry` brings forward. It ignores leases of
+    other streams in the table. Apply each change to all workers of a fleet at about the same time.
     """
 
     def __init__(self, sources: Iterable[KinesisSource]) -> None:
@@ -36,26 +36,26 @@ class KinesisStreams:
         self._unnamed = list(sources)
         self._lock = Lock()
         self.unlisted: SourceUnavailable | None = None
-        """Why a stream is missing from the last listing, where that may pass."""
+        """Why a stream is missing from the last listing, if the reason may be temporary."""
 
     @property
     def stream(self) -> str:
-        """Empty: each lease carries the name of its own stream."""
+        """Empty, because each lease contains the name of its own stream."""
         return ""
 
     def add(self, source: KinesisSource) -> None:
-        """Read this stream too."""
+        """Start reading this stream."""
         with self._lock:
             self._unnamed.append(source)
 
     def remove(self, name: str) -> None:
-        """Read the stream of this name no longer; its leases are released, and stay in the table."""
+        """Stop reading the stream of this name. Its leases are released, but stay in the table."""
         with self._lock:
             self._unnamed = [source for source in self._unnamed if source.name != name]
             self._sources = {key: source for key, source in self._sources.items() if source.name != name}
 
     def reads(self, lease: Lease) -> bool:
-        """Whether this lease is of one of these streams."""
+        """Return whether this lease belongs to one of these streams."""
         self._learn_names()
         return lease.stream in self._sources
 
@@ -64,27 +64,29 @@ class KinesisStreams:
         return self._source(stream).arn(stream)
 
     def shards(self) -> tuple[Shard, ...]:
-        """The shards of each stream that answers; raises what the first one raised if none does.
+        """List the shards of each stream that responds.
 
-        A stream that never answered, and cannot be used as asked, raises SourceError: its name is probably wrong.
+        Raises:
+            SourceError: If no stream responds (the error of the first one), or if a stream that never responded cannot
+                be used as asked, because its name is probably wrong.
         """
         unnamed = self._learn_names()
-        # A stream that was created again is another stream: its shards have the ids of the former ones.
+        # A recreated stream is another stream, although its shards have the same ids as before.
         for former, source in tuple(self._sources.items()):
             try:
-                present = source.incarnation() or former
+                identity = source.incarnation() or former
             except SourceError:
-                continue  # its listing says what is wrong
-            if present != former:
-                begin = "whose leases begin at the initial position; those of %s are read no longer"
-                text = f"stream %s was made anew: %s is another stream, {begin}"
-                log.warning(text, source.name, present, former)
+                continue  # the listing below raises the error again
+            if identity != former:
+                consequence = "whose leases begin at the initial position; those of %s are read no longer"
+                text = f"stream %s was made anew: %s is another stream, {consequence}"
+                log.warning(text, source.name, identity, former)
                 with self._lock:
-                    renamed = {present if key == former else key: each for key, each in self._sources.items()}
+                    renamed = {identity if key == former else key: value for key, value in self._sources.items()}
                     self._sources = renamed
-        lasting = [fault for fault in unnamed if not isinstance(fault, SourceUnavailable)]
-        if lasting:
-            raise lasting[0]
+        permanent = [fault for fault in unnamed if not isinstance(fault, SourceUnavailable)]
+        if permanent:
+            raise permanent[0]
         faults, listed = unnamed, []
         for stream, source in tuple(self._sources.items()):
             try:
@@ -100,20 +102,20 @@ class KinesisStreams:
         return tuple(listed)
 
     def gone(self, shard: str) -> bool:
-        """Whether its stream answers and says that this shard, by its lease's key, does not exist."""
-        stream, _, plain = shard.rpartition(":")
-        return self._source(stream).gone(plain)
+        """Return whether the stream responds that the shard with this lease key does not exist."""
+        stream, _, shard_id = shard.rpartition(":")
+        return self._source(stream).gone(shard_id)
 
     def latest(self, lease: Lease) -> Position:
-        """The position that LATEST means on this shard now."""
+        """Return what LATEST means on this shard now."""
         return self._source(lease.stream).latest(lease)
 
     def settled(self, lease: Lease, until: float) -> Settled | None:
-        """The answer of the lease's own stream."""
+        """Return what the lease's own stream returns."""
         return self._source(lease.stream).settled(lease, until)
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """A reader of its stream's shard."""
+        """Return a reader of the lease's shard."""
         return _StreamReader(self, lease.stream, self._source(lease.stream).open(lease, start))
 
     def close(self) -> None:
@@ -127,7 +129,7 @@ class KinesisStreams:
         return self._sources[stream]
 
     def _learn_names(self) -> list[SourceError]:
-        """Ask the streams not yet named what they are; what those that did not answer raised."""
+        """Resolve the streams without an identity; return the errors of those that did not respond."""
         with self._lock:
             faults: list[SourceError] = []
             for source in tuple(self._unnamed):
@@ -140,13 +142,13 @@ class KinesisStreams:
 
 
 class _StreamReader:
-    """A reader whose children are named as leases are."""
+    """Qualifies the children that a reader returns, as lease keys are qualified."""
 
     def __init__(self, streams: KinesisStreams, stream: str, reader: Reader) -> None:
         self._streams, self._stream, self._reader = streams, stream, reader
 
     def read(self) -> Batch:
-        """Read once. Raises SourceError once the stream is no longer read here."""
+        """Read once. Raises SourceError after the stream was removed."""
         if not self._streams.reads(Lease("", stream=self._stream)):
             raise SourceError(f"stream {self._stream!r} is no longer read here")
         batch = self._reader.read()
@@ -163,7 +165,12 @@ def _qualified(stream: str, shard: Shard) -> Shard:
 
 
 def open_url(name: str, options: Mapping[str, str], *, session: "Session | None" = None) -> Source:
-    """The stream of this name; several, with commas in between, as one source. Raises SourceError, ValueError."""
+    """Open the stream of this name, or several, separated by commas, as one source.
+
+    Raises:
+        SourceError: If no region is known.
+        ValueError: If a name or an option is wrong.
+    """
     names = name.split(",")
     if len(names) == 1:
         return open_one(name, options, session=session)
@@ -171,4 +178,4 @@ def open_url(name: str, options: Mapping[str, str], *, session: "Session | None"
         raise ValueError("source URL: several streams want different names with commas in between: kinesis://a,b")
     if options.get("consumer", "").startswith("arn:"):
         raise ValueError("source URL: option 'consumer' wants a name for several streams: an ARN is one stream's alone")
-    return KinesisStreams(open_one(each, options, session=session) for each in names)
+    return KinesisStreams(open_one(stream_name, options, session=session) for stream_name in names)

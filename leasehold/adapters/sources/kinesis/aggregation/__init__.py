@@ -1,1 +1,1 @@
-"""Records aggregated as the Kinesis Producer Library aggregates them, read and written."""
+"""Reads and writes aggregated records in the format of the Kinesis Producer Library."""

@@ -1,10 +1,10 @@
-"""User records of many Kinesis records as Arrow columns, mostly without a Python object for each.
+"""Turns the user records of many Kinesis records into Arrow columns, mostly without a Python object for each.
 
-Aggregates in the form that producers write are only measured: Arrow copies their data straight out of
-the records. Everything else goes the way of `deaggregate`.
+For aggregates in the form that producers write, we only find out where the user records are, and Arrow copies their
+data directly from the Kinesis records. Everything else goes through `deaggregate`.
 
-Beyond the digests most of the time goes into moving bytes, so each is moved once. To have a second thread check half
-of the digests gained nothing that could be measured, and costs a core that a Spark task has not got.
+Apart from the digests, most of the time is spent on copying bytes, so each byte is copied once. Checking half of the
+digests in a second thread gained nothing measurable, and a Spark task has no core to spare.
 """
 
 import hashlib
@@ -23,14 +23,14 @@ from leasehold.balancer.model import HASH_KEYS, HashRange
 
 try:
     from leasehold.adapters.sources.kinesis.aggregation.spans import Spans
-except ImportError:  # without librt, or with another than it was compiled for
-    Spans = None  # type: ignore[assignment,misc]  # then nothing is measured
+except ImportError:  # librt is missing, or is not the version that it was compiled for
+    Spans = None  # type: ignore[assignment,misc]  # then everything goes through `deaggregate`
 
 _DIGEST_BYTES = 16
 _FRAME = len(MAGIC) + _DIGEST_BYTES
 _BODY = slice(len(MAGIC), -_DIGEST_BYTES)
 _LIMIT = 1 << 31
-_MEASURING = COMPILED and Spans is not None  # uncompiled it takes twice as long as objects do
+_MEASURING = COMPILED and Spans is not None  # uncompiled, it takes twice as long as creating objects
 
 SCHEMA = pa.schema(
     [
@@ -41,10 +41,10 @@ SCHEMA = pa.schema(
         pa.field("data", pa.binary(), nullable=False),
     ]
 )
-"""`record` is the place of the Kinesis record among those given."""
+"""`record` is the index of the Kinesis record."""
 
 _FLAT = pc.get_function("cast")
-_NULLS = pa.nulls(1 << 16, pa.string())  # as many rows as a batch mostly has, made once
+_NULLS = pa.nulls(1 << 16, pa.string())  # enough rows for most batches, created once
 _TO_BINARY = pc.CastOptions.safe(pa.binary())
 
 
@@ -55,10 +55,16 @@ def user_record_batch(
     *,
     misplaced: Misplaced = "keep",
 ) -> pa.RecordBatch:
-    """The user records of all these Kinesis records, in order, decided as `deaggregate` decides.
+    """Return the user records of all these Kinesis records, in order, with the same results as `deaggregate`.
 
-    `partition_keys` are the Kinesis records' own, for those passed on as they came.
-    Raises ValueError above 2 GiB of records or of their keys, which Arrow's offsets cannot tell apart.
+    Args:
+        records: The data of the Kinesis records.
+        partition_keys: Their partition keys, for the records that are passed on unchanged.
+        hash_range: The hash range of the shard; None to keep all user records.
+        misplaced: What to do with aggregates that have records outside the hash range.
+
+    Raises:
+        ValueError: If the records or their keys are 2 GiB or more, which exceeds Arrow's offsets.
     """
     return rows_and_others(records, partition_keys, hash_range, misplaced)[0]
 
@@ -69,12 +75,17 @@ def rows_and_others(
     hash_range: HashRange | None,
     misplaced: Misplaced,
 ) -> tuple[pa.RecordBatch, Mapping[int, UserRecords]]:
-    """The rows, and by place the user records of what may be cut short: of all others each user record is a row."""
+    """Return the rows, and by index the UserRecords of the Kinesis records that went through `deaggregate`.
+
+    Only these may have fewer rows than user records.
+    """
     if (size := sum(map(len, records))) >= _LIMIT:
         raise ValueError(f"records: {size} bytes in one batch; at most {_LIMIT - 1} fit")
-    measured, places = _measured(records, hash_range)
+    measured, indexes = _measured(records, hash_range)
     keys: Sequence[str | None] = partition_keys or [None] * len(records)
-    others = {at: deaggregate(records[at], keys[at], None, hash_range, misplaced=misplaced) for at in places}
+    others = {
+        index: deaggregate(records[index], keys[index], None, hash_range, misplaced=misplaced) for index in indexes
+    }
     if measured is None:
         return _rows(others), others
     if not others:
@@ -84,11 +95,11 @@ def rows_and_others(
 
 
 def _measured(records: Sequence[bytes], hash_range: HashRange | None) -> tuple[pa.RecordBatch | None, Sequence[int]]:
-    """The rows of all aggregates in the common form, and the places of all other records."""
+    """Return the rows of all aggregates in the common form, and the indexes of all other records."""
     everything = range(len(records))
     if not _MEASURING:
         return None, everything
-    # All digests first: in turns with them the measuring would begin each time with cold caches.
+    # Check all digests first: alternating would start the search for spans with cold caches each time.
     sealed = [
         data.startswith(MAGIC)
         and len(data) > _FRAME
@@ -97,11 +108,11 @@ def _measured(records: Sequence[bytes], hash_range: HashRange | None) -> tuple[p
     ]
     spans = Spans()
     others = [
-        place
-        for place, data in enumerate(records)
-        if not (sealed[place] and spans.add(data, len(MAGIC), len(data) - _DIGEST_BYTES, place))
+        index
+        for index, data in enumerate(records)
+        if not (sealed[index] and spans.add(data, len(MAGIC), len(data) - _DIGEST_BYTES, index))
     ]
-    # A key outside the range is rare: then all are taken apart one by one.
+    # A key outside the range is rare, so then all records go through `deaggregate`.
     if len(others) == len(records) or not _inside(spans, records, hash_range):
         return None, everything
     if (size := len(spans.keys)) >= _LIMIT:
@@ -124,8 +135,8 @@ def _inside(spans: "Spans", records: Sequence[bytes], hash_range: HashRange | No
         return True
     first, last = (key.to_bytes(_DIGEST_BYTES) for key in hash_range)
     return all(
-        first <= digest_of(records[place][begin:end]) <= last
-        for place, table in spans.tables.items()
+        first <= digest_of(records[index][begin:end]) <= last
+        for index, table in spans.tables.items()
         for begin, end in iter_unpack("<ii", table)
     )
 
@@ -135,12 +146,12 @@ def _column(kind: pa.DataType, rows: int, *buffers: pa.Buffer) -> pa.Array:
 
 
 def _rows(taken_apart: Mapping[int, UserRecords]) -> pa.RecordBatch:
-    """The rows of some of the records, one by one."""
-    answers = taken_apart.values()
-    rows = list(chain.from_iterable(users.rows for users in answers))
-    subs = [np.asarray(users.subs, np.int32) for users in answers]
+    """Return the rows of the records that went through `deaggregate`."""
+    results = taken_apart.values()
+    rows = list(chain.from_iterable(users.rows for users in results))
+    subs = [np.asarray(users.subs, np.int32) for users in results]
     columns = [
-        pa.array(np.repeat(np.array([*taken_apart], np.int32), [*map(len, answers)])),
+        pa.array(np.repeat(np.array([*taken_apart], np.int32), [*map(len, results)])),
         pa.array(np.concatenate([np.zeros(0, np.int32), *subs])),
         *(pa.array([row[column] for row in rows], SCHEMA.field(2 + column).type) for column in range(3)),
     ]

@@ -1,11 +1,11 @@
-"""Tells which user records a Kinesis record holds, as KCL 3.5.1 decides it, and why any are left out.
+"""Extracts the user records of a Kinesis record, with the same results as KCL 3.5.1.
 
-A Kinesis record is either passed on as it came (`aggregated` is False) or taken apart. KCL says
-nothing about what it drops; here every answer carries a reason and a count.
+A Kinesis record is either passed on unchanged (`aggregated` is False) or taken apart. KCL drops records silently; here
+every result contains a reason and a count.
 
-In one thing we decide otherwise, unless we are told not to. While a shard splits or merges, an aggregate may land on a
-shard that is not all of its records' own. KCL drops it whole. But the KPL acknowledges those of its user records that
-the shard is right for, and sends only the others again: these we keep.
+By default we differ from KCL in one case. While a shard splits or merges, an aggregate may land on a shard that is
+right for only some of its user records. KCL drops the whole aggregate. But the KPL acknowledges the user records for
+which the shard is right, and sends only the others again, so we keep the acknowledged ones.
 """
 
 import hashlib
@@ -23,56 +23,58 @@ from leasehold.balancer.model import HASH_KEYS, HashRange
 
 try:
     from leasehold.adapters.sources.kinesis.aggregation.places import PlacedRecords, placed
-except ImportError:  # without librt, or with another than it was compiled for
+except ImportError:  # librt is missing, or is not the version that it was compiled for
     PlacedRecords = placed = None  # type: ignore[assignment,misc]  # then every aggregate is taken apart at once
 
 MAGIC = b"\xf3\x89\x9a\xc2"
-"""The first four bytes of an aggregated record; the message and its MD5 (16 bytes) follow."""
+"""The first four bytes of an aggregated record. The message and its MD5 (16 bytes) follow."""
 
 _DIGEST_BYTES = 16
-_PLACING = COMPILED and placed is not None  # uncompiled it takes longer than to take all apart
+_PLACING = COMPILED and placed is not None  # uncompiled, it takes longer than taking everything apart
 
 WireRecord = tuple[str | None, str | None, bytes]
-"""Partition key, explicit hash key or None, data; only a record passed on as it came lacks a key."""
+"""Partition key, explicit hash key or None, data. The partition key is None only for a record passed on unchanged."""
 
 
 Misplaced = Literal["keep", "drop"]
-"""What becomes of an aggregate with user records outside the shard's hash range.
+"""What to do with an aggregate that has user records outside the shard's hash range.
 
-keep  those inside are kept: none is lost that a producer takes for delivered, and what it sends again whole comes twice
-drop  none of it is kept, as KCL does
+keep  Keep those inside. No record that a producer considers delivered is lost, but if the producer sends the whole
+      aggregate again, these records are duplicated.
+drop  Drop the whole aggregate, as KCL does.
 """
 
 
 class Reason(StrEnum):
     """The result of taking a Kinesis record apart."""
 
-    AGGREGATED = "aggregated"  # taken apart, all of it kept
-    PLAIN = "plain"  # passed on: nothing says that it is an aggregate
-    BAD_MD5 = "bad-md5"  # passed on: begins like an aggregate, but its digest is wrong
-    BAD_PROTO = "bad-proto"  # passed on: the digest is right, the message malformed
-    EMPTY = "empty"  # a message without user records: nothing is left
+    AGGREGATED = "aggregated"  # taken apart, and all of it kept
+    PLAIN = "plain"  # passed on: it does not look like an aggregate
+    BAD_MD5 = "bad-md5"  # passed on: it starts like an aggregate, but the digest is wrong
+    BAD_PROTO = "bad-proto"  # passed on: the digest is right, but the message is malformed
+    EMPTY = "empty"  # a message without user records
     BAD_INDEX = "bad-index"  # kept up to a user record whose key index is in no table
-    BAD_HASH_KEY = "bad-hash-key"  # kept up to a user record whose explicit hash key is no number
-    OUT_OF_RANGE = "out-of-range"  # some lie outside the shard's hash range: these are dropped, or all are
+    BAD_HASH_KEY = "bad-hash-key"  # kept up to a user record whose explicit hash key is not a number
+    OUT_OF_RANGE = "out-of-range"  # some are outside the shard's hash range: these are dropped, or all are
 
 
 MALFORMED = frozenset({Reason.BAD_MD5, Reason.BAD_PROTO, Reason.EMPTY, Reason.BAD_INDEX, Reason.BAD_HASH_KEY})
-"""The reasons that strict mode refuses."""
+"""The reasons for which strict mode raises."""
 
 
 class MalformedAggregate(ValueError):
-    """A record that begins like an aggregate is not a sound one (strict mode only)."""
+    """A record starts like an aggregate but is malformed (strict mode only)."""
 
 
 @frozen
 class UserRecord:
     """A user record.
 
-    data                 the bytes the producer was given
-    partition_key        None where the stream has none
-    explicit_hash_key    as the producer wrote it, or None
-    sub_sequence_number  its place in the aggregate, those left out counted, from 0; 0 where there is no aggregate
+    Attributes:
+        data: The bytes passed to the producer.
+        partition_key: None if the stream has none.
+        explicit_hash_key: As the producer wrote it, or None.
+        sub_sequence_number: The index in the aggregate, counting dropped records, from 0; 0 without an aggregate.
     """
 
     data: bytes
@@ -83,15 +85,16 @@ class UserRecord:
 
 @frozen
 class UserRecords:
-    """The user records of one Kinesis record, in order: columns of the same length.
+    """The user records of one Kinesis record, in order, as columns of the same length.
 
-    keys        the partition keys; None only for a record passed on that had none
-    hash_keys   the explicit hash keys, or None
-    datas       the data
-    subs        the sub-sequence numbers: places in the aggregate, with gaps where it was misplaced
-    reason      what became of the record, see `Reason`
-    dropped     how many of its user records were left out
-    tags        the tag of a Spark sink of ours on each, or None; empty where none has one
+    Attributes:
+        keys: The partition keys; None only for a record passed on without one.
+        hash_keys: The explicit hash keys, or None.
+        datas: The data.
+        subs: The sub-sequence numbers, which are indexes in the aggregate, with gaps if it was misplaced.
+        reason: The result of taking the record apart.
+        dropped: How many of its user records were dropped.
+        tags: The tag of a Spark sink of ours on each record, or None; empty if no record has one.
     """
 
     keys: Sequence[str | None]
@@ -104,12 +107,12 @@ class UserRecords:
 
     @property
     def rows(self) -> tuple[WireRecord, ...]:
-        """The user records as (partition key, explicit hash key, data); a new list each time."""
+        """The user records as (partition key, explicit hash key, data), in a new tuple each time."""
         return tuple(zip(self.keys, self.hash_keys, self.datas, strict=True))
 
     @property
     def aggregated(self) -> bool:
-        """False where the Kinesis record is passed on as it came."""
+        """Whether the Kinesis record was taken apart, and not passed on unchanged."""
         return self.reason not in _PASSED_ON
 
     def __len__(self) -> int:
@@ -134,40 +137,55 @@ def deaggregate(
     misplaced: Misplaced = "keep",
     strict: bool = False,
 ) -> UserRecords:
-    """The user records of one Kinesis record; with `misplaced="drop"` as KCL 3.5.1 would hand them over.
+    """Return the user records of one Kinesis record; with `misplaced="drop"`, those that KCL 3.5.1 would return.
 
-    The partition key and explicit hash key are the Kinesis record's own, for when it is passed on.
-    `hash_range` is the shard's: user records outside of it are of another shard, whose reader gets them once they
-    were sent again. None: keep them (for readers without a shard, and for streams whose service spreads records
-    itself). Raises MalformedAggregate in strict mode, for the reasons in `MALFORMED`.
+    Args:
+        data: The data of the Kinesis record.
+        partition_key: Its partition key, in case it is passed on unchanged.
+        explicit_hash_key: Its explicit hash key, in case it is passed on unchanged.
+        hash_range: The hash range of the shard. User records outside it belong to another shard, whose reader gets them
+            when they are sent again. None keeps them (for readers without a shard, and for streams whose service
+            distributes records itself).
+        misplaced: What to do with aggregates that have records outside the hash range.
+        strict: Whether to raise for malformed aggregates.
+
+    Raises:
+        MalformedAggregate: In strict mode, for the reasons in `MALFORMED`.
     """
     message = _message(data)
     if isinstance(message, Message):
-        answer = _kept(message, hash_range, misplaced)
+        users = _kept(message, hash_range, misplaced)
     else:
-        answer = UserRecords((partition_key,), (explicit_hash_key,), (data,), (0,), message)
-    if strict and answer.reason in MALFORMED:
-        raise MalformedAggregate(f"{answer.reason}: begins like an aggregated record, but is not a sound one")
-    return answer
+        users = UserRecords((partition_key,), (explicit_hash_key,), (data,), (0,), message)
+    if strict and users.reason in MALFORMED:
+        raise MalformedAggregate(f"{users.reason}: begins like an aggregated record, but is not a sound one")
+    return users
 
 
 def kept_whole(
     data: bytes, number: str, arrived: float | None, hash_range: HashRange | None = None
 ) -> "PlacedRecords | None":
-    """All user records of an aggregate of which `deaggregate` would drop none, read where they lie.
+    """Return all user records of an aggregate, located but not copied, if `deaggregate` would drop none of them.
 
-    The number and the time of arrival are the Kinesis record's own. None if that cannot be told quickly.
+    Args:
+        data: The data of the Kinesis record.
+        number: The sequence number of the Kinesis record.
+        arrived: When the Kinesis record arrived, or None.
+        hash_range: The hash range of the shard; None to keep all user records.
+
+    Returns:
+        The records, or None if the quick check does not show that all of them are kept.
     """
     if not _PLACING or not data.startswith(MAGIC):
         return None
-    found = placed(data, len(MAGIC), len(data) - _DIGEST_BYTES)
-    if found is None or not _are_inside(found[0], hash_range) or not _is_sound(data):
+    located = placed(data, len(MAGIC), len(data) - _DIGEST_BYTES)
+    if located is None or not _are_inside(located[0], hash_range) or not _is_sound(data):
         return None
-    return PlacedRecords(data, *found, number=number, arrived=arrived)
+    return PlacedRecords(data, *located, number=number, arrived=arrived)
 
 
 def _message(data: bytes) -> Message | Reason:
-    """The message in the record, or the reason why the record is passed on."""
+    """Return the message in the record, or the reason why the record is passed on."""
     if not data.startswith(MAGIC) or len(data) <= len(MAGIC) + _DIGEST_BYTES:
         return Reason.PLAIN
     if not _is_sound(data):
@@ -179,16 +197,16 @@ def _message(data: bytes) -> Message | Reason:
 
 
 def _is_sound(data: bytes) -> bool:
-    """Whether the digest is that of the message."""
+    """Return whether the digest is that of the message."""
     body = memoryview(data)[len(MAGIC) : -_DIGEST_BYTES]
     return data.endswith(hashlib.md5(body, usedforsecurity=False).digest())
 
 
 def _kept(message: Message, hash_range: HashRange | None, misplaced: Misplaced) -> UserRecords:
-    """The rows up to the first that KCL stops at, without those outside the range."""
+    """Return the rows up to the first one at which KCL stops, without those outside the range."""
     rows, reason = len(message.datas), Reason.AGGREGATED
     subs: Sequence[int] = range(rows)
-    tags = tags_of(message.tags)  # before any is left out: a short one is read by the one before it
+    tags = tags_of(message.tags)  # before any record is dropped, because a short tag refers to the one before it
     if rows < message.total:
         reason = Reason.BAD_INDEX
     elif not rows:
@@ -196,13 +214,13 @@ def _kept(message: Message, hash_range: HashRange | None, misplaced: Misplaced) 
     if hash_range is not None and not _surely_inside(message, hash_range):
         subs, reason = _inside(message, hash_range, misplaced, reason)
         message.keep(subs)
-        tags = [tags[at] for at in subs] if tags else []
+        tags = [tags[sub] for sub in subs] if tags else []
     columns = message.row_keys, message.row_hash_keys, message.datas
     return UserRecords(*columns, subs, reason, message.total - len(subs), tags)
 
 
 def _surely_inside(message: Message, hash_range: HashRange) -> bool:
-    """Whether the tables alone show that no row lies outside; each key is hashed once, not once a row."""
+    """Return whether the tables alone show that no row is outside; so each key is hashed once, not once per row."""
     if any(_stop("", hash_key, hash_range) for hash_key in message.hash_keys):
         return False
     hashed = message.hash_keys and None not in message.row_hash_keys
@@ -210,7 +228,7 @@ def _surely_inside(message: Message, hash_range: HashRange) -> bool:
 
 
 def _are_inside(keys: list[str], hash_range: HashRange | None) -> bool:
-    """Whether all of them fall into the range."""
+    """Return whether all partition keys are in the range."""
     if hash_range is None or hash_range == HASH_KEYS:
         return True
     first, last = (key.to_bytes(_DIGEST_BYTES) for key in hash_range)
@@ -220,8 +238,8 @@ def _are_inside(keys: list[str], hash_range: HashRange | None) -> bool:
 def _inside(
     message: Message, hash_range: HashRange, misplaced: Misplaced, reason: Reason
 ) -> tuple[Sequence[int], Reason]:
-    """The places of the rows that are kept, and why no more are: by the form of the message, or by the range."""
-    # Asked once per pair of keys: an aggregate may use one endless hash key a million times.
+    """Return the indexes of the rows to keep, and the reason why others are not: a malformed message, or the range."""
+    # Cached per pair of keys, because an aggregate may use one very long hash key a million times.
     stop = cache(partial(_stop, hash_range=hash_range))
     kept: list[int] = []
     for sub, keys in enumerate(zip(message.row_keys, message.row_hash_keys, strict=True)):
@@ -238,7 +256,7 @@ def _inside(
 
 
 def _stop(key: str | None, hash_key: str | None, hash_range: HashRange) -> Reason | None:
-    place = number(hash_key) if hash_key is not None else hash_of(key or "")
-    if place is None:
+    value = number(hash_key) if hash_key is not None else hash_of(key or "")
+    if value is None:
         return Reason.BAD_HASH_KEY
-    return None if hash_range[0] <= place <= hash_range[1] else Reason.OUT_OF_RANGE
+    return None if hash_range[0] <= value <= hash_range[1] else Reason.OUT_OF_RANGE

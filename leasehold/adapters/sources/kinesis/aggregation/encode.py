@@ -1,6 +1,6 @@
-"""Packs user records into one Kinesis record, byte for byte as the KPL does, and knows its size before.
+"""Packs user records into one Kinesis record, byte for byte as the KPL does, and knows its size in advance.
 
-Plain typed Python on purpose: the wheel compiles this file, and the same file runs uncompiled.
+The code is plain typed Python on purpose, because the wheel compiles this file, and the same file runs uncompiled.
 """
 
 import hashlib
@@ -32,27 +32,27 @@ def _varint(number: int) -> bytes:
 
 
 def _entry(tag: bytes, text: str) -> bytes:
-    """An entry of one of the two tables."""
+    """Return an entry of one of the two tables."""
     raw = text.encode()
     return tag + _varint(len(raw)) + raw
 
 
-_FIELDS: Final = 170  # tags and lengths around one record, its hash key and its row: fewer in fact
+_FIELDS: Final = 170  # upper bound of the tags and lengths around one record, its hash key and its row
 
 
 def framing_of(context: bytes) -> int:
-    """The most bytes of an aggregate besides the data and the key of its only record, whose tag has this context."""
+    """Return the maximum overhead of an aggregate with one record whose tag has this context, besides data and key."""
     return _FRAME + _FIELDS + len(context)
 
 
 class Aggregate:
-    """User records that will travel as one Kinesis record.
+    """User records that will be sent as one Kinesis record.
 
-    A lone user record travels as it is, under its own partition key, as it does with the KPL; one with a tag cannot.
+    A single user record is sent unchanged, under its own partition key, as by the KPL. With a tag this is not possible.
 
-    A tag is a context, a row and the hash keys of the shard that all of them are meant for. The first record of a
-    context carries all, as `context.row.first-last`; each that follows it with the same carries the row alone: a
-    hundred bytes of data would else have as many of tag.
+    A tag consists of a context, a row, and the hash range of the shard for which all records are meant. The first
+    record of a context has the whole tag, as `context.row.first-last`. Records that follow with the same context have
+    only the row, because otherwise a record of a hundred bytes would have a tag of the same size.
     """
 
     def __init__(self, limit: int, first: int = 0, last: int = (1 << 128) - 1) -> None:
@@ -60,7 +60,7 @@ class Aggregate:
         self._span = b".%x-%x" % (first, last)
         self.count = 0
         self._limit = limit
-        self._keys: dict[str, bytes] = {}  # how a record refers to each key
+        self._keys: dict[str, bytes] = {}  # the encoded reference of records to each key
         self._hash_keys: dict[str, bytes] = {}
         self._key_table: list[bytes] = []
         self._hash_key_table: list[bytes] = []
@@ -72,7 +72,7 @@ class Aggregate:
 
     @property
     def size(self) -> int:
-        """Bytes of the Kinesis record, were it sent now, as Kinesis counts them."""
+        """The size of the Kinesis record if it were sent now, as Kinesis counts it."""
         return _FRAME + self._body_size + len(_OUTER_KEY) if self._framed else self._lone_size
 
     @property
@@ -81,24 +81,24 @@ class Aggregate:
 
     @property
     def partition_key(self) -> str:
-        """The partition key to send the Kinesis record under; empty while it holds no user record."""
+        """The partition key of the Kinesis record; empty while there are no user records."""
         return _OUTER_KEY if self._framed else next(iter(self._keys), "")
 
     def add(
         self, data: bytes, partition_key: str, explicit_hash_key: str | None = None, context: bytes = b"", row: int = 0
     ) -> bool:
-        """Take one more user record; False, and nothing has changed, if it does not fit."""
+        """Add a user record. If it does not fit, change nothing and return False."""
         key = self._keys.get(partition_key)
         key_entry = hash_key_entry = hash_key = b""
         if key is None:
             key_entry = _entry(b"\x0a", partition_key)
             key = b"\x08" + _varint(len(self._keys))
         if explicit_hash_key is not None:
-            known = self._hash_keys.get(explicit_hash_key)
-            if known is None:
+            reference = self._hash_keys.get(explicit_hash_key)
+            if reference is None:
                 hash_key_entry = _entry(b"\x12", explicit_hash_key)
-                known = b"\x10" + _varint(len(self._hash_keys))
-            hash_key = known
+                reference = b"\x10" + _varint(len(self._hash_keys))
+            hash_key = reference
         head = key + hash_key + b"\x1a" + _varint(len(data))
         tail = b""
         if context:
@@ -124,17 +124,17 @@ class Aggregate:
         if context:
             self._records.append(tail)
             self._tagged = True
-        self._context = context  # a record without a tag stands between two contexts
+        self._context = context  # after a record without a tag, the next tag must be whole again
         self._body_size = body_size
         self.count += 1
         return True
 
     def sealed(self) -> bytes:
-        """The data of the Kinesis record. Raises ValueError while there is nothing to send."""
+        """Return the data of the Kinesis record. Raises ValueError while there are no user records."""
         if self.count == 0:
             raise ValueError("an aggregate without user records is not sent")
         if not self._framed:
             return self._records[1]
         body = b"".join(self._key_table + self._hash_key_table + self._records)
-        # Joined, not added: each plus would copy all of it once more.
+        # Each `+` would copy all of it once more.
         return b"".join((_MAGIC, body, hashlib.md5(body, usedforsecurity=False).digest()))

@@ -1,8 +1,9 @@
-"""The user records of an aggregate where they lie in it: each is copied out of it when somebody takes it.
+"""Locates the user records in an aggregate; each is copied only when the caller iterates to it.
 
-Plain typed Python on purpose: the wheel compiles this file, and the same file runs uncompiled. It
-reads the one form that producers write without explicit hash keys, and declines any other. Its
-numbers are the machine's own.
+It reads the one form that producers write without explicit hash keys, and declines any other form.
+
+The code is plain typed Python on purpose, because the wheel compiles this file, and the same file runs uncompiled. It
+uses machine integers.
 """
 
 from typing import Any, Final
@@ -13,31 +14,32 @@ from mypy_extensions import i64
 from leasehold.adapters.sources.protocol import Record
 
 _MORE: Final = 0x80
-_SHORT: Final = 1 << 14  # numbers below take at most two bytes
+_SHORT: Final = 1 << 14  # smaller numbers take at most two bytes
 _KEY: Final = 0x0A
 _RECORD: Final = 0x1A
 _KEY_INDEX: Final = 0x08
 _DATA: Final = 0x1A
 
-_MADE: Final[Any] = tuple.__new__  # of all fields: `Record` itself takes twice as long, by its names and defaults
+_MADE: Final[Any] = tuple.__new__  # `Record` itself takes twice as long, because of its keywords and defaults
 _KIND: Final[Any] = Record
 
 
 class PlacedRecords:
-    """User records that stand side by side in an aggregate.
+    """Adjacent user records in an aggregate.
 
-    record   the Kinesis record
-    keys     the partition keys in its table
-    places   eight bytes for each: where its data begins in four, its size in two, its key's index in two
-    first    the sub-sequence number of the first
-    number   the sequence number of the Kinesis record
-    arrived  when it arrived, or None
+    Attributes:
+        record: The Kinesis record.
+        keys: The partition keys in its table.
+        places: Eight bytes for each user record: where its data begins (four), its size (two), its key's index (two).
+        first: The sub-sequence number of the first user record.
+        number: The sequence number of the Kinesis record.
+        arrived: When the Kinesis record arrived, or None.
     """
 
     def __init__(
         self, record: bytes, keys: list[str], places: bytes, first: int = 0, *, number: str, arrived: float | None
     ) -> None:
-        """Take what `placed` found, and what the service told."""
+        """Store the results of `placed`, and the number and time from the service."""
         self.record = record
         self.keys = keys
         self.places = places
@@ -57,22 +59,22 @@ class PlacedRecords:
         return RecordTaker(self)
 
     def copy_to(self, datas: list[bytes], keys: list[str | None]) -> None:
-        """Add the data and the partition key of each to these columns."""
+        """Append the data and the partition key of each user record to these columns."""
         record, table, places = self.record, self.keys, self.places
         at: i64 = 0
         while at < len(places):
-            place: i64 = read_i64_le(places, at)
-            begin: i64 = place & 0xFFFF_FFFF
-            datas.append(record[begin : begin + (place >> 32 & 0xFFFF)])
-            keys.append(table[place >> 48])
+            entry: i64 = read_i64_le(places, at)
+            begin: i64 = entry & 0xFFFF_FFFF
+            datas.append(record[begin : begin + (entry >> 32 & 0xFFFF)])
+            keys.append(table[entry >> 48])
             at += 8
 
 
 class RecordTaker:
-    """Makes one record after the other."""
+    """An iterator that creates one record after the other."""
 
     def __init__(self, placed: PlacedRecords) -> None:
-        """Begin with the first."""
+        """Start at the first record."""
         self.record = placed.record
         self.keys: list[str] = placed.keys
         self.places = placed.places
@@ -88,18 +90,21 @@ class RecordTaker:
         at = self.at
         if at >= len(self.places):
             raise StopIteration
-        place: i64 = read_i64_le(self.places, at)
-        begin: i64 = place & 0xFFFF_FFFF
-        data = self.record[begin : begin + (place >> 32 & 0xFFFF)]
-        row: object = (data, self.number, int(self.sub), self.keys[place >> 48], None, self.arrived, True, "", None)
+        entry: i64 = read_i64_le(self.places, at)
+        begin: i64 = entry & 0xFFFF_FFFF
+        data = self.record[begin : begin + (entry >> 32 & 0xFFFF)]
+        row: object = (data, self.number, int(self.sub), self.keys[entry >> 48], None, self.arrived, True, "", None)
         self.at = at + 8
         self.sub += 1
-        made: object = _MADE(_KIND, row)
-        return made
+        item: object = _MADE(_KIND, row)
+        return item
 
 
 def placed(record: bytes, begin: i64, end: i64) -> tuple[list[str], bytes] | None:
-    """The keys and places of the user records in record[begin:end], which a digest follows; None if it declines."""
+    """Return the keys and places of the user records in record[begin:end], or None if they have another form.
+
+    A digest must follow the end, so that reading a few bytes past it is safe.
+    """
     places = BytesWriter()
     keys: list[str] = []
     at = begin
@@ -114,15 +119,26 @@ def placed(record: bytes, begin: i64, end: i64) -> tuple[list[str], bytes] | Non
     return (keys, places.getvalue()) if whole else None
 
 
-# One loop without calls, which reads a number that covers several fields rather than each byte: both count here.
+# For speed, one loop without calls, which reads integers that cover several fields instead of single bytes.
 def add_places(places: BytesWriter, record: bytes, at: i64, end: i64, known: i64) -> bool:
-    """Add the places of the records that fill record[at:end], as `PlacedRecords` has them, with indices below `known`.
+    """Add the places of the records in record[at:end], in the form of `PlacedRecords`.
 
-    False if they have another form, or there is none. Raises IndexError where they end too soon.
+    Args:
+        places: The places are added here.
+        record: The Kinesis record.
+        at: The offset of the first user record.
+        end: The end of the last user record.
+        known: The number of keys in the table.
+
+    Returns:
+        False if the records have another form, or there are none.
+
+    Raises:
+        IndexError: If they are truncated.
     """
     begin = at
     while at < end:
-        # Eight bytes hold the tag, the size, and the key's tag and index; four the data's tag and length.
+        # Eight bytes contain the tag, the size, and the key's tag and index; four contain the data's tag and length.
         head: i64 = read_i64_le(record, at)
         if head & 0xFF != _RECORD:
             return False
@@ -144,7 +160,7 @@ def add_places(places: BytesWriter, record: bytes, at: i64, end: i64, known: i64
         if length >= _MORE:
             length = length - _MORE + ((tail >> 16 & 0xFF) << 7)
             at += 1
-        # A number of three bytes or more shows as 2**14 or more.
+        # A number of three bytes or more appears as 2**14 or more.
         if head >> 16 & 0xFF != _KEY_INDEX or tail & 0xFF != _DATA or at + length != stop or stop > end:
             return False
         if size >= _SHORT or key >= _SHORT or key >= known:

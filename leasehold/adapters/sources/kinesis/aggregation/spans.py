@@ -1,8 +1,9 @@
-"""The spans of user records and keys in aggregates, as Arrow's views, without an object or a copied byte for each.
+"""Locates user records in aggregates, as Arrow views, without creating an object or copying data for each.
 
-Plain typed Python on purpose: the wheel compiles this file, and the same file runs uncompiled. It
-reads the one form that producers write without explicit hash keys, and declines any other. Its
-numbers are the machine's own: with Python's integers it took three times as long.
+It reads the one form that producers write without explicit hash keys, and declines any other form.
+
+The code is plain typed Python on purpose, because the wheel compiles this file, and the same file runs uncompiled. It
+uses machine integers; with Python's integers it took three times as long.
 """
 
 from typing import Final
@@ -14,24 +15,25 @@ from leasehold.adapters.sources.kinesis.aggregation.places import add_places
 
 _MORE: Final = 0x80
 _KEY: Final = 0x0A
-_HELD: Final = 12  # bytes that a view holds itself
-_BESIDE: Final = 4  # of them lie beside its length
-_KEPT: Final = b"\xff" * 8 + bytes(8)  # eight bytes from place 8 - n on keep n bytes
+_HELD: Final = 12  # bytes that an Arrow view can contain inline
+_BESIDE: Final = 4  # inline bytes in the same eight bytes as the length
+_KEPT: Final = b"\xff" * 8 + bytes(8)  # the eight bytes at 8 - n are a mask of n bytes
 
 
 class Spans:
-    """Columns of the user records, as Arrow lays them out.
+    """Columns of user records in Arrow's layout.
 
-    places    the place of its Kinesis record, in 32 bits
-    subs      its sub-sequence number, in 32 bits
-    keys      the partition keys, one after the other
-    key_ends  where each of them ends, in 32 bits; the first is 0, where none has ended
-    data      views of 16 bytes; the buffers that they point into are the Kinesis records
-    tables    of each Kinesis record, where the partition keys in its table begin and end, used or not
+    Attributes:
+        places: The index of each user record's Kinesis record, in 32 bits.
+        subs: The sub-sequence number of each user record, in 32 bits.
+        keys: The partition keys, concatenated.
+        key_ends: Where each partition key ends, in 32 bits, after an initial 0.
+        data: Views of 16 bytes into the Kinesis records.
+        tables: For each Kinesis record, where the partition keys in its table begin and end, whether used or not.
     """
 
     def __init__(self) -> None:
-        """Begin empty."""
+        """Start empty."""
         self.places = BytesWriter()
         self.subs = BytesWriter()
         self.keys = BytesWriter()
@@ -41,34 +43,34 @@ class Spans:
         self.tables: dict[int, bytes] = {}
 
     def add(self, record: bytes, at: i64, end: i64, place: i64) -> bool:
-        """Add what lies in record[at:end], which a digest follows.
+        """Add the user records in record[at:end], which a digest must follow.
 
-        False, and nothing is added, if it is not in the common form, or a key is no UTF-8.
+        If they are not in the common form, or a key is not UTF-8, add nothing and return False.
         """
         try:
             return self._add(record, at, end, place)
         except (IndexError, UnicodeDecodeError):
             return False
 
-    # One loop without calls: that counts here.
+    # For speed, one loop without calls.
     def _add(self, record: bytes, at: i64, end: i64, place: i64) -> bool:
         places, subs, keys, key_ends, data = self.places, self.subs, self.keys, self.key_ends, self.data
         table, at = _table(record, at, end)
         rows = BytesWriter()
-        # All of it is read before anything is added.
+        # Everything is validated before anything is added.
         if not add_places(rows, record, at, end, len(table) >> 3):
             return False
-        found = rows.getvalue()
+        entries = rows.getvalue()
         key_end: i64 = len(keys)
         sub: i32 = 0
         row: i64 = 0
-        while row < len(found):
-            told: i64 = read_i64_le(found, row)
-            begin: i64 = told & 0xFFFF_FFFF
-            length: i64 = told >> 32 & 0xFFFF
+        while row < len(entries):
+            entry: i64 = read_i64_le(entries, row)
+            begin: i64 = entry & 0xFFFF_FFFF
+            length: i64 = entry >> 32 & 0xFFFF
             write_i32_le(places, i32(place))
             write_i32_le(subs, sub)
-            span: i64 = read_i64_le(table, 8 * (told >> 48))
+            span: i64 = read_i64_le(table, 8 * (entry >> 48))
             key_end += (span >> 32) - (span & 0xFFFF_FFFF)
             _copy(keys, record, span & 0xFFFF_FFFF, span >> 32)
             write_i32_le(key_ends, i32(key_end))
@@ -84,7 +86,7 @@ class Spans:
 
 
 def _table(record: bytes, at: i64, end: i64) -> tuple[bytes, i64]:
-    """The beginnings and ends of the partition keys, and the end of the last."""
+    """Return where the partition keys begin and end, and where the table ends."""
     table = BytesWriter()
     begin: i64 = at
     stop: i64
@@ -92,13 +94,13 @@ def _table(record: bytes, at: i64, end: i64) -> tuple[bytes, i64]:
         stop = at + 2 + record[at + 1]
         write_i64_le(table, (at + 2) | stop << 32)
         at = stop
-    # The bytes between keys are ASCII, so all keys are text if the whole table is.
+    # The bytes between keys are ASCII, so if the whole table is UTF-8, all keys are.
     record[begin:at].decode()
     return table.getvalue(), at
 
 
 def _copy(column: BytesWriter, record: bytes, at: i64, stop: i64) -> None:
-    """Copy record[at:stop], as many bytes at a time as numbers go."""
+    """Copy record[at:stop], up to eight bytes at a time."""
     while at + 8 <= stop:
         write_i64_le(column, read_i64_le(record, at))
         at += 8
@@ -113,7 +115,7 @@ def _copy(column: BytesWriter, record: bytes, at: i64, stop: i64) -> None:
 
 
 def _add_held(column: BytesWriter, record: bytes, at: i64, size: i64) -> None:
-    """Add a view that holds record[at:at+size] itself, and zeros."""
+    """Add a view that contains record[at:at+size] inline, padded with zeros."""
     head: i64 = i64(read_i32_le(record, at))
     rest: i64 = 0
     if size < _BESIDE:

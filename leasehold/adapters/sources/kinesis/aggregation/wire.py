@@ -1,9 +1,10 @@
-"""The message inside an aggregated record, read field by field as Java's protobuf reader does.
+"""Parses the message inside an aggregated record, field by field, as Java's protobuf reader does.
 
-Plain typed Python on purpose: the wheel compiles this file, and the same file runs uncompiled.
-It follows what the Java reader accepts, not what the protobuf documentation promises: tags,
-lengths and table indices keep their low 32 bits, unknown fields are skipped, a known field
-of another wire type is unknown, and the last of several wins.
+It follows what the Java reader accepts rather than the protobuf documentation: tags, lengths and table indices keep
+their low 32 bits, unknown fields are skipped, a known field of another wire type is unknown, and the last of several
+values wins.
+
+The code is plain typed Python on purpose, because the wheel compiles this file, and the same file runs uncompiled.
 """
 
 import re
@@ -11,12 +12,12 @@ from collections.abc import Sequence
 from typing import Final
 
 COMPILED: Final = not __file__.endswith(".py")
-"""Whether this file runs compiled, which is several times as fast."""
+"""Whether this file is running compiled, which is several times as fast."""
 
 _MORE: Final = 0x80  # set in every byte of a varint but the last
 _VARINT_BYTES: Final = 10  # at most
-_SHORT: Final = 1 << 14  # numbers below take at most two bytes
-_DEPTH: Final = 100  # messages and groups within one another, Java's limit
+_SHORT: Final = 1 << 14  # smaller numbers take at most two bytes
+_DEPTH: Final = 100  # nested messages and groups, Java's limit
 _LOW_32: Final = 0xFFFF_FFFF
 _LOW_64: Final = 0xFFFF_FFFF_FFFF_FFFF
 _SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
@@ -41,29 +42,31 @@ _TAG_KEY: Final = 0x0A  # Tag.key
 _TAG_VALUE: Final = 0x12  # Tag.value
 
 OURS: Final = b"lh"
-"""The key of the tag by which a reader knows a record that it has had (`sources/repeats.py`); Java reads over tags."""
+"""The key of the tag by which readers detect duplicates (`sources/deduplication.py`); Java ignores tags."""
 
 
 class MalformedMessage(Exception):
-    """The bytes are no message that Java would accept."""
+    """Java would not accept these bytes as a message."""
 
 
 class Message:
     """The content of a message.
 
-    The user records before the first whose index is in no table are columns, since a tuple for each would take longer
-    to make than to read, and occupy the collector of garbage.
+    The user records before the first one whose index is in no table are stored as columns, because creating a tuple for
+    each would take longer than parsing it, and burden the garbage collector.
 
-    keys, hash_keys  the two tables
-    row_keys         the partition key of each user record
-    row_hash_keys    its explicit hash key, or None
-    datas            its data
-    tags             the value of its tag of ours, b"" where it has none; empty where no user record has one
-    total            user records in the message
+    Attributes:
+        keys: The table of partition keys.
+        hash_keys: The table of explicit hash keys.
+        row_keys: The partition key of each user record.
+        row_hash_keys: The explicit hash key of each user record, or None.
+        datas: The data of each user record.
+        tags: The value of our tag on each user record, b"" if it has none; empty if no user record has one.
+        total: The number of user records in the message.
     """
 
     def __init__(self) -> None:
-        """Begin empty."""
+        """Start empty."""
         self.keys: list[str] = []
         self.hash_keys: list[str] = []
         self.row_keys: list[str] = []
@@ -73,32 +76,35 @@ class Message:
         self.total = 0
 
     def keep(self, places: Sequence[int]) -> None:
-        """Leave out all user records but those at these places; `total` stays."""
-        self.row_keys = [self.row_keys[at] for at in places]
-        self.row_hash_keys = [self.row_hash_keys[at] for at in places]
-        self.datas = [self.datas[at] for at in places]
-        self.tags = [self.tags[at] for at in places] if self.tags else []
+        """Drop all user records except those at these indexes; `total` does not change."""
+        self.row_keys = [self.row_keys[index] for index in places]
+        self.row_hash_keys = [self.row_hash_keys[index] for index in places]
+        self.datas = [self.datas[index] for index in places]
+        self.tags = [self.tags[index] for index in places] if self.tags else []
 
 
 def read(body: bytes, begin: int, end: int) -> Message:
-    """The tables and user records of the message in body[begin:end]. Raises Malformed where Java refuses it.
+    """Return the tables and user records of the message in body[begin:end].
 
-    It is read in place: whatever reads on beyond the end finds itself there, and is malformed.
+    The message is parsed in place. A field that runs past the end is noticed there, and the message is malformed.
+
+    Raises:
+        MalformedMessage: If Java would reject the message.
     """
     message = Message()
     try:
         _fields(body, begin, end, message, growing=True)
         if len(message.datas) < message.total:
-            # An index ahead of its table, or in none: only complete tables can tell.
+            # An index came before its table entry, or is in no table. Only the complete tables show which.
             message.keep(())
             _fields(body, begin, end, message, growing=False)
-    except IndexError:  # cut off by the end of everything
+    except IndexError:  # the message runs past the end of `body`
         raise MalformedMessage from None
     return message
 
 
 def _fields(body: bytes, at: int, end: int, message: Message, *, growing: bool) -> None:
-    """Add the user records up to the first that cannot be resolved and, if growing, every table entry."""
+    """Add the user records up to the first one that cannot be resolved and, if growing, every table entry."""
     keys, hash_keys = message.keys, message.hash_keys
     unresolved = 0
     while at < end:
@@ -116,7 +122,7 @@ def _fields(body: bytes, at: int, end: int, message: Message, *, growing: bool) 
         at, stop = _span(body, at, end)
         if tag == _RECORD:
             key, hash_key, first, last, tag_first, tag_last = _record(body, at, stop)
-            # Past one that cannot be resolved the others are only counted, and checked for form.
+            # After one that cannot be resolved, the others are only counted and validated.
             if unresolved or key >= len(keys) or hash_key >= len(hash_keys):
                 unresolved += 1
             else:
@@ -135,7 +141,7 @@ def _fields(body: bytes, at: int, end: int, message: Message, *, growing: bool) 
 
 
 def _common_entries(body: bytes, at: int, end: int, tag: int, entries: list[str]) -> int:
-    """Read on through table entries of under 128 bytes; where the first other thing begins."""
+    """Read table entries of fewer than 128 bytes; return the offset of the first other field."""
     while at < end and body[at] == tag and body[at + 1] < _MORE:
         stop = at + 2 + body[at + 1]
         if stop > end:
@@ -149,36 +155,36 @@ def _common_entries(body: bytes, at: int, end: int, tag: int, entries: list[str]
 
 
 def _common_records(body: bytes, at: int, end: int, message: Message) -> int:
-    """Read on through user records of the form that producers write; where the first other thing begins.
+    """Read user records in the form that producers write; return the offset of the first other field.
 
-    What it reads `_fields` would read alike, in several times the time. A record that is cut off by the
-    end is left to it, or an IndexError where nothing follows; it is malformed either way.
+    `_fields` would have the same result, in several times the time. A record cut off by the end is left to `_fields`,
+    or raises IndexError if nothing follows the end. It is malformed either way.
     """
     keys, hash_keys = message.keys, message.hash_keys
     row_keys, row_hash_keys, datas = message.row_keys, message.row_hash_keys, message.datas
     hash_key = -1
     while at < end and body[at] == _RECORD:
-        size, place = body[at + 1], at + 2
+        size, offset = body[at + 1], at + 2
         if size >= _MORE:
-            size, place = size - _MORE + (body[place] << 7), place + 1
-        stop = place + size
-        if body[place] != _KEY_INDEX:
+            size, offset = size - _MORE + (body[offset] << 7), offset + 1
+        stop = offset + size
+        if body[offset] != _KEY_INDEX:
             break
-        key, place = body[place + 1], place + 2
+        key, offset = body[offset + 1], offset + 2
         if key >= _MORE:
-            key, place = key - _MORE + (body[place] << 7), place + 1
-        hashed = body[place] == _HASH_KEY_INDEX
+            key, offset = key - _MORE + (body[offset] << 7), offset + 1
+        hashed = body[offset] == _HASH_KEY_INDEX
         if hashed:
-            hash_key, place = body[place + 1], place + 2
+            hash_key, offset = body[offset + 1], offset + 2
             if hash_key >= _MORE:
-                hash_key, place = hash_key - _MORE + (body[place] << 7), place + 1
-        if body[place] != _DATA:
+                hash_key, offset = hash_key - _MORE + (body[offset] << 7), offset + 1
+        if body[offset] != _DATA:
             break
-        length, place = body[place + 1], place + 2
+        length, offset = body[offset + 1], offset + 2
         if length >= _MORE:
-            length, place = length - _MORE + (body[place] << 7), place + 1
-        # A number of three bytes shows here as 2**14 or more, and is left to `_fields`.
-        if place + length != stop or stop > end or size >= _SHORT or key >= _SHORT or key >= len(keys):
+            length, offset = length - _MORE + (body[offset] << 7), offset + 1
+        # A number of three bytes appears here as 2**14 or more, and is left to `_fields`.
+        if offset + length != stop or stop > end or size >= _SHORT or key >= _SHORT or key >= len(keys):
             break
         if not hashed:
             row_hash_keys.append(None)
@@ -187,18 +193,18 @@ def _common_records(body: bytes, at: int, end: int, message: Message) -> int:
         else:
             break
         row_keys.append(keys[key])
-        datas.append(body[place:stop])
+        datas.append(body[offset:stop])
         at = stop
     return at
 
 
 def _text(raw: bytes) -> str:
-    """UTF-8 as Java decodes it: each malformed part is one U+FFFD, a surrogate's three bytes too."""
+    """Decode UTF-8 as Java does: each malformed part, such as the three bytes of a surrogate, is one U+FFFD."""
     return _SURROGATE.sub(b"\xff", raw).decode("utf-8", "replace")
 
 
 def _record(body: bytes, at: int, end: int) -> tuple[int, int, int, int, int, int]:
-    """Both table indices (-1: no hash key), where the data begins and ends, and where our tag's value does, or -1."""
+    """Return both table indices (-1: no hash key), and the spans of the data and of our tag's value (-1: no tag)."""
     key = hash_key = first = last = tag_first = tag_last = -1
     while at < end:
         tag, at = _tag(body, at)
@@ -218,13 +224,13 @@ def _record(body: bytes, at: int, end: int) -> tuple[int, int, int, int, int, in
                 tag_first, tag_last = value_first, value_last
         else:
             at = _after(body, at, end, tag, _DEPTH - 1)
-    if at > end or key < 0 or first < 0:  # a number crossed the end, or a required field is missing
+    if at > end or key < 0 or first < 0:  # a number ran past the end, or a required field is missing
         raise MalformedMessage
     return key, hash_key, first, last, tag_first, tag_last
 
 
 def _our_tag(body: bytes, at: int, end: int) -> tuple[int, int]:
-    """The span of a Tag's value if its key is ours, else -1. Java refuses the message if the Tag is malformed."""
+    """Return the span of a Tag's value if its key is ours, else -1. Java rejects a message with a malformed Tag."""
     keyed = ours = False
     first = last = -1
     while at < end:
@@ -243,7 +249,7 @@ def _our_tag(body: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def _after(body: bytes, at: int, end: int, tag: int, depth: int) -> int:
-    """The end of the field whose tag was just read; groups may nest `depth` deep."""
+    """Return the end of the field whose tag was just read. Groups may be nested `depth` deep."""
     kind = tag & 7
     if kind == _GROUP:
         return _after_group(body, at, end, tag, depth)
@@ -263,8 +269,8 @@ def _after(body: bytes, at: int, end: int, tag: int, depth: int) -> int:
 
 
 def _after_group(body: bytes, at: int, end: int, tag: int, depth: int) -> int:
-    """The end of a group. Open groups are on a list, not on the stack, which a message could exhaust."""
-    ends = [tag + 1]  # the tag that closes a group differs from the one that opens it by one
+    """Return the end of a group. Open groups are in a list, because a message could exhaust the stack."""
+    ends = [tag + 1]  # the tag that closes a group is one higher than the tag that opens it
     while ends:
         if len(ends) > depth or at >= end:
             raise MalformedMessage
@@ -287,9 +293,9 @@ def _tag(body: bytes, at: int) -> tuple[int, int]:
 
 
 def _span(body: bytes, at: int, end: int) -> tuple[int, int]:
-    """The span of the sized field that follows."""
+    """Return the span of the length-delimited field that follows."""
     size, at = _varint(body, at)
-    # A length above 2**31 is negative in Java; here it is past any end.
+    # A length above 2**31 is negative in Java. Here it exceeds any end.
     stop = at + (size & _LOW_32)
     if stop > end:
         raise MalformedMessage
@@ -297,7 +303,7 @@ def _span(body: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:
-    """The number that begins here, its low 64 bits, and where it ends."""
+    """Return the low 64 bits of the number that begins here, and where it ends."""
     value = body[at]
     if value < _MORE:
         return value, at + 1
@@ -305,9 +311,9 @@ def _varint(body: bytes, at: int) -> tuple[int, int]:
     if byte < _MORE:
         return value - _MORE + (byte << 7), at + 2
     value = 0
-    for place in range(_VARINT_BYTES):
-        byte = body[at + place]
-        value |= (byte & 0x7F) << (7 * place)
+    for index in range(_VARINT_BYTES):
+        byte = body[at + index]
+        value |= (byte & 0x7F) << (7 * index)
         if byte < _MORE:
-            return value & _LOW_64, at + place + 1
+            return value & _LOW_64, at + index + 1
     raise MalformedMessage

@@ -1,1 +1,1 @@
-"""Parses the answers of Kinesis by compiled libraries in place of boto3's parser; all the rest stays boto3's."""
+"""Parses the responses of Kinesis with compiled libraries instead of boto3; everything else is left to boto3."""

@@ -1,22 +1,26 @@
-"""The hooks into a client of boto3: what it asks is put into CBOR, and what it is answered taken apart.
+"""Hooks into a boto3 client that send requests in CBOR and parse the records of responses.
 
-Credentials, signing, endpoints, repetitions, proxies and errors stay boto3's. Only the records, nearly all of an
-answer, are taken apart here, by compiled libraries; the rest of it is handed to boto3 as JSON, so that what it makes of
-children, odd numbers and errors is its own. The events of a subscription come in place of boto3's own event stream,
-which takes each record apart in Python. A producer's records go in CBOR past boto3's serializer, which would put them
-into base64.
+Credentials, signing, endpoints, retries, proxies and errors are left to boto3. Only the records, which are most of a
+response, are parsed here, by compiled libraries. The rest of the response is passed to boto3 as JSON, so that boto3
+still interprets children, odd numbers and errors. Subscriptions bypass boto3's event stream, which parses each record
+in Python. The records of a producer are sent in CBOR and bypass boto3's serializer, which would encode them in base64.
 
-Rule 1: the content type of an answer says how it is read, whatever was asked.
-Rule 2: a service that answers CBOR in JSON, refuses it, or writes what cannot be read, is spoken to in JSON from then
-on, which is said once.
-Rule 3: a refusal is one only from a service that has never answered in CBOR, and for which the same question in JSON
-has another end; the question is asked again at once.
-Rule 4: a service proves by its listing of shards, which does no harm, that it speaks CBOR; until then a producer's
-records go in JSON.
-Rule 5: a producer's records are repeated in JSON only where they were refused whole; what may have been written is not.
+Rule 1: The content type of a response determines how it is parsed, whatever the request was.
 
-`read_directly` and `put_directly`: the calls that move records, past boto3 where its service speaks CBOR
-(`stores/aws_calls`). The client is changed: its callers need not know.
+Rule 2: If a service responds to CBOR in JSON, rejects it, or sends something that cannot be parsed, all later requests
+are in JSON. This is logged once.
+
+Rule 3: A failed request counts as a rejection of CBOR only if the service has never responded in CBOR, and the same
+request in JSON ends differently. That request is made at once.
+
+Rule 4: A service must show that it supports CBOR by its listing of shards, which is harmless. Until then the records of
+a producer are sent in JSON.
+
+Rule 5: The records of a producer are sent again in JSON only if the whole request was rejected, and not if they may
+have been written.
+
+`read_directly` and `put_directly` make the calls that move records bypass boto3 if the service supports CBOR
+(`stores/aws_calls`). They replace methods of the client, so its callers need no change.
 """
 
 import base64
@@ -44,11 +48,11 @@ from leasehold.stores.deadlines import bounded_response
 from leasehold.stores.printable import escaped, said
 
 SCAN: Any = None
-"""Takes answers apart without an object for each record; None: there is nothing quicker than cbor2."""
-with suppress(ImportError):  # where it is not compiled
+"""The compiled parser, which creates no object for each record; None if only cbor2 is available."""
+with suppress(ImportError):  # not compiled
     from leasehold.adapters.sources.kinesis.cbor import scan as SCAN  # noqa: N812  a module that may be none
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user
+if TYPE_CHECKING:  # the stubs are not installed for users
     from types_boto3_kinesis import KinesisClient
 
 log = escaped(logging.getLogger("leasehold.kinesis"))
@@ -57,7 +61,7 @@ log = escaped(logging.getLogger("leasehold.kinesis"))
 CBOR = "application/x-amz-cbor-1.1"
 
 Row = dict[str, Any]
-"""A record as the service sends it, but with its data as bytes. Its time is a number: see `seconds_of`."""
+"""A record as the service sends it, except that its data is bytes. Its time is a number (see `seconds_of`)."""
 
 AnswerRows = RowViews | list[Row]
 
@@ -70,90 +74,97 @@ _UNDEFINED = b"\xf7"
 
 
 class Unreadable(Exception):
-    """Not what Kinesis writes in this form."""
+    """The body is not what Kinesis sends in this form."""
 
 
 def is_cbor(content_type: object) -> bool:
-    """Whether this header says CBOR: events name the form without the version."""
+    """Return whether a Content-Type is CBOR. In events it has no version."""
     return isinstance(content_type, str) and "cbor" in content_type
 
 
 def packed(value: object) -> bytes:
-    """A value as CBOR."""
+    """Encode a value as CBOR."""
     return cbor2.dumps(value)
 
 
 def as_cbor(body: bytes | str) -> bytes:
-    """A question in JSON, which boto3 wrote, as CBOR."""
+    """Convert a request in JSON, as boto3 writes it, to CBOR."""
     return packed(orjson.loads(body))
 
 
 def as_json(body: bytes) -> bytes:
-    """Write a body of CBOR as JSON. Raises Unreadable."""
+    """Convert a body from CBOR to JSON. Raises Unreadable."""
     return _plain(told_of(body, cbor=True))
 
 
 def answer_of(body: bytes, *, cbor: bool) -> tuple[AnswerRows, bytes]:
-    """The rows of an answer, and the rest of it in JSON. Raises Unreadable for what boto3 may understand otherwise."""
-    rows, answer = _apart(body, cbor=cbor)
-    return rows, _plain(answer)
+    """Return the rows of a response, and the rest of it in JSON.
+
+    Raises:
+        Unreadable: If the body cannot be parsed here. boto3 may still understand it.
+    """
+    rows, rest = _apart(body, cbor=cbor)
+    return rows, _plain(rest)
 
 
 def plain_answer_of(body: bytes | bytearray) -> dict[str, Any] | None:
-    """An answer in CBOR that says nothing but how reading goes on, without what is null; None: boto3 is to read it."""
+    """Parse a response in CBOR, without null values. Return None if boto3 must parse it.
+
+    boto3 must parse a response with child shards, or with a field of an unexpected type.
+    """
     try:
-        rows, answer = _apart(body, cbor=True)
+        rows, rest = _apart(body, cbor=True)
     except Unreadable:
         return None
-    # As boto3 we leave out what we have no name for: a field that a service adds must not cost a second reading.
-    told = {name: value for name, value in answer.items() if value is not None and name in _KNOWN}
-    plain = all(type(value) is _PLAIN.get(name) for name, value in told.items())
-    return {**told, "Records": rows} if plain else None
+    # Ignore unknown fields, as boto3 does: a field that the service adds must not cost a second parse.
+    fields = {name: value for name, value in rest.items() if value is not None and name in _KNOWN}
+    plain = all(type(value) is _PLAIN.get(name) for name, value in fields.items())
+    return {**fields, "Records": rows} if plain else None
 
 
 def event_of(payload: bytes, *, cbor: bool) -> dict[str, Any]:
-    """An event of a subscription, its rows as those of an answer, without what is null. Raises Unreadable."""
-    rows, event = _apart(payload, cbor=cbor)
-    return {"Records": rows, **{name: value for name, value in event.items() if value is not None}}
+    """Parse an event of a subscription, with rows as in a response, and without null values. Raises Unreadable."""
+    rows, fields = _apart(payload, cbor=cbor)
+    return {"Records": rows, **{name: value for name, value in fields.items() if value is not None}}
 
 
 def told_of(payload: bytes | bytearray, *, cbor: bool) -> dict[str, Any]:
-    """Parse a message. Raises Unreadable."""
-    told = _loaded(payload, cbor=cbor)
-    if not isinstance(told, dict):
+    """Parse a message, which must be a map. Raises Unreadable."""
+    message = _loaded(payload, cbor=cbor)
+    if not isinstance(message, dict):
         raise Unreadable("it says nothing by name")
-    return told
+    return message
 
 
 def _apart(body: bytes | bytearray, *, cbor: bool) -> tuple[AnswerRows, Any]:
-    """The rows, their data as bytes, and the rest by name."""
-    if cbor and SCAN is not None and (found := SCAN.viewed(body)) is not None:
-        *views, sealed, begin, end = found
-        answer = _loaded(body[:begin] + _UNDEFINED + body[end:], cbor=True)
-        if answer.pop("Records") is cbor2.undefined:  # else there is another list of this name
-            return RowViews(body, cast("Any", views), SCAN.columns, sealed=sealed), answer
-    answer = _loaded(body, cbor=cbor)
-    rows: list[Row] | None = answer.pop("Records", None) if isinstance(answer, dict) else None
+    """Return the rows, with data as bytes, and the remaining fields by name."""
+    if cbor and SCAN is not None and (scanned := SCAN.viewed(body)) is not None:
+        *views, sealed, begin, end = scanned
+        message = _loaded(body[:begin] + _UNDEFINED + body[end:], cbor=True)
+        if message.pop("Records") is cbor2.undefined:  # otherwise there is another field of this name
+            return RowViews(body, cast("Any", views), SCAN.columns, sealed=sealed), message
+    message = _loaded(body, cbor=cbor)
+    rows: list[Row] | None = message.pop("Records", None) if isinstance(message, dict) else None
     if not isinstance(rows, list):
         raise Unreadable("no answer with records")
     try:
         for row in rows:
             if type(row["Data"]) is bytes:
                 continue
-            try:  # in JSON, and by some local services, it is in base64
+            try:  # in JSON, and from some local services, it is base64
                 row["Data"] = pybase64.b64decode(row["Data"], validate=True)
-            except ValueError:  # boto3 passes over what is not of the alphabet
+            except ValueError:  # boto3 ignores characters outside the alphabet
                 row["Data"] = base64.b64decode(row["Data"])
     except (KeyError, TypeError, ValueError) as odd:
         raise Unreadable(f"no record: {said(odd)}") from odd
-    return rows, answer
+    return rows, message
 
 
 def _loaded(body: bytes | bytearray, *, cbor: bool) -> Any:  # noqa: ANN401  whatever the service wrote
     try:
         if not cbor:
             return orjson.loads(body)
-        # Times are milliseconds, tagged or not; what the tag means by itself would be seconds.
+        # Times are in milliseconds, tagged or not. By its standard meaning, the tag would make them seconds.
         return cbor2.loads(body, semantic_decoders={1: lambda value, _immutable: value})
     except (cbor2.CBORDecodeError, ValueError) as odd:
         raise Unreadable(f"no {'CBOR' if cbor else 'JSON'}: {odd}") from odd
@@ -172,16 +183,19 @@ def _text(value: object) -> str:
     raise TypeError(type(value).__name__)
 
 
-_MESSAGE_BYTES = 25 << 20  # at most; the service's own limits are lower
-_PRELUDE_BYTES = 12  # how long the message is, how long its headers are, and their checksum
+_MESSAGE_BYTES = 25 << 20  # at most; the limits of the service are lower
+_PRELUDE_BYTES = 12  # the length of the message, the length of its headers, and a checksum of both
 
 
 class Subscription:
-    """The events of a subscription, as boto3 gives them.
+    """The events of a subscription, in boto3's form.
 
-    raw         the body of the answer, which is read as it comes
-    unreadable  told why, where an event in CBOR cannot be read
-    Raises ResponseParserError, as boto3 does, if it does not begin as a subscription begins.
+    Args:
+        raw: The body of the response, which is read as it arrives.
+        unreadable: Called with the reason if an event in CBOR cannot be parsed.
+
+    Raises:
+        ResponseParserError: If the body does not start like a subscription, as in boto3.
     """
 
     def __init__(self, raw: Any, unreadable: Callable[[str], None]) -> None:  # noqa: ANN401  boto3 says no more of it
@@ -214,65 +228,68 @@ class Subscription:
 
 
 class Beginning:
-    """A body that boto3 takes for a subscription in JSON of which nothing but the beginning has come."""
+    """A body that looks to boto3 like a subscription in JSON of which only the beginning has arrived."""
 
     def stream(self) -> list[bytes]:
-        """All of it."""
+        """Return the whole body as one chunk."""
         return [_INITIAL]
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because nothing is open."""
 
 
 def _headers(message: EventStreamMessage) -> dict[str, Any]:
-    headers: Any = message.headers  # the stubs have them for a number
+    headers: Any = message.headers  # the stubs type them as a number
     return dict(headers)
 
 
 def _messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  as above
-    """Each message once it is there; boto3's buffer checks it, but would copy all that has come with each chunk."""
-    buffer, come, whole = EventStreamBuffer(), io.BytesIO(), _PRELUDE_BYTES
+    """Yield each message when it is complete.
+
+    Botocore's buffer checks the messages. It gets only complete ones, because it would copy everything with each chunk.
+    """
+    buffer, received, needed = EventStreamBuffer(), io.BytesIO(), _PRELUDE_BYTES
     if (deadline := bounded_response(raw)) is not None:
         deadline.restart()
     for chunk in raw.stream():
-        come.write(chunk)
-        if come.tell() < whole:
+        received.write(chunk)
+        if received.tell() < needed:
             continue
-        data, begin = come.getvalue(), 0
-        while (whole := _size(data, begin)) <= len(data) - begin:
-            buffer.add_data(data[begin : begin + whole])
+        data, begin = received.getvalue(), 0
+        while (needed := _size(data, begin)) <= len(data) - begin:
+            buffer.add_data(data[begin : begin + needed])
             try:
                 messages = list(buffer)
             except (ArithmeticError, LookupError, StructError, TypeError, ValueError) as odd:
-                # The buffer has no error of its own for headers that are none.
+                # The buffer has no error of its own for invalid headers.
                 raise ResponseParserError(f"an event has headers that cannot be read: {said(odd)}") from odd
             yield from messages
-            begin += whole
-        come = io.BytesIO()
-        come.write(data[begin:])
-        if deadline is not None:  # each event has one of its own, counted while we read
+            begin += needed
+        received = io.BytesIO()
+        received.write(data[begin:])
+        if deadline is not None:  # each event has its own deadline, which counts only time spent reading
             deadline.restart()
 
 
 def _size(data: bytes, begin: int) -> int:
-    """The length of the message that begins here; of one with a damaged beginning, the length of that."""
+    """Return the length of the message that starts here, or that of its prelude if the prelude is damaged."""
     prelude = data[begin : begin + _PRELUDE_BYTES]
     if len(prelude) < _PRELUDE_BYTES or crc32(prelude[:8]) != int.from_bytes(prelude[8:]):
         return _PRELUDE_BYTES
     size = int.from_bytes(prelude[:4])
-    # Any other is damaged, too: of none nothing would ever be read, and of a huge one all that comes be kept.
+    # Any other size is damaged, too: with 0 we would never read anything, with a huge one we would buffer everything.
     return size if _PRELUDE_BYTES < size <= _MESSAGE_BYTES else _PRELUDE_BYTES
 
 
-def _fault(message: EventStreamMessage) -> Any:  # noqa: ANN401  as a service's error
+def _fault(message: EventStreamMessage) -> Any:  # noqa: ANN401  like the error of a service
     headers = _headers(message)
     if (code := headers.get(":exception-type")) is None:
         return {"Error": {"Code": headers.get(":error-code", ""), "Message": headers.get(":error-message", "")}}
     try:
-        told = told_of(message.payload, cbor=is_cbor(headers.get(":content-type")))
+        details = told_of(message.payload, cbor=is_cbor(headers.get(":content-type")))
     except Unreadable:
-        told = {}
-    return {"Error": {"Code": code, "Message": told.get("message", told.get("Message", ""))}}
+        details = {}
+    return {"Error": {"Code": code, "Message": details.get("message", details.get("Message", ""))}}
 
 
 _INITIAL_HEADERS = b"".join(
@@ -284,12 +301,12 @@ _INITIAL = _INITIAL_PRELUDE + pack(">I", crc32(_INITIAL_PRELUDE)) + _INITIAL_HEA
 _INITIAL += pack(">I", crc32(_INITIAL))
 
 JSON = "application/x-amz-json-1.1"
-REFUSED = 300  # and all above
+REFUSED = 300  # this status and all higher ones
 _UNDERSTOOD = THROTTLED | PASSING | CREDENTIALS | DENIED | {"ResourceNotFoundException", "ExpiredIteratorException"}
-"""Errors that say that the question was understood."""
+"""Errors that mean that the service understood the request."""
 
 Told = dict[str, Any]
-"""The part of an event of boto3's that its handlers may change."""
+"""The part of a boto3 event that its handlers may change."""
 
 Handlers = dict[str, tuple[Callable[..., None], Callable[..., None]]]
 
@@ -297,34 +314,35 @@ UNREAD, _REPEATED = "Unread", "leasehold repeats in JSON"
 
 
 class Wire:
-    """How one client and its service speak about records.
+    """Chooses the form in which a client requests records, and parses the responses.
 
-    client  any of boto3's; it is changed
-    cbor    whether to ask in CBOR
+    Args:
+        client: Any boto3 client. Handlers are registered with it.
+        cbor: Whether to make requests in CBOR.
     """
 
     def __init__(self, client: "KinesisClient", *, cbor: bool) -> None:
         self._asks_cbor = cbor
-        self._proved: set[str] = set()  # what was answered in CBOR
+        self._proved: set[str] = set()  # the operations with a response in CBOR
         self._lock = Lock()
         events = client.meta.events
-        judge = cast("Callable[..., None]", self._judge)  # the stubs do not know that its answer counts
+        judge = cast("Callable[..., None]", self._judge)  # the stubs do not know that its return value matters
         for operation, (ask, read) in self._handlers().items():
             events.register(f"before-call.kinesis.{operation}", ask)
             events.register(f"before-parse.kinesis.{operation}", read)
-            # Before boto3's own handler, which would wait before it repeats.
+            # Must run before boto3's own handler, which would wait before it retries.
             events.register_first(f"needs-retry.kinesis.{operation}", judge)
 
     def speaks_cbor(self, operation: str) -> bool:
-        """Whether questions of this kind are asked in CBOR, and have been answered in it."""
+        """Return whether requests of this operation are made in CBOR and had a response in CBOR."""
         return self._asks_cbor and operation in self._proved
 
     def _handlers(self) -> Handlers:
-        """The form of each request and the reader of its answer."""
+        """Return the handlers that encode the requests and decode the responses of each operation."""
         return {"GetRecords": (self._ask, self._read), "SubscribeToShard": (self._ask, self._receive)}
 
     def _ask(self, params: Told, **_event: object) -> None:
-        # A time is asked for in JSON: how it is to be told in CBOR, no local service could show.
+        # Send timestamps as JSON, because no local service let us verify their CBOR encoding.
         if self._asks_cbor and b"Timestamp" not in params["body"]:
             params["body"] = as_cbor(params["body"])
             params["headers"]["Content-Type"] = CBOR
@@ -332,11 +350,11 @@ class Wire:
     def _read(self, response_dict: Told, customized_response_dict: Told, **_event: object) -> None:
         if refused(response_dict):
             return
-        told, body = response_dict["headers"].get("content-type"), response_dict["body"]
+        content_type, body = response_dict["headers"].get("content-type"), response_dict["body"]
         try:
-            rows, response_dict["body"] = answer_of(body, cbor=is_cbor(told))
+            rows, response_dict["body"] = answer_of(body, cbor=is_cbor(content_type))
         except Unreadable as odd:
-            if is_cbor(told):  # in JSON boto3 may make something of it
+            if is_cbor(content_type):  # boto3 may still understand JSON
                 customized_response_dict[UNREAD], response_dict["body"] = str(odd), b"{}"
             return
         customized_response_dict["Records"] = rows
@@ -347,7 +365,7 @@ class Wire:
             response_dict["body"] = Beginning()
 
     def _judge(self, response: Any, request_dict: Told, operation: Any, **_event: object) -> int | None:  # noqa: ANN401  of boto3
-        """Zero, the seconds to wait, where the question is to be asked again in JSON; None leaves it to boto3."""
+        """Return 0, the seconds to wait, if the request must be made again in JSON; None leaves it to boto3."""
         if response is None:
             return None
         http, parsed = response
@@ -368,20 +386,20 @@ class Wire:
 
     def _fall_back(self, why: str) -> None:
         with self._lock:
-            said, self._asks_cbor = not self._asks_cbor, False
-        if not said:
+            logged, self._asks_cbor = not self._asks_cbor, False
+        if not logged:
             log.warning("Kinesis was asked in CBOR, and is asked in JSON from now on: %s", why)
 
 
 def refused(response: Told) -> bool:
-    """Whether this is a refusal, which boto3 is given in JSON."""
-    is_one: bool = response["status_code"] >= REFUSED
-    if is_one and response["body"] and is_cbor(response["headers"].get("content-type")):
+    """Return whether the response is an error, after converting its body to JSON for boto3."""
+    is_error: bool = response["status_code"] >= REFUSED
+    if is_error and response["body"] and is_cbor(response["headers"].get("content-type")):
         try:
             response["body"] = as_json(response["body"])
         except Unreadable:
-            response["body"] = b""  # then the status is all that is known
-    return is_one
+            response["body"] = b""  # then only the status is known
+    return is_error
 
 
 def _repeated(request: dict[str, Any], why: str, code: str | None) -> int:
@@ -396,30 +414,31 @@ _STAND_IN = [{"Data": b"", "PartitionKey": "-"}]
 
 
 class PutRows(list[Any]):
-    """The rows of a PutRecords whose keys were checked: boto3 need not look at them one by one."""
+    """The rows of a PutRecords whose keys were checked, so that boto3 need not validate them one by one."""
 
 
 class PutWire(Wire):
-    """How a producer's client and its service speak about its records; other lists of records are left to boto3.
+    """Chooses the form in which a producer's client sends its records; other lists of records are left to boto3.
 
-    client  any of boto3's; it is changed
-    cbor    whether to speak in CBOR
+    Args:
+        client: Any boto3 client. Handlers are registered with it.
+        cbor: Whether to send records in CBOR.
     """
 
     def __init__(self, client: "KinesisClient", *, cbor: bool) -> None:
         super().__init__(client, cbor=cbor)
-        keep = cast("Callable[..., None]", self._keep)  # the stubs do not know that its answer counts
+        keep = cast("Callable[..., None]", self._keep)  # the stubs do not know that its return value matters
         client.meta.events.register("provide-client-params.kinesis.PutRecords", keep)
 
     def _handlers(self) -> Handlers:
         return {"ListShards": (self._ask, self._rewrite), "PutRecords": (self._put, self._rewrite)}
 
     def _keep(self, params: Told, context: Told, **_event: object) -> Told | None:
-        """Withhold rows from boto3's serializer; what else is asked is its own."""
+        """Withhold the rows from boto3's serializer, which gets the other parameters."""
         rows = params.get("Records")
         if not self._asks_cbor or "ListShards" not in self._proved or not isinstance(rows, PutRows):
             return None
-        if not rows or not all(isinstance(row["Data"], bytes) for row in rows):  # boto3 says what is wrong with it
+        if not rows or not all(isinstance(row["Data"], bytes) for row in rows):  # boto3 raises the right error
             return None
         context[_KEPT] = rows
         return {**params, "Records": _STAND_IN}
@@ -430,7 +449,7 @@ class PutWire(Wire):
             params["headers"]["Content-Type"] = CBOR
 
     def _rewrite(self, response_dict: Told, customized_response_dict: Told, **_event: object) -> None:
-        """Give boto3 the answer in JSON: there is little of it."""
+        """Convert the response, which is small, to JSON for boto3."""
         if refused(response_dict) or not is_cbor(response_dict["headers"].get("content-type")):
             return
         try:
@@ -449,7 +468,7 @@ class PutWire(Wire):
 
 
 def read_directly(client: "KinesisClient", wire: Wire, arn: str | None = None) -> None:
-    """Have this client ask for records directly, naming the stream by its ARN if one is given."""
+    """Make this client request records without boto3, naming the stream by its ARN if one is given."""
     named = {} if arn is None else {"StreamARN": arn}
     calls, by_boto = DirectCalls(client, ["GetRecords"]), client.get_records
 
@@ -469,9 +488,9 @@ def read_directly(client: "KinesisClient", wire: Wire, arn: str | None = None) -
 
 
 def put_directly(client: "KinesisClient", wire: PutWire, arn: str | None = None) -> None:
-    """Have this client send a producer's records directly; other lists of records are left to boto3.
+    """Make this client send a producer's records without boto3; other lists of records are left to boto3.
 
-    With an `arn`, requests name the stream by it, too.
+    With an `arn`, requests also name the stream by it.
     """
     named = {} if arn is None else {"StreamARN": arn}
     calls, by_boto = DirectCalls(client, ["PutRecords"]), client.put_records
@@ -499,18 +518,18 @@ def put_directly(client: "KinesisClient", wire: PutWire, arn: str | None = None)
 
 
 def _results(body: bytes | bytearray) -> dict[str, Any] | None:
-    """The outcome of each record; None: boto3 is to read it."""
+    """Parse the outcome of each record. Return None if boto3 must parse it."""
     try:
-        told = told_of(body, cbor=True)
+        response = told_of(body, cbor=True)
     except Unreadable:
         return None
-    rows = told.get("Records")
-    # Each is a dictionary of texts; a null among them is boto3's to leave out.
+    rows = response.get("Records")
+    # Each must be a dictionary of strings. If there is a null, leave it to boto3, which drops it.
     if not isinstance(rows, list) or not all(
         type(row) is dict and {str}.issuperset(map(type, row.values())) for row in rows
     ):
         return None
-    return told
+    return response
 
 
 def _change(client: Any, calls: DirectCalls, **methods: Any) -> None:  # noqa: ANN401  boto3 makes its classes as it runs

@@ -1,12 +1,14 @@
-/* The records of an answer in CBOR as Arrow's views into it, and as columns, without an object or a copy for each.
+/* Parses the records of a response in CBOR into Arrow views, without an object or a copy for each, and into columns.
 
-It takes the form in which the service writes records, as cbor2 would read it, and declines any other, which cbor2 then
-takes apart. Every read is behind a check that it lies within the answer; nothing of the answer is written to.
+It accepts the form in which the service writes records, and parses it as cbor2 would. It declines any other form, which
+cbor2 parses then. Every read is preceded by a bounds check, and the response is never written to.
 
-viewed(body) -> (datas, numbers, keys, arrived, sealed, begin, end) | None: views of 16 bytes tell where data, numbers
-  and keys lie, times take 8 bytes each; the array of records is body[begin:end]
-columns(body, datas, numbers, keys, arrived) -> (datas, numbers, keys, arrived), an object for each; times in seconds
-records(kind, datas, numbers, subs, keys, hash_keys, arrived, aggregated) -> an iterator of `kind`, a named tuple
+viewed(body) -> (datas, numbers, keys, arrived, sealed, begin, end) | None
+  Return views of 16 bytes of data, numbers and keys, and times of 8 bytes. The array of records is body[begin:end].
+columns(body, datas, numbers, keys, arrived) -> (datas, numbers, keys, arrived)
+  Return lists with an object for each value; times are in seconds.
+records(kind, datas, numbers, subs, keys, hash_keys, arrived, aggregated)
+  Return an iterator of `kind`, a named tuple.
 */
 
 #define PY_SSIZE_T_CLEAN
@@ -23,8 +25,8 @@ static const char SEQUENCE[] = "\x6eSequenceNumber", ENCRYPTION[] = "\x6e" "Encr
 static const char ARRIVED[] = "\x78\x1b" "ApproximateArrivalTimestamp";
 static const unsigned char MAGIC[] = {0xF3, 0x89, 0x9A, 0xC2};
 
-#define LIMIT ((Py_ssize_t)1 << 31) /* a view tells no place behind it */
-#define LATEST ((int64_t)1 << 50)   /* no time in milliseconds is as late */
+#define LIMIT ((Py_ssize_t)1 << 31) /* views have 32-bit offsets */
+#define LATEST ((int64_t)1 << 50)   /* later than any time in milliseconds */
 #define MILLISECONDS 100000000000LL
 
 typedef struct {
@@ -32,7 +34,7 @@ typedef struct {
     Py_ssize_t size;
 } Answer;
 
-/* What grows as rows are found. */
+/* A growing buffer. */
 typedef struct {
     char *bytes;
     size_t size, room;
@@ -51,12 +53,12 @@ static void *added(Column *column, size_t size) {
     return place;
 }
 
-/* Functions that move on answer the place behind what they read; DECLINED, another form; FAILED, an exception is set. */
+/* Parsing functions return the offset after what they read, DECLINED for another form, or FAILED with an exception. */
 enum { DECLINED = -1, FAILED = -2 };
 
 #define HAS(count) ((count) <= answer->size - at)
 
-/* The number in an item's head, -1 where it says none; and where the head ends. */
+/* Read the head of an item; *told is its number, or -1 if the length is indefinite. Return where the head ends. */
 static Py_ssize_t head(const Answer *answer, Py_ssize_t at, int64_t *told) {
     if (!HAS(1)) return DECLINED;
     const unsigned char *from = answer->body + at;
@@ -84,7 +86,7 @@ static Py_ssize_t opened(const Answer *answer, Py_ssize_t at, int kind, int64_t 
     return head(answer, at, told);
 }
 
-/* Where the bytes or the text that stands here begins; *size is how long it is. */
+/* Return where the content of the byte or text string at `at` begins; *size is its length. */
 static Py_ssize_t sized(const Answer *answer, Py_ssize_t at, int kind, int64_t *size) {
     at = opened(answer, at, kind, size);
     if (at < 0) return at;
@@ -101,7 +103,7 @@ static Py_ssize_t text(const Answer *answer, Py_ssize_t at, int64_t *size) {
         if (eight & 0x8080808080808080ULL) break;
     }
     while (from < end && *from < 0x80) from++;
-    if (from < end) { /* the rest of it is not ASCII: Python knows what a text is */
+    if (from < end) { /* the rest is not ASCII; let Python check whether it is UTF-8 */
         PyObject *told = PyUnicode_DecodeUTF8((const char *)from, end - from, NULL);
         if (!told) {
             if (!PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) return FAILED;
@@ -113,9 +115,9 @@ static Py_ssize_t text(const Answer *answer, Py_ssize_t at, int64_t *size) {
     return at;
 }
 
-/* Where the item that begins here ends. */
+/* Return where the item that begins here ends. */
 static Py_ssize_t after(const Answer *answer, Py_ssize_t at) {
-    int64_t left[DEPTH] = {1}; /* items of each that is open; below zero: until a break */
+    int64_t left[DEPTH] = {1}; /* items left in each open container; negative: until a break */
     int open = 1;
     while (open) {
         if (!left[open - 1]) {
@@ -135,7 +137,7 @@ static Py_ssize_t after(const Answer *answer, Py_ssize_t at) {
         if (at < 0) return at;
         if (kind == ARRAY || kind == MAP || kind == TAG) {
             if (kind == TAG && size < 0) return DECLINED;
-            if (kind != TAG && size > answer->size - at) return DECLINED; /* each item takes a byte at least */
+            if (kind != TAG && size > answer->size - at) return DECLINED; /* each item takes at least one byte */
             if (open == DEPTH) return DECLINED;
             left[open++] = kind == TAG ? 1 : kind == MAP ? 2 * size : size;
         } else if (size < 0) {
@@ -150,7 +152,7 @@ static Py_ssize_t after(const Answer *answer, Py_ssize_t at) {
 
 #define STANDS(name) (HAS((Py_ssize_t)sizeof(name) - 1) && !memcmp(answer->body + at, name, sizeof(name) - 1))
 
-/* Where the array of records begins. */
+/* Return where the array of records begins. */
 static Py_ssize_t begin_of(const Answer *answer) {
     int64_t left;
     Py_ssize_t at = opened(answer, 0, MAP, &left);
@@ -167,7 +169,7 @@ static Py_ssize_t begin_of(const Answer *answer) {
     return DECLINED;
 }
 
-/* The views of an answer: where each data, number and key lies, and each time. */
+/* The views of a response: the location of each data, number and key, and each time. */
 typedef struct {
     Column datas, numbers, keys, arrived;
     int sealed;
@@ -189,7 +191,7 @@ static int view(Column *column, const Answer *answer, Py_ssize_t begin, int64_t 
     return 0;
 }
 
-/* Add the row that begins here; where it ends. What the service always writes is there once. */
+/* Add the row that begins here, and return where it ends. Each required field must occur exactly once. */
 static Py_ssize_t row(const Answer *answer, Py_ssize_t at, Views *views) {
     if (!HAS(1)) return DECLINED;
     int first = answer->body[at], seen = 0, left = first == MAP_OPEN ? 5 : first - MAP;
@@ -276,7 +278,7 @@ static PyObject *viewed(PyObject *module, PyObject *given) {
     return told;
 }
 
-/* What the view at this place shows, as bytes or as a text; NULL with an exception where it shows beyond the answer. */
+/* Return the content of a view, as bytes or as str; NULL with an exception if it lies outside the response. */
 static PyObject *shown(const Py_buffer *body, const char *place, int as_text) {
     int32_t size, begin;
     memcpy(&size, place, 4);
@@ -320,7 +322,7 @@ static PyObject *columns(PyObject *module, PyObject *const *given, Py_ssize_t co
         }
         int64_t time;
         memcpy(&time, (const char *)views[3].buf + at * 8, 8);
-        /* Milliseconds, or seconds: no time of Kinesis in seconds is as late. */
+        /* Milliseconds if it is too late to be a time in seconds. */
         PyObject *value = PyFloat_FromDouble(time >= MILLISECONDS ? (double)time / 1000 : (double)time);
         if (!value) goto end;
         PyList_SET_ITEM(made[3], at, value);
@@ -335,7 +337,7 @@ end:
 
 enum { COLUMNS = 7, FIELDS = 9 };
 
-/* An iterator of records, which are made as they are asked for. */
+/* An iterator that creates records on demand. */
 typedef struct {
     PyObject_HEAD
     PyTypeObject *kind;
@@ -344,7 +346,7 @@ typedef struct {
 } Records;
 
 static PyObject *next_record(Records *self) {
-    for (int each = 0; each < COLUMNS; each++) /* a list may have become shorter */
+    for (int each = 0; each < COLUMNS; each++) /* a list may have become shorter meanwhile */
         if (!self->columns[each] || self->at >= PyList_GET_SIZE(self->columns[each])) return NULL;
     PyObject *made = self->kind->tp_alloc(self->kind, FIELDS);
     if (!made) return NULL;

@@ -1,4 +1,4 @@
-# What scan.c has, where it is compiled.
+# The functions of scan.c, if it is compiled.
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,14 +1,18 @@
-"""Decides what a producer sends next; it reads no clock, starts no thread and sends nothing itself.
+"""Decides what a producer sends next, without reading a clock, starting threads or doing I/O.
 
-Its inputs are records, answers, listings of shards and the time; its outputs are requests and the records' results. A
-record waits in the queue of the shard that takes its hash key (`ShardMap`), travels in an aggregate (`Unit`) at the
-rate that the shard takes (`Bucket`), and has its result once the unit is known to be where it belongs.
+Its inputs are records, responses, listings of shards and the time. Its outputs are requests and the records' results.
+A record waits in the queue of the shard for its hash key (`ShardMap`), is sent in an aggregate (`Unit`) at the rate
+that the shard accepts (`Bucket`), and has its result once the unit is known to be on the right shard.
 
-Rule 1: one unit is under way for each shard, and a refused one is sent again before anything newer.
-Rule 2: a unit that landed elsewhere counts only if all its records belong there; else none of it
-does (KCL drops it whole), and its records go, in order, where the new map says.
-Rule 3: while a unit of a shard that has closed is under way, nothing is sent to the shards that follow it.
-Together the rules keep the order of every partition key. Only records of a unit that timed out may be delivered twice.
+Rule 1: Each shard has one unit under way at a time, and a rejected unit is sent again before anything newer.
+
+Rule 2: If a unit landed on another shard, it counts only if all its records belong there. Otherwise none of it counts,
+because KCL drops it entirely, and its records are sent again, in order, to the shards in the new map.
+
+Rule 3: While a unit of a closed shard is under way, nothing is sent to the shards that follow it.
+
+Together the rules keep the order of every partition key. Only the records of a unit that timed out may be delivered
+twice.
 """
 
 from bisect import bisect_left
@@ -35,11 +39,12 @@ _LEAST_WAIT, _MOST_WAIT = 0.05, 1.0
 
 @frozen
 class ShardMap:
-    """The shards that are written to, in the order of their hash ranges, which leave no hole.
+    """The open shards in the order of their hash ranges, which have no gaps.
 
-    ids     of the open shards
-    lasts   their last hash keys, rising
-    ranges  of every listed shard, closed ones too, by id
+    Attributes:
+        ids: The ids of the open shards.
+        lasts: Their last hash keys, in ascending order.
+        ranges: The hash range of every listed shard by id, including closed shards.
     """
 
     ids: tuple[str, ...]
@@ -47,17 +52,17 @@ class ShardMap:
     ranges: dict[str, HashRange] = field(eq=False)
 
     def shard_of(self, hash_key: int) -> str:
-        """The shard that this hash key falls into."""
+        """Return the shard for this hash key."""
         return self.ids[bisect_left(self.lasts, hash_key)]
 
 
 def mapped(shards: Iterable[Shard]) -> ShardMap | None:
-    """The map of a complete listing; None if the open shards do not cover the hash key space.
+    """Return the map of a complete listing, or None if the open shards do not cover the hash key space.
 
-    Such a listing was taken in the middle of a split or a merge, and a later one will do.
+    Such a listing was taken in the middle of a split or a merge, and a later one will work.
     """
     listing = tuple(shards)
-    # While a shard is being split it can be listed as open beside its children.
+    # While a shard is being split, it may be listed as open next to its children.
     parents = {parent for shard in listing for parent in shard.parents}
     ranges = {shard.id: shard.hash_range for shard in listing if shard.hash_range is not None}
     leaves = sorted((ranges[shard.id], shard.id) for shard in listing if shard.open and shard.id not in parents)
@@ -72,13 +77,15 @@ def mapped(shards: Iterable[Shard]) -> ShardMap | None:
 class Settings:
     """The settings of a producer.
 
-    record_bytes          the largest Kinesis record the stream takes
-    least_bytes           aggregates grow to this at least, if records come in time; one PUT unit pays for 25 KiB
-    linger_seconds        how long a record may wait for others to share its aggregate
-    share                 of each shard's 1 MiB and 1,000 records a second; above 1 it relies on throttling
-    time_to_live_seconds  after this a record is late
-    epoch                 if given, each record is marked with it and with a counter (see `marks`)
-    on_late               "fail": it is given up, and newer ones pass; "block": it keeps its place until it is through
+    Attributes:
+        record_bytes: The largest Kinesis record that the stream accepts.
+        least_bytes: The minimum size of aggregates, if enough records arrive in time. One PUT payload unit is 25 KiB.
+        linger_seconds: How long a record may wait for others to share its aggregate.
+        share: The share of each shard's 1 MiB and 1,000 records a second. Above 1 the producer relies on throttling.
+        time_to_live_seconds: After this time a record is late.
+        epoch: If not None, each record is marked with it and with a counter (see `records.Mark`).
+        on_late: With "fail", a late record is given up and newer ones pass. With "block", it keeps its place until it
+            is written.
     """
 
     record_bytes: int = 1 << 20
@@ -90,17 +97,20 @@ class Settings:
     epoch: int | None = None
 
 
-@define(eq=False)  # what is frozen would take four times as long to make, and nothing is made as often
+@define(eq=False)  # not frozen: that would take four times as long to create, and these are created the most often
 class Entry:
     """A user record that waits for its shard or is under way to it.
 
-    ticket    its number among all records of this producer
-    hash_key  decides its shard
-    explicit  the explicit hash key, if the caller gave one
-    arrived   seconds, by the caller's clock
-    expires   after this it is late
-    context   of a Spark sink's record: what its tag says besides the row (`sources/repeats.py`); else empty
-    row       the number of that
+    Attributes:
+        ticket: Its number among all records of this producer.
+        data: The payload.
+        partition_key: The partition key.
+        hash_key: The hash key, which decides the shard.
+        explicit: The explicit hash key, if the caller passed one.
+        arrived: When the caller put it, in seconds by the caller's clock.
+        expires: When it becomes late.
+        context: For a record of a Spark sink, its tag without row and span (`sources/deduplication.py`); else empty.
+        row: For a record of a Spark sink, the row number of its tag.
     """
 
     ticket: int
@@ -115,22 +125,25 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """The bytes that the record adds to a queue, about."""
+        """The approximate number of bytes that the record adds to a queue."""
         return len(self.data) + len(self.partition_key)
 
     @property
     def alone(self) -> int:
-        """The most bytes, as Kinesis counts them, of a Kinesis record with nothing else in it."""
+        """The maximum size, as Kinesis counts it, of a Kinesis record that contains only this record."""
         return len(self.data) + len(self.partition_key.encode()) + (framing_of(self.context) if self.context else 0)
 
 
 @frozen(eq=False)
 class Unit:
-    """A Kinesis record: accepted, or sent again, as a whole.
+    """A Kinesis record, which is accepted or sent again as a whole.
 
-    shard     where it is meant to go
-    entries   its user records, in order
-    hash_key  of the first, which decides where it goes
+    Attributes:
+        shard: The shard it is meant for.
+        entries: Its user records, in order.
+        data: The data of the Kinesis record.
+        partition_key: The partition key of the Kinesis record.
+        hash_key: The hash key of the first user record, which decides the shard.
     """
 
     shard: str
@@ -141,15 +154,19 @@ class Unit:
 
     @property
     def size(self) -> int:
-        """Bytes, as Kinesis counts them."""
+        """The size in bytes, as Kinesis counts it."""
         return len(self.data) + len(self.partition_key.encode())
 
 
 @define
 class Bucket:
-    """The bytes and records that may be written; one Kinesis record may overdraw them, and the next one waits.
+    """A token bucket of bytes and records. One Kinesis record may overdraw it, and the next one waits.
 
-    share  of the shard's rate, 1.0 for all of it
+    Attributes:
+        share: The share of the shard's rate; 1.0 for all of it.
+        at: When the bucket was last updated.
+        bytes: The bytes that may be written.
+        records: The Kinesis records that may be written.
     """
 
     share: float
@@ -166,7 +183,7 @@ class Bucket:
 
     @property
     def ready(self) -> float:
-        """The time when nothing is overdrawn."""
+        """The time at which nothing is overdrawn any more."""
         owed = max(-self.bytes / SHARD_BYTES_PER_SECOND, -self.records / SHARD_RECORDS_PER_SECOND, 0.0)
         return self.at + owed / self.share if owed else 0.0
 
@@ -175,12 +192,18 @@ class Bucket:
 class ShardQueue:
     """The records of a shard, oldest first, and at most one unit under way.
 
-    unit    sent, or to be sent again before anything else
-    sent    since when the unit has been with the service; None while it waits here
-    landed  (shard, sequence number) where it went, while the map cannot tell whether that was right
-    wait    until then nothing is sent
-    faults  refusals in a row
-    singly  how many of the oldest records travel alone, to find the one that cannot be sent
+    Attributes:
+        shard: The id of the shard.
+        hash_range: The hash range of the shard.
+        bucket: Limits the rate of writes.
+        queue: The waiting records.
+        queued: The size of the waiting records.
+        unit: The unit that was sent, or must be sent again before anything else.
+        sent: When the unit was sent; None while it waits here.
+        landed: The (shard, sequence number) where the unit went, while the map cannot show whether that was right.
+        wait: Nothing is sent before this time.
+        faults: The number of consecutive failed attempts.
+        singly: How many of the oldest records are sent alone, to find the one that cannot be sent.
     """
 
     shard: str
@@ -197,29 +220,29 @@ class ShardQueue:
 
     @property
     def oldest(self) -> float:
-        """When the first of the records came that wait here; there is one."""
+        """When the oldest record arrived; there must be one."""
         return (self.unit.entries if self.unit else self.queue)[0].arrived
 
     def append(self, entry: Entry) -> None:
-        """The newest record."""
+        """Add the newest record."""
         self.queue.append(entry)
         self.queued += len(entry.data) + len(entry.partition_key)  # its size, without a call
 
     def put_back(self, entries: Iterable[Entry]) -> None:
-        """Records that were on their way, to their places by age: merged shards have two pasts."""
+        """Insert records by age, because those of a merged shard come from two queues."""
         self.queue = deque(merge(entries, self.queue, key=lambda entry: entry.ticket))
         self.queued = sum(entry.size for entry in self.queue)
 
     def shift(self) -> Entry:
-        """The oldest record."""
+        """Remove and return the oldest record."""
         entry = self.queue.popleft()
         self.queued -= entry.size
         return entry
 
     def pack(self, size: int) -> Unit:
-        """A unit of at most `size` bytes from the oldest records; a larger record travels alone.
+        """Make a unit of at most `size` bytes from the oldest records. A larger record is sent alone.
 
-        If the encoder raises, the queue is unchanged but for `singly`.
+        If the encoder raises, the queue does not change, except for `singly`.
         """
         entries: list[Entry] = []
         try:
@@ -256,21 +279,21 @@ class Refused:
 
 @frozen
 class Unknown:
-    """A unit of which no answer came: it may have been written, or not."""
+    """There was no response for a unit, so it may have been written."""
 
     code: str
 
 
 @frozen(eq=False)
 class Rejected:
-    """A unit that would be rejected again; if it has several records, only some of them may be the reason."""
+    """A unit would be rejected again. If it has several records, perhaps only some of them are the reason."""
 
     error: Exception
 
 
 @frozen(eq=False)
 class Failed:
-    """A unit for which the client raised what no service makes it raise: it may have been written, or not."""
+    """The client raised an error that no response of a service causes, so the unit may have been written."""
 
     error: BaseException
 
@@ -280,7 +303,7 @@ UnitOutcome = Placed | Refused | Unknown | Rejected | Failed
 
 @frozen(eq=False)
 class Delivered:
-    """The records are in the stream; the place in the tuple is the sub-sequence number."""
+    """The records are in the stream. Their index is the sub-sequence number."""
 
     entries: tuple[Entry, ...]
     shard: str
@@ -289,7 +312,7 @@ class Delivered:
 
 @frozen(eq=False)
 class Late:
-    """The records were given up; if `unknown`, they may be in the stream all the same."""
+    """The records were given up. If `unknown`, they may be in the stream nevertheless."""
 
     entries: tuple[Entry, ...]
     unknown: bool
@@ -297,7 +320,7 @@ class Late:
 
 @frozen(eq=False)
 class Unsendable:
-    """The records cannot be sent, for this reason; if `unknown`, they may be in the stream all the same."""
+    """The records cannot be sent because of `error`. If `unknown`, they may be in the stream nevertheless."""
 
     entries: tuple[Entry, ...]
     error: BaseException
@@ -309,7 +332,7 @@ Result = Delivered | Late | Unsendable
 
 @define
 class ProducerMetrics:
-    """Plain counters; `named` says what each is.
+    """The counters of a producer; see `named` for their meaning.
 
     Seconds are sums: over user records for `buffered_seconds`, over requests for `request_seconds`.
     """
@@ -331,29 +354,33 @@ class ProducerMetrics:
     errors: Counter[str] = field(factory=Counter)
 
     def sent(self, units: Iterable[Unit], now: float) -> None:
-        """A request left."""
+        """Count a request that was sent."""
         self.requests += 1
         for unit in units:
             self.units_sent += 1
             self.buffered_seconds += sum(now - entry.arrived for entry in unit.entries)
 
     def accepted(self, unit: Unit) -> None:
-        """A unit is where it belongs."""
+        """Count a unit that is on the right shard."""
         self.put += len(unit.entries)
         self.put_bytes += sum(len(entry.data) for entry in unit.entries)
         self.units_put += 1
         self.units_put_bytes += len(unit.data)
 
     def refused(self, unit: Unit, code: str) -> None:
-        """A unit must be sent again."""
+        """Count a unit that must be sent again."""
         self.errors[code] += 1
         self.retries += len(unit.entries)
 
     def named(self) -> dict[str, float | dict[str, int]]:
-        """By the KPL's names; times are means in milliseconds.
+        """Return the counters by the KPL's names; times are means in milliseconds.
 
-        Ours are the last three: user records of requests that got no answer (only these can be in the stream twice),
-        Kinesis records that were sent again since they landed on a wrong shard, and user records that cannot be sent.
+        The last three are not the KPL's:
+
+        - `UserRecordsOutcomeUnknown`: user records of requests without a response; only these can be in the stream
+          twice.
+        - `KinesisRecordsMisplaced`: Kinesis records that were sent again because they landed on a wrong shard.
+        - `UserRecordsFailed`: user records that cannot be sent.
         """
         return {
             "UserRecordsReceived": self.received,
@@ -382,12 +409,13 @@ def _share(whole: float, parts: int) -> float:
 
 @define(eq=False)
 class Core:
-    """The producer's state.
+    """The state of a producer.
 
-    shards    the newest map
-    settings  how it sends
-    metrics   the counts of what is sent
-    flushing  whether records are sent without waiting for more
+    Attributes:
+        shards: The newest map.
+        settings: The settings.
+        metrics: The counters.
+        flushing: Whether records are sent without waiting for more.
     """
 
     shards: ShardMap
@@ -396,7 +424,7 @@ class Core:
     flushing: bool = False
     _target: int = field(init=False)
     _shard_queues: dict[str, ShardQueue] = field(factory=dict)
-    _closing: list[ShardQueue] = field(factory=list)  # queues of shards that have closed, with a unit under way
+    _closing: list[ShardQueue] = field(factory=list)  # queues of closed shards with a unit under way
     _round_trip: float = 0.0
     _map_due: float = inf
     _map_faults: int = 0
@@ -421,19 +449,19 @@ class Core:
         return not before or before < self._target <= shard_queue.queued
 
     def due(self) -> float:
-        """The time when `request` will next have something, as far as is known."""
+        """Return the time at which `request` will next have something to send, as far as we know."""
         return min(map(self._shard_queue_due, self._shard_queues.values()), default=inf)
 
     def map_due(self) -> float:
-        """The time when the shards should be listed anew."""
+        """Return the time at which the shards should be listed again."""
         return self._map_due
 
     def request(self, now: float) -> tuple[Unit, ...]:
-        """The units to send now in one request; perhaps none. Each must be answered."""
+        """Return the units to send now in one request, perhaps none. Each must be passed to `answered` later."""
         units: list[Unit] = []
         room = REQUEST_BYTES
-        due = [each for each in self._shard_queues.values() if self._shard_queue_due(each) <= now]
-        # Where more shards are due than a request holds, the first ones would be due again before the last are served.
+        due = [queue for queue in self._shard_queues.values() if self._shard_queue_due(queue) <= now]
+        # Oldest first: if more shards are due than fit in a request, the first would be due again before the last.
         for shard_queue in sorted(due, key=lambda each: each.oldest):
             if len(units) == REQUEST_RECORDS:
                 break
@@ -448,9 +476,9 @@ class Core:
         return tuple(units)
 
     def answered(self, unit: Unit, outcome: UnitOutcome, now: float) -> tuple[Result, ...]:
-        """Take in the outcome of a unit that was sent; return the results of its records."""
+        """Process the outcome of a unit that was sent, and return the results of its records."""
         candidates = (*self._closing, *filter(None, [self._shard_queues.get(unit.shard)]))
-        shard_queue = next((each for each in candidates if each.unit is unit), None)
+        shard_queue = next((queue for queue in candidates if queue.unit is unit), None)
         if shard_queue is None:  # given up in the meantime
             return ()
         match outcome:
@@ -461,9 +489,9 @@ class Core:
                 shard_queue.sent, shard_queue.landed = None, (shard, sequence_number)
                 if shard != unit.shard:
                     self._want_map(now)
-                # A single record went to the shard of its own hash key, even if our map names another.
-                right = shard == unit.shard or len(unit.entries) == 1 or self._belongs(shard_queue)
-                return self._accept(shard_queue) if right else ()
+                # A single record landed on the shard of its own hash key, even if our map has another.
+                belongs = shard == unit.shard or len(unit.entries) == 1 or self._belongs(shard_queue)
+                return self._accept(shard_queue) if belongs else ()
             case Refused(code):
                 self.metrics.refused(unit, code)
             case Unknown(code):
@@ -487,14 +515,14 @@ class Core:
         return ()
 
     def mapped(self, shards: ShardMap | None, now: float) -> tuple[Result, ...]:
-        """Take in a new listing, or None where there is none that can be used."""
+        """Process a new listing, or None if the listing cannot be used."""
         if shards is None:
             self._map_faults += 1
             self._map_due = now + _backoff(self._map_faults)
             return ()
         self.shards, self._map_due = shards, inf
-        for shard_queue in [each for each in self._shard_queues.values() if each.shard not in shards.ids]:
-            # The waiting records of a closed shard move on; its unit under way is waited for (rule 3).
+        for shard_queue in [queue for queue in self._shard_queues.values() if queue.shard not in shards.ids]:
+            # The waiting records of a closed shard move to other queues, but its unit under way must finish (rule 3).
             del self._shard_queues[shard_queue.shard]
             if shard_queue.sent is not None or shard_queue.landed is not None:
                 self._closing.append(shard_queue)
@@ -503,7 +531,9 @@ class Core:
             else:
                 self._place_anew(shard_queue)
         results: list[Result] = []
-        for shard_queue in [each for each in (*self._shard_queues.values(), *self._closing) if each.landed is not None]:
+        for shard_queue in [
+            queue for queue in (*self._shard_queues.values(), *self._closing) if queue.landed is not None
+        ]:
             if self._belongs(shard_queue):
                 results += self._accept(shard_queue)
                 continue
@@ -515,19 +545,19 @@ class Core:
                 self._again(shard_queue, now)
             if not misplaced or shard_queue.shard in shards.ids:  # the listing lags behind the stream
                 self._want_map(now)
-        if self._map_due == inf:  # else the next listing is asked for later
+        if self._map_due == inf:  # otherwise another listing is due
             self._map_faults = 0
         return tuple(results)
 
     def late(self, now: float) -> tuple[Late, ...]:
-        """Give up the records whose time is over and that are not with the service."""
+        """Give up the records that are late and not with the service."""
         if self.settings.on_late == "block":
             return ()
         results: list[Late] = []
         for shard_queue in self._shard_queues.values():
             unit = shard_queue.unit
-            with_us = shard_queue.sent is None and shard_queue.landed is None
-            if unit is not None and with_us and unit.entries[0].expires <= now:
+            waiting = shard_queue.sent is None and shard_queue.landed is None
+            if unit is not None and waiting and unit.entries[0].expires <= now:
                 shard_queue.unit = None
                 shard_queue.put_back(unit.entries)
             late: list[Entry] = []
@@ -539,12 +569,12 @@ class Core:
         return tuple(results)
 
     def given_up(self) -> tuple[Unsendable, ...]:
-        """Return the records that `request` could not make units of since the last call."""
+        """Return the records that `request` could not pack into units since the last call."""
         given_up, self._given_up = self._given_up, []
         return tuple(given_up)
 
     def abandon(self) -> tuple[Late, ...]:
-        """Give up everything, sent or not."""
+        """Give up all records, sent or not."""
         shard_queues = [*self._shard_queues.values(), *self._closing]
         self._shard_queues, self._closing = {}, []
         given_up = [
@@ -561,7 +591,7 @@ class Core:
         return shard_queue
 
     def _set_target(self) -> None:
-        """Set the size of an aggregate: the bytes that the shard may take during one round trip of a request."""
+        """Set the size of aggregates to the bytes that a shard accepts during one round trip of a request."""
         full = int(SHARD_BYTES_PER_SECOND * self.settings.share * self._round_trip)
         self._target = min(max(full, self.settings.least_bytes), self.settings.record_bytes)
 
@@ -594,13 +624,13 @@ class Core:
         return (Delivered(unit.entries, *landed),)
 
     def _remove(self, shard_queue: ShardQueue) -> None:
-        """Take out the unit under way, which has its result."""
+        """Remove the unit under way, which has its result."""
         shard_queue.unit = shard_queue.landed = shard_queue.sent = None
         shard_queue.faults, shard_queue.wait = 0, 0.0
         self._closing = [closing for closing in self._closing if closing is not shard_queue]
 
     def _packed(self, shard_queue: ShardQueue) -> Unit | None:
-        """Make a unit of the oldest records, giving up each record that the encoder cannot take."""
+        """Make a unit of the oldest records, giving up each record that the encoder rejects."""
         while shard_queue.queue:
             alone = shard_queue.singly > 0
             try:
@@ -619,14 +649,14 @@ class Core:
         return Unsendable(entries, error, unknown)
 
     def _belongs(self, shard_queue: ShardQueue) -> bool:
-        """Whether all of a unit's records belong to the shard it went to (rule 2)."""
+        """Return whether all records of the unit belong to the shard where it landed (rule 2)."""
         if shard_queue.unit is None or shard_queue.landed is None or shard_queue.landed[0] not in self.shards.ranges:
             return False
         first, last = self.shards.ranges[shard_queue.landed[0]]
         return all(first <= entry.hash_key <= last for entry in shard_queue.unit.entries)
 
     def _again(self, shard_queue: ShardQueue, now: float) -> None:
-        """Have a unit sent again, unchanged if its shard is still there (rule 1)."""
+        """Schedule a unit to be sent again, unchanged if its shard is still open (rule 1)."""
         shard_queue.sent = None
         shard_queue.faults += 1
         shard_queue.wait = now + _backoff(shard_queue.faults)

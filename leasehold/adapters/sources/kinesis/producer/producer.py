@@ -1,18 +1,20 @@
-"""An ordered producer for Kinesis: records in, aggregates out, by ordinary threads around `Core`.
+"""An ordered, aggregating producer for Kinesis: the threads around `Core`.
 
 with Producer(clients_of("eu-west-1", None, 4), "orders") as producer:
     written = producer.put(b"...", "customer-7")
 print(written.result().shard)
 
-One thread, the pump, asks the core what is due (`_turn`). Other threads make the requests (`KinesisPutClient`), and
-give their answers back to the core, whose results end the waiting of those that wrote.
+One thread, the pump, asks the core what is due (`_turn`). Other threads make the requests (`KinesisPutClient`) and pass
+the responses to the core, whose results wake the waiting callers.
 
-Rule 1: every record that `put` took has a result, or a producer that has ended: `Outcomes` knows why, so that nothing
-waits for a thread that is gone. What goes wrong with some records fails these alone. What concerns the whole stream, or
-a fault of the pump, stops the producer.
-Rule 2: the threads are daemons, and all of them start with the producer, because none can be started once the
-interpreter exits, when `_drain_at_exit` still needs them. They hold the producer only while it has records.
-Rule 3: a fork copies the producer without its threads, and perhaps with its lock taken. So a copy in another process
+Rule 1: Every record that `put` accepted gets a result, or its producer has ended, for a reason that `Outcomes` knows.
+So no caller waits for a thread that is gone. An error that concerns some records fails only these. An error that
+concerns the whole stream, or one in the pump, stops the producer.
+
+Rule 2: The threads are daemons, and all of them start with the producer, because `_drain_at_exit` needs them when the
+interpreter exits and no thread can be started any more. They keep the producer alive only while it has records.
+
+Rule 3: A fork copies the producer without its threads, and perhaps with its lock taken. So a copy in another process
 raises before it touches the lock.
 """
 
@@ -74,24 +76,24 @@ from leasehold.stores.printable import escaped, said, text_of
 
 try:
     from leasehold.adapters.sources.kinesis.cbor.hooks import PutRows, PutWire, put_directly
-except ImportError:  # then boto3 writes requests by itself
+except ImportError:  # then boto3 serializes the requests
     PutRows, PutWire = list, None  # type: ignore[assignment,misc]  # the slow way
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user
+if TYPE_CHECKING:  # the stubs are not installed for users
     from types_boto3_kinesis import KinesisClient
 
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
 PUT_SECONDS = 10.0, 20.0, 30.0
-"""For the next bytes of an answer; a request given up may have been carried out, and is sent again."""
+"""Timeouts for the next bytes of a response. A request given up may have been carried out, and is sent again."""
 QUICK = 20
-"""So many answers in time, one after another, restore the shortest time-out: one request is for many shards."""
+"""How many consecutive quick responses restore the shortest timeout; it takes many, as a request is for many shards."""
 
 EXIT_SECONDS = 10.0
 """How long the exit of a process waits for the records of all producers that were not closed."""
 
 _CONTENT = frozenset({"InvalidArgumentException", "SerializationException", "ValidationException"})
-"""Errors that say that the service does not take a record, rather than the caller or the stream."""
+"""Errors that mean that the service rejects a record, rather than the caller or the stream."""
 
 _NOT_SENT = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
 
@@ -105,10 +107,15 @@ def clients_of(
     session: boto3.Session | None = None,
     arn: str | None = None,
 ) -> KinesisClients:
-    """The clients of a producer, which waits longer for a service that is slow.
+    """Return the clients of a producer, which wait longer for a slow service.
 
-    session  has the credentials; None: the environment's
-    arn      the stream's, if requests name it by ARN
+    Args:
+        region: The region; None for the environment's.
+        endpoint: The URL of the endpoint; None for that of the region.
+        connections: The number of connections, one for each concurrent request.
+        wire: The form in which records are sent.
+        session: The session with the credentials; None for the environment's.
+        arn: The ARN of the stream, if requests name it by ARN.
     """
     return KinesisClients(
         lambda seconds: client_of(region, endpoint, connections, wire, read_seconds=seconds, session=session, arn=arn),
@@ -126,9 +133,16 @@ def client_of(
     session: boto3.Session | None = None,
     arn: str | None = None,
 ) -> "KinesisClient":
-    """A client that sends each request once: its own repetitions would write twice, and unseen.
+    """Return a client that sends each request once, because its own retries could write twice without our noticing.
 
-    The records of a producer go in this form, if the service speaks it.
+    Args:
+        region: The region; None for the environment's.
+        endpoint: The URL of the endpoint; None for that of the region.
+        connections: The number of connections, one for each concurrent request.
+        wire: The form in which records are sent, if the service supports it.
+        read_seconds: After how many seconds without a byte a request is given up.
+        session: The session with the credentials; None for the environment's.
+        arn: The ARN of the stream, if requests name it by ARN.
     """
     client: KinesisClient = (session or boto3).client(
         "kinesis",
@@ -147,26 +161,26 @@ def client_of(
     if PutWire is None:
         log.warning("records are sent slowly: orjson, pybase64 or cbor2 is missing; install leasehold[aws]")
     else:
-        spoken = PutWire(client, cbor=wire != "json")
+        wire_form = PutWire(client, cbor=wire != "json")
         if wire == "cbor":
-            put_directly(client, spoken, arn)
+            put_directly(client, wire_form, arn)
     return client
 
 
 class KinesisPutClient:
-    """The requests that a producer makes of its stream."""
+    """Makes the requests of a producer."""
 
     def __init__(self, client: "KinesisClient | KinesisClients", stream: str) -> None:
-        """Send requests to `stream` by `client`, which must not repeat them by itself."""
+        """Send requests to `stream` by `client`, which must not retry them by itself."""
         clients = KinesisClients.of(client)
         self._stream = stream
         self._putting, self._asking = CallPatience(clients, quick=QUICK), CallPatience(clients, insists=True)
 
     def fitting(self, settings: Settings) -> Settings:
-        """The settings, with the stream's own record limit. Raises SourceError where order cannot be kept."""
+        """Return the settings with the stream's record limit. Raises SourceError if order cannot be kept."""
         with said_plainly(self._stream), understood(self._stream):
-            told = self._asking.call("describe_stream_summary", StreamName=self._stream)
-            summary = summary_of(told, self._stream)
+            response = self._asking.call("describe_stream_summary", StreamName=self._stream)
+            summary = summary_of(response, self._stream)
             strategy = summary.get("RecordDistributionStrategy")
             record_bytes = 1024 * int(summary.get("MaxRecordSizeInKiB") or 1024)
         if strategy == "AUTO":
@@ -177,7 +191,12 @@ class KinesisPutClient:
         return evolve(settings, record_bytes=record_bytes)
 
     def shards(self) -> ShardMap | None:
-        """The map of a complete listing, or None. Raises SourceUnavailable or SourceError."""
+        """Return the map of the stream's shards, or None if the open shards leave a gap.
+
+        Raises:
+            SourceUnavailable: If trying again later may help.
+            SourceError: If trying again cannot help.
+        """
         with said_plainly(self._stream), understood(self._stream):
             page = self._asking.call("list_shards", StreamName=self._stream)
             rows = page["Shards"]
@@ -187,9 +206,12 @@ class KinesisPutClient:
             return mapped(listed(rows))
 
     def put(self, units: Sequence[Unit]) -> list[UnitOutcome]:
-        """Send units together, once; if one of them is rejected, each half again, to find it.
+        """Send units together, once. If the request is rejected because of a record, send each half to find it.
 
-        Raises SourceError if sending again cannot help, and anything else that the client raises.
+        Any other error of the client propagates.
+
+        Raises:
+            SourceError: If sending again cannot help.
         """
         rows = PutRows(
             {"Data": unit.data, "PartitionKey": unit.partition_key, "ExplicitHashKey": str(unit.hash_key)}
@@ -197,7 +219,7 @@ class KinesisPutClient:
         )
         try:
             with said_plainly(self._stream):
-                answer = self._putting.call("put_records", StreamName=self._stream, Records=rows)
+                response = self._putting.call("put_records", StreamName=self._stream, Records=rows)
         except SourceError as fault:
             cause = fault.__cause__
             code = code_of(cause) if isinstance(cause, ClientError) else type(cause).__name__
@@ -208,7 +230,7 @@ class KinesisPutClient:
                 return self.put(units[:half]) + self.put(units[half:])
             if not isinstance(fault, SourceUnavailable):
                 raise
-            # Throttled or never sent: refused. Anything else may have been written.
+            # If it was throttled or never sent, it was not written. In any other case it may have been.
             refused = isinstance(cause, _NOT_SENT)
             if isinstance(cause, ClientError):
                 refused = (
@@ -217,7 +239,7 @@ class KinesisPutClient:
             return [Refused(code) if refused else Unknown(code)] * len(units)
         except ResponseParserError as odd:
             return [Unknown(type(odd).__name__)] * len(units)
-        results = answer.get("Records") if isinstance(answer, dict) else None
+        results = response.get("Records") if isinstance(response, dict) else None
         if not isinstance(results, list) or len(results) != len(units):
             return [Unknown("ResultCountMismatch")] * len(units)
         return [self._outcome(row) for row in results]
@@ -225,9 +247,9 @@ class KinesisPutClient:
     def _outcome(self, row: Any) -> UnitOutcome:  # noqa: ANN401  whatever the service wrote
         match row:
             case {"ErrorCode": str(code)} if code in _CONTENT:
-                told = row.get("ErrorMessage")
+                message = row.get("ErrorMessage")
                 return Rejected(
-                    SourceError(f"Kinesis refused a record for stream {self._stream!r}: {code} {told or ''}")
+                    SourceError(f"Kinesis refused a record for stream {self._stream!r}: {code} {message or ''}")
                 )
             case {"ErrorCode": str(code)} if code:
                 return Refused(code)
@@ -237,13 +259,13 @@ class KinesisPutClient:
 
 
 _KEY_CHARACTERS = 256
-_LATE_SECONDS = 1.0  # how long after its time a record may be given up
+_LATE_SECONDS = 1.0  # how long after its expiry a record may be given up
 _FIRST_MAP_TRIES, _FIRST_MAP_SECONDS = 60, 0.5
 
 
 @frozen
 class Written:
-    """The place of a written record."""
+    """The position of a written record."""
 
     shard: str
     sequence_number: str
@@ -251,7 +273,7 @@ class Written:
 
 
 class Outcomes:
-    """Wakes those who wait for records of one producer, and knows why no more results come."""
+    """Wakes the callers that wait for records of one producer, and knows why no more results will come."""
 
     def __init__(self, lock: Lock) -> None:
         self.lock, self.changed, self.process = lock, Condition(lock), current_process()
@@ -259,11 +281,11 @@ class Outcomes:
 
     @property
     def fault(self) -> ProducerError | None:
-        """The reason why nothing more is settled; None while the producer works."""
+        """The reason why no more results will come; None while the producer works."""
         return self._fault if self.process is current_process() else _elsewhere()
 
     def end(self, fault: ProducerError) -> None:
-        """Tell everyone who waits, now and later; the first reason stays."""
+        """Fail all waits, now and later. The first reason stays."""
         self._fault = self._fault or fault
         self.changed.notify_all()
 
@@ -277,7 +299,7 @@ def _elsewhere() -> "ProducerError":
 
 @define(eq=False)
 class Writing(Entry):
-    """The future of one record, and its entry in a queue: with two objects the garbage collector had twice the work."""
+    """The future of one record and its queue entry, in one object to halve the work of the garbage collector."""
 
     _outcomes: Outcomes
     _answer: Placed | ProducerError | None = None
@@ -285,11 +307,21 @@ class Writing(Entry):
 
     @property
     def done(self) -> bool:
-        """Whether `result` returns or raises at once."""
+        """Whether `result` returns or raises without waiting."""
         return self._answer is not None or self._outcomes.fault is not None
 
     def result(self, timeout: float | None = None) -> Written:
-        """Wait for it. Raises RecordLate, RecordFailed, ProducerError or, after `timeout` seconds, TimeoutError."""
+        """Wait until the record is written, and return its position.
+
+        Args:
+            timeout: The maximum number of seconds to wait.
+
+        Raises:
+            RecordLate: If the record's time to live is over.
+            RecordFailed: If the record cannot be sent.
+            ProducerError: If the producer has stopped.
+            TimeoutError: If the record was not written within `timeout`.
+        """
         if not self.done:
             with self._outcomes.lock:
                 self._outcomes.changed.wait_for(lambda: self.done, timeout)
@@ -304,23 +336,25 @@ class Writing(Entry):
                 raise error
 
     def settle(self, answer: Placed | ProducerError, place: int = 0) -> None:
-        """Set the result, and let the data go; only the producer calls this, and then wakes the waiting threads."""
+        """Set the result and free the data. Only the producer calls this, and then wakes the waiting threads."""
         self._answer, self._place, self.data = answer, place, b""
 
 
 class Producer:
     """Writes records to one stream, each partition key in order, and loses none.
 
-    It belongs to the process that made it. In a forked one everything but the results that were there raises
-    ProducerError. If nothing refers to it any more, it sends what it has, and its threads end.
+    A producer belongs to the process that created it. In a forked process everything raises ProducerError, except for
+    results that were already there. If a producer is no longer referenced, it sends its records and its threads end.
 
-    client           speaks with the service; it must not repeat requests by itself (see `clients_of`, which wait longer
-                     for a slow one, and `client_of`)
-    stream           the stream's name
-    settings         how it sends; the record limit is the stream's own
-    pending_records  records taken and not yet written; `put` waits when there are so many
-    pending_bytes    likewise, of their data
-    requests         most requests under way together, each for other shards
+    Args:
+        client: The client of the service, which must not retry requests by itself. See `clients_of`, whose clients wait
+            longer for a slow service, and `client_of`.
+        stream: The name of the stream.
+        settings: How to send. The record limit is replaced by that of the stream.
+        pending_records: How many records may be accepted and not yet written before `put` waits.
+        pending_bytes: How many bytes of data may be accepted and not yet written before `put` waits.
+        requests: The maximum number of concurrent requests, each for other shards.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -334,7 +368,12 @@ class Producer:
         requests: int = 4,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Look at the stream and start. Raises SourceUnavailable or SourceError."""
+        """List the stream's shards and start.
+
+        Raises:
+            SourceUnavailable: If trying again later may help.
+            SourceError: If trying again cannot help.
+        """
         self._stream, self._put_client, self._clock = stream, KinesisPutClient(client, stream), clock
         fitting = self._put_client.fitting(settings)
         for _ in range(_FIRST_MAP_TRIES):
@@ -372,7 +411,7 @@ class Producer:
     def check(
         self, data: bytes, partition_key: str, explicit_hash_key: str | None = None, *, context: bytes = b""
     ) -> int:
-        """Return the hash key of a record. Raises TypeError and ValueError where `put` would for this record."""
+        """Return the hash key of a record. Raises TypeError and ValueError if `put` would for this record."""
         return self._checked(data, partition_key, explicit_hash_key, framing_of(context) if context else 0)
 
     def put(
@@ -384,12 +423,19 @@ class Producer:
         context: bytes = b"",
         row: int = 0,
     ) -> Writing:
-        """Take a record, waiting for room if too many are under way; one of a Spark sink with its context and row.
+        """Accept a record, waiting if too many are pending.
 
-        Data that is a `bytearray` or a `memoryview` is copied.
+        Args:
+            data: The payload. A `bytearray` or a `memoryview` is copied.
+            partition_key: The partition key.
+            explicit_hash_key: A decimal number that decides the shard in place of the partition key, or None.
+            context: For a record of a Spark sink, its tag without row and span.
+            row: For a record of a Spark sink, the row number of its tag.
 
-        Raises TypeError for data that is no bytes and a key that is no str, ValueError for a record the stream would
-        refuse, ProducerError once the producer has stopped.
+        Raises:
+            TypeError: If the data is not bytes, or a key is not a str.
+            ValueError: If the stream would reject the record.
+            ProducerError: If the producer has stopped.
         """
         if self._process is not current_process():
             raise _elsewhere()
@@ -405,10 +451,10 @@ class Producer:
                 data = marked(data, Mark(self._settings.epoch, self._tickets))
             now, ticket = self._clock(), self._tickets
             expires = now + self._settings.time_to_live_seconds
-            place = ticket, data, partition_key, hash_key, explicit_hash_key, now, expires
-            # What is given by name costs half as much again as all the rest, and few records have it.
-            tagged = partial(Writing, context=context, row=row) if context else Writing
-            writing = tagged(*place, self._outcomes)
+            fields = ticket, data, partition_key, hash_key, explicit_hash_key, now, expires
+            # Keyword arguments would take half as long again as all the rest, and few records need them.
+            make = partial(Writing, context=context, row=row) if context else Writing
+            writing = make(*fields, self._outcomes)
             self._tickets = ticket + 1
             due = self._core.put(writing)
             self._pending += 1
@@ -419,9 +465,10 @@ class Producer:
         return writing
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Send everything at once; return whether all of it is settled within `timeout` seconds.
+        """Send all records now; return whether all of them had a result within `timeout` seconds.
 
-        Raises ProducerError in another process than the producer's own.
+        Raises:
+            ProducerError: In another process than the producer's own.
         """
         if self._process is not current_process():
             raise _elsewhere()
@@ -429,10 +476,12 @@ class Producer:
             return self._outcomes.changed.wait_for(lambda: self._closed or self._core.empty, timeout)
 
     def close(self, timeout: float | None = None) -> bool:
-        """Drain, then stop; return whether everything was settled within `timeout` seconds.
+        """Flush, then stop; return whether all records had a result within `timeout` seconds.
 
-        The other records fail, and an error is logged with their number. Raises the fault of the producer, and
-        ProducerError in another process than the producer's own.
+        If some had none, these fail, and their number is logged as an error.
+
+        Raises:
+            ProducerError: If the producer had stopped because of an error, or in another process than its own.
         """
         until = None if timeout is None else time.monotonic() + timeout
         self.flush(timeout)
@@ -463,7 +512,7 @@ class Producer:
             self.close()
         except ProducerError:
             if kind is None:
-                raise  # else what ended the block goes first; the log has the fault
+                raise  # otherwise the exception that ended the block takes precedence; the fault is logged
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a producer cannot be sent to another process; open one in each")
@@ -473,7 +522,7 @@ class Producer:
         return self._pending >= self._most or self._pending_bytes >= self._most_bytes
 
     def _wait_for_room(self) -> None:
-        with self._sending_at_once():  # no more company can come
+        with self._sending_at_once():  # lingering is pointless, because no record can be added
             while self._full and not self._closed:
                 self._room.wait()
 
@@ -489,7 +538,7 @@ class Producer:
             self._core.flushing = self._flushing > 0
 
     def _checked(self, data: bytes, partition_key: str, explicit_hash_key: str | None, framing: int) -> int:
-        """The hash key of a record. Raises as `put` does, for a record that is `framing` bytes larger."""
+        """Return the hash key of a record. Raises as `put` does, for a record that is `framing` bytes larger."""
         if not isinstance(partition_key, str):
             raise TypeError(f"partition_key: {type(partition_key).__name__} is no str")
         if not 0 < len(partition_key) <= _KEY_CHARACTERS:
@@ -507,13 +556,13 @@ class Producer:
             raise TypeError(
                 f"explicit_hash_key: {type(explicit_hash_key).__name__} is no str; write the number in digits"
             )
-        place = decimal(explicit_hash_key, HASH_KEYS[1])
-        if place is None:
+        hash_key = decimal(explicit_hash_key, HASH_KEYS[1])
+        if hash_key is None:
             raise ValueError(f"explicit_hash_key: {explicit_hash_key!r} is no decimal number from 0 to 2**128 - 1")
-        return place
+        return hash_key
 
     def _turn(self) -> float:
-        """Start the requests that are due; return the seconds until something else will be."""
+        """Start the requests that are due; return the seconds until something else is due."""
         now = self._clock()
         self._settle(self._core.late(now))
         while self._under_way < self._requests and (units := self._core.request(now)):
@@ -523,7 +572,7 @@ class Producer:
         if not self._listing and self._core.map_due() <= now:
             self._listing = True
             self._calls.put(self._look)
-        # What ends by itself, a request or a listing, wakes this thread when it does.
+        # A request or a listing that ends wakes this thread.
         sending = self._core.due() if self._under_way < self._requests else inf
         looking = inf if self._listing else self._core.map_due()
         return max(0.0, min(sending - now, looking - now, _LATE_SECONDS))
@@ -537,8 +586,8 @@ class Producer:
         except SourceError as error:
             self._stop(error)
             return
-        except BaseException as error:  # noqa: BLE001  whatever it is, those who wait must hear of it
-            # The frames hold the data of the records, and the records hold the error.
+        except BaseException as error:  # noqa: BLE001  whatever it is, the waiting callers must get it
+            # Drop the traceback: its frames refer to the data of the records, which refer to the error.
             fault = error.with_traceback(None)
             outcomes = [Failed(fault)] * len(units)
         with self._lock:
@@ -549,7 +598,7 @@ class Producer:
                 self._settle(self._core.answered(unit, outcome, now))
             self._work.notify()
         if fault is not None:
-            with suppress(Exception):  # a handler of the program's log may raise
+            with suppress(Exception):  # a log handler of the program may raise
                 log.error("stream %r: the records of a request fail, the client raised %s", self._stream, said(fault))
 
     def _look(self) -> None:
@@ -561,14 +610,14 @@ class Producer:
         except SourceError as error:
             self._stop(error)
             return
-        except BaseException as error:  # noqa: BLE001  whatever it is, another listing may do
+        except BaseException as error:  # noqa: BLE001  whatever it is, another listing may work
             fault = said(error)
-        known, self._listing_fault = self._listing_fault, fault
+        previous, self._listing_fault = self._listing_fault, fault
         with self._lock:
             self._listing = False
             self._settle(self._core.mapped(shards, self._clock()))
             self._work.notify()
-        if fault and fault != known:
+        if fault and fault != previous:
             with suppress(Exception):  # likewise
                 log.error("stream %r: its shards cannot be listed, trying again: %s", self._stream, fault)
 
@@ -594,7 +643,7 @@ class Producer:
         return sum(len(late.entries) for late in given_up)
 
     def _why_closed(self) -> "ProducerError":
-        """An error of its own for each caller: threads that raise the same one would mix their tracebacks."""
+        """Return a new error for each caller, because threads that raise the same one would mix their tracebacks."""
         if self._fault is None:
             return ProducerError("the producer is closed")
         fault = ProducerError(*self._fault.args)
@@ -610,8 +659,8 @@ class Producer:
             writings = cast("tuple[Writing, ...]", result.entries)
             if isinstance(result, Delivered):
                 landed = Placed(result.shard, result.sequence_number)
-                for place, writing in enumerate(writings):
-                    writing.settle(landed, place)
+                for index, writing in enumerate(writings):
+                    writing.settle(landed, index)
             else:
                 for writing in writings:
                     writing.settle(self._reason(result))
@@ -620,7 +669,7 @@ class Producer:
             self._outcomes.changed.notify_all()
 
     def _reason(self, result: Late | Unsendable) -> "ProducerError":
-        """An error of its own for each record, as for each caller."""
+        """Return a new error for each record, as for each caller."""
         doubt = "it may be in the stream all the same" if result.unknown else "it was not written"
         if isinstance(result, Unsendable):
             failed = RecordFailed(f"the record cannot be sent, {doubt}: {said(result.error)}")
@@ -639,7 +688,7 @@ def _bytes_of(data: object) -> bytes:
     raise TypeError(f"data: {type(data).__name__} is no bytes" + ("; encode it" if isinstance(data, str) else ""))
 
 
-# The threads of a producer, which hold it only while it has records
+# The threads of a producer, which keep it alive only while it has records
 
 
 class _Hold:
@@ -649,7 +698,7 @@ class _Hold:
 
 
 def _run(this: "ref[Producer]", hold: _Hold, work: Condition, calls: "SimpleQueue[Any]", senders: int) -> None:
-    """Be the pump of a producer until it is closed, or nothing refers to it any more."""
+    """Run the pump of a producer until it is closed or no longer referenced."""
     try:
         with work:
             while (producer := this()) is not None and not producer._closed:  # noqa: SLF001
@@ -664,7 +713,7 @@ def _run(this: "ref[Producer]", hold: _Hold, work: Condition, calls: "SimpleQueu
 
 
 def _serve(calls: "SimpleQueue[Any]") -> None:
-    """Make the calls one after the other, until there is None."""
+    """Make the calls one after the other, until the queue returns None."""
     while (call := calls.get()) is not None:
         call()
         del call
@@ -692,16 +741,16 @@ def _keep_until_exit(producer: Producer) -> None:
 
 
 def _drain_at_exit() -> None:
-    """Send what the producers have that were not closed, and say what was not sent within `EXIT_SECONDS`."""
+    """Send the records of producers that were not closed, and log how many were not sent within `EXIT_SECONDS`."""
     until = time.monotonic() + EXIT_SECONDS
-    producers = [each for each in _unclosed if each._process is current_process()]  # noqa: SLF001
-    for each in producers:
-        each._core.flushing = True  # noqa: SLF001  all at once: each pump looks at it within a second
-    for each in producers:
+    producers = [producer for producer in _unclosed if producer._process is current_process()]  # noqa: SLF001
+    for producer in producers:
+        producer._core.flushing = True  # noqa: SLF001  in all of them first: each pump notices within a second
+    for producer in producers:
         try:
-            each.flush(max(0.0, until - time.monotonic()))
+            producer.flush(max(0.0, until - time.monotonic()))
         finally:
-            stream, left = each._stream, each._end()  # noqa: SLF001
+            stream, left = producer._stream, producer._end()  # noqa: SLF001
             if left:
                 with suppress(Exception):  # likewise
                     log.error(
