@@ -194,7 +194,7 @@ def dead_letters(
 
 
 def open_dead_letters(url: str) -> ListedDeadLetters:
-    """Open the dead letters at this URL for a replay. Raises ValueError, or DeadLetterError if they cannot be opened."""
+    """Open the dead letters at this URL for a replay. Raises ValueError, or DeadLetterError if that fails."""
     # A stream stores no positions for its readers, and nothing can be removed from it.
     scheme = url.partition("://")[0]
     if scheme in STREAMS:
