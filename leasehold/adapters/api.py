@@ -385,8 +385,8 @@ class _LoopCalls:
             with self._withdrawing():
                 if self._loop.is_closed():
                     raise RuntimeError
-                answer = given(*arguments)
-            return self._awaited(answer) if inspect.isawaitable(answer) else answer
+                result = given(*arguments)
+            return self._awaited(result) if inspect.isawaitable(result) else result
 
         return call
 
@@ -476,10 +476,10 @@ class BatchQueue:
             return True
 
     def replace(self, work: Work) -> None:
-        """Do nothing: the consumer takes one batch at a time."""
+        """Do nothing, because the consumer takes one batch at a time."""
 
     def close(self) -> None:
-        """Do nothing: there are no threads."""
+        """Do nothing, because there are no threads."""
 
     def take(self) -> Work | None:
         """Return the work that has waited longest, or None."""
@@ -667,7 +667,7 @@ class Batches:
         try:
             yield
         except BaseException:
-            self._consumer = _Consumer()  # it has no batch
+            self._consumer = _Consumer()  # the consumer has no batch now
             raise
 
     def _step(self) -> Delivery | None:

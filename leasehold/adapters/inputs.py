@@ -109,7 +109,7 @@ def checked_duration(option: str, seconds: float, named: str) -> str:
         A warning, or "" if the value is usual.
 
     Raises:
-        ValueError: If it is less than the option's least.
+        ValueError: The value is below the option's limit.
     """
     limits = DURATION_LIMITS[option]
     if not seconds >= limits.least:

@@ -267,14 +267,14 @@ def _no_twins(path: str, field: str, names: Iterable[str]) -> None:
 def lease_of(value: JsonValue) -> Lease:
     """Parse a lease. Raises BadJsonField, naming the field."""
     fields = value.fields()
-    at = fields.need("checkpoint") if "checkpoint" in fields.unread else JsonValue("checkpoint", "TRIM_HORIZON")
-    sub, token, sequence = fields.read("sub", _count, 0), fields.read("token", JsonValue.text, ""), at.text()
+    checkpoint = fields.need("checkpoint") if "checkpoint" in fields.unread else JsonValue("checkpoint", "TRIM_HORIZON")
+    sub, token, sequence = fields.read("sub", _count, 0), fields.read("token", JsonValue.text, ""), checkpoint.text()
     try:
         return _built(Lease, fields, checkpoint=Position(sequence, sub, token))
     except BadJsonField:
         raise
     except ValueError:
-        raise at.bad(f"one of {', '.join(sorted(SENTINELS))} or a decimal string") from None
+        raise checkpoint.bad(f"one of {', '.join(sorted(SENTINELS))} or a decimal string") from None
 
 
 def shard_of(value: JsonValue) -> Shard:
@@ -307,7 +307,7 @@ def _built(kind: Callable[..., T], fields: UnreadFields, *, last: bool = True, *
     """
     forms = FORMS[kind]
     fields.asked.update(forms)
-    for name, attribute in fields_dict(kind).items():  # type: ignore[arg-type]  # mypy takes a class for a function
+    for name, attribute in fields_dict(kind).items():  # type: ignore[arg-type]  # mypy treats the class as a function
         spelled = JSON_NAMES.get(name, name)
         if spelled in forms and (spelled in fields.unread or attribute.default is NOTHING):
             made[name] = forms[spelled](fields.need(spelled))
@@ -358,7 +358,7 @@ def _hash_range(value: JsonValue) -> HashRange:
     return (bounds[0], bounds[1])
 
 
-def _of_type(kind: Any) -> Form:  # noqa: ANN401  what a rule set declares
+def _of_type(kind: Any) -> Form:  # noqa: ANN401  the type that a rule set declares
     """Return the form of an option by its declared type. The rule set itself checks its other requirements."""
     if get_origin(kind) is Literal:
         return lambda value: value.one_of(*get_args(kind))

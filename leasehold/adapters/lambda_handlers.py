@@ -284,7 +284,7 @@ def first_failed(response: object, numbers: Sequence[str]) -> int | None:
         numbers: The sequence numbers of the batch, in order.
 
     Raises:
-        ReportedFailure: If the whole batch failed, because the response cannot be read or names another record.
+        ReportedFailure: The whole batch failed, because the response cannot be parsed or names another record.
     """
     if response is None:
         return None

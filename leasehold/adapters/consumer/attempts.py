@@ -80,7 +80,7 @@ class Attempts:
     def __init__(self, handling: Handling, holding: Holding, uniform: Callable[[float, float], float]) -> None:
         self._handling, self._holding = handling, holding
         self._waits = Backoff(handling.least_wait_seconds, handling.most_wait_seconds, uniform)
-        self._suspects: list[Suspects] = []  # each a part of the one before it; the last is handed over next
+        self._suspects: list[Suspects] = []  # each a part of the previous one; the last is dispatched next
         self._passed: PlaceOrder | None = None
         self.failing = False
 
@@ -126,8 +126,8 @@ class Attempts:
         if isinstance(error, NotAwaited):
             return Hopeless(str(error))
         # Records that failed together are tried in two halves: the first now, the second once the first is done.
-        whole = self._suspects.pop().end if self._suspects else records[-1].position.order
-        self._suspects.append(Suspects(whole, piece.attempts))
+        end = self._suspects.pop().end if self._suspects else records[-1].position.order
+        self._suspects.append(Suspects(end, piece.attempts))
         if len(records) == 1 and letter is not None:
             return ToDeadLetter(letter)
         self._suspects.append(Suspects(records[(len(records) - 1) // 2].position.order, piece.attempts))

@@ -103,7 +103,7 @@ class ReleaseAt:
 
 @frozen
 class AwaitEvent:
-    """Nothing can be done before another event."""
+    """Wait, because nothing can be done before the next event."""
 
 
 @frozen
@@ -144,7 +144,7 @@ class Cursor:
 
     @property
     def unstored(self) -> Position | None:
-        """The acknowledged position that is not stored yet; None if there is nothing, or only the end of the shard."""
+        """The acknowledged position that is to be stored, or None. The end of the shard does not count."""
         return self.storable if self.storable.order > self.committed.order else None
 
     # Events

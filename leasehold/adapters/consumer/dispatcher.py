@@ -152,13 +152,13 @@ class Dispatcher:
             self._ended(handover, NotBegun())
             return
         try:
-            answer = handover.call()
-            if inspect.isawaitable(answer):
-                handover.cancel = self._loop.spawn(answer, lambda fault: self._ended(handover, CallEnded(fault)))
-                if handover.given_up:  # before there was anything to cancel
+            result = handover.call()
+            if inspect.isawaitable(result):
+                handover.cancel = self._loop.spawn(result, lambda fault: self._ended(handover, CallEnded(fault)))
+                if handover.given_up:  # while `cancel` was not set yet
                     handover.cancel()
                 return
-            fault = None if answer is None else fault_of(answer)
+            fault = None if result is None else fault_of(result)
         except self._fatal:
             raise  # the scheduler is ending this task
         except BaseException as error:  # noqa: BLE001  any other exception means that the batch failed
@@ -228,9 +228,9 @@ class Dispatcher:
         """Call a user's callback; log its faults once."""
         fault: Exception | None = None
         try:
-            answer = onlooker(*told)
-            if inspect.isawaitable(answer):
-                fault = fault_of(answer)
+            result = onlooker(*told)
+            if inspect.isawaitable(result):
+                fault = fault_of(result)
         except self._fatal:
             raise
         except BaseException as error:  # noqa: BLE001  reading goes on after any exception

@@ -114,9 +114,9 @@ class EventLines:
             if not self._closed:
                 try:
                     refused = self._lines.write(self._kept + data)
-                    left = b"" if refused is None else refused.left
+                    unwritten = b"" if refused is None else refused.left
                     # Records are dispatched again after a fault, but events of a shard would be lost.
-                    self._kept = left if keep else left[: max(0, len(left) - len(data))]
+                    self._kept = unwritten if keep else unwritten[: max(0, len(unwritten) - len(data))]
                 except BrokenPipeError:
                     self._closed = True
                     # Discard what is still buffered, otherwise Python would fail on it again at its exit.

@@ -417,7 +417,7 @@ class LeaseReader:
         if isinstance(fault, Ending | Withdrawn):
             return self._ended(fault, now)
         record = f"record {piece.records[0].sequence_number}.{piece.records[0].sub_sequence_number}"
-        if fault is not None:  # neither handler nor dead letter took the record, so it is not skipped
+        if fault is not None:  # neither handler nor dead letter accepted the record, so it must not be skipped
             return self._stop(now, f"neither its handler nor the dead letter took {record}: {said(fault)}")
         try:
             return self._passed(batch, now, piece)

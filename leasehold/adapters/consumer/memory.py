@@ -123,7 +123,7 @@ class MemoryShare:
             budget.wake(key)
 
     def idle(self, due: float) -> None:
-        """Allow the batch to be dropped until it is taken up; it is not needed before `due`."""
+        """Allow the batch to be dropped until `take_up` is called; it is not needed before `due`."""
         budget = self._budget
         with budget.lock:
             budget.idle[self] = due

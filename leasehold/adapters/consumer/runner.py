@@ -67,11 +67,11 @@ class Signal:
 
     def wait(self, until: float = math.inf) -> bool:
         """Wait for the signal, at most until this time, and reset it; return whether it was set."""
-        given = self._queue.get(until) is not None
+        was_set = self._queue.get(until) is not None
         # A `set` just before this line adds nothing to the queue. That is safe: the caller checks what changed only
         # after this call.
         self._given = False
-        return given
+        return was_set
 
 
 class Pool:
@@ -102,7 +102,7 @@ class Pool:
     def resize(self, size: int) -> None:
         """Change the number of tasks; surplus tasks end after their current work."""
         with self._lock:
-            self._size = size if self._size else 0  # once closed it stays closed
+            self._size = size if self._size else 0  # a closed pool stays closed
 
     def submit(self, work: Callable[[], None]) -> None:
         """Queue this work, or do it in the caller if not even one task can be started."""
@@ -299,9 +299,9 @@ class Schedule:
 
     def drain(self, until: float = math.inf) -> bool:
         """Wait until no step is left; return False if that is not the case in time."""
-        over = self._scheduler.queue()
-        self._messages.put(DrainAsked(over))
-        return over.get(until) is not None
+        drained = self._scheduler.queue()
+        self._messages.put(DrainAsked(drained))
+        return drained.get(until) is not None
 
     def close(self, until: float = math.inf) -> bool:
         """Begin no more steps; return False if the running ones do not end in time."""
@@ -642,7 +642,7 @@ class Runner:
             raise end
 
     def stop(self) -> None:
-        """Finish the running batches, checkpoint, release, and let `run` return."""
+        """Finish the running batches, checkpoint and release, so that `run` returns."""
         self._ends.put((None,))  # may run in a signal handler, where a queue is safe and a lock might deadlock
 
     def hurry(self, key: str) -> None:
@@ -650,17 +650,17 @@ class Runner:
         self._lease_readers.schedule.wake(key)
 
     def _task(self, name: str, work: Callable[[], None]) -> Queue:
-        over = self._scheduler.queue()
+        queue = self._scheduler.queue()
 
         def run() -> None:
             try:
                 work()
             finally:
-                over.put(name)
+                queue.put(name)
 
         # Without this task leases would be held but not read, so its failure ends the run.
         self._scheduler.start(f"leasehold-{name}", run, self._fail)
-        return over
+        return queue
 
     def _renew(self, now: float) -> float:
         """Renew the leases that are due, with as many tasks as their number and the store's latency require."""

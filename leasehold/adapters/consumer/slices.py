@@ -166,8 +166,8 @@ class SliceReader:
         batch = self._reader.read()
         self._reached = batch.end or self._reached
         # Times are not quite in order, so only a record that is later by the margin shows that the slice is over.
-        over = any(time is not None and time >= self._until + LATE_SECONDS for time in batch.arrivals)
-        ended = batch.ended or over
+        past_end = any(time is not None and time >= self._until + LATE_SECONDS for time in batch.arrivals)
+        ended = batch.ended or past_end
         if not ended and self._settled is not None:
             last, arrived = self._settled.last, self._settled.arrived
             if last is None:

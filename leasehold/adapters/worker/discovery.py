@@ -163,12 +163,13 @@ class Discovery:
         self._judge(shards, leases)
         descriptions = [contradiction.what for contradiction in self.contradictions]
         descriptions += [
-            f"shard {each.shard} {each.what}" if each.shard else each.what for each in problems(shards or ())
+            f"shard {problem.shard} {problem.what}" if problem.shard else problem.what
+            for problem in problems(shards or ())
         ]
         messages = malformed + descriptions
-        for text in messages:
-            if text not in self._said:  # not at every turn
-                log.warning("%s", text)
+        for message in messages:
+            if message not in self._said:  # not at every turn
+                log.warning("%s", message)
         self._said = frozenset(messages) or self._said
         return None if shards is None or self.refusing else apart(shards, unread)
 
@@ -176,34 +177,43 @@ class Discovery:
         """Return whether another worker annotated one of these rows with a contradiction that is new to this one."""
         if self.refusing:
             return False
-        known = {each.key for each in self.contradictions}
-        return any(noted_on(lease) for lease in leases if lease.key not in known)
+        seen = {contradiction.key for contradiction in self.contradictions}
+        return any(noted_on(lease) for lease in leases if lease.key not in seen)
 
     @property
     def refusing(self) -> bool:
         """Whether no lease of the stream can be trusted, so that none is taken, created, deleted or kept (L14)."""
         # A contradiction about one shard concerns only that shard. One about the stream makes every position doubtful.
-        return any(each.of_stream for each in self.contradictions)
+        return any(contradiction.of_stream for contradiction in self.contradictions)
 
     @property
     def other_stream(self) -> str | None:
         """The error message for a table whose leases belong to another stream, or None."""
-        return next((each.what for each in self.contradictions if each.kind == "another stream"), None)
+        return next(
+            (contradiction.what for contradiction in self.contradictions if contradiction.kind == "another stream"),
+            None,
+        )
 
     def _judge(self, shards: tuple[Shard, ...] | None, leases: Collection[Lease]) -> None:
         """Find contradictions; without a listing, those that still hold or that other workers have annotated since."""
         strange = any(lease.note(INCARNATION) not in {None, SETTLED, self.incarnation} for lease in leases)
         if shards is None and not (self.contradictions or (self.incarnation and strange)):
             return
-        found = contradictions(self.listed, leases, self.incarnation)
-        established = self._suspected if shards is not None else {each.key for each in self.contradictions}
-        self.contradictions = tuple(each for each in found if each.of_stream or each.key in established)
+        candidates = contradictions(self.listed, leases, self.incarnation)
+        established = (
+            self._suspected if shards is not None else {contradiction.key for contradiction in self.contradictions}
+        )
+        self.contradictions = tuple(
+            contradiction for contradiction in candidates if contradiction.of_stream or contradiction.key in established
+        )
         if shards is not None:
             # A contradiction about a shard counts only if a second listing confirms it, because a listing may be stale.
-            self._suspected, before = frozenset(each.key for each in found), self._suspected
-            if not self._suspected <= before or any(each.kind == "old listing" for each in found):
+            self._suspected, before = frozenset(contradiction.key for contradiction in candidates), self._suspected
+            if not self._suspected <= before or any(
+                contradiction.kind == "old listing" for contradiction in candidates
+            ):
                 self.want()
-        elif any(each.kind == "old listing" for each in found):
+        elif any(contradiction.kind == "old listing" for contradiction in candidates):
             self.want()
 
     def concerning(self, listing: Listing) -> Listing:
@@ -366,11 +376,11 @@ class Recreated:
         `leases` must have been read before the shards were last listed, or without a new listing.
         """
         faults, discovery = self._discovery.contradictions, self._discovery
-        self.beginning |= self._start is not None and any(each.kind == "made anew" for each in faults)
-        mendable = [each for each in faults if each.mendable]
+        self.beginning |= self._start is not None and any(contradiction.kind == "made anew" for contradiction in faults)
+        mendable = [contradiction for contradiction in faults if contradiction.mendable]
         if self._start is None or not mendable:
             # A contradiction due to an old listing is not a fault of the table; the next listing clears it.
-            self._note([each for each in faults if each.kind != "old listing"], leases)
+            self._note([contradiction for contradiction in faults if contradiction.kind != "old listing"], leases)
             return False
         if not discovery.current or (discovery.refusing and holdings):
             return False  # wait for a later look, once the listing is current and nothing is held here
@@ -420,8 +430,8 @@ class Recreated:
 
         If an annotation looks like a renewal, do so only for unowned leases, or if the stream was recreated.
         """
-        wrong = {each.key: each.what for each in found}
-        stream_wide = next((each.what for each in found if each.of_stream), None)
+        wrong = {contradiction.key: contradiction.what for contradiction in found}
+        stream_wide = next((contradiction.what for contradiction in found if contradiction.of_stream), None)
         present = {None, SETTLED, self._discovery.incarnation}
         for lease in leases:
             before = lease.note(CONTRADICTION)

@@ -79,7 +79,7 @@ class Handoffs:
         """Return the requests to repeat, given the leases as they are now (H4)."""
         with self._lock:
             pairs = [(self._asked[lease.key], lease) for lease in found if lease.key in self._asked]
-        requests = (asked_again(asked, lease) for asked, lease in pairs)
+        requests = (asked_again(requested, lease) for requested, lease in pairs)
         return tuple(request for request in requests if request is not None)
 
     def gave(self, lease: Lease, now: float) -> None:

@@ -39,7 +39,7 @@ class Throughput:
         self._average: float | None = average
         self._bytes, self._began = 0, 0.0
         self._measuring = False
-        # One task reads and counts while another renews and asks for the average.
+        # One task reads and counts while another one renews and computes the average.
         self._lock = Lock()
 
     def add(self, size: int, now: float) -> None:
@@ -127,7 +127,7 @@ def growing(lags: Sequence[tuple[float, float]]) -> bool:
         least[step] = min(lag, least.get(step, math.inf))
     steps = [lag for _, lag in sorted(least.items())][-STEPS:]
     # The first step must not be at the tip, from where any lag is growth: one batch behind it is not falling behind.
-    return len(steps) == STEPS and steps[0] > 0 and all(one < other for one, other in pairwise(steps))
+    return len(steps) == STEPS and steps[0] > 0 and all(earlier < later for earlier, later in pairwise(steps))
 
 
 @frozen
@@ -233,10 +233,10 @@ def progress_of(lease: Lease) -> Progress | None:
         )
         times = [attributes[name] for name in _TIMES if name in attributes]
         moves, flags = attributes.get("moves", 0), [attributes.get(name, True) for name in ("end", "grows")]
-        texts = all(isinstance(attributes.get(name, ""), str) for name in ("owner", "host", "fault", "excused"))
+        strings = all(isinstance(attributes.get(name, ""), str) for name in ("owner", "host", "fault", "excused"))
         numbers = all(map(_time, times)) and isinstance(moves, int) and _time(moves)
         # A flag that is false is left out, so one that is present must be true.
-        return Progress(**attributes) if attributes and texts and numbers and flags == [True, True] else None
+        return Progress(**attributes) if attributes and strings and numbers and flags == [True, True] else None
     # Any program may have written the attribute. An invalid value is ignored and must not break a listing.
     except (ValueError, TypeError, RecursionError):
         return None

@@ -64,7 +64,7 @@ class HoldingConsumer(Protocol):
 
 
 class Unread:
-    """A consumer that reads nothing: the worker only takes part in sharing."""
+    """A consumer that reads nothing, for a worker that only takes part in sharing the leases."""
 
     def begin(self, holding: Holding) -> None:
         """Do nothing."""

@@ -124,23 +124,23 @@ class TracedSpans(WorkerSpans):
         def handle(batch: Any, *more: object) -> object:  # noqa: ANN401  whatever the callable takes
             # OpenTelemetry rejects and logs an attribute that is None.
             fence = {} if batch.epoch is None else {"epoch": batch.epoch}
-            told = {"lease": batch.lease, "records": len(batch.records), **fence}
-            span, awaiting = self._started("handle", told), False
+            attributes = {"lease": batch.lease, "records": len(batch.records), **fence}
+            span, awaiting = self._started("handle", attributes), False
             try:
                 with use_span(span):
-                    answer: Any = handler(batch, *more)
-                awaiting = inspect.isawaitable(answer)
+                    result: Any = handler(batch, *more)
+                awaiting = inspect.isawaitable(result)
             finally:
                 # If the call returned an awaitable, the span ends when that has ended.
                 if not awaiting:
                     self._end(span)
             if not awaiting:
-                return answer
+                return result
 
             async def awaited() -> object:
                 try:
                     with use_span(span):
-                        return await answer
+                        return await result
                 finally:
                     self._end(span)
 

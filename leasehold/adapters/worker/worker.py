@@ -296,7 +296,7 @@ class Worker:
 
     def _look_or_wait(self, now: float, asked: tuple[str, ...] | None, each: ParallelMap) -> float:
         if asked is None:
-            self._look = evolve(self._look, keys=None)  # so it stays if this look fails
+            self._look = evolve(self._look, keys=None)  # must be set first, so that it stays if this look fails
         try:
             with self.spans.over("look"):
                 self._look_and_act(now, asked, each)
@@ -457,14 +457,14 @@ class Worker:
                 case Create(lease, rule="L4" | "L5" as rule):
                     # If there is no lease of this stream, either the group is new or its table was emptied. In the
                     # latter case the first owner that renews recreates its row, which tells the two apart.
-                    known = lease.stream in streams
+                    existing = lease.stream in streams
                     # At TRIM_HORIZON there is no wait, because nothing can be skipped and owners take such rows over
                     # (`Holding`). Under LATEST there is one, because another worker may still be creating the leases
                     # of a new group.
                     if lease.checkpoint != TRIM_HORIZON or (
-                        known and (rule == "L5" or config.initial_position == LATEST)
+                        existing and (rule == "L5" or config.initial_position == LATEST)
                     ):
-                        rest = config.cycle_seconds if known else RETRY_SECONDS
+                        rest = config.cycle_seconds if existing else RETRY_SECONDS
                         waits[action] = config.renew_seconds + rest
                 case _:
                     pass
@@ -579,7 +579,7 @@ class Worker:
         return taken
 
     def _stale(self, now: float) -> bool:
-        """Whether the planned creations are too old: others may have created, finished and deleted those leases."""
+        """Return whether planned creations are outdated: others may have created, finished and deleted those leases."""
         return now - self._planned_from > self.config.lease_seconds
 
     def _wake(self, now: float) -> None:

@@ -122,15 +122,15 @@ class HandlerCalls:
             dead_letter.attempts + dead_letter.alone + 1,
         )
         try:
-            answer: object = self._handler(delivery)
-            if inspect.isawaitable(answer):
-                awaitable = answer
+            result: object = self._handler(delivery)
+            if inspect.isawaitable(result):
+                awaitable = result
 
                 async def awaited() -> object:  # asyncio.Runner accepts only coroutines
                     return await awaitable
 
-                answer = self._loop.run(awaited())
-            return fault_of(answer)
+                result = self._loop.run(awaited())
+            return fault_of(result)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  the dead letter stays after any exception
             return error if isinstance(error, Exception) else RuntimeError(said(error))
 

@@ -15,7 +15,7 @@ from leasehold.errors import DeadLetterError, SourceError
 from leasehold.stores.aws import session_of
 from leasehold.stores.deadlines import bound_client
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user
+if TYPE_CHECKING:  # users do not install the stubs
     from types_boto3_kinesis import KinesisClient
 
 TRIES = 5
