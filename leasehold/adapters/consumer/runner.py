@@ -595,8 +595,10 @@ class Runner:
     def run(self) -> None:
         """Run until `stop` is called; return once all leases are released or left to expire.
 
+        If the worker cannot go on, the leases are released in the same way before the reason is raised.
+
         Raises:
-            WorkerError: The worker cannot go on. As for the following, it has released its leases first.
+            WorkerError: The worker cannot go on.
             StoreError: The lease table cannot be used.
             SourceError: The stream cannot be used.
             SystemExit: A handler has raised it.
