@@ -320,7 +320,7 @@ class Handling:
         handler: Called with each batch. The batch is done when it returns None or an awaitable that ends with None.
         attempts: How many times to try a batch before its shard stops.
         max_records: The most records in a batch, de-aggregated; None: as many as one read returns.
-        least_wait_seconds: The first wait between two attempts, approximately.
+        least_wait_seconds: The shortest wait between two attempts.
         most_wait_seconds: The longest wait between two attempts.
         bench_seconds: How long a stopped shard's lease is left to other workers.
         dead_letter: Called with each record that no attempt could handle; None: nothing is ever skipped.

@@ -26,9 +26,9 @@ from leasehold.stores.writes import CreateLease, DeleteLease
 PARENT_WAITS = (1.0, 5.0)
 """The first and the longest wait between two checks whether the parents of a shard are done, in seconds."""
 FAULT_WAITS = (0.2, 10.0)
-"""The approximate first and the longest wait after a fault, in seconds."""
+"""The shortest and the longest wait after a fault, in seconds."""
 REJECTED_WAITS = (0.5, 4.0)
-"""The approximate first and the longest wait after a rejection that may pass by itself, in seconds."""
+"""The shortest and the longest wait after a rejection that may pass by itself, in seconds."""
 
 
 class ReadingWorker(Protocol):
@@ -128,13 +128,11 @@ def end(holding: Holding, children: tuple[Shard, ...], member: ReadingWorker, to
         # If this process was paused, other workers may have finished the children and deleted their rows.
         if not holding.confirm():
             return False
-        outcome = store.write(
-            CreateLease(create.lease)
-        )  # if it is rejected, another worker was faster, which is as good
+        # If the creation is rejected, another worker was faster, which is as good.
+        outcome = store.write(CreateLease(create.lease))
         if isinstance(outcome, Done) and not holding.confirm():
-            store.write(
-                DeleteLease(outcome.lease)
-            )  # if it is still missing, the plan of another worker creates it (L3)
+            # If the lease is still missing, the plan of another worker creates it (L3).
+            store.write(DeleteLease(outcome.lease))
             return False
     keys = tuple(child.id for child in children)
     return holding.checkpoint(Position("SHARD_END", token=token), children=keys, keep_owner=config.rules.counts_ended)

@@ -39,7 +39,7 @@ class LeaseLag:
     """How far behind one lease is.
 
     Attributes:
-        seconds: The most seconds behind the tip of the shard; None if unknown.
+        seconds: An upper bound of the seconds behind the tip of the shard, unless `at_least`; None if unknown.
         events: The same as a number of events, if the stream counts them (Event Hubs).
         end: Whether the tip was reached, and recently.
         age: For how many seconds the last record that is done had been in the stream when its owner wrote this.
@@ -58,12 +58,8 @@ class LeaseLag:
 
     def as_json(self) -> dict[str, Any]:
         """Return values for `json.dumps`, without unknown ones and without `at_least` unless it is true."""
-        known_values = {name: value for name, value in asdict(self).items() if value not in {None, ""}}
-        return (
-            known_values
-            if self.at_least
-            else {name: value for name, value in known_values.items() if name != "at_least"}
-        )
+        values = {name: value for name, value in asdict(self).items() if value not in {None, ""}}
+        return values if self.at_least else {name: value for name, value in values.items() if name != "at_least"}
 
 
 def lag_of(lease: Lease, now: float, limit: float) -> LeaseLag:
