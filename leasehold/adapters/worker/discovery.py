@@ -335,8 +335,8 @@ class Recreated:
 
     Rows may be deleted meanwhile, while no worker holds them. The table then contains no trace of the former stream,
     and a worker that joins takes the group for a new one. A worker that has seen the stream recreated therefore stays
-    `beginning` until, after a full read and a listing, no lease is left to create. Until then it creates leases without
-    a row at `start`, and none at a position of the former stream.
+    `beginning` until, after a full read and a listing, no lease is left to create. Until then it creates missing leases
+    at `start`, and never at a position of the former stream.
 
     Args:
         store: The lease table.

@@ -27,11 +27,11 @@ A holding begins when a claim, a steal or a take-back returns Done, and ends whe
    that worker claims it.
 7. `drop` takes a lock of its own, because a store that does not respond must not delay the moment when reading stops.
 8. If a row is deleted under its owner, alone or with the whole table, the owner recreates it, because no other worker
-   knows how far it was. It does so only if there is no row, at the checkpoint last written and with a much higher
-   counter, and then claims it. Once the lease has expired, other workers may have finished the shard and deleted the
-   row (L8). The owner then creates none, and the worker decides by the leases of the shard's descendants (L13). If
-   another worker has created a row meanwhile, as for a new group, its counter is below ours. Such a row is taken over
-   unless its checkpoint is further.
+   knows how far it was. The new row, which the owner then claims, has the checkpoint last written and a much higher
+   counter. Once the lease has expired, other workers may have finished the shard and deleted the row (L8). The owner
+   then creates none, and the worker decides by the leases of the shard's descendants (L13). If another worker has
+   created a row meanwhile, as for a new group, its counter is below ours. Such a row is taken over unless its checkpoint
+   is further.
 
 A holding ends in one of these ways, which `why` states: given to its next owner, released, finished (SHARD_END), taken
 by another worker or by a second process under our id, or dropped, because by our own clock another worker may own it.
@@ -147,10 +147,8 @@ class Holding:
     def releasing(self) -> bool:
         """Whether the owner should finish the running batch and then `release`."""
         lease = self._lease
-        wanted_elsewhere = (
-            lease.next_owner is not None and lease.next_owner != self._me and (lease.yields or lease.leaving)
-        )
-        return self._release_asked or wanted_elsewhere
+        handoff = lease.next_owner is not None and lease.next_owner != self._me and (lease.yields or lease.leaving)
+        return self._release_asked or handoff
 
     @property
     def _next_owner(self) -> str | None:
