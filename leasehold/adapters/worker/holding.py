@@ -30,7 +30,7 @@ A holding begins when a claim, a steal or a take-back returns Done, and ends whe
    knows how far it was. The new row, which the owner then claims, has the checkpoint last written and a much higher
    counter. Once the lease has expired, other workers may have finished the shard and deleted the row (L8). The owner
    then creates none, and the worker decides by the leases of the shard's descendants (L13). If another worker has
-   created a row meanwhile, as for a new group, its counter is below ours. Such a row is taken over unless its checkpoint
+   created a row meanwhile, as for a new group, its counter is below ours. We take over such a row unless its checkpoint
    is further.
 
 A holding ends in one of these ways, which `why` states: given to its next owner, released, finished (SHARD_END), taken
