@@ -1,6 +1,6 @@
-"""Workers, sources and commands around the pure rules: a whole consumer is `run(Worker(...), handler)`.
+"""Provides workers, sources and commands around the pure rules; a whole consumer is `run(Worker(...), handler)`.
 
-A name is loaded when it is first asked for, so that a command that needs no worker starts without one.
+Names are imported when they are first used, so that a command without a worker starts quickly.
 """
 
 from importlib import import_module

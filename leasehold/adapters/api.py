@@ -1,13 +1,13 @@
-"""The front door, which `leasehold` itself opens: `run`, `arun`, `worker`, `read` and `produce`.
+"""Provides the functions that `leasehold` exports: `run`, `arun`, `worker`, `read` and `produce`.
 
-A source is a URL, or an object with the protocol of sources; leases likewise. The options are those of
-`leasehold consume` by the same names (`Options`), checked by the code that the command uses; wrong ones raise a
-ValueError, with the sentence that the command prints. `consuming` opens and runs the worker for all of them.
+A source is a URL or an object that implements the `Source` protocol; leases are a URL or a `Store`. The options are
+those of `leasehold consume`, with the same names (`Options`), and the same code checks them. A wrong option raises
+ValueError with the message that the command prints. `consuming` opens and runs the worker for all of these functions.
 
-`read` hands batches to the iterating consumer. Its worker has no threads for handlers: a batch waits in `BatchQueue`
-until the consumer asks for the next one, and only then is it looked whether the lease is still held. The call that
-hands it over ends when the consumer asks once more, which acknowledges it; a consumer that goes away ends it with
-`Withdrawn`, which acknowledges nothing. So all laws of the worker's readings hold, and none is written here again.
+`read` gives batches to the iterating consumer. Its worker has no threads for handlers. A batch waits in `BatchQueue`
+until the consumer asks for the next one; only then do we check that the lease is still held and call the handler. The
+handler's call ends when the consumer asks again, which acknowledges the batch. If the consumer goes away, the call ends
+with `Withdrawn`, which acknowledges nothing. In this way every guarantee of `LeaseReader` holds for iterations, too.
 """
 
 import asyncio
@@ -51,22 +51,22 @@ log = escaped(logging.getLogger("leasehold.runner"))
 def run(
     source: str | Source, handler: Handler | Handling | str, *, leases: str | Store, **options: Unpack[Options]
 ) -> SliceVerdict | None:
-    """Run a worker here until a signal ends it: SIGTERM and Ctrl-C finish the running batches and release the leases.
+    """Run a worker until a signal ends it: SIGTERM and Ctrl-C finish the running batches and release the leases.
 
-    In a thread other than the main one nothing listens to signals; `worker` and `arun` can be stopped from outside.
+    Outside the main thread no signals are handled. `worker` and `arun` can be stopped from outside.
 
     Args:
-        source: What to read, as `kinesis://orders`; or a `Source`.
+        source: The stream to read, as a URL such as `kinesis://orders`, or a `Source`.
         handler: Called with each batch: a plain or async function, its `module:function`, or a `Handling`.
-        leases: Where the leases are kept, as `dynamodb://orders-app`; or a `Store`.
-        options: The options of `leasehold consume` by the same names, with `_` for `-`.
+        leases: Where to keep the leases, as a URL such as `dynamodb://orders-app`, or a `Store`.
+        options: The options of `leasehold consume`, with the same names and `_` for `-`.
 
     Returns:
         How much of the time range was read, if `until` is given; otherwise None.
 
     Raises:
         ValueError: An option is wrong; the message names it.
-        WorkerError: The worker must not go on.
+        WorkerError: The worker cannot go on.
         StoreError: The lease table cannot be used.
         SourceError: The stream cannot be used.
 
@@ -90,21 +90,25 @@ def run(
 async def arun(
     source: str | Source, handler: Handler | Handling | str, *, leases: str | Store, **options: Unpack[Options]
 ) -> SliceVerdict | None:
-    """Run a worker beside the tasks of this event loop, until its task is cancelled; then it drains.
+    """Run a worker in this event loop, alongside other tasks, until its task is cancelled; then drain it.
 
-    What an `async def` handler does happens in this loop, with the connections that belong to it; a plain handler is
-    called in a thread. A SIGTERM that the program does not handle by itself drains, too, and this returns. The worker
-    also drains if the coroutine is closed or the loop ends. An error that ends the worker is logged at once, since a
-    task keeps its exception to itself until it is awaited.
+    An `async def` handler runs in this loop, so it can use the loop's connections. A plain handler is called in a
+    thread. If the program does not handle SIGTERM by itself, the signal also drains the worker, and this function
+    returns. The worker also drains if the coroutine is closed or the loop ends. An error that ends the worker is logged
+    immediately, because the exception of a task stays invisible until the task is awaited.
 
     Args:
-        source: What to read, as `kinesis://orders`; or a `Source`.
+        source: The stream to read, as a URL such as `kinesis://orders`, or a `Source`.
         handler: Called with each batch: a plain or async function, its `module:function`, or a `Handling`.
-        leases: Where the leases are kept, as `dynamodb://orders-app`; or a `Store`.
-        options: The same as those of `run`.
+        leases: Where to keep the leases, as a URL such as `dynamodb://orders-app`, or a `Store`.
+        options: The same as for `run`.
 
     Returns:
         How much of the time range was read, if `until` is given; otherwise None.
+
+    Raises:
+        ValueError: An option is wrong; the message names it.
+        LeaseholdError: The error that ended the worker.
 
     Examples:
         >>> import asyncio, leasehold
@@ -118,11 +122,11 @@ async def arun(
     """
     loop = asyncio.get_running_loop()
     described = consumption(source, leases, handler, options)
-    letter, calls = described.handling.dead_letter, _LoopCalls(loop)
+    dead_letter, calls = described.handling.dead_letter, _LoopCalls(loop)
     handling = evolve(
         described.handling,
         handler=calls.calling(described.handling.handler),
-        dead_letter=None if letter is None else calls.calling(letter),
+        dead_letter=None if dead_letter is None else calls.calling(dead_letter),
     )
     over = asyncio.Event()
     background = WorkerThread(evolve(described, handling=handling), over=lambda: _tell(loop, over.set))
@@ -136,11 +140,11 @@ async def arun(
                     raise
                 background.stop()
                 while not over.is_set():
-                    with suppress(asyncio.CancelledError):  # leases are released first; that has its own limit
+                    with suppress(asyncio.CancelledError):  # release the leases first, which has its own time limit
                         await over.wait()
                 raise
     finally:
-        # By GeneratorExit, too: the coroutine was closed or dropped, and nothing can be awaited any more.
+        # Also reached after GeneratorExit (the coroutine was closed or dropped), when nothing can be awaited.
         background.drain_by_exit()
     return background.result()
 
@@ -149,22 +153,23 @@ async def arun(
 def worker(
     source: str | Source, handler: Handler | Handling | str, *, leases: str | Store, **options: Unpack[Options]
 ) -> Generator["WorkerThread"]:
-    """Run a worker in the background for the length of a `with` block, whose end drains it: for tests and notebooks.
+    """Run a worker in the background during a `with` block, and drain it at the end; for tests and notebooks.
 
-    The block is given the worker: `wait(seconds)` until it has ended by itself, `stop()` to end it sooner.
+    Inside the block, call `wait(seconds)` to wait until the worker has ended by itself, or `stop()` to end it sooner.
 
     Args:
-        source: What to read, as `kinesis://orders`; or a `Source`.
+        source: The stream to read, as a URL such as `kinesis://orders`, or a `Source`.
         handler: Called with each batch: a plain or async function, its `module:function`, or a `Handling`.
-        leases: Where the leases are kept, as `dynamodb://orders-app`; or a `Store`.
-        options: The same as those of `run`.
+        leases: Where to keep the leases, as a URL such as `dynamodb://orders-app`, or a `Store`.
+        options: The same as for `run`.
 
     Yields:
         The worker.
 
     Raises:
-        LeaseholdError: At the end of the block, the error that ended the worker.
-        WorkerError: This is a forked child.
+        ValueError: An option is wrong; the message names it.
+        LeaseholdError: The error that ended the worker, raised at the end of the block.
+        WorkerError: The block ended in a forked child.
 
     Examples:
         >>> import leasehold, threading
@@ -181,27 +186,28 @@ def worker(
     try:
         yield background
     except BaseException:
-        with suppress(WorkerError):  # this is a forked child, which has nothing to wait for
+        with suppress(WorkerError):  # raised in a forked child, which has nothing to wait for
             background.stop()
             background.wait()
-        raise  # what ended the worker is not to hide it
+        raise  # the worker's own error must not hide this one
     background.stop()
     background.result()
 
 
 def read(source: str | Source, *, leases: str | Store, **options: Unpack[Options]) -> "Batches":
-    """Iterate over the batches of a worker's shards, by `for` or `async for`.
+    """Iterate over the batches of a worker's shards with `for` or `async for`.
 
-    The next step acknowledges the batch before. `break`, or an exception, acknowledges nothing: the leases are
-    released, and that batch comes again to the next reader. Shards are handed over in turn, one batch at a time.
+    Each step acknowledges the previous batch. `break` and exceptions do not acknowledge it: the leases are released,
+    and the next reader gets that batch again. The batches of all shards come one at a time.
 
-    One thread or task iterates. A step from another one raises RuntimeError while the first still has a batch or waits
-    for one, because it would acknowledge a batch that is being handled. A step in a forked child raises WorkerError.
+    Only one thread or task may iterate. A step from another one raises RuntimeError while the first still has a batch
+    or waits for one, because the step would acknowledge a batch that is being handled. A step in a forked child raises
+    WorkerError.
 
     Args:
-        source: What to read, as `kinesis://orders`; or a `Source`.
-        leases: Where the leases are kept, as `dynamodb://orders-app`; or a `Store`.
-        options: The same as those of `run`.
+        source: The stream to read, as a URL such as `kinesis://orders`, or a `Source`.
+        leases: Where to keep the leases, as a URL such as `dynamodb://orders-app`, or a `Store`.
+        options: The same as for `run`.
 
     Returns:
         An iterator of `Delivery`, which is also a context manager.
@@ -224,19 +230,23 @@ def read(source: str | Source, *, leases: str | Store, **options: Unpack[Options
 
 
 def produce(source: str, *, session: "Session | None" = None, **options: "Unpack[ProduceOptions]") -> "Producer":
-    """Open a producer, which keeps the records of a partition key in order; the end of its `with` block drains it.
+    """Open a producer, which keeps the records of each partition key in order.
+
+    Use it in a `with` block, whose end drains it.
 
     Args:
-        source: Where to write, as `kinesis://orders`; `profile=`, `role_arn=` and `external_id=` name credentials.
-        session: A boto3 session with the credentials; None: those of the URL, or the environment.
-        options: The options of `leasehold produce` that are not about lines, with `_` for `-`.
+        source: The stream to write to, as a URL such as `kinesis://orders`. The URL's options `profile`, `role_arn` and
+            `external_id` select credentials.
+        session: A boto3 session with the credentials; None: those of the URL or of the environment.
+        options: The options of `leasehold produce` that do not concern input lines, with `_` for `-`.
 
     Returns:
         A producer, whose `put(data, partition_key)` returns a future.
 
     Raises:
         ValueError: An option is wrong; the message names it.
-        SourceError: The stream cannot be used; SourceUnavailable if it does not answer.
+        SourceError: The stream cannot be used, or a package is missing.
+        SourceUnavailable: The stream does not respond.
 
     Examples:
         >>> import leasehold
@@ -258,7 +268,10 @@ def produce(source: str, *, session: "Session | None" = None, **options: "Unpack
 class WorkerThread:
     """A worker in a thread of its own, which opens, runs and closes it.
 
-    over  called, in that thread, once it has ended
+    Args:
+        described: The worker's configuration.
+        executor: Where handlers are called; None: in threads.
+        over: Called in the worker's thread once the worker has ended.
     """
 
     def __init__(
@@ -282,14 +295,14 @@ class WorkerThread:
         return self._described.me
 
     def stop(self) -> None:
-        """Have it finish the running batches, checkpoint and release; this does not wait."""
+        """Have the worker finish the running batches, checkpoint and release, without waiting for that."""
         self.origin.check()
         self._stopping.set()
         if self._runner is not None:
             self._runner.stop()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until it has ended; False if that takes longer than so many seconds."""
+        """Wait until the worker has ended; return False if that takes longer than `seconds`."""
         self.origin.check()
         if seconds is not None:
             return self._ended.wait(seconds)
@@ -298,7 +311,7 @@ class WorkerThread:
         return True
 
     def result(self) -> SliceVerdict | None:
-        """Wait until it has ended; how much of a slice was read. Raises what ended it."""
+        """Wait until the worker has ended; return how much of a slice was read, or raise the error that ended it."""
         self.wait()
         fault, self._fault = self._fault, None
         if fault is not None:
@@ -306,7 +319,7 @@ class WorkerThread:
         return self._verdict
 
     def drain_by_exit(self) -> None:
-        """Stop it; if it still drains when the program ends, the program waits. In a forked child do nothing."""
+        """Stop the worker, and have the program wait at its exit until it has drained. In a forked child do nothing."""
         if not self.origin.left and not self._ended.is_set():
             self.stop()
             atexit.register(self._exit)
@@ -322,7 +335,7 @@ class WorkerThread:
 
     def _begun(self, runner: Runner) -> None:
         self._runner = runner
-        if self._stopping.is_set():  # asked for before there was anything to stop
+        if self._stopping.is_set():  # `stop` was called before there was a runner
             runner.stop()
 
     def _failed(self, fault: BaseException) -> None:
@@ -339,12 +352,12 @@ class WorkerThread:
 
 
 def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
-    with suppress(RuntimeError):  # the loop is closed, and nobody waits
+    with suppress(RuntimeError):  # the loop is closed, so nothing waits for the call
         loop.call_soon_threadsafe(call)
 
 
 def _stop_with_loop(loop: asyncio.AbstractEventLoop, background: WorkerThread) -> None:
-    """Stop the worker once the loop is closed: no handler could await anything, and nobody could cancel the worker."""
+    """Stop the worker once the loop is closed, because its handlers can't run and its task can't be cancelled."""
 
     def watch() -> None:
         while not background.wait(SIGNAL_SECONDS):
@@ -357,9 +370,9 @@ def _stop_with_loop(loop: asyncio.AbstractEventLoop, background: WorkerThread) -
 
 
 class _LoopCalls:
-    """Calls functions of the user, and awaits in this loop what they return to be awaited.
+    """Calls functions of the user, and awaits their awaitables in this loop.
 
-    Once the loop is closed a call is withdrawn, because the worker lacks its loop and the records are not to blame.
+    Once the loop is closed, a call ends with `Withdrawn`, because the records are not to blame.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -372,8 +385,8 @@ class _LoopCalls:
             with self._withdrawing():
                 if self._loop.is_closed():
                     raise RuntimeError
-                answer = given(*arguments)
-            return self._awaited(answer) if inspect.isawaitable(answer) else answer
+                result = given(*arguments)
+            return self._awaited(result) if inspect.isawaitable(result) else result
 
         return call
 
@@ -392,14 +405,14 @@ class _LoopCalls:
             try:
                 future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
             except RuntimeError:
-                for each in (work, answer):
-                    if inspect.iscoroutine(each):
-                        each.close()  # else Python would warn that nobody awaited it
+                for pending in (work, answer):
+                    if inspect.iscoroutine(pending):
+                        pending.close()  # otherwise Python warns that it was never awaited
                 raise
             try:
                 while not (await asyncio.wait({future}, timeout=SIGNAL_SECONDS))[0]:
                     if self._loop.is_closed():
-                        raise RuntimeError  # a closed loop never finishes what it has begun
+                        raise RuntimeError  # a closed loop never finishes its tasks
             except asyncio.CancelledError:
                 future.cancel()
                 raise
@@ -418,27 +431,27 @@ class _LoopCalls:
 
 @contextmanager
 def _draining_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Generator[None]:
-    """Stop on those signals to end that would end the process, as far as this loop can be told of signals."""
-    heard = []
-    for each in endings():
-        if signal.getsignal(each) == signal.SIG_DFL:
+    """Stop on the termination signals that would otherwise end the process, if this loop can handle signals."""
+    handled = []
+    for number in endings():
+        if signal.getsignal(number) == signal.SIG_DFL:
             with suppress(NotImplementedError, RuntimeError, ValueError):  # Windows, or not the main thread
-                loop.add_signal_handler(each, stop)
-                note_loop_handler(each)
-                heard.append(each)
+                loop.add_signal_handler(number, stop)
+                note_loop_handler(number)
+                handled.append(number)
     try:
         yield
     finally:
-        for each in heard:
-            loop.remove_signal_handler(each)
-            forget_loop_handler(each)
+        for number in handled:
+            loop.remove_signal_handler(number)
+            forget_loop_handler(number)
 
 
-# Batches for who iterates
+# Iterating over batches
 
 
 class BatchQueue:
-    """The executor of an iteration: no handler is called until the consumer takes the next batch."""
+    """The executor of an iteration, in which a handler is called only when the consumer takes the next batch."""
 
     stuck = False
 
@@ -449,13 +462,13 @@ class BatchQueue:
         self._told: Callable[[], None] = lambda: None
 
     def start(self, work: Work) -> None:
-        """Keep it until the consumer asks."""
+        """Keep the work until the consumer asks for a batch."""
         with self.changed:
             self._works.append(work)
         self.tell()
 
     def withdraw(self, work: Work) -> bool:
-        """Do not hand it over after all; False if the consumer has it."""
+        """Remove the work; return False if the consumer has taken it."""
         with self.changed:
             if work not in self._works:
                 return False
@@ -463,46 +476,46 @@ class BatchQueue:
             return True
 
     def replace(self, work: Work) -> None:
-        """Do nothing: the consumer takes one batch at a time."""
+        """Do nothing, because the consumer takes one batch at a time."""
 
     def close(self) -> None:
-        """Do nothing: there are no threads."""
+        """Do nothing, because there are no threads."""
 
     def take(self) -> Work | None:
-        """The work that waits longest, if there is any."""
+        """Return the work that has waited longest, or None."""
         with self.changed:
             return self._works.popleft() if self._works else None
 
     def end(self) -> None:
-        """Nothing comes any more."""
+        """End the queue, because no more work follows."""
         self.over = True
         self.tell()
 
     def tell(self) -> None:
-        """Wake who waits for a batch or the end."""
+        """Wake the consumer if it waits for a batch or the end."""
         with self.changed:
             self.changed.notify_all()
-            told = self._told
-        told()
+            wake = self._told
+        wake()
 
     def wait(self) -> None:
-        """Wait for a batch or the end; a signal's handler may be called meanwhile."""
+        """Wait for a batch or the end. Signal handlers can run meanwhile."""
         with self.changed:
             while not self.changed.wait_for(lambda: self._works or self.over, SIGNAL_SECONDS):
                 pass
 
     async def awaited(self) -> None:
-        """Wait likewise, without holding up the loop."""
+        """Wait for a batch or the end without blocking the event loop."""
         loop, news = asyncio.get_running_loop(), asyncio.Event()
         with self.changed:
             self._told = lambda: _tell(loop, news.set)
-            there = bool(self._works) or self.over
-        if not there:
+            ready = bool(self._works) or self.over
+        if not ready:
             await news.wait()
 
 
 class _Iteration:
-    """The state of an iteration, which its threads know; they do not know the iterator, so that it can be dropped."""
+    """The state of an iteration, to which its threads refer so that the iterator itself can be dropped."""
 
     def __init__(self, described: Consumption) -> None:
         self.waiting = BatchQueue()
@@ -513,10 +526,10 @@ class _Iteration:
         self.answer: Future[None] = Future()
 
     def _hand(self, delivery: Delivery) -> Awaitable[None]:
-        """Called in the consumer's own thread, as it asks for a batch."""
+        """Handle a batch by giving it to the consumer, in whose thread this runs."""
         self.batch, self.answer = delivery, (answer := Future[None]())
 
-        async def answered() -> None:  # awaited on the worker's loop, while the consumer is at work
+        async def answered() -> None:  # awaited on the worker's loop while the consumer works
             await asyncio.wrap_future(answer)
 
         return answered()
@@ -527,18 +540,18 @@ class _Iteration:
         return self.background
 
     def settle(self, fault: Exception | None = None) -> None:
-        """Acknowledge the batch that is out, or say that its consumer is gone; nothing if there is none."""
+        """Acknowledge the consumer's batch, or fail it; do nothing if it has none."""
         if self.batch is None:
             return
         self.batch = None
-        with suppress(InvalidStateError):  # it was given up meanwhile
+        with suppress(InvalidStateError):  # the call was given up meanwhile
             if fault is None:
                 self.answer.set_result(None)
             else:
                 self.answer.set_exception(fault)
 
     def next(self) -> Delivery | None:
-        """The next batch whose lease is held, if one is there."""
+        """Return the next batch whose lease is still held, or None if none is waiting."""
         while (work := self.waiting.take()) is not None:
             work()
             if self.batch is not None:
@@ -546,18 +559,18 @@ class _Iteration:
         return None
 
     def stop(self) -> None:
-        if self.background is None:  # nothing was asked for yet
+        if self.background is None:  # the worker was not started yet
             self.waiting.end()
         else:
             self.background.stop()
 
     def leave(self) -> None:
-        """End, and have what is out come again."""
+        """End without acknowledging the consumer's batch, which will be read again."""
         self.stop()
         self.settle(Withdrawn("its consumer takes no more batches"))
 
     def dropped(self) -> None:
-        """Leave, and wait for the release of the leases; not in an event loop, which nothing may hold up."""
+        """Leave, and wait until the leases are released, unless in an event loop, which must not be blocked."""
         if self.origin.left:
             return
         self.leave()
@@ -573,7 +586,7 @@ class _Iteration:
 
 @frozen
 class _Consumer:
-    """The thread that iterates, and its task, if a task iterates."""
+    """The thread that iterates, and the task if a task iterates."""
 
     thread: "weakref.ref[Thread] | None" = None
     task: "weakref.ref[asyncio.Task[Any]] | None" = None
@@ -588,7 +601,7 @@ class _Consumer:
 
     @property
     def alive(self) -> bool:
-        """Whether it may still handle a batch."""
+        """Whether the thread or task may still be handling a batch."""
         thread = None if self.thread is None else self.thread()
         if thread is None or not thread.is_alive():
             return False
@@ -599,20 +612,21 @@ class _Consumer:
 
 
 class Batches:
-    """Batches of a worker's shards, one at a time; `read` makes it, and the first step starts the worker.
+    """An iterator over the batches of a worker's shards, one at a time, as `read` returns it.
 
-    The next step acknowledges the batch before. `close`, the end of a `with` block, `break` and an exception do not:
-    the leases are released, and the batch comes again. `stop` ends the iteration in good order: the step that finds
-    the end acknowledges the batch that is out. A new `for` over the same object begins with the batch that is out.
+    The first step starts the worker. Each further step acknowledges the previous batch. `close`, the end of a `with`
+    block, `break` and exceptions do not acknowledge it: the leases are released, and the batch is read again. `stop`
+    ends the iteration cleanly: the last step, which ends the loop, acknowledges the last batch. A new `for` over the
+    same object starts with the batch that is not acknowledged yet.
     """
 
     def __init__(self, source: str | Source, leases: str | Store, options: Options) -> None:
-        """Raises ValueError naming an option that is wrong."""
-        # The handler, which is checked as one, is the consumer: `_Iteration` puts itself in its place.
+        """Raises ValueError if an option is wrong; the message names it."""
+        # A placeholder that passes the checks of handlers; `_Iteration` replaces it.
         self._reading = _Iteration(consumption(source, leases, lambda _batch: None, options))
         self._again = self._closed = False
         self._entering, self._consumer = Lock(), _Consumer()
-        # Where `for` was left by `break`, and nobody else has the iterator, it is gone at once.
+        # After a `break`, an iterator without other references is finalized immediately.
         self._dropped = weakref.finalize(self, self._reading.dropped)
 
     def __iter__(self) -> Self:
@@ -640,7 +654,7 @@ class Batches:
 
     @contextmanager
     def _alone(self) -> Generator[None]:
-        """Let one thread or task step. Raises RuntimeError in another while the first may handle a batch."""
+        """Let only one thread or task step; raise RuntimeError in another while the first may be handling a batch."""
         self._reading.origin.check()
         me = _Consumer.current()
         with self._entering:
@@ -653,17 +667,17 @@ class Batches:
         try:
             yield
         except BaseException:
-            self._consumer = _Consumer()  # it has no batch
+            self._consumer = _Consumer()  # the consumer has no batch now
             raise
 
     def _step(self) -> Delivery | None:
-        """The next batch, if there is one. Raises StopIteration at the end, and what ended the worker."""
+        """Return the next batch, or None if none is ready. Raises StopIteration, or the error that ended the worker."""
         again, self._again = self._again, False
         reading = self._reading
         if self._closed:
             raise StopIteration
         if again and reading.batch is not None and not reading.batch.lost:
-            return reading.batch  # left by a `break`, and not acknowledged
+            return reading.batch  # not acknowledged when the loop was left by `break`
         reading.settle()
         if not reading.waiting.over:
             reading.begun()
@@ -677,12 +691,15 @@ class Batches:
         raise StopIteration
 
     def stop(self) -> None:
-        """End the iteration at its next step, which still acknowledges the batch before; from any thread or signal."""
+        """End the iteration at its next step, which still acknowledges the previous batch.
+
+        May be called from any thread and from signal handlers.
+        """
         self._reading.origin.check()
         self._reading.stop()
 
     def close(self) -> None:
-        """Release the leases, and wait for that; the batch that is out is not acknowledged."""
+        """Release the leases and wait until that is done. The current batch is not acknowledged."""
         self._closed = True
         self._dropped.detach()
         self._reading.origin.check()
@@ -691,7 +708,7 @@ class Batches:
             self._reading.background.result()
 
     async def aclose(self) -> None:
-        """Close, without holding up the loop."""
+        """Close without blocking the event loop."""
         await asyncio.to_thread(self.close)
 
     def __enter__(self) -> Self:
@@ -704,12 +721,12 @@ class Batches:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_raised: object) -> None:
-        if kind is GeneratorExit:  # nothing can be awaited any more
+        if kind is GeneratorExit:  # nothing can be awaited now
             self._closed = True
             self._dropped()
         else:
             await asyncio.to_thread(self._leave, kind)
 
     def _leave(self, kind: type[BaseException] | None) -> None:
-        with suppress(*() if kind is None else (Exception,)):  # what ended the worker is not to hide it
+        with suppress(*() if kind is None else (Exception,)):  # the worker's error must not hide the caller's
             self.close()

@@ -1,4 +1,4 @@
-"""The options of a worker, and the worker made of them: checked, opened and run, for the command and for Python."""
+"""Checks the options of a worker, and opens and runs the worker that they describe, for the command and for Python."""
 
 import importlib
 import itertools
@@ -59,7 +59,7 @@ log = escaped(logging.getLogger("leasehold.consume"))
 MIB = 2**20
 
 Seconds = float | str
-"""A number of seconds, or a duration such as `5m`."""
+"""A number of seconds or a duration such as `5m`."""
 
 
 class Options(TypedDict, total=False):
@@ -117,14 +117,20 @@ class Options(TypedDict, total=False):
 
 @frozen
 class Consumption:
-    """A worker of a fleet: checked, and nothing is opened yet.
+    """The checked configuration of a worker, which is not opened yet.
 
-    source, leases  their URLs, which are opened and closed here; or objects, which stay their owner's to close
-    cut             the slice that is read; None: without end
-    to              the URL of the store to which the leases go when `leasehold swap` says so; None: nowhere
-    function        the Lambda function that handles the records; None: another handler does
-    sessions        of boto3's, with the credentials of source, leases and `to`; None: as their URLs say
-    The others are as in `Options`.
+    Attributes:
+        source: A URL, which is opened and closed here, or an object, which its owner closes.
+        leases: Likewise.
+        me: The worker's id.
+        config: The configuration of the rules.
+        handling: The handler and its policy.
+        cut: The slice to read; None: read without end.
+        to: The URL of the store to which `leasehold swap` moves the leases; None: no other store.
+        function: The Lambda function that handles the records; None: the handler is no Lambda function.
+        sessions: The boto3 sessions with the credentials of source, leases and `to`; None: those of the URLs.
+
+    The other attributes are as in `Options`.
     """
 
     source: str | Source
@@ -146,10 +152,15 @@ class Consumption:
 
     @contextmanager
     def joined(self, stopping: Event | None = None) -> Iterator[Worker]:
-        """Open what is given by URL, for as long as the worker is needed.
+        """Open whatever is given by URL, yield the worker, and close it again.
 
-        stopping  set to end the wait for a store that does not answer
-        Raises ValueError, StoreError and SourceError.
+        Args:
+            stopping: Set this to end the wait for a store that does not respond.
+
+        Raises:
+            ValueError: A URL is wrong.
+            StoreError: The lease table cannot be used.
+            SourceError: The stream cannot be used.
         """
         with ExitStack() as opened:
             store, source = self.leases, self.source
@@ -160,11 +171,11 @@ class Consumption:
                     try:
                         if self.to is None:
                             store = OneTableStore(open_store(store, session=self.sessions[1], **limits))
-                        else:  # the leases may move to another table: both are needed
+                        else:  # the leases may move to another table, so both are needed
                             tables = open_tables(store, self.to, sessions=self.sessions[1:], **limits)
                             store = SwapStore(tables, name_of(self.to))
                     except OutcomeUnknown as fault:
-                        # A worker at work asks again and again; so does one that is told to wait at the start.
+                        # A running worker keeps trying; with `wait`, so does one that is starting.
                         if not self.wait:
                             raise
                         seconds = backoff.next()
@@ -188,14 +199,23 @@ class Consumption:
         executor: HandlerExecutor | None = None,
         begun: Callable[[Runner], None] = lambda _runner: None,
     ) -> SliceVerdict | None:
-        """Run the worker until it is stopped, or its slice is read; in the main thread a signal stops it, too.
+        """Run the worker until it is stopped or its slice is read. In the main thread a signal also stops it.
 
-        executor  as of `Runner`
-        begun     given the runner before it runs
-        Raises WorkerError, StoreError or SourceError if the worker cannot go on.
+        Args:
+            worker: The worker, as `joined` yields it.
+            executor: Where handlers are called, as for `Runner`.
+            begun: Called with the runner before it runs.
+
+        Returns:
+            How much of the slice was read; None without a slice.
+
+        Raises:
+            WorkerError: The worker cannot go on.
+            StoreError: The lease table cannot be used.
+            SourceError: The stream cannot be used.
         """
         if not self.wait:
-            # A worker at work asks again and again; here the first refusal is the answer.
+            # A running worker keeps trying. Here the first error must end the start.
             worker.source.shards()
             worker.store.list()
         metrics = self.metrics
@@ -221,19 +241,27 @@ def consumption(
     options: Options,
     named: Callable[[str], str] = str,
 ) -> Consumption:
-    """The worker that these options describe.
+    """Check the options and return the worker that they describe.
 
-    handler  a function of one batch, or its `module:function`, or `lambda:file.function` for a function of AWS Lambda;
-             or a `Handling`, whose fields the options may replace
-    named    how an option is written where these come from
-    Raises ValueError naming the option and what to do, TypeError for an option that there is not, and LetterError.
+    Args:
+        source: The stream to read, as a URL or an object.
+        leases: Where to keep the leases, as a URL or an object.
+        handler: A function of one batch, its `module:function`, `lambda:file.function` for a function of AWS Lambda,
+            or a `Handling`, whose fields the options may replace.
+        options: The options.
+        named: Returns an option's name as the caller's user writes it, for error messages.
+
+    Raises:
+        ValueError: An option is wrong; the message names it and says what to do.
+        TypeError: There is no such option.
+        DeadLetterError: The dead letter cannot be opened.
     """
-    given: dict[str, Any] = _checked(options, named)
+    values: dict[str, Any] = _checked(options, named)
     _check_ends(source, leases, named)
     for address, url in ((source_address, source), (store_address, leases)):
         if isinstance(url, str) and address(url)[0] == "file":
             raise ValueError(f"{named('leases')}: file:// is a backup, on which no fleet works; copy it to a store")
-    if (to := given.get("to")) is not None:
+    if (to := values.get("to")) is not None:
         if not isinstance(leases, str):
             raise ValueError(
                 f"{named('to')}: it goes with leases that are a URL; give leasehold.stores.open_both(FROM, TO)"
@@ -241,28 +269,28 @@ def consumption(
         tables_apart(leases, to, named("to"))
     function = None
     if isinstance(handler, str) and handler.startswith(PREFIX):
-        function = lambda_function(handler, load, given.get("handler_seconds", math.inf))
+        function = lambda_function(handler, load, values.get("handler_seconds", math.inf))
         handler = Handling(function, max_records=BATCH_SIZE, most_calls=1)
         source = _as_mapped(source, named("handler"))
     elif isinstance(handler, str):
         handler = load(handler)
     handling = handler if isinstance(handler, Handling) else Handling(handler)
-    if (most := given.get("concurrency")) is not None:
-        handling = evolve(handling, handler=by_key(handling.handler, most))  # type: ignore[arg-type]  # it refuses others
-    handling = evolve(handling, **{name: given[name] for name in _HANDLING if name in given})
-    beginning = _beginning(given, named)
-    planning = {"rules": given.get("rules", "minimal"), "lease_seconds": given.get("lease_seconds")} | beginning
-    found = settings(planning, given.get("set", ()), named("set"))
-    config = configuration_for(source if isinstance(source, str) else "", found)
-    for name in settings({}, given.get("set", ()), named("set")).keys() & DURATION_LIMITS:
+    if (limit := values.get("concurrency")) is not None:
+        handling = evolve(handling, handler=by_key(handling.handler, limit))  # type: ignore[arg-type]  # by_key rejects others
+    handling = evolve(handling, **{name: values[name] for name in _HANDLING if name in values})
+    beginning = _beginning(values, named)
+    planning = {"rules": values.get("rules", "minimal"), "lease_seconds": values.get("lease_seconds")} | beginning
+    planner_options = settings(planning, values.get("set", ()), named("set"))
+    config = configuration_for(source if isinstance(source, str) else "", planner_options)
+    for name in settings({}, values.get("set", ()), named("set")).keys() & DURATION_LIMITS:
         value = getattr(config, name, None) or getattr(config.rules, name)
         if warning := checked_duration(name, value, f"{named('set')} {name}"):
             log.warning("%s", warning)
-    letter = given.get("dead_letter")
-    if isinstance(letter, str):
-        letter = dead_letter_of(letter, source, leases, named)
+    dead_letter = values.get("dead_letter")
+    if isinstance(dead_letter, str):
+        dead_letter = dead_letter_of(dead_letter, source, leases, named)
     cut = None
-    if (until := given.get("until")) is not None:
+    if (until := values.get("until")) is not None:
         try:
             until_ms = moment(_text(until), time.time())
         except (ValueError, AttributeError):
@@ -271,26 +299,26 @@ def consumption(
     return Consumption(
         source=source,
         leases=leases,
-        me=given.get("worker") or worker_id(),
+        me=values.get("worker") or worker_id(),
         config=config,
-        handling=handling if letter is None else evolve(handling, dead_letter=letter),
+        handling=handling if dead_letter is None else evolve(handling, dead_letter=dead_letter),
         cut=cut,
-        if_recreated=given.get("if_recreated"),
-        create=given.get("create", True),
-        wait=given.get("wait", True),
-        metrics=given.get("metrics"),
-        drain_seconds=given.get("drain_seconds", DRAIN_SECONDS),
-        memory_bytes=given.get("memory_mib", MEMORY_BYTES // MIB) * MIB,
-        threads=given.get("threads", READERS),
+        if_recreated=values.get("if_recreated"),
+        create=values.get("create", True),
+        wait=values.get("wait", True),
+        metrics=values.get("metrics"),
+        drain_seconds=values.get("drain_seconds", DRAIN_SECONDS),
+        memory_bytes=values.get("memory_mib", MEMORY_BYTES // MIB) * MIB,
+        threads=values.get("threads", READERS),
         to=to,
         function=function,
     )
 
 
 def _as_mapped(source: str | Source, option: str) -> str | Source:
-    """Return the source as an event source mapping reads it: aggregates are handed over as they are.
+    """Return the source as an event source mapping of AWS Lambda reads it, which does not split aggregates.
 
-    Raises ValueError for a source that no mapping reads.
+    Raises ValueError for a source that no mapping can read.
     """
     if not isinstance(source, str):
         return source
@@ -303,9 +331,9 @@ def _as_mapped(source: str | Source, option: str) -> str | Source:
 
 
 def _check_ends(source: object, leases: object, named: Callable[[str], str]) -> None:
-    for name, given, methods in (("source", source, ("shards", "open")), ("leases", leases, ("list", "write"))):
-        if not isinstance(given, str) and not all(callable(getattr(given, each, None)) for each in methods):
-            what = f"{type(given).__name__} is neither a URL nor an object with {' and '.join(methods)}"
+    for name, value, methods in (("source", source, ("shards", "open")), ("leases", leases, ("list", "write"))):
+        if not isinstance(value, str) and not all(callable(getattr(value, method, None)) for method in methods):
+            what = f"{type(value).__name__} is neither a URL nor an object with {' and '.join(methods)}"
             raise ValueError(f"{named(name)}: {what}")
 
 
@@ -313,7 +341,7 @@ _WORKERS = itertools.count(1)
 
 
 def worker_id() -> str:
-    """An id for a worker that was given none: two workers of one process must not share theirs."""
+    """Return an id for a worker without one; each worker of a process gets its own."""
     number = next(_WORKERS)
     return f"{socket.gethostname()}-{os.getpid()}" + (f"-{number}" if number > 1 else "")
 
@@ -334,20 +362,20 @@ _HANDLING = (
     "checkpoint_seconds",
     "late_checkpoints",
 )
-"""The options that are fields of `Handling`, which has their defaults."""
+"""The options that are fields of `Handling`, which defines their defaults."""
 
 
 def _checked(options: Options, named: Callable[[str], str]) -> dict[str, Any]:
-    """The options that are given, durations as seconds."""
-    found: dict[str, Any] = {}
+    """Return the options that are set, with durations as seconds."""
+    checked: dict[str, Any] = {}
     for name, value in options.items():
         if name not in _KINDS:
             raise TypeError(f"{name}: there is no such option{did_you_mean(name, _KINDS)}")
         if value is None:
             continue
         if name in _DURATIONS:
-            found[name] = seconds_of(value, named(name))
-            if warning := checked_duration(name, found[name], named(name)):
+            checked[name] = seconds_of(value, named(name))
+            if warning := checked_duration(name, checked[name], named(name)):
                 log.warning("%s", warning)
             continue
         if name in _COUNTS and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
@@ -358,10 +386,10 @@ def _checked(options: Options, named: Callable[[str], str]) -> dict[str, Any]:
             raise ValueError(f"{named(name)}: {value!r} is no text")
         if name == "metrics" and not isinstance(value, str) and not callable(getattr(value, "create_counter", None)):
             raise ValueError(f"{named(name)}: {value!r} is neither the name of an exporter nor a meter")
-        found[name] = value
-    if (anew := found.get("if_recreated", "LATEST")) not in {"TRIM_HORIZON", "LATEST"}:
-        raise ValueError(f"{named('if_recreated')}: {anew!r} is neither TRIM_HORIZON nor LATEST")
-    return found
+        checked[name] = value
+    if (restart := checked.get("if_recreated", "LATEST")) not in {"TRIM_HORIZON", "LATEST"}:
+        raise ValueError(f"{named('if_recreated')}: {restart!r} is neither TRIM_HORIZON nor LATEST")
+    return checked
 
 
 def _beginning(given: Mapping[str, Any], named: Callable[[str], str]) -> dict[str, Any]:
@@ -375,7 +403,7 @@ def _beginning(given: Mapping[str, Any], named: Callable[[str], str]) -> dict[st
     return {"initial_position": position.sequence, "timestamp_ms": position.sub or None}
 
 
-def _text(time_: object) -> Any:  # noqa: ANN401  the reader of times refuses what is no text
+def _text(time_: object) -> Any:  # noqa: ANN401  `moment` and `start` reject whatever is no string
     return time_.isoformat() if isinstance(time_, datetime) else time_
 
 
@@ -385,7 +413,7 @@ _IDENTIFYING = ("region", "endpoint", "prefix", "eventhub", "group", "table")
 def dead_letter_of(
     text: str, source: str | Source, leases: str | Store, named: Callable[[str], str] = str
 ) -> DeadLetter:
-    """The dead letter that this URL or `module:function` names. Raises ValueError and LetterError."""
+    """Return the dead letter that this URL or `module:function` names. Raises ValueError and DeadLetterError."""
     if "://" not in text:
         return load(text)
     if not isinstance(source, str) or not isinstance(leases, str):
@@ -395,9 +423,9 @@ def dead_letter_of(
             "leasehold.adapters.dead_letters(URL, stream=…, table=…), which says whose letters they are"
         )
     scheme, place, options = source_address(source)
-    stream = place.rpartition(":stream/")[2]  # the name, if it is an ARN
+    stream = place.rpartition(":stream/")[2]  # the name, if `place` is an ARN
     written_to = text.partition("?")[0].removeprefix(f"{scheme}://")
-    # A name means the stream of that name wherever it is, for want of the account.
+    # A name without an account counts as the stream of that name in any account.
     same_name = written_to.rpartition(":stream/")[2] == stream and stream in {place, written_to}
     if text.startswith(f"{scheme}://") and (written_to == place or same_name):
         raise ValueError(
@@ -408,25 +436,29 @@ def dead_letter_of(
 
 
 def _identity(scheme: str, place: str, options: Mapping[str, str]) -> str:
-    """The URL with the options that say which place it is, in one order; no URL holds a secret.
+    """Return the URL with only the options that identify the place, in a fixed order; none of them is a secret.
 
-    A file is named with its whole path: two groups may each call theirs `leases.db`.
+    A file has its full path, because two groups may each have a file called `leases.db`.
     """
     if scheme == "sqlite" and (folder := _folder()) is not None:
         place = str(folder / place)
-    told = urlencode({name: options[name] for name in _IDENTIFYING if name in options}, safe="/:$")
-    return f"{scheme}://{place}" + (f"?{told}" if told else "")
+    identifying = urlencode({name: options[name] for name in _IDENTIFYING if name in options}, safe="/:$")
+    return f"{scheme}://{place}" + (f"?{identifying}" if identifying else "")
 
 
 IMPORTING = (__file__, importlib.__file__, "<frozen importlib")
-"""Frames of a traceback that only lead to the user's file."""
+"""Files whose frames in a traceback come before the user's file."""
 
 LIBRARIES = ("<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
-"""Frames that the user's file led to."""
+"""Files whose frames in a traceback come after the user's file."""
 
 
 def load(text: str) -> Callable[..., Any]:
-    """The function named. Raises ValueError, saying what is missing, or what is wrong in which line of which file."""
+    """Import and return the function that `module:function` names.
+
+    Raises:
+        ValueError: The message says what is missing, or what is wrong in which line of which file.
+    """
     if text.startswith(PREFIX):
         raise ValueError(
             f"{text!r}: lambda: names a Lambda function, which is the handler of `consume` and `run` alone; rename a "
@@ -438,23 +470,23 @@ def load(text: str) -> Callable[..., Any]:
     folder = _folder()
     here = str(folder)
     if folder is not None and here not in sys.path:
-        # A command, unlike `python -m`, does not look in the folder it is called in. Last, or a file beside the user
-        # would stand for a library of its name.
+        # Unlike `python -m`, a command does not import from the working folder. Must be added last, otherwise a file
+        # in it could shadow a library of the same name.
         sys.path.append(here)
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        loaded = getattr(importlib.import_module(module), name, None)
     except SyntaxError as wrong:
         raise ValueError(f"{text!r}: {wrong.filename}, line {wrong.lineno}: {wrong.msg}") from wrong
     except Exception as wrong:
         if isinstance(wrong, ModuleNotFoundError) and not _place(wrong):
-            hint = did_you_mean(str(wrong.name), [each.stem for each in folder.glob("*.py")] if folder else [])
+            hint = did_you_mean(str(wrong.name), [file.stem for file in folder.glob("*.py")] if folder else [])
             raise ValueError(f"{text!r}: there is no module {wrong.name!r} here{hint}") from wrong
         raise ValueError(f"{text!r}: {_place(wrong)}: {said(wrong)}") from wrong
-    if not callable(found):
-        functions = [each for each, value in vars(sys.modules[module]).items() if callable(value)]
+    if not callable(loaded):
+        functions = [entry for entry, value in vars(sys.modules[module]).items() if callable(value)]
         hint = did_you_mean(name, functions)
         raise ValueError(f"{text!r}: module {module!r} has no function {name!r}{hint}")  # noqa: TRY004  bad usage
-    function: Callable[..., Any] = found
+    function: Callable[..., Any] = loaded
     return function
 
 
@@ -467,7 +499,7 @@ def _folder() -> Path | None:
 
 
 def _place(wrong: Exception) -> str:
-    """The file and line that raised it; nothing where no file had begun to run."""
-    frames = [each for each in traceback.extract_tb(wrong.__traceback__) if not each.filename.startswith(IMPORTING)]
-    own = [each for each in frames if not each.filename.startswith(LIBRARIES)] or frames
+    """Return the file and line that raised the exception, or "" if no file had begun to run."""
+    frames = [frame for frame in traceback.extract_tb(wrong.__traceback__) if not frame.filename.startswith(IMPORTING)]
+    own = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)] or frames
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""

@@ -1,7 +1,7 @@
-"""Times, durations, positions and settings as users write them, at the command line or in Python.
+"""Parses times, durations, positions and settings as users write them, on the command line or in Python.
 
-A time or duration is `2026-11-22T06:00Z`, `now-2h`, `1h30m`, or a bare number; a position a name in any case, a time,
-or a sequence number; a setting of the planner `name=value`.
+A time or duration is `2026-11-22T06:00Z`, `now-2h`, `1h30m` or a bare number. A position is a name in any case, a time
+or a sequence number. A setting of the planner is `name=value`.
 """
 
 import json
@@ -20,7 +20,7 @@ from leasehold.stores.printable import did_you_mean
 
 
 def dashed(option: str) -> str:
-    """The name of an option, as the command line writes it."""
+    """Return the name of an option as it is written on the command line."""
     return f"--{option.replace('_', '-')}"
 
 
@@ -39,43 +39,43 @@ MOMENT = "a time such as 2026-11-22T06:00Z, now, now-2h, or milliseconds since 1
 
 
 def duration(text: str) -> float:
-    """Seconds of a duration, a bare number being seconds. Raises ValueError where it is none."""
-    said, found = text.strip().lower(), math.nan
-    if _NUMBER.fullmatch(said):
-        found = float(said)
-    elif _PARTS.fullmatch(said):
-        found = sum(float(number) * UNITS[unit] for number, unit in _PART.findall(said))
-    elif iso := _ISO.fullmatch(said):
+    """Return the seconds of a duration; a bare number is in seconds. Raises ValueError for any other string."""
+    normalized, seconds = text.strip().lower(), math.nan
+    if _NUMBER.fullmatch(normalized):
+        seconds = float(normalized)
+    elif _PARTS.fullmatch(normalized):
+        seconds = sum(float(number) * UNITS[unit] for number, unit in _PART.findall(normalized))
+    elif iso := _ISO.fullmatch(normalized):
         parts = zip(iso.groups(), "wdhms", strict=True)
-        found = sum(float(number) * UNITS[unit] for number, unit in parts if number is not None)
-    if not math.isfinite(found):  # infinite with more digits than a number has
+        seconds = sum(float(number) * UNITS[unit] for number, unit in parts if number is not None)
+    if not math.isfinite(seconds):  # also if it has too many digits for a float
         raise ValueError(f"{text!r} is not {DURATION}")
-    return found
+    return seconds
 
 
 def seconds_of(value: object, option: str) -> float:
-    """Seconds of an option: a number, or a duration as text. Raises ValueError, naming the option."""
+    """Return the seconds of an option, which is a number or a duration string. Raises ValueError, naming the option."""
     try:
-        found = duration(value) if isinstance(value, str) else float(cast("float", value))
-        if isinstance(value, bool | bytes | bytearray):  # Python makes numbers of them
-            found = math.nan
+        seconds = duration(value) if isinstance(value, str) else float(cast("float", value))
+        if isinstance(value, bool | bytes | bytearray):  # which Python would convert to numbers
+            seconds = math.nan
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{option}: {value!r} is not {DURATION}") from None
-    if math.isnan(found):
+    if math.isnan(seconds):
         raise ValueError(f"{option}: {value!r} is not {DURATION}")
-    if not found >= 0:
+    if not seconds >= 0:
         raise ValueError(f"{option}: {value!r} is less than 0 s")
-    return found
+    return seconds
 
 
 @frozen
 class DurationLimits:
-    """The seconds that an option may be, and those beyond which a unit was probably mistaken.
+    """The limits of a duration, and the value above which the unit was probably mistaken.
 
     Attributes:
-        least: Fewer are refused.
-        usual: More are accepted with a warning; no limit where it is infinite.
-        consequence: What more than `usual` means, for the warning.
+        least: Shorter durations are rejected.
+        usual: Longer durations are accepted with a warning; infinite for no limit.
+        consequence: The consequence of a longer duration, for the warning.
     """
 
     least: float
@@ -94,7 +94,7 @@ DURATION_LIMITS = {
     "grace_seconds": DurationLimits(0.0, 3600.0, "a lease that was given up waits that long for a worker that joins"),
     "time_to_live": DurationLimits(0.001, 86400.0, "a record that cannot be written counts as late only after that"),
 }
-"""Limits of the options that are durations; 0 is fine where nothing waits for it."""
+"""The limits of the options that are durations. 0 is allowed if no wait depends on it."""
 
 
 def checked_duration(option: str, seconds: float, named: str) -> str:
@@ -109,7 +109,7 @@ def checked_duration(option: str, seconds: float, named: str) -> str:
         A warning, or "" if the value is usual.
 
     Raises:
-        ValueError: If it is less than the option's least.
+        ValueError: The value is below the option's limit.
     """
     limits = DURATION_LIMITS[option]
     if not seconds >= limits.least:
@@ -123,24 +123,28 @@ def checked_duration(option: str, seconds: float, named: str) -> str:
 
 
 def moment(text: str, now: float) -> int:
-    """Milliseconds since 1970 of a time; one without a zone is UTC.
+    """Parse a time and return it in milliseconds since 1970; a time without a zone is UTC.
 
-    now  seconds since 1970
-    Raises ValueError where it is no time, or none of the years 1 to 9999.
+    Args:
+        text: The time.
+        now: The present time in seconds since 1970.
+
+    Raises:
+        ValueError: It is not a time, or not in the years 1 to 9999.
     """
     try:
-        said = text.strip()
-        if _MILLISECONDS.fullmatch(said):
-            found = int(said)
-        elif said.lower().startswith("now"):
-            found = round((now + (_signed(said[3:]) if said[3:] else 0.0)) * 1000)
+        stripped = text.strip()
+        if _MILLISECONDS.fullmatch(stripped):
+            milliseconds = int(stripped)
+        elif stripped.lower().startswith("now"):
+            milliseconds = round((now + (_signed(stripped[3:]) if stripped[3:] else 0.0)) * 1000)
         else:
-            time = datetime.fromisoformat(said)
-            found = round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
-        datetime.fromtimestamp(found / 1000, UTC)  # refuses what no calendar has
+            time = datetime.fromisoformat(stripped)
+            milliseconds = round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+        datetime.fromtimestamp(milliseconds / 1000, UTC)  # raises for years outside 1 to 9999
     except (ValueError, OverflowError):
         raise ValueError(f"{text!r} is not {MOMENT}") from None
-    return found
+    return milliseconds
 
 
 def _signed(said: str) -> float:
@@ -150,19 +154,19 @@ def _signed(said: str) -> float:
 
 
 def shift(text: str) -> float:
-    """Seconds of a signed duration, such as -15m. Raises ValueError where it is none."""
+    """Return the seconds of a signed duration, such as -15m. Raises ValueError for any other string."""
     if not text.strip().startswith(("+", "-")):
         raise ValueError(f"--shift-by: {text!r} wants a sign, as in -15m or +1h")
     return _signed(text.strip())
 
 
 def said_moment(milliseconds: float) -> str:
-    """A time as ISO 8601, to the millisecond; as its milliseconds where no calendar has it, for rows may say any."""
+    """Format as ISO 8601, falling back to raw milliseconds outside datetime's range (rows may hold any number)."""
     try:
-        found = datetime.fromtimestamp(milliseconds / 1000, UTC)
+        time = datetime.fromtimestamp(milliseconds / 1000, UTC)
     except (ValueError, OverflowError):
         return f"{milliseconds:.0f}ms"
-    return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 # Positions
@@ -173,23 +177,23 @@ _OTHER_NAMES = {"EARLIEST": "TRIM_HORIZON", "BEGINNING": "TRIM_HORIZON", "END": 
 
 
 def named(text: str) -> str | None:
-    """The sentinel of this name, in any case and with - for _; None where it is none."""
+    """Return the sentinel of this name, in any case and with - for _, or None if there is none."""
     name = text.strip().upper().replace("-", "_")
     name = _OTHER_NAMES.get(name, name)
     return name if name in SENTINELS else None
 
 
 EARLIEST_MS, LATEST_MS = 10**11, 10**13
-"""The years 1973 and 2286: a number outside them was probably given in another unit."""
+"""The years 1973 and 2286. A number outside this range is probably in another unit."""
 
 
 def checked_time(milliseconds: int, option: str) -> int:
-    """Return a time in milliseconds since 1970, unless it was probably meant in another unit.
+    """Return this time, unless it is probably not in milliseconds since 1970.
 
     0 stands for the beginning.
 
     Raises:
-        ValueError: If it lies before 1973 or after 2286, naming the option.
+        ValueError: The time is before 1973 or after 2286; the message names the option.
     """
     if milliseconds == 0 or EARLIEST_MS <= milliseconds < LATEST_MS:
         return milliseconds
@@ -201,12 +205,17 @@ def checked_time(milliseconds: int, option: str) -> int:
 
 
 def start(text: str, timestamp_ms: int | None, now: float, field: str, beside: str = "--timestamp-ms") -> Position:
-    """Where to begin: TRIM_HORIZON, LATEST, or a time, which may stand in `timestamp_ms`.
+    """Return the initial position: TRIM_HORIZON, LATEST or a time, which may also be given as `timestamp_ms`.
 
-    now     seconds since 1970
-    field   the option that says `text`, as its user writes it
-    beside  the option that says `timestamp_ms`, likewise
-    Raises ValueError, naming the field.
+    Args:
+        text: The position as the user writes it.
+        timestamp_ms: The time for AT_TIMESTAMP, in milliseconds since 1970.
+        now: The present time in seconds since 1970.
+        field: The name of the option `text`, for error messages.
+        beside: The name of the option `timestamp_ms`, for error messages.
+
+    Raises:
+        ValueError: An option is wrong; the message names it.
     """
     name = named(text)
     if name == "AT_TIMESTAMP":
@@ -230,10 +239,15 @@ def start(text: str, timestamp_ms: int | None, now: float, field: str, beside: s
 def settings(
     given: dict[str, Any], more: Sequence[str] | Mapping[str, object], option: str = "--set"
 ) -> dict[str, Any]:
-    """The named settings that are not None, and those given by name, or as name=value.
+    """Combine settings into one mapping, without those in `given` that are None.
 
-    option  the option that says `more`, as its user writes it
-    Raises ValueError for another form.
+    Args:
+        given: Settings by name.
+        more: Further settings, by name or each as `name=value`.
+        option: The name of the option `more`, for error messages.
+
+    Raises:
+        ValueError: A setting has another form.
     """
     fields = {name: value for name, value in given.items() if value is not None}
     if isinstance(more, Mapping):
@@ -247,29 +261,29 @@ def settings(
         try:
             fields[name] = json.loads(text)
         except (ValueError, RecursionError):
-            fields[name] = text  # the field that it is for says what it must be
+            fields[name] = text  # a string, which is checked with the field
     return fields
 
 
 def configuration(found: dict[str, Any]) -> Config:
-    """The configuration of these settings. Raises ValueError naming one that cannot be."""
+    """Return the configuration with these settings. Raises ValueError, naming a setting that is wrong."""
     return config_of(JsonValue("input", found))
 
 
 HUB_LEASE_SECONDS = 120.0
-"""Seconds after which most official workers take an ownership; Python's, after the 180 of its own rules."""
+"""The seconds after which most official workers take over an ownership; Python's use the 180 of their own rules."""
 
 HUB_CYCLE_SECONDS = 30.0
-"""How often most of them look."""
+"""How often most official workers read the ownerships, in seconds."""
 
 HUB_RENEW_SECONDS = 20.0
-"""JavaScript's and Go's expire after 60 s, whatever this fleet is set to."""
+"""How often to renew, because JavaScript's and Go's workers take ownerships after 60 s, whatever our settings are."""
 
 
 def paced(config: Config, given: Container[str]) -> Config:
-    """The configuration of a fleet that reads Event Hubs: the seconds that were not `given` suit official workers.
+    """Return the configuration for Event Hubs, in which the times that are not in `given` suit official workers.
 
-    Those may be in its group, and are slow by design.
+    These may be in the same group, and are slow by design.
     """
     seconds = config.lease_seconds if "lease_seconds" in given else max(HUB_LEASE_SECONDS, config.rules.lease_seconds)
     usual = Config(rules=config.rules, lease_seconds=seconds)
@@ -282,6 +296,6 @@ def paced(config: Config, given: Container[str]) -> Config:
 
 
 def configuration_for(source: str, found: dict[str, Any]) -> Config:
-    """The same for this stream: of a hub, with the seconds that suit a group of official workers where none are set."""
+    """Return the configuration for this source; for an event hub, times that are not set suit official workers."""
     config = configuration(found)
     return paced(config, found) if source.startswith("eventhubs:") else config

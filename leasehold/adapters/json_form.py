@@ -1,9 +1,9 @@
-"""The seam as JSON: one document that asks for a plan, and the plan that answers it; pure.
+"""Reads the JSON document that asks for a plan, and writes the plan as JSON, without I/O.
 
-`JsonValue` takes a document apart, one field at a time; every complaint names the field by its path. `lease_json` and
-`shard_json` write leases and shards as `leasehold plan` reads them; a lease leaves defaults out. `question` reads what
-is asked: leases, shards, worker and configuration. Each class has a table: how each of its fields is written. What a
-class demands, and its defaults, are its own.
+`JsonValue` parses a document field by field; every error message names the field by its path. `lease_json` and
+`shard_json` write leases and shards as `leasehold plan` reads them, without a lease's default values. `question` reads
+leases, shards, worker and configuration. `FORMS` contains, for each class, how its fields are written. Required values
+and defaults are defined by the classes themselves.
 """
 
 import json
@@ -41,18 +41,18 @@ from leasehold.stores.printable import did_you_mean, printable
 T = TypeVar("T")
 
 LARGEST = 1e12
-"""No number of a plan is larger: seconds, counts and weights of real fleets are far below."""
+"""The largest number in a plan. The seconds, counts and weights of real fleets are far smaller."""
 
 
 class BadJsonField(ValueError):
-    """A field that is missing, unknown, or holds something else than it should; the text begins with its path."""
+    """A field is missing, unknown or wrong; the message begins with its path."""
 
     def __init__(self, text: str) -> None:
         super().__init__(printable(text))
 
 
 def parse(text: bytes) -> "JsonValue":
-    """Parse a JSON document. Raises BadJsonField where it is none, or where an object says a field twice."""
+    """Parse a JSON document. Raises BadJsonField if it is not valid, or if an object contains a field twice."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = dict(pairs)
@@ -75,46 +75,46 @@ def parse(text: bytes) -> "JsonValue":
 
 @frozen
 class JsonValue:
-    """Something found at a path; each method says what it must be. Raises BadJsonField where it is not."""
+    """A value at a path. Each method returns it as one type, or raises BadJsonField if it is not of that type."""
 
     path: str
     found: Any
 
     def bad(self, wanted: str) -> BadJsonField:
-        """The complaint that this is not what was wanted."""
+        """Return the error that the value is not what was expected."""
         try:
             shown = json.dumps(self.found, default=str)
-        except RecursionError:  # it was read a few calls further out
+        except RecursionError:  # it was parsed a few stack frames further out
             shown = "a value of a thousand levels"
         return BadJsonField(f"{self.path}: {shown if len(shown) <= 60 else shown[:57] + '...'} is not {wanted}")  # noqa: PLR2004  one line
 
     def text(self) -> str:
-        """A string."""
+        """Return a string."""
         if not isinstance(self.found, str):
             raise self.bad("a string")
         return self.found
 
     def name(self) -> str:
-        """A string of at least one character."""
+        """Return a string of at least one character."""
         if not self.text():
             raise self.bad("a name")
         return self.text()
 
     def one_of(self, *names: str) -> str:
-        """The value, which must be among these strings."""
+        """Return the value, which must be one of these strings."""
         if not isinstance(self.found, str) or self.found not in names:
             hint = did_you_mean(self.found, names) if isinstance(self.found, str) else ""
             raise self.bad(f"one of {', '.join(names)}{hint}")
         return self.found
 
     def flag(self) -> bool:
-        """True or false."""
+        """Return true or false."""
         if not isinstance(self.found, bool):
             raise self.bad("true or false")
         return self.found
 
     def number(self, least: float = 0.0, most: float = LARGEST) -> float:
-        """A finite number."""
+        """Return a finite number."""
         if isinstance(self.found, bool) or not isinstance(self.found, int | float):
             raise self.bad("a number")
         if not least <= self.found <= most:
@@ -122,7 +122,7 @@ class JsonValue:
         return float(self.found)
 
     def whole(self, least: int = 0, most: float = LARGEST) -> int:
-        """A whole number."""
+        """Return an integer."""
         if isinstance(self.found, bool) or not isinstance(self.found, int):
             raise self.bad("a whole number")
         if not least <= self.found <= most:
@@ -130,50 +130,56 @@ class JsonValue:
         return self.found
 
     def decimal(self, most: int) -> int:
-        """A whole number written as a decimal string, because JSON numbers may lose digits."""
+        """Return an integer from a decimal string, which is used because JSON numbers may lose digits."""
         text = self.text()
         if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and int(text) <= most):
             raise self.bad(f"a decimal string of at most {most}")
         return int(text)
 
     def items(self) -> list["JsonValue"]:
-        """The elements of a list."""
+        """Return the elements of a list."""
         if not isinstance(self.found, list):
             raise self.bad("a list")
-        return [JsonValue(f"{self.path}[{place}]", each) for place, each in enumerate(self.found)]
+        return [JsonValue(f"{self.path}[{index}]", element) for index, element in enumerate(self.found)]
 
     def fields(self) -> "UnreadFields":
-        """The fields of an object."""
+        """Return the fields of an object."""
         if not isinstance(self.found, dict):
             raise self.bad("an object")
         return UnreadFields("" if self.path == "input" else f"{self.path}.", dict(self.found))
 
     def unless_null(self, read: Callable[["JsonValue"], T], *, null: T) -> T:
-        """The value as `read` makes it, or `null` where it is null."""
+        """Return the value that `read` returns, or `null` if the value is null."""
         return null if self.found is None else read(self)
 
 
 @define
 class UnreadFields:
-    """The fields of one object that have not been read yet; `asked` are the names that there may be."""
+    """The fields of one object that have not been read yet.
+
+    Attributes:
+        prefix: The path of the object, with a dot at its end.
+        unread: The values of the fields.
+        asked: The names of fields that may be present.
+    """
 
     prefix: str
     unread: dict[str, Any] = field(factory=dict)
     asked: set[str] = field(factory=set)
 
     def need(self, name: str) -> JsonValue:
-        """A field that must be there."""
+        """Return a required field."""
         if name not in self.unread:
             raise BadJsonField(f"{self.prefix}{name}: is missing")
         return JsonValue(f"{self.prefix}{name}", self.unread.pop(name))
 
     def read(self, name: str, read: Callable[[JsonValue], T], default: T) -> T:
-        """A field that may be left out."""
+        """Return an optional field."""
         self.asked.add(name)
         return read(self.need(name)) if name in self.unread else default
 
     def done(self) -> None:
-        """Raise BadJsonField for a field that nobody has read."""
+        """Raise BadJsonField if any field has not been read."""
         for name in self.unread:
             raise BadJsonField(f"{self.prefix}{name}: unknown field{did_you_mean(name, self.asked)}")
 
@@ -186,38 +192,38 @@ _UNLESS_DEFAULT = (
 _DEFAULTS = cells(Lease(""))
 
 JSON_NAMES = {"next_owner": "heir", "next_owner_idle": "heir_idle"}
-"""Fields of a lease that the JSON form calls by another name."""
+"""The fields of a lease that have another name in JSON."""
 
 
 def lease_json(lease: Lease) -> dict[str, Any]:
-    """The lease as a JSON object; its key, owner, version, idle and checkpoint are always there."""
-    told = cells(lease)
+    """Return the lease as a JSON object, which always contains key, owner, version, idle and checkpoint."""
+    values = cells(lease)
     default = _DEFAULTS | {"shard": lease.key}
-    return {name: told[name] for name in _ALWAYS} | {
-        JSON_NAMES.get(name, name): told[name] for name in _UNLESS_DEFAULT if told[name] != default[name]
+    return {name: values[name] for name in _ALWAYS} | {
+        JSON_NAMES.get(name, name): values[name] for name in _UNLESS_DEFAULT if values[name] != default[name]
     }
 
 
 def shard_json(shard: Shard) -> dict[str, Any]:
-    """The shard as a JSON object."""
+    """Return the shard as a JSON object."""
     hash_range = {} if shard.hash_range is None else {"hash_range": [str(end) for end in shard.hash_range]}
     return {"id": shard.id, "stream": shard.stream, "parents": list(shard.parents), "open": shard.open, **hash_range}
 
 
 Form = Callable[[JsonValue], Any]
-"""The written form of one field."""
+"""Parses the written form of one field."""
 
 _FIRST = ("TRIM_HORIZON", "LATEST", "AT_TIMESTAMP")
 
 RULES: dict[str, type[RuleSet]] = {each.name: each for each in known_rule_sets()}
 
 OF_LEASES = ("at", "lags", "malformed", "says", "status", "statuses", "trouble")
-"""Fields that `leasehold leases --json` prints beside the leases."""
+"""Fields that `leasehold leases --json` prints in addition to the leases."""
 
 
 @frozen
 class PlanQuestion:
-    """Everything that a plan is made from."""
+    """Everything from which a plan is made."""
 
     leases: tuple[Lease, ...]
     shards: tuple[Shard, ...] | None
@@ -226,55 +232,58 @@ class PlanQuestion:
 
 
 def question(text: bytes, worker: str | None = None) -> PlanQuestion:
-    """The question of one JSON document. Raises BadJsonField, naming the field.
+    """Parse the JSON document that asks for a plan. Raises BadJsonField, naming the field.
 
-    worker  who asks, where the document does not say; it may then be a reading that `leasehold leases --json` printed
+    Args:
+        text: The document.
+        worker: The worker for which to plan, if the document does not contain one. The document may then be the output
+            of `leasehold leases --json`.
     """
     fields = parse(text).fields()
     if worker is not None and "me" in fields.unread:
         raise BadJsonField("me: the document says who asks, and so does --worker")
     for name in OF_LEASES if worker is not None else ():
         fields.unread.pop(name, None)
-    asked = PlanQuestion(
+    plan_question = PlanQuestion(
         leases=_each(lease_of)(fields.need("leases")),
         shards=fields.read("shards", _or(None, _each(shard_of)), None),
         me=_object(Me)(fields.need("me")) if worker is None else Me(JsonValue("--worker", worker).name()),
         config=fields.read("config", config_of, Config()),
     )
     fields.done()
-    _no_twins("leases", "key", (lease.key for lease in asked.leases))
-    _no_twins("shards", "id", (shard.id for shard in asked.shards or ()))
-    return asked
+    _no_twins("leases", "key", (lease.key for lease in plan_question.leases))
+    _no_twins("shards", "id", (shard.id for shard in plan_question.shards or ()))
+    return plan_question
 
 
 def _no_twins(path: str, field: str, names: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for place, name in enumerate(names):
-        if name in seen:
-            raise BadJsonField(f"{path}[{place}].{field}: {name!r} was given before")
-        seen.add(name)
+    previous: set[str] = set()
+    for index, name in enumerate(names):
+        if name in previous:
+            raise BadJsonField(f"{path}[{index}].{field}: {name!r} was given before")
+        previous.add(name)
 
 
 def lease_of(value: JsonValue) -> Lease:
-    """Read a lease. Raises BadJsonField, naming the field."""
+    """Parse a lease. Raises BadJsonField, naming the field."""
     fields = value.fields()
-    at = fields.need("checkpoint") if "checkpoint" in fields.unread else JsonValue("checkpoint", "TRIM_HORIZON")
-    sub, token, sequence = fields.read("sub", _count, 0), fields.read("token", JsonValue.text, ""), at.text()
+    checkpoint = fields.need("checkpoint") if "checkpoint" in fields.unread else JsonValue("checkpoint", "TRIM_HORIZON")
+    sub, token, sequence = fields.read("sub", _count, 0), fields.read("token", JsonValue.text, ""), checkpoint.text()
     try:
         return _built(Lease, fields, checkpoint=Position(sequence, sub, token))
     except BadJsonField:
         raise
     except ValueError:
-        raise at.bad(f"one of {', '.join(sorted(SENTINELS))} or a decimal string") from None
+        raise checkpoint.bad(f"one of {', '.join(sorted(SENTINELS))} or a decimal string") from None
 
 
 def shard_of(value: JsonValue) -> Shard:
-    """Read a shard. Raises BadJsonField, naming the field."""
+    """Parse a shard. Raises BadJsonField, naming the field."""
     return _built(Shard, value.fields())
 
 
 def config_of(value: JsonValue) -> Config:
-    """A configuration; the options of the rule set lie flat among the others. Raises BadJsonField, naming the field."""
+    """Parse a configuration, in which the options of the rule set are not nested. Raises BadJsonField."""
     fields = value.fields()
     rules = _built(RULES[fields.read("rules", lambda name: name.one_of(*RULES), "minimal")], fields, last=False)
     start = Position(fields.read("initial_position", lambda name: name.one_of(*_FIRST), "LATEST"))
@@ -288,13 +297,17 @@ def _object(kind: type[T]) -> Callable[[JsonValue], T]:
 
 
 def _built(kind: Callable[..., T], fields: UnreadFields, *, last: bool = True, **made: Any) -> T:  # noqa: ANN401  of any kind
-    """Build a value of this class from the written fields; `made` was made of several of them.
+    """Build a value of this class from the written fields.
 
-    last  whether nothing else may be written there
+    Args:
+        kind: The class.
+        fields: The written fields.
+        last: Whether all fields must have been read afterwards.
+        made: Attributes that were made from several fields.
     """
     forms = FORMS[kind]
     fields.asked.update(forms)
-    for name, attribute in fields_dict(kind).items():  # type: ignore[arg-type]  # mypy takes a class for a function
+    for name, attribute in fields_dict(kind).items():  # type: ignore[arg-type]  # mypy treats the class as a function
         spelled = JSON_NAMES.get(name, name)
         if spelled in forms and (spelled in fields.unread or attribute.default is NOTHING):
             made[name] = forms[spelled](fields.need(spelled))
@@ -320,7 +333,7 @@ def _hole(value: JsonValue) -> Hole:
 
 
 def _by_name(form: Callable[[JsonValue], T]) -> Callable[[JsonValue], tuple[tuple[str, T], ...]]:
-    """The pairs of an object, in order of name."""
+    """Return a form that parses an object as pairs, sorted by name."""
 
     def pairs(value: JsonValue) -> tuple[tuple[str, T], ...]:
         unread = value.fields()
@@ -330,7 +343,7 @@ def _by_name(form: Callable[[JsonValue], T]) -> Callable[[JsonValue], tuple[tupl
 
 
 def _count(value: JsonValue) -> int:
-    """A sequence or sub-sequence as large as rows may hold; `sub` under AT_TIMESTAMP is in milliseconds since 1970."""
+    """Parse a number as large as rows may contain; with AT_TIMESTAMP, `sub` is in milliseconds since 1970."""
     return value.whole(most=10**COUNT_DIGITS - 1)
 
 
@@ -339,14 +352,14 @@ def _hash_key(value: JsonValue) -> int:
 
 
 def _hash_range(value: JsonValue) -> HashRange:
-    ends = [_hash_key(each) for each in value.items()]
-    if len(ends) != len(HASH_KEYS) or ends[0] > ends[1]:
+    bounds = [_hash_key(end) for end in value.items()]
+    if len(bounds) != len(HASH_KEYS) or bounds[0] > bounds[1]:
         raise value.bad("a first and a last hash key, in this order")
-    return (ends[0], ends[1])
+    return (bounds[0], bounds[1])
 
 
-def _of_type(kind: Any) -> Form:  # noqa: ANN401  what a rule set declares
-    """An option is written as its declared type says; its rule set checks the rest."""
+def _of_type(kind: Any) -> Form:  # noqa: ANN401  the type that a rule set declares
+    """Return the form of an option by its declared type. The rule set itself checks its other requirements."""
     if get_origin(kind) is Literal:
         return lambda value: value.one_of(*get_args(kind))
     if kind in {bool, float}:
@@ -385,7 +398,7 @@ FORMS: Mapping[Any, Mapping[str, Form]] = {
         },
         **_HASH_RANGE,
         "shard": JsonValue.name,
-        "heir_idle": _seconds,  # nobody is named without end
+        "heir_idle": _seconds,  # never infinite
     },
     Shard: {"id": JsonValue.name, "stream": JsonValue.text, "parents": _names, "open": JsonValue.flag, **_HASH_RANGE},
     Hole: {"first": _hash_key, "last": _hash_key, "times": lambda value: value.whole(1)},
@@ -412,20 +425,22 @@ FORMS: Mapping[Any, Mapping[str, Form]] = {
     Config: dict.fromkeys(("lease_seconds", "cycle_seconds", "renew_seconds"), _seconds),
     **{each: {option.name: _of_type(option.type) for option in fields(each)} for each in RULES.values()},
 }
-"""How the fields of each class are written; made of several fields are a lease's checkpoint, a configuration's rules
-and first position, and the stream of a hole, which may be left out."""
+"""How the fields of each class are written. Not included are a lease's checkpoint and a configuration's rules and
+initial position, which are made from several fields, and the stream of a hole, which is optional."""
 
 
 def answer(text: bytes, worker: str | None = None) -> dict[str, Any]:
-    """The plan for one JSON document. Raises BadJsonField, naming the field, for anything but a well-formed one.
+    """Return the plan for one JSON document. Raises BadJsonField, naming the field, if the document is not valid.
 
-    worker  who asks, where the document is a reading that `leasehold leases --json` printed
+    Args:
+        text: The document.
+        worker: The worker for which to plan, if the document is the output of `leasehold leases --json`.
     """
-    asked = question(text, worker)
-    actions = plan(asked.leases, asked.shards, asked.me, asked.config)
-    look = look_again(actions, asked.leases, asked.me, asked.config)
-    # Without the problems, for which no leases of a stream are created (L2), the reason would be unknown.
-    problems = [asdict(problem) for family in families(asked.shards or ()) for problem in faults(family)]
+    plan_question = question(text, worker)
+    actions = plan(plan_question.leases, plan_question.shards, plan_question.me, plan_question.config)
+    look = look_again(actions, plan_question.leases, plan_question.me, plan_question.config)
+    # The problems explain why no leases of a stream are created (L2).
+    problems = [asdict(problem) for family in families(plan_question.shards or ()) for problem in faults(family)]
     return {
         "actions": [action_json(action) for action in actions],
         "look_again_seconds": look.seconds,
@@ -437,27 +452,27 @@ def answer(text: bytes, worker: str | None = None) -> dict[str, Any]:
 
 
 def action_json(action: Action) -> dict[str, Any]:
-    """The action as JSON; `from` is the owner that loses the lease, `to` the one that is to get it."""
-    told: dict[str, Any] = {"do": _VERBS[type(action)], "key": action.lease.key, "rule": action.rule}
+    """Return the action as JSON; `from` is the owner that loses the lease, `to` the one that is to get it."""
+    document: dict[str, Any] = {"do": _VERBS[type(action)], "key": action.lease.key, "rule": action.rule}
     match action:
         case Create(lease):
             start = lease.checkpoint
-            told |= {"checkpoint": start.sequence, "parents": list(lease.parents)}
-            told |= {"timestamp_ms": start.sub} if start.sequence == "AT_TIMESTAMP" else {}
-            told |= _if("stream", lease.stream)
+            document |= {"checkpoint": start.sequence, "parents": list(lease.parents)}
+            document |= {"timestamp_ms": start.sub} if start.sequence == "AT_TIMESTAMP" else {}
+            document |= _if("stream", lease.stream)
         case Steal() | RequestHandoff():
-            told["from"] = action.from_owner
-            told |= _if("stale_heir", action.stale_next_owner if isinstance(action, RequestHandoff) else None)
+            document["from"] = action.from_owner
+            document |= _if("stale_heir", action.stale_next_owner if isinstance(action, RequestHandoff) else None)
         case Release(next_owner=next_owner):
-            told |= _if("to", next_owner)
+            document |= _if("to", next_owner)
         case Renew(notes=notes):
-            told |= _if("notes", dict(notes))
+            document |= _if("notes", dict(notes))
         case Claim() | Delete():
             pass
         case _:
             assert_never(action)
-    others = action.alternates if isinstance(action, Claim | Steal | RequestHandoff) else ()
-    return told | _if("alternates", [action_json(other) for other in others])
+    alternates = action.alternates if isinstance(action, Claim | Steal | RequestHandoff) else ()
+    return document | _if("alternates", [action_json(other) for other in alternates])
 
 
 _VERBS = {

@@ -1,15 +1,15 @@
-"""Run the AWS Lambda function of an event source mapping as a handler, unchanged.
+"""Runs the AWS Lambda function of an event source mapping as a handler, unchanged.
 
-`LambdaFunction` builds the event and the context that the mapping would pass, calls the function, and turns what it
-returns or raises into a done batch, or a failed one.
+`LambdaFunction` builds the event and the context that the mapping would pass, calls the function, and treats the batch
+as done or failed, depending on what the function returns or raises.
 
-Rule 1: without `report_batch_item_failures` a batch is done when the function returns, whatever it returns.
-Rule 2: with it, the response names the failed records. The checkpoint moves to just before the first of them, and the
-batch fails, so it is repeated from that record. A response that cannot be read, or names a record outside the batch,
-fails the whole batch.
-Rule 3: an exception fails the whole batch. So does `SystemExit`, which ends only the invocation on Lambda.
-Rule 4: one call at a time in a process (`Handling.most_calls`), as in an execution environment, because functions may
-keep state between calls.
+1. Without `report_batch_item_failures` a batch is done when the function returns, whatever it returns.
+2. With it, the response names the failed records. The checkpoint moves to just before the first of them, and the batch
+   fails, so it is repeated from that record. A response that cannot be parsed, or that names a record outside the
+   batch, fails the whole batch.
+3. An exception fails the whole batch. So does `SystemExit`, which on Lambda ends only the invocation.
+4. A process makes one call at a time (`Handling.most_calls`), as an execution environment does, because functions may
+   keep state between calls.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from leasehold.adapters.threads import seconds
 from leasehold.stores.printable import did_you_mean
 
 PREFIX = "lambda:"
-"""Begins the name of a handler that is a Lambda function."""
+"""The prefix of the name of a handler that is a Lambda function."""
 
 BATCH_SIZE = 100
 """The records in a batch by default, as in an event source mapping."""
@@ -44,12 +44,12 @@ LONGEST_SECONDS = 900.0
 
 
 class ReportedFailure(Unhandled):
-    """The batch failed by what its function returned, or because it exited."""
+    """A batch failed because of its function's response, or because the function exited."""
 
 
 @frozen
 class FunctionSettings:
-    """A function, and how to call it, as a user names them: `lambda:app.handler?name=orders`.
+    """A function and how to call it, as a user writes it: `lambda:app.handler?name=orders`.
 
     Attributes:
         target: The function as `module:function`.
@@ -83,25 +83,25 @@ class FunctionSettings:
 
 
 def function_settings(text: str) -> FunctionSettings:
-    """Read the name of a Lambda function, with its options. Raises ValueError."""
-    place, _, query = text.removeprefix(PREFIX).partition("?")
-    module, _, function = place.replace("/", ".").rpartition(".")
+    """Parse the name of a Lambda function with its options. Raises ValueError."""
+    target, _, query = text.removeprefix(PREFIX).partition("?")
+    module, _, function = target.replace("/", ".").rpartition(".")
     if not module or not function:
         raise ValueError(
             f"{text!r} is not of the form lambda:file.function; lambda: names a Lambda function, so rename a module "
             "that is called lambda"
         )
-    known = ("report_batch_item_failures", "environment", "name", "memory", "role")
+    names = ("report_batch_item_failures", "environment", "name", "memory", "role")
     options: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
-        if name not in known:
+        if name not in names:
             raise ValueError(
-                f"{text!r}: unknown option {name!r}; choose among {', '.join(known)}{did_you_mean(name, known)}"
+                f"{text!r}: unknown option {name!r}; choose among {', '.join(names)}{did_you_mean(name, names)}"
             )
         if not value or name in options:
             raise ValueError(f"{text!r}: option {name!r} wants one value")
         options[name] = value
-    for name in known[:2]:
+    for name in names[:2]:
         if options.get(name, "false") not in {"true", "false"}:
             raise ValueError(f"{text!r}: option {name!r} wants true or false")
     if not options.get("memory", "128").isdecimal():
@@ -152,7 +152,7 @@ class LambdaFunction:
         function: The function of (event, context).
         settings: How to call it.
         handler_seconds: The time limit of one call.
-        clock: Monotonic seconds.
+        clock: A monotonic clock, in seconds.
     """
 
     function: Callable[[Any, Any], object] = field(validator=takes("event", "context"))
@@ -170,7 +170,7 @@ class LambdaFunction:
             )
 
     def reads(self, source: Source) -> None:
-        """Take the ARNs of events from this source."""
+        """Use this source's ARNs in events."""
         self._source = source if isinstance(source, Addressed) else None
 
     def __call__(self, delivery: Delivery) -> None:
@@ -225,7 +225,7 @@ def lambda_function(text: str, load: Callable[[str], Callable[..., object]], han
     """
     settings = function_settings(text)
     if settings.environment:
-        os.environ.update(settings.variables)  # before the import, when libraries read them
+        os.environ.update(settings.variables)  # must come before the import, during which libraries read them
     return LambdaFunction(load(settings.target), settings, handler_seconds)
 
 
@@ -238,7 +238,7 @@ def events_of(records: Iterable[Record], *, shard: str, arn: str, role: str = ""
     Args:
         records: The records.
         shard: The shard's id.
-        arn: The stream's ARN, which says whether it is a stream of Kinesis or of DynamoDB.
+        arn: The stream's ARN, which shows whether it is a stream of Kinesis or of DynamoDB.
         role: The ARN of the function's role.
     """
     region = (arn + ":::").split(":")[3]
@@ -284,7 +284,7 @@ def first_failed(response: object, numbers: Sequence[str]) -> int | None:
         numbers: The sequence numbers of the batch, in order.
 
     Raises:
-        ReportedFailure: If the whole batch failed, because the response cannot be read or names another record.
+        ReportedFailure: The whole batch failed, because the response cannot be parsed or names another record.
     """
     if response is None:
         return None
@@ -295,13 +295,13 @@ def first_failed(response: object, numbers: Sequence[str]) -> int | None:
         return None
     if not isinstance(failures, list | tuple):
         raise ReportedFailure("its response has batchItemFailures that is no list")
-    places: dict[object, int] = {}
-    for place, number in enumerate(numbers):
-        places.setdefault(number, place)  # user records of one aggregate share a number
+    indexes: dict[object, int] = {}
+    for index, number in enumerate(numbers):
+        indexes.setdefault(number, index)  # the user records of an aggregate share a sequence number
     failed: list[int] = []
     for failure in failures:
         identifier = failure.get("itemIdentifier") if isinstance(failure, Mapping) else None
-        if not isinstance(identifier, str) or identifier not in places:
+        if not isinstance(identifier, str) or identifier not in indexes:
             raise ReportedFailure("its response names no record of the batch in an itemIdentifier")
-        failed.append(places[identifier])
+        failed.append(indexes[identifier])
     return min(failed, default=None)

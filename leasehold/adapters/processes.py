@@ -1,7 +1,7 @@
 """Detects forks, ends forked copies, and calls functions at the exit of a process.
 
-A fork copies every object, and of the threads only the one that forked. A copy of a worker or a producer must not wait
-for threads that it does not have, and must not write as the worker whose leases it seems to hold.
+A fork copies every object, but only the thread that forked. A copy of a worker or producer must not wait for threads
+that it does not have, and must not write as the worker whose leases it seems to hold.
 """
 
 import atexit
@@ -17,14 +17,14 @@ _process = object()
 
 
 def current_process() -> object:
-    """Return an object that stands for this process. After a fork, the child has another."""
+    """Return an object that identifies this process. After a fork, the child has another one."""
     return _process
 
 
 def call_at_exit(call: Callable[[], object]) -> None:
-    """Call this when the process that calls us ends by itself; its forked children leave it out.
+    """Call this at the normal exit of the calling process, but not in its forked children.
 
-    A child process of `multiprocessing` calls no `atexit` function, only finalizers of its own.
+    It also works in a child process of `multiprocessing`, which runs its own finalizers but no `atexit` functions.
     """
     here = _process
 
@@ -39,7 +39,7 @@ def call_at_exit(call: Callable[[], object]) -> None:
 
 
 def _forked() -> None:
-    global _process  # noqa: PLW0603  it tells this process from its parent
+    global _process  # noqa: PLW0603  distinguishes this process from its parent
     _process = object()
 
 
@@ -48,7 +48,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
 
 
 class Origin:
-    """The process in which an object was made."""
+    """The process in which an object was created."""
 
     def __init__(self) -> None:
         self._process, self._id = _process, os.getpid()
@@ -67,10 +67,10 @@ class Origin:
             )
 
     def end_copy(self, fault: BaseException | None) -> None:
-        """In another process: end it, as Python ends a program with this fault. Otherwise do nothing.
+        """In another process, end it as Python ends a program with this exception; otherwise do nothing.
 
-        A child that a handler has forked gets here when it leaves the handler. Nothing else runs in it, so it would
-        wait forever.
+        A child that a handler has forked reaches this call when it leaves the handler. Nothing else runs in it, so it
+        would otherwise wait forever.
         """
         if self.left:
             _end_process(fault)

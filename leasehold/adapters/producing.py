@@ -48,14 +48,21 @@ def open_producer(
     *,
     session: boto3.Session | None = None,
 ) -> Producer:
-    """The producer that these options describe, which looks at its stream first.
+    """Check the options and open the producer that they describe, which reads its stream's description first.
 
-    named    how an option is written where these come from
-    session  of boto3's, with the credentials; None: those of the URL, or the environment's
-    Raises ValueError naming what is wrong and never repeating the URL, TypeError for an option that there is not,
-    SourceUnavailable and SourceError.
+    Args:
+        source: The stream to write to, as a URL.
+        options: The options.
+        named: Returns an option's name as the caller's user writes it, for error messages.
+        session: A boto3 session with the credentials; None: those of the URL or of the environment.
+
+    Raises:
+        ValueError: The URL or an option is wrong. The message says why and never repeats the URL.
+        TypeError: There is no such option.
+        SourceError: The stream cannot be used.
+        SourceUnavailable: The stream does not respond.
     """
-    # The URL is never repeated, since it may hold a secret.
+    # Messages never repeat the URL, which may contain a secret.
     _, stream, place = read_url(source, "SOURCE", _SCHEMES)
     address = stream_address(stream, place.get("region"), "SOURCE URL")
     if not address.name or "/" in address.name:
@@ -64,32 +71,32 @@ def open_producer(
         raise ValueError("SOURCE URL: option 'wire' wants cbor, json or boto3; without it records are sent in CBOR")
     endpoint = endpoint_of(place.get("endpoint"), "SOURCE URL")
     credentials = session_of(place, "SOURCE URL", session)
-    known = get_type_hints(ProduceOptions)
+    kinds = get_type_hints(ProduceOptions)
     for name in options:
-        if name not in known:
-            raise TypeError(f"{name}: there is no such option{did_you_mean(name, known)}")
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    if (on_late := given.get("on_late", "block")) not in ("block", "fail"):
+        if name not in kinds:
+            raise TypeError(f"{name}: there is no such option{did_you_mean(name, kinds)}")
+    values: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if (on_late := values.get("on_late", "block")) not in ("block", "fail"):
         raise ValueError(f"{named('on_late')}: {on_late!r} is neither block nor fail")
-    share, time_to_live = given.get("share", 1.0), seconds_of(given.get("time_to_live", 30.0), named("time_to_live"))
+    share, time_to_live = values.get("share", 1.0), seconds_of(values.get("time_to_live", 30.0), named("time_to_live"))
     if not isinstance(share, int | float) or isinstance(share, bool) or not share > 0 or time_to_live <= 0:
         raise ValueError(f"{named('share')} and {named('time_to_live')}: want numbers above 0")
     if warning := checked_duration("time_to_live", time_to_live, named("time_to_live")):
         log.warning("%s", warning)
     for name in ("linger_ms", "epoch"):
-        number = given.get(name, 0)
+        number = values.get(name, 0)
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
             raise ValueError(f"{named(name)}: {number!r} is no whole number from 0")
-    if given.get("linger_ms", 0) > LINGER_MS_MAX:
-        raise ValueError(f"{named('linger_ms')}: {given['linger_ms']} ms is more than a day")
-    if (epoch := given.get("epoch", 0)) >= EPOCHS:
+    if values.get("linger_ms", 0) > LINGER_MS_MAX:
+        raise ValueError(f"{named('linger_ms')}: {values['linger_ms']} ms is more than a day")
+    if (epoch := values.get("epoch", 0)) >= EPOCHS:
         raise ValueError(f"{named('epoch')}: {epoch} does not fit into a mark; give a number below 2**64")
     settings = Settings(
-        linger_seconds=given.get("linger_ms", 100) / 1000,
+        linger_seconds=values.get("linger_ms", 100) / 1000,
         share=share,
         time_to_live_seconds=time_to_live,
         on_late=on_late,
-        epoch=given.get("epoch"),
+        epoch=values.get("epoch"),
     )
     clients = clients_of(
         address.region, endpoint, REQUESTS, cast("WireForm", wire), session=credentials, arn=address.arn

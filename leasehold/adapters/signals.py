@@ -1,9 +1,9 @@
 """Sets signal handlers that a forked child does not inherit.
 
-A handler of ours asks something of this process: its worker drains, its wait ends. A child that `multiprocessing` or
-`os.fork` makes has none of the threads that would do so. With our handlers it would ignore `Process.terminate()`, and
-`with Pool()` would wait forever; with the wakeup descriptor of an event loop it would pass its signals on to its
-parent. So a child gets the handlers that the program had before.
+Our handlers act on this process: they drain its worker or end a wait. A child created by `multiprocessing` or `os.fork`
+lacks the threads for that. With our handlers it would ignore `Process.terminate()`, and `with Pool()` would wait
+forever. With the wakeup descriptor of an event loop it would also pass its signals on to its parent. A child therefore
+gets the handlers that the program had before.
 """
 
 import os
@@ -45,7 +45,7 @@ def forget_loop_handler(number: int) -> None:
 
 
 def _block() -> None:
-    # A signal that came to the child before its handlers are restored would be lost.
+    # Otherwise a signal that arrives in the child before its handlers are restored would be lost.
     _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _before) if _before else None
 
 
@@ -56,7 +56,7 @@ def _unblock() -> None:
 
 def _restore_in_child() -> None:
     if _before:
-        signal.set_wakeup_fd(-1)  # a loop's: its other end is the parent's, too
+        signal.set_wakeup_fd(-1)  # it belongs to an event loop and is shared with the parent
     for number, handler in _before.items():
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
     _before.clear()

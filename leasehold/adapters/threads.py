@@ -1,6 +1,7 @@
-"""Threads: the start of each and the report of its failure, and the scheduler of a real process.
+"""Starts threads, reports their failures, and implements the scheduler of a real process.
 
-Rule: no thread ends alone. What it raises goes to its owner, who ends the run with this reason, or begins another.
+No thread fails unnoticed: its exception is passed to its owner, which ends the run for this reason or starts another
+thread.
 """
 
 import logging
@@ -17,24 +18,29 @@ from leasehold.stores.printable import escaped
 log = escaped(logging.getLogger("leasehold.runner"))
 
 SIGNAL_SECONDS = 1.0
-"""How long the main thread waits without a look at signals.
+"""How long the main thread may wait before it checks for signals.
 
-Python calls a signal's handler in the main thread. The system may give the signal to another one, as it does to one
-that is just being started; then nothing ends the wait of the main thread, and the handler would not be called.
+Python calls signal handlers in the main thread. The system may deliver the signal to another thread, for example one
+that is just starting. The main thread's wait then continues, so without a limit the handler would not be called.
 """
 
 
 def spawn(name: str, work: Callable[[], object], failed: Callable[[BaseException], object]) -> Thread:
-    """Begin a thread, a daemon: one that hangs does not keep the process from ending.
+    """Start a daemon thread, which cannot keep the process from ending.
 
-    failed  told, in the thread, of whatever the work raises
-    Raises RuntimeError if the system has no thread or no memory left.
+    Args:
+        name: The thread's name.
+        work: What to run.
+        failed: Called in the thread with any exception that the work raises.
+
+    Raises:
+        RuntimeError: The system has no thread or no memory left.
     """
 
     def run() -> None:
         try:
             work()
-        except BaseException as fault:  # noqa: BLE001  whatever it is, somebody waits for this thread
+        except BaseException as fault:  # noqa: BLE001  the owner waits for this thread
             try:
                 failed(fault)
             except BaseException:
@@ -49,55 +55,55 @@ def spawn(name: str, work: Callable[[], object], failed: Callable[[BaseException
 
 
 def seconds() -> float:
-    """Seconds that never go back, and go on while the machine is suspended where the system has such a clock.
+    """Return the seconds of a clock that never goes back and, if the system has such a clock, runs during suspension.
 
-    Other workers' clocks go on meanwhile, and they take what expires: after a suspension nothing may be handed over
-    before a renewal has shown that it is still ours.
+    While this machine is suspended, other workers take the leases that expire. After a suspension a renewal must
+    therefore show that a lease is still ours before anything is dispatched.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 class ThreadScheduler:
-    """Threads that wait by this clock, which counts seconds."""
+    """A scheduler with threads and the given clock."""
 
     fatal: tuple[type[BaseException], ...] = ()
-    """Nothing ends a thread from outside."""
+    """Empty, because threads cannot be ended from outside."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
 
     def lock(self) -> Lock:
-        """A lock of threads."""
+        """Return a new lock."""
         return Lock()
 
     def queue(self) -> "ThreadQueue":
-        """A new queue."""
+        """Return a new queue."""
         return ThreadQueue(self.clock)
 
     def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-        """Begin a thread. Raises RuntimeError if the system has none left."""
+        """Start a thread. Raises RuntimeError if the system has none left."""
         spawn(name, work, failed)
 
     def unforeseen(self, where: str, fault: BaseException) -> None:
-        """Log the fault, with the task that raised it."""
+        """Log the exception with the task that raised it."""
         log.error("%s: unexpected fault", where, exc_info=fault)
 
 
 class ThreadQueue:
-    """Items between threads."""
+    """A queue between threads."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        # Its `put` may be called from a signal's handler; that of other queues may hang there.
+        # The `put` of this class may be called in a signal handler; that of other queues could deadlock there.
         self._items: SimpleQueue[Any] = SimpleQueue()
         self._clock, self.put = clock, self._items.put
 
     def get(self, until: float = math.inf) -> Any:  # noqa: ANN401  as in the protocol
-        """Take the next, or None if none comes in time."""
+        """Remove and return the next item, or return None if none comes in time."""
         while True:
-            most = SIGNAL_SECONDS if threading.current_thread() is threading.main_thread() else threading.TIMEOUT_MAX
+            longest = SIGNAL_SECONDS if threading.current_thread() is threading.main_thread() else threading.TIMEOUT_MAX
             seconds = until - self._clock()
             try:
-                return self._items.get(seconds > 0, min(max(0.0, seconds), most))
+                return self._items.get(seconds > 0, min(max(0.0, seconds), longest))
             except Empty:
-                if seconds <= most:
+                if seconds <= longest:
                     return None

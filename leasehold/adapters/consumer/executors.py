@@ -1,8 +1,8 @@
-"""Where handlers are called and awaited: in the caller's thread, in a few daemon threads, on the worker's event loop.
+"""Calls and awaits handlers: in the caller's thread, in a few daemon threads, or on the worker's event loop.
 
-Threads: a few side by side, and others in place of those that are slow, up to a bound. The event loop has a thread of
-its own, started when it is first needed; where the system refuses it a thread or a descriptor, that call fails, and the
-next one tries again. Nothing that is awaited can end the loop; only `close` does.
+A few threads run at the same time, with replacements for those that are slow, up to a limit. The event loop has a
+thread of its own, which is started when it is first needed. If the system has no thread or descriptor left for it, that
+call fails, and the next one tries again. Nothing that is awaited can end the loop; only `close` does.
 """
 
 import asyncio
@@ -28,52 +28,54 @@ Work = Callable[[], None]
 
 
 class HandlerExecutor(Protocol):
-    """Where handlers are called.
+    """Calls handlers.
 
-    stuck  whether all are slow and there can be no more: nothing begins until one of them returns
+    Attributes:
+        stuck: Whether all threads are slow and no more may be started, so that nothing begins until a call returns.
     """
 
     stuck: bool
 
     def start(self, work: Work) -> None:
-        """Do this, now or when there is a thread. Raises RuntimeError if no thread can be started."""
+        """Run this work, now or once a thread is free. Raises RuntimeError if no thread can be started."""
 
     def withdraw(self, work: Work) -> bool:
-        """Do not do this after all; False if it has begun."""
+        """Remove the work; return False if it has begun."""
 
     def replace(self, work: Work) -> None:
-        """Start another thread for waiting work, since this piece of work is slow."""
+        """Start another thread if work waits, because this piece of work is slow."""
 
     def close(self) -> None:
         """Begin no more work."""
 
 
 class InlineExecutor:
-    """Calls at once, in the thread that asks: for steps that are driven one by one."""
+    """Calls handlers immediately in the caller's thread, for programs that call each step by themselves."""
 
     stuck = False
 
     def start(self, work: Work) -> None:
-        """Do it now."""
+        """Run the work now."""
         work()
 
-    def withdraw(self, work: Work) -> bool:  # noqa: ARG002  nothing ever waits
-        """Return False: no work ever waits."""
+    def withdraw(self, work: Work) -> bool:  # noqa: ARG002  no work ever waits
+        """Return False, because no work ever waits."""
         return False
 
     def replace(self, work: Work) -> None:
-        """Do nothing: no other work waits."""
+        """Do nothing, because no other work waits."""
 
     def close(self) -> None:
-        """Do nothing: there are no threads."""
+        """Do nothing, because there are no threads."""
 
 
 class ThreadExecutor:
-    """Daemon threads, started when first needed: one that hangs does not keep the process.
+    """Calls handlers in daemon threads, which are started when first needed and do not keep the process alive.
 
-    usual   how many may work side by side, not counting those that are slow
-    most    how many there may be, slow ones included
-    failed  told what ends a thread; work is to raise nothing
+    Args:
+        usual: How many threads may run at the same time, not counting slow ones.
+        most: How many threads may exist, including slow ones.
+        failed: Called with the exception that ends a thread. Work must not raise any.
     """
 
     def __init__(
@@ -89,23 +91,23 @@ class ThreadExecutor:
         self.stuck = self._closed = False
 
     def start(self, work: Work) -> None:
-        """Do this when there is a thread."""
+        """Run this work once a thread is free. Raises RuntimeError if not even one can be started."""
         with self._changed:
             self._queue.append(work)
-            # An idle thread is woken before another is started: one shard needs one thread, not all of them.
+            # Wake an idle thread rather than start another one, so that one shard needs only one thread.
             if len(self._queue) <= self._idle:
                 self._changed.notify()
                 return
             try:
                 self._add_thread()
             except RuntimeError:
-                # With one thread all goes on, if slowly; without any, nothing would ever be begun.
+                # One thread is enough to go on, if slowly. Without any, no work would ever begin.
                 if not self._threads:
                     self._queue.remove(work)
                     raise
 
     def withdraw(self, work: Work) -> bool:
-        """Take the work off the queue."""
+        """Remove the work from the queue; return False if it has begun."""
         with self._changed:
             if work not in self._queue:
                 return False
@@ -113,17 +115,17 @@ class ThreadExecutor:
             return True
 
     def replace(self, work: Work) -> None:
-        """Count it no longer, until it returns."""
-        with self._changed, suppress(RuntimeError):  # no further thread can be started: the present ones go on
+        """Stop counting the thread of this work until the work returns, and start another thread if work waits."""
+        with self._changed, suppress(RuntimeError):  # if no thread can be started, go on with the present ones
             if work in self._busy:
                 self._slow.add(work)
                 self.stuck = len(self._slow) >= self._most
-                # Only for what waits: a slow handler among idle threads is in nobody's way.
+                # Only for waiting work: with idle threads a slow handler delays nothing.
                 if len(self._queue) > self._idle:
                     self._add_thread()
 
     def close(self) -> None:
-        """Have idle threads end; those at work end when they return."""
+        """End the idle threads; busy ones end when their work returns."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -152,17 +154,17 @@ class ThreadExecutor:
                     self._busy.discard(work)
                     self._slow.discard(work)
                     self.stuck = len(self._slow) >= self._most
-                    self._threads -= 1  # another takes the place of this one, which ends
+                    self._threads -= 1  # this thread ends and may be replaced
                 raise
             with self._changed:
                 self._busy.discard(work)
                 if work in self._slow:
                     self._slow.discard(work)
                     self.stuck = len(self._slow) >= self._most
-                # While it was slow another thread may have been started in its place: one of the two is too many now.
+                # While this thread was slow, another one may have been started in its place; then this one ends.
                 surplus = self._threads > self._usual + len(self._slow)
                 self._threads -= surplus
-            del work  # or its batch would be in memory until the next one has been read
+            del work  # otherwise its batch would stay in memory until the next work begins
 
 
 def _log_end(fault: BaseException) -> None:
@@ -170,16 +172,17 @@ def _log_end(fault: BaseException) -> None:
 
 
 CLOSE_SECONDS = 5.0
-"""The wait for cancelled calls at the end; the thread is a daemon, so none of them keeps the process."""
+"""How long to wait for cancelled calls at the end. The thread is a daemon, so they cannot keep the process alive."""
 
 WhenDone = Callable[[Exception | None], None]
 
 
 class EventLoop:
-    """Awaits any number of things side by side.
+    """Awaits any number of awaitables concurrently.
 
-    end  called with a SystemExit or KeyboardInterrupt that a task started by a handler has raised, and with what ends
-         the loop's thread
+    Args:
+        end: Called with a SystemExit or KeyboardInterrupt that a task started by a handler has raised, and with the
+            exception that ends the loop's thread.
     """
 
     def __init__(self, end: Callable[[BaseException], None]) -> None:
@@ -191,15 +194,15 @@ class EventLoop:
         self._closing: asyncio.Event
 
     def spawn(self, awaitable: Awaitable[object], over: WhenDone) -> Callable[[], None]:
-        """Await it, then call `over` with its fault, or None, on the loop; answers how to cancel it.
+        """Await this, then call `over` on the loop with the fault or None; return a function that cancels it.
 
-        Raises NotAwaited if there can be no loop now.
+        Raises NotAwaited if no loop can be started now.
         """
         try:
             loop = self._started()
         except BaseException as fault:
             if isinstance(awaitable, Coroutine):
-                awaitable.close()  # else Python would warn that nobody awaited it
+                awaitable.close()  # otherwise Python warns that it was never awaited
             raise NotAwaited(f"there is no event loop to await it: {said(fault)}") from fault
         tasks = list[Task[Exception | None]]()
 
@@ -207,42 +210,42 @@ class EventLoop:
             raised: BaseException | None = None
             try:
                 return fault_of(await awaitable)
-            except BaseException as error:  # noqa: BLE001  whatever is raised, the batch failed and not the loop
+            except BaseException as error:  # noqa: BLE001  any exception fails the batch, and must not end the loop
                 raised = error
                 return fault_from(error)
             finally:
-                # Before the loop goes on: a copy of it would take wake-ups from the pipe that it shares with this one.
+                # Must come before the loop goes on: a forked copy would take wake-ups from the pipe that both share.
                 self._origin.end_copy(raised)
 
         def begin() -> None:
             task = loop.create_task(fault_awaited())
             tasks.append(task)
-            # One that was cancelled before it began has no result.
+            # A task that was cancelled before it began has no result.
             task.add_done_callback(
                 lambda done: over(fault_from(CancelledError()) if done.cancelled() else done.result())
             )
 
         def cancel() -> None:
-            with suppress(RuntimeError):  # the loop is closed, and whatever it awaited was cancelled
+            with suppress(RuntimeError):  # the loop is closed, which has cancelled its tasks
                 loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
 
-        # From the thread of a handler, while the loop runs in its own: nothing else of a loop may be called so.
+        # This runs in a handler's thread, from which no other method of the loop may be called.
         loop.call_soon_threadsafe(begin)
         return cancel
 
     def close(self) -> None:
-        """Cancel what is still awaited, and end the loop."""
+        """Cancel all tasks and end the loop."""
         with self._lock:
             thread, loop = self._thread, self._loop
         if thread is not None and loop is not None:
-            with suppress(RuntimeError):  # closed before
+            with suppress(RuntimeError):  # already closed
                 loop.call_soon_threadsafe(self._closing.set)
             thread.join(CLOSE_SECONDS)
 
     def _started(self) -> AbstractEventLoop:
         with self._lock:
             if self._loop is None:
-                # Waited for under the lock: two callers would otherwise start a loop each, and one of them be lost.
+                # Wait under the lock, otherwise two callers would each start a loop, and one of them would be lost.
                 begun = SimpleQueue[AbstractEventLoop | BaseException]()
                 self._thread = spawn("leasehold-loop", lambda: self._serve(begun.put), self._end)
                 loop = begun.get()
@@ -260,7 +263,7 @@ class EventLoop:
                 runner = stack.enter_context(asyncio.Runner(loop_factory=new_event_loop))
                 self._closing = asyncio.Event()
                 loop = runner.get_loop()
-            except BaseException as fault:  # noqa: BLE001  raised by whoever waits for the loop
+            except BaseException as fault:  # noqa: BLE001  raised in the caller that waits for the loop
                 tell(fault)
                 return
             tell(loop)
@@ -268,5 +271,6 @@ class EventLoop:
                 try:
                     runner.run(until_closing())
                 except (SystemExit, KeyboardInterrupt) as error:
-                    # Tasks of a handler's own pass these on to the loop, which would end with all others unfinished.
+                    # A task that a handler has started passes these on to the loop, which would end with all other
+                    # tasks unfinished.
                     self._end(error)

@@ -1,4 +1,4 @@
-"""Exports metrics from the command line, by OpenTelemetry's own exporters and its own environment variables."""
+"""Exports metrics from the command line, with OpenTelemetry's own exporters and environment variables."""
 
 import os
 import sys
@@ -8,17 +8,17 @@ from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 GROUP = "opentelemetry_metrics_exporter"
-"""Where OpenTelemetry's exporters register themselves."""
+"""The entry points under which OpenTelemetry's exporters register."""
 
 EXPORT_MS = 10_000
-"""The leases' metrics are wanted every 10 seconds; OpenTelemetry's own default is 60."""
+"""How often to export, because OpenTelemetry's default of 60 seconds is too long for leases."""
 
 
 class Meter(Protocol):
-    """A meter of OpenTelemetry, as far as it is used: without that extra nobody has its types."""
+    """The part of an OpenTelemetry meter that is used here, since the package is an extra."""
 
-    def create_counter(self, name: str, unit: str = "", description: str = "") -> Any:  # noqa: ANN401  a type of the extra's
-        """Make what counts."""
+    def create_counter(self, name: str, unit: str = "", description: str = "") -> Any:  # noqa: ANN401  a type of the extra
+        """Create a counter."""
 
     def create_observable_gauge(
         self,
@@ -27,17 +27,21 @@ class Meter(Protocol):
         unit: str = "",
         description: str = "",
     ) -> Any:  # noqa: ANN401  likewise
-        """Make what is asked."""
+        """Create a gauge that is read through callbacks."""
 
     def create_gauge(self, name: str, unit: str = "", description: str = "") -> Any:  # noqa: ANN401  likewise
-        """Make what is set."""
+        """Create a gauge that is set."""
 
 
 @contextmanager
 def exporting(name: str | None) -> Iterator[Meter | None]:
-    """A meter whose numbers this exporter sends until the end; None for `none`.
+    """Yield a meter whose metrics this exporter sends until the end of the block, or None for `none`.
 
-    None stands for what OTEL_METRICS_EXPORTER says, or `none`. Raises ValueError for an exporter that is not there.
+    Args:
+        name: The exporter; None: that of OTEL_METRICS_EXPORTER, or `none`.
+
+    Raises:
+        ValueError: There is no such exporter.
     """
     chosen = (name or os.environ.get("OTEL_METRICS_EXPORTER") or "none").strip().lower()
     if chosen == "none":
@@ -52,29 +56,29 @@ def exporting(name: str | None) -> Iterator[Meter | None]:
         )
     except ModuleNotFoundError as missing:
         raise ValueError(f"metrics: {missing.name} is not installed; install leasehold[metrics]") from missing
-    made: Any  # an exporter, or a reader such as Prometheus's, which is asked
+    exporter: Any  # an exporter, or a reader that is polled, such as Prometheus's
     if chosen == "console":
-        made = ConsoleMetricExporter(out=sys.stderr)  # standard output is for events
+        exporter = ConsoleMetricExporter(out=sys.stderr)  # standard output is for events
     else:
-        known = {entry.name: entry for entry in entry_points(group=GROUP)}
-        # As OpenTelemetry itself resolves it; its newer default protocol where none is named.
+        exporters = {entry.name: entry for entry in entry_points(group=GROUP)}
+        # Resolved as OpenTelemetry does, with its newer default protocol if none is set.
         protocol = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL") or os.environ.get(
             "OTEL_EXPORTER_OTLP_PROTOCOL"
         )
         full = ("otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http") if chosen == "otlp" else chosen
-        if full not in known:
-            choice = ", ".join(sorted({"none"} | {each.partition("_proto_")[0] for each in known}))
+        if full not in exporters:
+            choice = ", ".join(sorted({"none"} | {entry.partition("_proto_")[0] for entry in exporters}))
             package = f"opentelemetry-exporter-{full.replace('_', '-')}"
             raise ValueError(
                 f"metrics: there is no exporter {chosen!r}; choose among {choice}, or pip install {package}"
             )
-        made = known[full].load()()
-    if not isinstance(made, MetricReader):
-        # Their own default of 60 s would miss what happens to a lease; who has set another is left alone.
-        paced = "OTEL_METRIC_EXPORT_INTERVAL" in os.environ
-        made = PeriodicExportingMetricReader(made, export_interval_millis=None if paced else EXPORT_MS)
-    provider = MeterProvider([made])
+        exporter = exporters[full].load()()
+    if not isinstance(exporter, MetricReader):
+        # OpenTelemetry's default of 60 s is too long for leases, but an interval that the user has set is kept.
+        has_interval = "OTEL_METRIC_EXPORT_INTERVAL" in os.environ
+        exporter = PeriodicExportingMetricReader(exporter, export_interval_millis=None if has_interval else EXPORT_MS)
+    provider = MeterProvider([exporter])
     try:
         yield provider.get_meter("leasehold")
     finally:
-        provider.shutdown()  # sends what has gathered since the last time
+        provider.shutdown()  # sends the metrics since the last export

@@ -1,18 +1,19 @@
-"""The handler of a user: how it is checked, the records that it is given, and the patience with it.
+"""Defines the user's handler: how it is checked, the batches that it is given, and its time limits and retries.
 
-`consumer/attempts.py` does what follows a fault.
+A handler or dead letter may be async, or return any other awaitable, which is awaited on the worker's one event loop.
+A handler that runs longer than `slow_seconds` is logged and counted, and again each time that duration has doubled.
+After `handler_seconds` its lease is released as after the last attempt. `consumer/attempts.py` decides what follows a
+fault.
 
-A handler or dead letter may be async, or return anything else to be awaited: the batch is done when that has ended,
-on the one event loop of the worker. A handler at work for longer than `slow_seconds` is logged and counted, and
-again whenever that time has doubled. Beyond `handler_seconds` its lease is released as after the last attempt.
+1. A batch is done when its handler has returned None, or an awaitable that ended with None.
+2. Any other result fails the batch, so a checkpoint never covers a record that the handler has not finished with.
+3. A user's callable is checked once when it is given, and its result after each call.
 
-Rule 1: a batch is done when its handler has returned None, or something to await that ended with None. Rule 2: any
-other answer fails the batch, so no record is behind a checkpoint that its handler has not finished with. Rule 3: what
-a user hands in is judged once when it is given, and each of its answers.
+`by_key` splits a batch by partition key and runs the keys concurrently. The records of one key stay in order.
 
-A batch may be handed over by its keys, side by side (`by_key`): the records of one key in order, those of others
-meanwhile. Rule 4: the batch is done when all of its keys are. Rule 5: after a fault no further key begins, and the
-batch has failed once all that are at work have ended: none of them is still at work when the batch comes again.
+4. The batch is done when all of its keys are done.
+5. After a fault no further key begins. The batch fails once every running key has ended, so none is still running when
+   the batch is dispatched again.
 """
 
 import asyncio
@@ -35,40 +36,40 @@ from leasehold.stores.printable import said
 
 
 class Unhandled(Exception):
-    """A call that ended without saying that its batch is done."""
+    """A call that ended without finishing its batch."""
 
 
 class Ending(Unhandled):
-    """A call that raised SystemExit or KeyboardInterrupt: the worker ends."""
+    """A call that raised SystemExit or KeyboardInterrupt, so the worker ends."""
 
 
 class Withdrawn(Unhandled):
-    """A call whose consumer takes no more: nothing failed, and its records are for the next owner of the lease."""
+    """A call whose consumer has stopped taking batches. Nothing failed; the lease's next owner handles the records."""
 
 
 class NotAwaited(Unhandled):
-    """A call whose answer could not be awaited here, for want of a thread or a descriptor: no fault of its records."""
+    """A call whose awaitable could not be awaited because no event loop could start. Its records are not to blame."""
 
 
 def takes(*names: str) -> Callable[[Any, Any, Any], None]:
-    """A check, for a field, that its callable can be called with so many arguments and is no generator.
+    """Return an attrs validator: the field's value must accept these arguments and must not be a generator function.
 
-    Raises ValueError, naming the field.
+    The validator raises ValueError, which names the field.
     """
 
     def check(_values: object, field: "Attribute[object]", given: object) -> None:
         if not callable(given):
             raise ValueError(f"{field.name}: {given!r} cannot be called")  # noqa: TRY004  bad usage
-        whole: Any = given
-        while isinstance(whole, partial):
-            whole = whole.func
-        for each in (whole, type(whole).__call__):
-            if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
+        function: Any = given
+        while isinstance(function, partial):
+            function = function.func
+        for candidate in (function, type(function).__call__):
+            if inspect.isgeneratorfunction(candidate) or inspect.isasyncgenfunction(candidate):
                 raise ValueError(
                     f"{field.name}: a generator does nothing when it is called; write a plain or async function"
                 )
         try:
-            # A decorator may bring arguments of its own, so what it decorates is not looked at.
+            # A decorator may change the arguments, so check its signature, not that of the function it wraps.
             signature = inspect.signature(given, follow_wrapped=False)
         except (TypeError, ValueError):
             return  # some built-in functions have no signature
@@ -82,20 +83,20 @@ def takes(*names: str) -> Callable[[Any, Any, Any], None]:
 
 
 def fault_of(answer: object) -> Unhandled | None:
-    """The fault of an answer that cannot be awaited; None if it says that the batch is done."""
+    """Return the fault in a handler's final result; None if the result is None, so that the batch is done."""
     if answer is None:
         return None
     if inspect.isgenerator(answer) or inspect.isasyncgen(answer):
         return Unhandled("it returned a generator, which has done nothing yet: use a plain or an async function")
     if inspect.iscoroutine(answer):
-        answer.close()  # else Python would warn that nobody awaited it
+        answer.close()  # otherwise Python warns that it was never awaited
     return Unhandled(
         f"it returned a value ({type(answer).__name__}): None says that the batch is done, nothing else does"
     )
 
 
 def fault_from(error: BaseException) -> Exception:
-    """An exception that the policy for failed batches can go by, whatever was raised."""
+    """Turn whatever was raised into an Exception for the retry policy."""
     if isinstance(error, Exception):
         return error
     kind = Ending if isinstance(error, SystemExit | KeyboardInterrupt) else Unhandled
@@ -105,11 +106,11 @@ def fault_from(error: BaseException) -> Exception:
 
 
 CHECKPOINT_SECONDS = 1.0
-"""A write for each batch, five times a second, would cost a lease table five times as much as KCL's habits do."""
+"""A checkpoint after every batch, five per second, would cost five times as many writes to the table as KCL makes."""
 
 
 class HeldLease(Protocol):
-    """The lease of a batch, as handlers see it."""
+    """The lease of a batch, as a handler sees it."""
 
     @property
     def key(self) -> str:
@@ -121,11 +122,11 @@ class HeldLease(Protocol):
 
     @property
     def worker(self) -> str:
-        """The worker that reads it."""
+        """The worker that holds the lease."""
 
     @property
     def stream(self) -> str:
-        """The stream's name, which not every lease carries."""
+        """The stream's name, even if the lease does not contain it."""
 
     @property
     def fence(self) -> int | None:
@@ -133,22 +134,22 @@ class HeldLease(Protocol):
 
     @property
     def lost(self) -> Event:
-        """Set once it is lost."""
+        """An event that is set once the lease is lost."""
 
     def checkpoint(self, position: Position) -> bool:
-        """Move its checkpoint forward; False if it is lost."""
+        """Move the checkpoint forward; return False if the lease is lost."""
 
 
 @frozen
 class Delivery:
-    """A batch: records of one shard, in order. The next batch of the shard comes when this one is done.
+    """A batch of records of one shard, in order. The shard's next batch is dispatched when this one is done.
 
     Attributes:
-        records: What to process; all of it is checkpointed once the handler returns.
-        read_to: The position after the last of them.
+        records: The records to process. All of them are checkpointed once the handler returns.
+        read_to: The position up to which the batch extends, at or after its last record.
         behind_seconds: How far the batch is behind the tip of the shard; None if unknown.
-        attempts: How often these records have been tried by this worker, this time included.
-        in_parts: How many of these attempts were in a part of the batch, in search of the record that fails.
+        attempts: How often this worker has tried these records, including this time.
+        in_parts: How many of these attempts were made in a part of the batch, to find the record that fails.
 
     Examples:
         >>> from leasehold import Delivery
@@ -167,13 +168,18 @@ class Delivery:
     in_parts: int = 0
 
     def part(self, records: Sequence[Record]) -> "Delivery":
-        """A part of these records as a batch, for a handler that shares a batch out; it cannot be checkpointed."""
+        """Return these records of the batch as a batch of their own, which cannot be checkpointed.
+
+        For handlers that split a batch.
+        """
         return evolve(self, records=records, read_to=records[-1].position, whole=False)
 
     def to_arrow(self) -> Any:  # noqa: ANN401  an extra has the type
-        """The records as a `pyarrow.RecordBatch`, its columns as Spark's sources have them.
+        """Return the records as a `pyarrow.RecordBatch`, with the columns of the Spark sources.
 
-        Raises ModuleNotFoundError without pyarrow, and ValueError where the source has no columns.
+        Raises:
+            ModuleNotFoundError: pyarrow is not installed.
+            ValueError: The source has no columns.
         """
         if self._in_columns is None:
             raise ValueError("batch.to_arrow(): this source has no columns; take batch.records")
@@ -193,49 +199,51 @@ class Delivery:
     def stream(self) -> str:
         """The stream's name.
 
-        With namespace and group for an event hub; of several Kinesis streams `account:name:creationEpoch`.
+        For an event hub it includes namespace and consumer group. If a worker reads several Kinesis streams, it is
+        `account:name:creationEpoch`.
         """
         return self._holding.stream
 
     @property
     def worker(self) -> str:
-        """The id of the worker that hands this over."""
+        """The id of the worker that dispatches this batch."""
         return self._holding.worker
 
     @property
     def epoch(self) -> int | None:
-        """A fencing number: it grows with each owner of this lease, and never falls, not by `reset` or `copy-leases`.
+        """The fencing number, which grows with each owner of this lease and never falls.
 
-        None in the blobs of the Azure SDKs, where official workers count nothing.
+        `reset` and `copy-leases` do not lower it either. It is None in the blobs of the Azure SDKs, whose official
+        workers do not count owners.
         """
         return self._holding.fence
 
     @property
     def lost(self) -> bool:
-        """Whether the lease was lost meanwhile: another worker will process these records too."""
+        """Whether the lease was lost meanwhile, so that another worker will process these records, too."""
         return self._holding.lost.is_set()
 
     def checkpoint(self, record: Record | None = None) -> bool:
         """Checkpoint everything up to this record as done.
 
         Args:
-            record: A record of this batch; all of it, if left out.
+            record: A record of this batch; by default the whole batch is done.
 
         Returns:
             False if the lease is lost.
 
         Raises:
-            ValueError: The record comes after this batch, or other keys of the batch are at work.
-            OutcomeUnknown: The store does not answer.
-            WorkerError: In a forked child.
+            ValueError: The record comes after this batch, or this is a part of a batch (`by_key`).
+            OutcomeUnknown: The store does not respond.
+            WorkerError: Called in a forked child.
         """
         if not self._whole:
-            # A checkpoint says that all before it is done, and of the other keys nobody knows that yet.
+            # A checkpoint covers all earlier records, and those of the other keys may not be done yet.
             raise ValueError("checkpoint: other keys of this batch are at work; it is checkpointed once all are done")
         position = self.read_to if record is None else getattr(record, "position", None)
         if not isinstance(position, Position):
             raise TypeError(f"checkpoint: {type(record).__name__} is no record; give one of this batch")
-        # What lies behind the batch was not handed over, and would be skipped after a crash.
+        # Records after the batch were not delivered, and would be skipped after a crash.
         if position.order > self.read_to.order:
             raise ValueError(
                 f"checkpoint: {position.sequence} is behind this batch, which ends at {self.read_to.sequence}"
@@ -249,9 +257,10 @@ DeadLetter = Callable[[Delivery, Exception], Awaitable[None] | None]
 
 @frozen
 class FinalCheckpoint:
-    """The last word of a handler that checkpoints by itself: its lease is to go, or its shard has no more records.
+    """A self-checkpointing handler's last chance to checkpoint: its lease is to go, or its shard has no more records.
 
-    ended  whether it is the end of the shard
+    Attributes:
+        ended: Whether the shard has no more records.
     """
 
     ended: bool
@@ -264,18 +273,27 @@ class FinalCheckpoint:
         return self._holding.key
 
     def checkpoint(self, position: Position) -> bool:
-        """Checkpoint everything up to here; False if the lease is lost. Raises OutcomeUnknown."""
+        """Checkpoint everything up to this position; return False if the lease is lost.
+
+        Raises:
+            OutcomeUnknown: The store does not respond.
+        """
         if not isinstance(position, Position):
             raise TypeError(f"checkpoint: {type(position).__name__} is no Position")
         return self._holding.checkpoint(position)
 
     def end(self) -> bool:
-        """Finish the shard: the leases of its children, then its own. False if the lease is lost.
+        """Finish the shard: create the leases of its children, then write SHARD_END.
 
-        Raises ValueError where the shard has not ended; StoreError or SourceUnavailable, and then it is to be tried
-        again.
+        Returns:
+            False if the lease is lost.
+
+        Raises:
+            ValueError: The shard has not ended.
+            StoreError: A write failed; try again.
+            SourceUnavailable: The stream does not respond; try again.
         """
-        # Its records to come would be skipped: a finished lease is read by nobody.
+        # No worker reads a finished lease, so the shard's later records would be skipped.
         if not self.ended:
             raise ValueError("end: the shard has more records, or may have")
         return self._end()
@@ -283,40 +301,42 @@ class FinalCheckpoint:
 
 Happening = Literal["initialize", "lease-lost", "shard-ended", "stopped"]
 Observer = Callable[[Happening, Holding], None]
-"""Called when the reading of a shard begins, and with the reason when it stops."""
+"""Called when reading of a shard begins, and with the reason when it stops."""
 
 Measure = Callable[[Holding, Batch], None]
-"""Called with each batch that was read, before its records are handed over."""
+"""Called with each batch that was read, before its records are dispatched."""
 
 Slowness = Callable[[Holding, float], None]
-"""Called with the seconds that a slow handler has been at work, whenever these are logged."""
+"""Called each time a slow handler is logged, with the seconds for which it has been running."""
 
 
 @frozen
 class Handling:
-    """The callables that handle records, and the patience with them.
+    """The callables that handle records, with their time limits and retries.
 
-    The onlookers (observer, measure, slow) are called in between and must not wait; their faults are logged once.
+    The callbacks `observer`, `measure` and `slow` must not block. Their faults are logged once.
 
-    handler             called with each batch; when it returns None, or what it returned was awaited, the batch is done
-    attempts            how often a batch is handed over before its shard stops
-    max_records         most records in a batch, de-aggregated; None: as many as one read brings
-    least_wait_seconds  about the first wait between two attempts
-    most_wait_seconds   no wait is longer
-    bench_seconds       how long a stopped shard's lease is left to other workers
-    dead_letter         takes over each record that no attempt could handle; None: nothing is ever skipped
-    checkpoint_seconds  least time between two checkpoints of a shard; 0: after every batch. A hand-over, a stop, the
-                        end of a shard and `Delivery.checkpoint` write at once, whatever it is
-    late_checkpoints    after a theft, still checkpoint what this worker has handled (less is handled twice)
-    observer            called when reading of a shard begins and stops
-    measure             called with each batch that was read
-    slow_seconds        a handler at work for longer is logged and counted, and another thread takes its place
-    handler_seconds     a handler at work for longer is given up, and its lease released; infinity: never
-    most_calls          most calls of the handler at a time, slow ones included; None: as many as there are threads
-    slow                called whenever a handler is logged as slow
-    final_checkpoint    the handler checkpoints by itself, and this is called before its lease goes and at the end of
-                        its shard: what it returns from is not done by that. After a fault reading begins again at the
-                        checkpoint. It goes without a dead letter
+    Attributes:
+        handler: Called with each batch. The batch is done when it returns None or an awaitable that ends with None.
+        attempts: How many times to try a batch before its shard stops.
+        max_records: The most records in a batch, de-aggregated; None: as many as one read returns.
+        least_wait_seconds: The shortest wait between two attempts.
+        most_wait_seconds: The longest wait between two attempts.
+        bench_seconds: How long a stopped shard's lease is left to other workers.
+        dead_letter: Called with each record that no attempt could handle; None: nothing is ever skipped.
+        checkpoint_seconds: The least time between two checkpoints of a shard; 0: after every batch. A hand-off, a stop,
+            the end of a shard and `Delivery.checkpoint` write immediately.
+        late_checkpoints: Whether to checkpoint what this worker has handled even after another worker has taken the
+            lease, so that fewer records are handled twice.
+        observer: Called when reading of a shard begins and stops.
+        measure: Called with each batch that was read.
+        slow_seconds: A handler that runs longer is logged and counted, and another thread takes its place.
+        handler_seconds: A handler that runs longer is given up, and its lease is released; infinity: never.
+        most_calls: The most concurrent calls of the handler, including slow ones; None: as many as there are threads.
+        slow: Called each time a handler is logged as slow.
+        final_checkpoint: Called before a lease goes and at the end of a shard, if the handler checkpoints by itself. A
+            batch is then not done when the handler returns, and after a fault reading starts again at the checkpoint.
+            It cannot be combined with `dead_letter` or `max_records`.
 
     Examples:
         >>> from leasehold.adapters import Handling
@@ -345,15 +365,15 @@ class Handling:
 
     def __attrs_post_init__(self) -> None:
         if self.final_checkpoint is not None and self.dead_letter is not None:
-            # A letter takes the place of a record that is done, and here only the handler says what is done.
+            # A dead-lettered record counts as done, but here only the handler decides what is done.
             raise ValueError("dead_letter: a handler that checkpoints by itself goes without one")
         if self.final_checkpoint is not None and self.max_records is not None:
-            # The next part would follow the former one although the handler has not checkpointed it.
+            # The next part would be dispatched although the handler has not checkpointed the previous one.
             raise ValueError("max_records: a handler that checkpoints by itself takes whole batches")
 
 
 def traced(worker: Worker, handling: Handling) -> Handling:
-    """The handling with a span over each call of the handler and of the dead letter, where spans are told."""
+    """Wrap the handler and the dead letter so that each call is a span, if the worker records spans."""
     letter = handling.dead_letter
     return evolve(
         handling,
@@ -363,10 +383,9 @@ def traced(worker: Worker, handling: Handling) -> Handling:
 
 
 def metered(worker: Worker, handling: Handling, meter: Meter | None) -> Handling:
-    """The handling with metrics, where OpenTelemetry is installed."""
+    """Add metrics to the callbacks, if OpenTelemetry is installed."""
     try:
         from leasehold.adapters.consumer.metrics import WorkerMetrics  # noqa: PLC0415  OpenTelemetry is an extra
-    # OpenTelemetry is an extra: without it nothing is measured, and everything else works.
     except ModuleNotFoundError:
         return handling
     metrics = WorkerMetrics(worker, cast("Any", meter))
@@ -374,7 +393,7 @@ def metered(worker: Worker, handling: Handling, meter: Meter | None) -> Handling
     def measure(holding: Holding, batch: Batch) -> None:
         try:
             metrics.read(holding, batch)
-        finally:  # a fault of the one is no reason to leave the other out
+        finally:  # call the user's callback even if the metrics fail
             handling.measure(holding, batch)
 
     def slow(holding: Holding, seconds: float) -> None:
@@ -383,16 +402,22 @@ def metered(worker: Worker, handling: Handling, meter: Meter | None) -> Handling
         finally:
             handling.slow(holding, seconds)
 
-    # Where nobody looks on, as nearly always, each batch is spared a call.
-    unwatched = handling.measure is fields(Handling).measure.default
-    return evolve(handling, measure=metrics.read if unwatched else measure, slow=slow)
+    # Saves a call per batch if the user has set no callback, as is usual.
+    has_default_measure = handling.measure is fields(Handling).measure.default
+    return evolve(handling, measure=metrics.read if has_default_measure else measure, slow=slow)
 
 
 def by_key(handler: Callable[[Delivery], Awaitable[object]], most: int) -> Handler:
-    """A handler that calls this one with the records of one partition key, for up to `most` keys of a batch at once.
+    """Return a handler that splits each batch by partition key and calls `handler` for several keys at once.
 
-    Records without a key stay together, in order. Raises ValueError if `most` is below 1, and for a handler that is no
-    `async def`.
+    The records of one key stay together, in order, and so do the records without a key.
+
+    Args:
+        handler: An `async def` function of one batch.
+        most: The most keys of a batch to handle at once.
+
+    Raises:
+        ValueError: `most` is below 1, or the handler is not an `async def` function.
 
     Examples:
         >>> from leasehold.adapters import by_key
@@ -403,21 +428,21 @@ def by_key(handler: Callable[[Delivery], Awaitable[object]], most: int) -> Handl
     """
     if most < 1:
         raise ValueError(f"concurrency: {most} keys at once are none")
-    whole: Any = handler
-    while isinstance(whole, partial):
-        whole = whole.func
-    if not any(map(inspect.iscoroutinefunction, (whole, getattr(whole, "__call__", None)))):  # noqa: B004
+    function: Any = handler
+    while isinstance(function, partial):
+        function = function.func
+    if not any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None)))):  # noqa: B004
         raise ValueError("concurrency: only an `async def` handler can be at work on several keys at once")
 
     async def handle(delivery: Delivery) -> None:
-        # Each group in order, the groups by their first records.
+        # Groups are ordered by their first records.
         keyed = dict[str | None, list[Record]]()
         for record in delivery.records:
             keyed.setdefault(record.partition_key, []).append(record)
         groups, faults = iter(keyed.values()), list[BaseException]()
 
         async def work() -> None:
-            """Hand over one key after the other, until there are no more or one has failed."""
+            """Handle one key after another until there are no more or one has failed."""
             for records in groups:
                 if faults:
                     return
@@ -425,9 +450,9 @@ def by_key(handler: Callable[[Delivery], Awaitable[object]], most: int) -> Handl
                     fault = fault_of(await handler(delivery.part(records)))
                 except asyncio.CancelledError as error:
                     if (task := asyncio.current_task()) is not None and task.cancelling():
-                        raise  # the whole batch is given up
+                        raise  # the whole batch was given up
                     fault = Unhandled(f"it raised {said(error)}")
-                except BaseException as error:  # noqa: BLE001  the other keys end first, whatever it is
+                except BaseException as error:  # noqa: BLE001  raised again once the other keys have ended
                     faults.append(error)
                     return
                 if fault is not None:

@@ -1,8 +1,9 @@
-"""The measurements for alarms on a fleet, reported to OpenTelemetry; the program chooses the exporter.
+"""Reports the metrics for alarms on a fleet to OpenTelemetry; the program chooses the exporter.
 
-The names are kcl-rust's, but for the lag of the whole application. Only workers that read the table
-lately export its figures: under `minimal` most workers read it seldom, and an old view would set off alarms, or keep
-them silent. Finished leases and closed shards do not count, or every reshard would look like a loss.
+The names are those of kcl-rust, except for the lag of the whole application. Only workers that have read the table
+recently export figures of the table. Under `minimal` most workers read it seldom, and an outdated view could set off
+alarms or keep them silent. Finished leases and closed shards do not count, otherwise every reshard would look like a
+loss.
 """
 
 import time
@@ -32,18 +33,20 @@ from leasehold.balancer.model import Lease
 SCOPE = "leasehold"
 
 FRESH_CYCLES = 2.0
-"""A worker exports figures of the table if it read it within so many `cycle_seconds`; the lookout always has (C5)."""
+"""A worker exports figures of the table if it has read it within this many `cycle_seconds`, as the lookout has (C5)."""
 
 
 class WorkerMetrics:
-    """The numbers of one worker; each series carries the worker's id.
+    """The metrics of one worker; each series contains the worker's id.
 
-    meter  what they are told to; the one of the program's own provider, if left out
+    Args:
+        worker: The worker.
+        meter: Where to report; None: to the program's own provider.
     """
 
     def __init__(self, worker: Worker, meter: Meter | None = None) -> None:
         self._worker = worker
-        # Of each lease as long as it is held: batches come many times a second, and the names stay the same.
+        # Cached for as long as a lease is held, because batches come many times per second.
         self._held: WeakKeyDictionary[Holding, dict[str, str]] = WeakKeyDictionary()
         self._window = GroupWatch()
         self._instruments = _instruments(meter or _own_meter())
@@ -54,7 +57,7 @@ class WorkerMetrics:
         series = self._held.get(holding)
         if series is None:
             series = self._held[holding] = self._series(holding.lease)
-            # At its first reading alone: later ones are of the same holding.
+            # Only at the first read of a holding.
             if holding.progress.moved:
                 self._instruments.owner_switches.add(1, series)
         self._instruments.bytes.add(batch.size, series)
@@ -65,36 +68,36 @@ class WorkerMetrics:
         self._instruments.slow_handlers.add(1, self._series(holding.lease))
 
     def total_leases(self) -> Iterable[Observation]:
-        """The number of unfinished leases."""
+        """Return the number of unfinished leases."""
         return self._of_table(lambda: len(self._leases()))
 
     def total_shards(self) -> Iterable[Observation]:
-        """The number of shards that were open when last listed; nothing before the first listing."""
+        """Return the number of shards that were open when last listed; nothing before the first listing."""
         shards = self._worker.discovery.open_shards
         return () if shards is None else self._observed(shards)
 
     def unclaimed_leases(self) -> Iterable[Observation]:
-        """The number of unfinished leases that have no living owner."""
-        # As the rules see it: a lease that stands still for so long is anybody's to claim.
+        """Return the number of unfinished leases that have no living owner."""
+        # By the same limit as the rules, after which any worker may claim the lease.
         dead = self._worker.config.lease_seconds
         return self._of_table(lambda: sum(lease.owner is None or lease.idle > dead for lease in self._leases()))
 
     def lag_max(self) -> Iterable[Observation]:
-        """The seconds of the lease that is furthest behind, of all workers; nothing where no row has a note."""
+        """Return the lag in seconds of the lease that is furthest behind, over all workers; nothing if unknown."""
         lag = self._fleet_lag()
         return () if lag is None or lag.most is None else self._observed(lag.most)
 
     def lag_sum(self) -> Iterable[Observation]:
-        """The seconds behind of all leases together, of all workers."""
+        """Return the total lag of all leases in seconds, over all workers; nothing if unknown."""
         lag = self._fleet_lag()
         return () if lag is None or lag.most is None else self._observed(lag.total)
 
     def group_status(self) -> Iterable[Observation]:
-        """The status of the whole group as a number, of all workers."""
+        """Return the status of the whole group as a number."""
         return self._of_table(lambda: group_status(self._statuses()).number)
 
     def lease_status(self) -> Iterable[Observation]:
-        """The status of each lease held here as a number; other workers report theirs."""
+        """Return the status of each lease held here as a number; other workers report theirs."""
         held = {holding.key: holding.lease for holding in self._worker.holdings if not holding.lease.ended}
         return [
             Observation(status.number, self._series(held[key]))
@@ -103,24 +106,24 @@ class WorkerMetrics:
         ]
 
     def contradictions(self) -> Iterable[Observation]:
-        """In how many things listing, table and memory contradict each other, as this worker sees it (L14)."""
-        # An owner sees by a refused write what no listing shows.
+        """Return the number of contradictions between listing, table and memory that this worker sees (L14)."""
+        # A rejected write can show an owner a contradiction that no listing shows.
         held = sum(bool(holding.contradiction) for holding in self._worker.holdings)
         return self._observed(len(self._worker.discovery.contradictions) + held)
 
     def worker_leases(self) -> Iterable[Observation]:
-        """The number of unfinished leases that this worker holds."""
+        """Return the number of unfinished leases that this worker holds."""
         return self._observed(sum(not holding.lease.ended for holding in self._worker.holdings))
 
     def rows_remade(self) -> Iterable[Observation]:
-        """The number of deleted rows that this worker has written again since it started."""
+        """Return the number of deleted rows that this worker has recreated since it started."""
         return self._observed(self._worker.rows_remade)
 
     def millis_behind_latest(self) -> Iterable[Observation]:
-        """The milliseconds behind of the leases held now, growing while nothing answers; others report theirs."""
+        """Return the lag of each lease held now, in milliseconds, which grows while the stream does not respond."""
         now = self._worker.clock()
-        told = [(holding.lease, holding.progress.behind(now)) for holding in self._worker.holdings]
-        return [Observation(round(1000 * behind), self._series(lease)) for lease, behind in told if behind is not None]
+        lags = [(holding.lease, holding.progress.behind(now)) for holding in self._worker.holdings]
+        return [Observation(round(1000 * behind), self._series(lease)) for lease, behind in lags if behind is not None]
 
     def _fleet_lag(self) -> FleetLag | None:
         if not self._fresh():
@@ -131,15 +134,15 @@ class WorkerMetrics:
         rows, now, held = self._rows(), self._read_at(), {holding.key for holding in self._worker.holdings}
         lease_seconds = self._worker.config.lease_seconds
         lags = lags_of(rows, now, lease_seconds)
-        # One look more: whether a lease falls behind all the time is seen by several.
+        # Only several looks together show whether a lease keeps falling behind.
         self._window = self._window.after(self._worker.clock(), rows, lags)
-        found = statuses_of(rows, lags, now, lease_seconds, self._window)
-        # Where rows have no room for notes each worker knows of its own leases, and tells of them.
-        told = self._worker.store.capabilities.free_notes
-        return {key: status for key, status in found.items() if told or key in held or status.word != "UNKNOWN"}
+        statuses = statuses_of(rows, lags, now, lease_seconds, self._window)
+        # If annotations are not free, each worker knows only about its own leases, so leave out what is unknown.
+        reported = self._worker.store.capabilities.free_notes
+        return {key: status for key, status in statuses.items() if reported or key in held or status.word != "UNKNOWN"}
 
     def _rows(self) -> list[Lease]:
-        """The leases held here as this process knows them, the others as the last reading of the table told."""
+        """Return the leases held here as this process knows them, and the others as last read from the table."""
         now, wall = self._worker.clock(), time.time()
         own = {
             holding.key: evolve(
@@ -151,40 +154,40 @@ class WorkerMetrics:
             for holding in self._worker.holdings
         }
         seen = {key: sighting.lease for key, sighting in self._worker.watch.sightings.items()}
-        # Its own win: the table may have been read before their last renewals.
+        # Our own leases take precedence, because the table may have been read before their last renewals.
         return [*(seen | own).values()]
 
     def _read_at(self) -> float:
-        """When this worker last read the table, seconds since 1970: a row is judged by what it said then."""
-        # Not now: most workers read it seldom, and would call each other dead for it.
+        """Return when this worker last read the table, in seconds since 1970, for which time rows are judged."""
+        # If rows were judged for the present, workers that read the table seldom would take each other for dead.
         return time.time() - max(0.0, min(self._worker.clock() - self._worker.watch.full_at, time.time()))
 
     def _fresh(self) -> bool:
-        """Whether this worker read the whole table lately; the others leave the telling to who did."""
+        """Return whether this worker has read the whole table recently; if not, it leaves the figures to others."""
         return self._worker.clock() - self._worker.watch.full_at <= FRESH_CYCLES * self._worker.config.cycle_seconds
 
     def _of_table(self, number: Callable[[], float]) -> Iterable[Observation]:
-        # Whoever read the table long ago would report a fleet of then beside those that report the present one.
+        # Otherwise workers that read the table long ago would report outdated figures next to current ones.
         return self._observed(number()) if self._fresh() else ()
 
     def _observed(self, number: float) -> Iterable[Observation]:
         return (Observation(number, {"worker": self._worker.me}),)
 
     def _series(self, lease: Lease) -> dict[str, str]:
-        # In the table of a single Kinesis stream no lease names it.
+        # The leases of a single Kinesis stream don't contain its name.
         stream = {"stream": lease.stream} if lease.stream else {}
         return {"worker": self._worker.me, "lease": lease.key, **stream}
 
     def _leases(self) -> list[Lease]:
-        known = (sighting.lease for sighting in self._worker.watch.sightings.values())
-        return [lease for lease in known if not lease.ended]
+        leases = (sighting.lease for sighting in self._worker.watch.sightings.values())
+        return [lease for lease in leases if not lease.ended]
 
 
 class _Instruments:
-    """The instruments of one meter, shared by its workers: OpenTelemetry keeps only the first instrument of a name."""
+    """The instruments of one meter, shared by its workers, because OpenTelemetry keeps only the first of each name."""
 
     def __init__(self, meter: Meter) -> None:
-        # Weak, as instruments live for as long as the process: a worker that has ended is not told of any more.
+        # Weak references, because instruments outlive workers, and a worker that has ended must not be reported.
         self.workers: WeakSet[WorkerMetrics] = WeakSet()
         self.bytes = meter.create_counter("bytes", "By", "Payload read, an aggregate's own bytes included.")
         self.records = meter.create_counter("records", "{record}", "User records read, after de-aggregation.")
@@ -210,11 +213,11 @@ class _Instruments:
             (WorkerMetrics.millis_behind_latest, "ms", "How far reading is behind the tip of the shard."),
         )
         for gauge, unit, meaning in gauges:
-            # The gauge as a default: when it is called, the loop has come to its last one.
+            # The gauge is bound as a default value, otherwise every callback would use the last one of the loop.
             def observe(
                 _options: CallbackOptions, gauge: Callable[[WorkerMetrics], Iterable[Observation]] = gauge
             ) -> Iterable[Observation]:
-                return [told for worker in tuple(self.workers) for told in gauge(worker)]
+                return [observation for worker in tuple(self.workers) for observation in gauge(worker)]
 
             meter.create_observable_gauge(gauge.__name__, [observe], unit, meaning)
 
@@ -225,8 +228,7 @@ _making = Lock()
 
 def _instruments(meter: Meter) -> _Instruments:
     with _making:
-        # Under the lock: two workers that begin at once would each make instruments, and the second one's would be
-        # lost.
+        # Must be under the lock, otherwise two workers could each create instruments, and one set would be lost.
         if meter not in _made:
             _made[meter] = _Instruments(meter)
         return _made[meter]
@@ -234,5 +236,5 @@ def _instruments(meter: Meter) -> _Instruments:
 
 @cache
 def _own_meter() -> Meter:
-    # Once: as long as the program has set no provider, each call makes another meter, which OpenTelemetry keeps.
+    # Cached, because each call creates a meter, which OpenTelemetry keeps if the program has set no provider.
     return get_meter(SCOPE)

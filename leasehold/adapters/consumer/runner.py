@@ -1,18 +1,20 @@
-"""Runs a worker: calls its renewals, its turns and the steps of its readings when they are due.
+"""Runs a worker by calling its renewals, its turns and the steps of its lease readers when they are due.
 
-From a lease to its reader is one step: a worker calls `LeaseReaders.begin` with each lease that has become ours, which
-makes its `LeaseReader` and puts the reading's step on the `Schedule`. Every step answers when it wishes to be called
-next; a bounded pool of tasks calls those that are due, so that a thousand shards need no thousand threads.
+The worker calls `LeaseReaders.begin` with each lease that it has taken. This creates a `LeaseReader` and puts its step
+on the `Schedule`. Every step returns when to call it next. A bounded pool of tasks calls those that are due, so a
+thousand shards do not need a thousand threads.
 
-Rule 1: a step never runs twice at a time. Rule 2: a successor under the same key begins only when its predecessor is
-over, so a lease that was lost and taken again has one handler at work. Rule 3: a step that raises is called again,
-after pauses that grow; when it has raised a few times in a row, or while its lease is to be left, its lease is released
-and not taken again by this worker for a while, since a lease must not be held and not read.
+1. A step never runs twice at the same time.
+2. A successor under the same key begins only when its predecessor is over, so a lease that was lost and taken again has
+   only one handler running.
+3. A step that raises is called again, after growing pauses. If it has raised a few times in a row, or once while its
+   lease is to be released anyway, the lease is released and this worker does not take it again for a while: a lease
+   must not be held without being read.
 
-To stop is to drain: the running batches are finished, checkpointed, and their leases released. A task that ends or
-cannot be started stops the run too, with its reason: leases must not be renewed and read by nobody. In a process of
-its own (`run`) a signal to end (SIGTERM, SIGINT, and SIGHUP unless it is ignored, as under nohup) drains; a second one
-ends the process at once, and its leases wait for expiry.
+To stop is to drain: the running batches are finished and checkpointed, and their leases are released. If a task ends or
+cannot be started, the run also stops and reports the reason, because leases must not be renewed without being read. In
+a process of its own (`run`), the first termination signal drains (SIGTERM, SIGINT, and SIGHUP unless it is ignored, as
+under nohup). A second one ends the process immediately, and its leases expire.
 """
 
 import heapq
@@ -52,30 +54,35 @@ R = TypeVar("R")
 
 
 class Signal:
-    """Ends a wait, or the next one if nobody waits yet."""
+    """Ends the current wait, or the next one if no task waits yet."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._queue, self._given = scheduler.queue(), False
 
     def set(self) -> None:
-        """Give the signal."""
+        """End the wait."""
         if not self._given:
             self._given = True
             self._queue.put(True)
 
     def wait(self, until: float = math.inf) -> bool:
-        """Wait for it, at most until then, and take it back; whether it was given."""
-        given = self._queue.get(until) is not None
-        # What changed before a `set` that comes in between is seen by the caller, who looks only after this.
+        """Wait for the signal, at most until this time, and reset it; return whether it was set."""
+        was_set = self._queue.get(until) is not None
+        # A `set` just before this line adds nothing to the queue. That is safe: the caller checks what changed only
+        # after this call.
         self._given = False
-        return given
+        return was_set
 
 
 class Pool:
-    """Work done side by side by a bounded number of tasks, each of which is started when it is first needed.
+    """Runs work in a bounded number of tasks, each of which is started when it is first needed.
 
-    keep    how many tasks may wait for work; one beyond them ends where there is none. None: as many as may work
-    failed  told when a task cannot be started, or when work raises what nobody waits for
+    Args:
+        scheduler: Starts the tasks.
+        size: How many tasks may run at the same time.
+        name: The name of the tasks.
+        failed: Called with the exception if a task cannot be started or if work raises.
+        keep: How many idle tasks may wait for work before further ones end; None: as many as `size`.
     """
 
     def __init__(
@@ -93,19 +100,19 @@ class Pool:
         self._tasks = self._load = 0
 
     def resize(self, size: int) -> None:
-        """Let so many tasks work side by side from now on; a task too many ends after its work."""
+        """Change the number of tasks; surplus tasks end after their current work."""
         with self._lock:
-            self._size = size if self._size else 0  # once closed it stays closed
+            self._size = size if self._size else 0  # a closed pool stays closed
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Have this done; by the caller itself if there is not one task for it."""
+        """Queue this work, or do it in the caller if not even one task can be started."""
         with self._lock:
             self._load += 1
-            # Counted here, before the task has begun: two callers would otherwise start one too many.
-            more = self._tasks < min(self._load, self._size)
-            self._tasks += more
+            # Must be counted before the task begins, otherwise two callers would start one too many.
+            add_task = self._tasks < min(self._load, self._size)
+            self._tasks += add_task
         fault: RuntimeError | None = None
-        if more:
+        if add_task:
             try:
                 self._scheduler.start(self._name, self._serve, self._failed)
             except RuntimeError as error:
@@ -119,37 +126,37 @@ class Pool:
             self._failed(fault)
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """The answers, in the order of the items. Raises what the first of them raised, once all are over."""
+        """Return the results in the order of the items. Raises the first exception that occurred, once all are done."""
         work = list(items)
         if len(work) <= 1:
             return [function(item) for item in work]
         answers: dict[int, R] = {}
         faults: list[BaseException] = []
-        over, left = Signal(self._scheduler), [*range(len(work))]
+        wakeup, pending = Signal(self._scheduler), [*range(len(work))]
 
         def apply(place: int) -> None:
             try:
                 answers[place] = function(work[place])
-            except BaseException as fault:  # noqa: BLE001  raised again where it is waited for
+            except BaseException as fault:  # noqa: BLE001  raised again in the caller of `map`
                 faults.append(fault)
-            left.pop()
-            if not left:
-                over.set()
+            pending.pop()
+            if not pending:
+                wakeup.set()
 
         for place in range(len(work)):
             self.submit(partial(apply, place))
-        over.wait()
+        wakeup.wait()
         if faults:
             raise faults[0]
         return [answers[place] for place in range(len(work))]
 
     def begin(self, function: Callable[[T], object], items: Iterable[T]) -> tuple[()]:
-        """Apply it to each, and wait for none: a request may stall for as long as its client library waits."""
+        """Apply the function to each item without waiting: a request may stall for as long as its client waits."""
 
         def alone(item: T) -> None:
             try:
                 function(item)
-            except BaseException as fault:  # noqa: BLE001  nobody waits for it
+            except BaseException as fault:  # noqa: BLE001  no caller waits for the result
                 self._scheduler.unforeseen(self._name, fault)
 
         for item in items:
@@ -157,7 +164,7 @@ class Pool:
         return ()
 
     def close(self, until: float) -> bool:
-        """End the tasks after their running work; return whether they are over in time."""
+        """End the tasks after their current work; return whether all have ended in time."""
         with self._lock:
             tasks, self._size = self._tasks, 0
         for _ in range(tasks):
@@ -165,16 +172,16 @@ class Pool:
         return all(self._over.get(until) for _ in range(tasks))
 
     def _serve(self, *, once: bool = False) -> None:
-        counted = True  # among the tasks whose end `close` waits for
+        counted = True  # whether `close` waits for this task to end
         try:
             while (work := self._work.get()) is not _END:
                 try:
                     work()
-                except BaseException as fault:  # noqa: BLE001  a task that ends would leave its work to nobody
+                except BaseException as fault:  # noqa: BLE001  this task must go on serving the queue
                     self._failed(fault)
                 with self._lock:
                     self._load -= 1
-                    # Those that stay are enough for all work there is. Once closed, each is waited for.
+                    # End if the remaining tasks suffice for the work there is. Once closed, every task is waited for.
                     keep = self._size if self._keep is None else self._keep
                     counted = once or not self._size or self._tasks <= max(1, keep, min(self._load, self._size))
                     self._tasks -= not counted
@@ -189,22 +196,27 @@ _END = object()
 """Ends one task of a pool."""
 
 Step = Callable[[float], float]
-"""Does one bounded piece of work at this time; returns when to be called again, infinity for never."""
+"""Does one bounded piece of work at this time; returns when to be called again, or infinity for never."""
 
 FAULT_SECONDS = 5.0
-"""The pause after a fault of the dispatcher."""
+"""The pause after an error in the schedule's own task."""
 STEP_FAULT_WAITS = (1.0, 3.0, 6.0)
-"""The pauses after the first, second and later faults of a step: one that passes at once costs a second of reading."""
+"""The pauses after the first, second and later faults of a step. A brief fault costs one second of reading."""
 
 
 @define(eq=False)
 class ScheduledStep:
     """A step on the schedule.
 
-    instead    given, after each fault, how many came in a row: what to call from now on in place of the step, if any
-    due        when it wishes to be called
-    woken      wanted again while it runs
-    successor  begins once this one is over
+    Attributes:
+        step: The step to call.
+        instead: Called after each fault with the number of consecutive faults; returns a step that replaces this one
+            from now on, or None.
+        due: When to call the step.
+        running: Whether the step is running.
+        woken: Whether it was woken since it was last begun.
+        faults: How many times in a row it has raised.
+        successor: The step that begins once this one is over.
     """
 
     step: Step
@@ -226,14 +238,14 @@ class StepAdded:
 
 @frozen
 class StepWoken:
-    """Call the step of this key at once, or as soon as it has finished running."""
+    """Call the step of this key immediately, or as soon as its current run ends."""
 
     key: str
 
 
 @frozen
 class StepReturned:
-    """The step of this key has run, and wishes to be called then."""
+    """The step of this key has returned and is due again at this time."""
 
     key: str
     due: float
@@ -241,33 +253,33 @@ class StepReturned:
 
 @frozen
 class DrainAsked:
-    """Somebody waits until no step is left."""
+    """A caller waits until no step is left."""
 
     over: Queue
 
 
 @frozen
 class Closed:
-    """Begin nothing more."""
+    """Begin no more steps."""
 
 
 ScheduleMessage = StepAdded | StepWoken | StepReturned | DrainAsked | Closed
 
 
 class Schedule:
-    """Steps, each called when it is due.
+    """Calls each step when it is due.
 
-    One task, the dispatcher, owns the state; everybody else leaves it a message. So nothing is locked, and a wake-up
-    that comes while a step runs is not missed: it lies in the queue before or behind the step's own end, and counts
-    in both places.
+    One task (`_dispatch`) owns the state, and all others send it messages. No locks are needed, and a wake-up that
+    arrives while a step runs is not missed: whether it is queued before or after the step's return, it counts.
 
-    tasks      how many steps may run side by side
-    scheduler  runs them, and has the clock
-    failed     told when no task can be had, or dispatching raised: steps may wait for ever then
+    Args:
+        tasks: How many steps may run at the same time.
+        scheduler: Runs the tasks and provides the clock.
+        failed: Called if no task can be started or scheduling raised, because steps might then never be called.
     """
 
     def __init__(self, tasks: int, scheduler: Scheduler, failed: Callable[[BaseException], None]) -> None:
-        """Raises RuntimeError if not one task can be had."""
+        """Raises RuntimeError if no task can be started."""
         self._scheduler, self._failed = scheduler, failed
         self._messages, self._over = scheduler.queue(), scheduler.queue()
         self._steps: dict[str, ScheduledStep] = {}
@@ -278,25 +290,25 @@ class Schedule:
         scheduler.start("leasehold-schedule", self._dispatch, failed)
 
     def add(self, key: str, step: Step, instead: Callable[[int], Step | None] | None = None) -> None:
-        """Begin this step at once, or as soon as the step under the same key is over."""
+        """Begin this step immediately, or as soon as the present step under this key is over."""
         self._messages.put(StepAdded(key, ScheduledStep(step, instead)))
 
     def wake(self, key: str) -> None:
-        """Call the step again at once, or when it has finished running."""
+        """Call the step again immediately, or as soon as its current run ends."""
         self._messages.put(StepWoken(key))
 
     def drain(self, until: float = math.inf) -> bool:
-        """Wait until nothing is left; False if that took too long."""
-        over = self._scheduler.queue()
-        self._messages.put(DrainAsked(over))
-        return over.get(until) is not None
+        """Wait until no step is left; return False if that is not the case in time."""
+        drained = self._scheduler.queue()
+        self._messages.put(DrainAsked(drained))
+        return drained.get(until) is not None
 
     def close(self, until: float = math.inf) -> bool:
-        """Begin nothing more; False if what runs is not over in time."""
+        """Begin no more steps; return False if the running ones do not end in time."""
         self._closed = True
         self._messages.put(Closed())
-        over = self._over.get(until) is not None
-        return self._pool.close(until) and over  # its tasks are to end even if that is later
+        ended = self._over.get(until) is not None
+        return self._pool.close(until) and ended  # its tasks are to end even if that is later
 
     def _dispatch(self) -> None:
         heap, clock, not_before = self._heap, self._scheduler.clock, -math.inf
@@ -309,15 +321,15 @@ class Schedule:
                 while heap and max(heap[0][0], not_before) <= now and not self._closed:
                     due, key = heapq.heappop(heap)
                     step = self._steps.get(key)
-                    # What has moved since leaves its former entry behind.
+                    # A step whose due time changed leaves its former entry in the heap, which is ignored here.
                     if step is not None and step.due == due and not step.running:
                         self._pool.submit(partial(self._run, key, step))
-                        # Behind it: what could not be begun is begun once it is woken, and no drain waits for it.
+                        # Must come after `submit`: if that raises, the step is not marked as running and can be woken.
                         step.running, step.woken = True, False
             except self._scheduler.fatal:
                 raise
-            except BaseException as fault:  # noqa: BLE001  nobody else would call the steps, those that leave included
-                # Not at once: what made dispatching fail is still there, and would fill the log.
+            except BaseException as fault:  # noqa: BLE001  no other task would call the steps, not even to release
+                # Pause, because an error that persists would fill the log.
                 not_before = clock() + FAULT_SECONDS
                 self._failed(fault)
         self._over.put(True)
@@ -327,9 +339,9 @@ class Schedule:
             case StepReturned(key, due):
                 step = self._steps[key]
                 step.running = False
-                # One that is over is not called again, though it was woken meanwhile: its lease is left.
+                # A step that is over is not called again, even if it was woken meanwhile: its lease is left.
                 if due < math.inf:
-                    # What woke it may have come behind the place where it looked.
+                    # If it was woken while running, it may have missed the change, so it is called again.
                     step.due = -math.inf if step.woken else due
                     heapq.heappush(self._heap, (step.due, key))
                 elif step.successor is not None:
@@ -343,7 +355,7 @@ class Schedule:
                     if present is None:
                         present = self._steps[key] = message.added
                     else:
-                        present.successor = message.added  # and the present one is woken: it may wait for hours
+                        present.successor = message.added  # the present step, woken below, might wait for hours
                 if present is not None:
                     present.woken, present.due = True, -math.inf
                     heapq.heappush(self._heap, (present.due, key))
@@ -354,7 +366,7 @@ class Schedule:
             case _ as never:
                 assert_never(never)
         if not self._steps:
-            # Asked after every message: whichever step returns last, somebody may wait for just that.
+            # Checked after every message, because any step may be the last one that a drain waits for.
             while self._drains:
                 self._drains.pop().put(True)
 
@@ -362,37 +374,45 @@ class Schedule:
         clock = self._scheduler.clock
         try:
             due, scheduled.faults = scheduled.step(clock()), 0
-        except BaseException as fault:  # noqa: BLE001  whatever it is, the shard must not stay unread
+        except BaseException as fault:  # noqa: BLE001  the shard must not stay unread after any exception
             due = clock() + STEP_FAULT_WAITS[min(scheduled.faults, len(STEP_FAULT_WAITS) - 1)]
             scheduled.faults += 1
-            if scheduled.instead is not None and (other := scheduled.instead(scheduled.faults)) is not None:
-                # For good: a step that has failed so often is not trusted with the lease again.
-                scheduled.step, scheduled.instead, due = other, None, clock()
+            if scheduled.instead is not None and (replacement := scheduled.instead(scheduled.faults)) is not None:
+                # Permanently: a step that failed this often is not called for this lease again.
+                scheduled.step, scheduled.instead, due = replacement, None, clock()
             self._messages.put(StepReturned(key, due))
             self._scheduler.unforeseen(key, fault)
         else:
             self._messages.put(StepReturned(key, due))
 
 
-# Readings
+# Lease readers
 
 FAULTS_MOST = len(STEP_FAULT_WAITS) + 1
-"""When a step has raised this often in a row, its lease is released: after ten seconds of pauses."""
+"""After this many consecutive faults of a step, with ten seconds of pauses in total, its lease is released."""
 
 EXCLUDED_SECONDS = 60.0
 
 OpenReading = Callable[[Worker, Holding, Handling], Step]
-"""Makes the step that is called for a lease that has become ours."""
+"""Makes the step for a lease that this worker has taken."""
 
 
 class LeaseReaders:
-    """Reads what one worker holds: its `HoldingConsumer`.
+    """Reads all leases that one worker holds, as its `HoldingConsumer`.
 
-    taking  whether new leases are wanted; while it drains, one that comes is released as soon as it has begun
-    open_reading  makes the step for a lease: its shard is read, if left out
-    wall    seconds since 1970, for what rows tell of lag; None: they tell nothing of it
-    failed  told what nobody can go on from
-    end     called with the reason why the worker must end
+    Args:
+        worker: The worker.
+        handling: The handler and its policy.
+        readers: How many shards may be read at the same time.
+        memory_bytes: The memory for records that are not handled yet, of all shards together.
+        open_reading: Makes the step for a lease; None: a `LeaseReader`.
+        executor: Where handlers are called; None: in threads.
+        wall: The clock for lag in the table's rows, in seconds since 1970; None: rows contain no lag.
+        failed: Called with a fault from which the worker cannot recover.
+        end: Called with the reason if the worker must end.
+
+    Attributes:
+        taking: Whether the worker wants new leases. While it drains, a new lease is released by its first step.
     """
 
     def __init__(
@@ -418,54 +438,57 @@ class LeaseReaders:
         self._scheduler, self.taking = worker.scheduler, True
         self.schedule = Schedule(readers, self._scheduler, failed)
         self.memory = MemoryBudget(memory_bytes, self.schedule.wake)
-        most = handling.most_calls
+        limit = handling.most_calls
         self.dispatcher = Dispatcher(
             executor
-            or (ThreadExecutor(readers, failed=failed) if most is None else ThreadExecutor(most, most, failed)),
+            or (ThreadExecutor(readers, failed=failed) if limit is None else ThreadExecutor(limit, limit, failed)),
             again=self.schedule.wake,
             end=end,
             fatal=self._scheduler.fatal,
         )
 
     def begin(self, holding: Holding) -> None:
-        """Read this lease, which has become ours, from now on.
+        """Start reading this lease, which the worker has just taken.
 
-        Called in the task that has written the claim: it opens nothing, which is left to the first step.
+        This runs in the task that wrote the claim, so opening the shard is left to the first step.
         """
         try:
             if not self.taking:
-                # It gets a reading all the same, which releases it: who holds a lease answers for it.
+                # A lease reader is still created, which releases the lease.
                 holding.ask_release()
             if self._wall is not None and self._worker.store.capabilities.free_notes:
-                # Where notes are not free each would be a write of its own, and look like a renewal to others (C14).
+                # If annotations are not free, each would cost a write and look like a renewal to other workers (C14).
                 holding.progress.tell(socket.gethostname(), self._wall, self._scheduler.clock())
             if self._open is not None:
                 step = self._open(self._worker, holding, self._handling)
             else:
                 step = LeaseReader(self._worker, holding, self._handling, self.memory, self.dispatcher).step
             self.schedule.add(holding.key, step, partial(self._instead, holding))
-        except BaseException as fault:  # noqa: BLE001  what was won must be read or let go, and a turn would go on
+        except BaseException as fault:  # noqa: BLE001  the turn would go on and leave the lease held but unread
             self._failed(fault)
 
     def release(self, holding: Holding) -> None:
-        """Have the reading see at once that its lease is to go, or is lost."""
+        """Wake the lease reader, because its lease is to be released or is lost."""
         self.schedule.wake(holding.key)
 
     def release_all(self) -> None:
-        """Finish the running batches, and release everything."""
+        """Finish the running batches and release all leases."""
         for holding in self._worker.holdings:
             holding.ask_release()
             self.schedule.wake(holding.key)
 
     def _instead(self, holding: Holding, faults: int) -> Step | None:
-        """Leave the lease in place of a step that cannot go on; at once where it is to be left anyhow (rule 3)."""
+        """Return a step that releases the lease, once its own step has failed too often (rule 3), or None.
+
+        If the lease is to be released anyway or is lost, one fault is enough.
+        """
         if faults < FAULTS_MOST and not holding.releasing and not holding.lost.is_set():
             return None
 
         def let_go(_now: float) -> float:
             if holding.lost.is_set():
                 return math.inf
-            # Before the release, or this worker might take it again at once and fail again.
+            # Must come before the release, otherwise this worker might take the lease right back and fail again.
             self._worker.exclude(holding.key, EXCLUDED_SECONDS)
             holding.ask_release()
             try:
@@ -474,7 +497,7 @@ class LeaseReaders:
                 due = self._scheduler.clock() + RETRY_SECONDS
                 log.warning("lease %s cannot be read here and is not released yet: %s", holding.key, fault)
                 return due
-            # Not released: an heir took its request back, and the lease still is to go.
+            # If it was not released, its next owner withdrew its request, and the lease is still to go.
             due = math.inf if released else self._scheduler.clock() + RETRY_SECONDS
             log.error("lease %s cannot be read here and is released", holding.key)
             return due
@@ -484,35 +507,37 @@ class LeaseReaders:
 
 # The worker's tasks
 
-# With the few others at most 64 threads, beside those that call handlers (`dispatcher.py`);
-# twenty writers claim a thousand leases in a second and a half.
+# Together with the few other tasks these are at most 64 threads, not counting those that call handlers
+# (`executors.py`). Twenty writers claim a thousand leases in a second and a half.
 READERS = 30
 WRITERS = 20
 RENEWERS = 10
 RENEWERS_MOST = 3 * WRITERS
-"""The most renewals at a time; no client of a store keeps more connections than these and a few."""
+"""The most concurrent renewals. Clients of stores keep only a few more connections than this."""
 ACTORS_KEPT = 4
-"""Writers that wait for work between two bursts of it; the others end, and others start."""
+"""Idle writers that are kept for the next burst of work; the others end and are started again when needed."""
 MEMORY_BYTES = 256 * 2**20
 DRAIN_SECONDS = 30.0
 READABLE = (WorkerError, StoreError, SourceError)
-"""Faults whose text names the cause to a user."""
+"""Faults whose message explains the cause to a user."""
 
 
 class Runner:
     """Runs one worker until it is stopped.
 
-    worker         made without a consumer of its own
-    handling       the handler and its policy; a plain function gets the default policy
-    readers        how many shards may be read or handled side by side
-    writers        how many leases may be claimed side by side. Renewed are ten; up to three times as many as this
-                   where the worker holds more than so many can renew in time, as the store answers
-    meter          where metrics go, if OpenTelemetry is installed; to the program's own provider, if left out
-    drain_seconds  most time for finishing the running batches and releasing; leases left then expire by themselves
-    memory_bytes   for records read and not handled yet, of all shards together; a larger batch goes alone
-    begin          makes the step for a lease that has become ours: its shard is read, if left out
-    executor           where handlers are called: in threads of their own, as many as readers, if left out
-    wall           seconds since 1970, for what rows tell of lag; None: they tell nothing of it
+    Args:
+        worker: A worker without a consumer.
+        handling: The handler and its policy; a plain function gets the default policy.
+        readers: How many shards may be read or handled at the same time.
+        writers: How many leases may be claimed at the same time. Ten may be renewed at the same time, or up to three
+            times `writers` if the worker holds more leases than it could otherwise renew in time.
+        meter: Where metrics go, if OpenTelemetry is installed; None: to the program's own provider.
+        drain_seconds: The time limit for finishing the running batches and releasing. Leases left then expire.
+        memory_bytes: The memory for records that are read and not handled yet, of all shards together. A larger batch
+            is read while nothing else is held.
+        begin: Makes the step for a lease that the worker has taken; None: its shard is read.
+        executor: Where handlers are called; None: in threads, as many as `readers`.
+        wall: The clock for lag in the table's rows, in seconds since 1970; None: rows contain no lag.
 
     Examples:
         >>> from leasehold.adapters import Handling, Runner
@@ -536,7 +561,7 @@ class Runner:
         executor: HandlerExecutor | None = None,
         wall: Callable[[], float] | None = time.time,
     ) -> None:
-        """Raises RuntimeError if the system can start no thread, and ValueError for a worker that has a consumer."""
+        """Raises RuntimeError if no thread can be started, and ValueError if the worker has a consumer already."""
         if worker.consumer is not None:
             raise ValueError("worker: it has a consumer of its own")
         self.worker = worker
@@ -547,8 +572,7 @@ class Runner:
         self._turn_sooner, self._renew_sooner = Signal(self._scheduler), Signal(self._scheduler)
         self._renewing, self._failed, self._said_late = True, False, False
         self._writers = writers
-        # Two pools: a renewal behind a hundred claims would come too late, and one that stalls must not hold up a
-        # claim.
+        # Two pools: a renewal queued after a hundred claims would be late, and one that stalls must not delay a claim.
         self._renewers = Pool(self._scheduler, min(writers, RENEWERS), "leasehold-renew", self._fail)
         self._actors = Pool(self._scheduler, writers, "leasehold-act", self._fail, keep=ACTORS_KEPT)
         self._lease_readers = LeaseReaders(
@@ -565,14 +589,20 @@ class Runner:
         worker.consumer = self._lease_readers
         if worker.hurried is nobody:
             worker.hurried = self._turn_sooner.set
-        for holding in worker.holdings:  # held before there was anybody to read them
+        for holding in worker.holdings:  # held before the worker had a consumer
             self._lease_readers.begin(holding)
 
     def run(self) -> None:
-        """Work until `stop` is called; returns once everything is released, or left to expire.
+        """Run until `stop` is called; return once all leases are released or left to expire.
 
-        Raises WorkerError, StoreError or SourceError if the worker cannot go on, after having released; SystemExit or
-        KeyboardInterrupt if a handler has raised it.
+        If the worker cannot go on, the leases are released in the same way before the reason is raised.
+
+        Raises:
+            WorkerError: The worker cannot go on.
+            StoreError: The lease table cannot be used.
+            SourceError: The stream cannot be used.
+            SystemExit: A handler has raised it.
+            KeyboardInterrupt: A handler has raised it.
         """
         worker, tasks = self.worker, dict[str, Queue]()
         turn, renew = partial(worker.turn, each=self._actors.map), self._renew
@@ -585,28 +615,28 @@ class Runner:
             try:
                 tasks[name] = self._task(name, work)
             except RuntimeError as fault:
-                # Leases that are taken and not renewed are soon another's: without both tasks there is no run.
+                # Both tasks are needed: leases that are taken but not renewed would soon be lost.
                 self._fail(fault)
                 break
         (end,) = self._ends.get()
-        # One end for all that follows, so that steps which each take their time do not add up.
+        # One deadline for everything that follows, so that the waits don't add up.
         until = self._scheduler.clock() + self._drain_seconds
         drained = self._drain(tasks, until)
-        # Renewals go on until here: a batch that takes its time while all drains must not lose its lease meanwhile.
+        # Renewals continue until here, so that a slow batch does not lose its lease while the worker drains.
         self._renewing = False
-        # It may be waiting for the next renewal, and is to see at once that there is none.
+        # The task may be waiting for its next renewal; wake it so that it ends.
         self._renew_sooner.set()
-        left = [holding for holding in self.worker.holdings if not holding.lease.ended]
-        for holding in left:
-            # Others will take what could not be released, so no more may be done for it here.
+        unreleased = [holding for holding in self.worker.holdings if not holding.lease.ended]
+        for holding in unreleased:
+            # Other workers will take the leases that could not be released, so their handling must stop here.
             holding.drop("left to expire")
-        if left:
-            keys = few([holding.key for holding in left])
+        if unreleased:
+            keys = few([holding.key for holding in unreleased])
             log.error("not released within %g s, left to expire: %s", self._drain_seconds, keys)
         elif not drained:
             log.error("not everything came to its end within %g s", self._drain_seconds)
-        closed = [each.close(until) for each in (self._lease_readers.schedule, self._actors, self._renewers)]
-        # Last: while a step may still run, it may want to know how its handler ended.
+        closed = [part.close(until) for part in (self._lease_readers.schedule, self._actors, self._renewers)]
+        # Must come last: a step that still runs may look up how its handler ended.
         self._lease_readers.dispatcher.close()
         if drained and not all(closed):
             log.warning("everything is released; a request of this worker still waits for its answer")
@@ -614,48 +644,48 @@ class Runner:
             raise end
 
     def stop(self) -> None:
-        """Finish the running batches, checkpoint, release, and let `run` return."""
-        self._ends.put((None,))  # a signal's handler may be here: a queue takes that, a lock might hang
+        """Finish the running batches, checkpoint and release, so that `run` returns."""
+        self._ends.put((None,))  # may run in a signal handler, where a queue is safe and a lock might deadlock
 
     def hurry(self, key: str) -> None:
-        """Begin the next step for this lease at once."""
+        """Run the next step for this lease immediately."""
         self._lease_readers.schedule.wake(key)
 
     def _task(self, name: str, work: Callable[[], None]) -> Queue:
-        over = self._scheduler.queue()
+        queue = self._scheduler.queue()
 
         def run() -> None:
             try:
                 work()
             finally:
-                over.put(name)
+                queue.put(name)
 
-        # Without this task leases would be held and not read: the run ends with its reason.
+        # Without this task leases would be held but not read, so its failure ends the run.
         self._scheduler.start(f"leasehold-{name}", run, self._fail)
-        return over
+        return queue
 
     def _renew(self, now: float) -> float:
-        """Renew what is due, by as many tasks as the held leases and the answers of the store ask for."""
-        worker, most = self.worker, RENEWERS_MOST * self._writers // WRITERS
+        """Renew the leases that are due, with as many tasks as their number and the store's latency require."""
+        worker, limit = self.worker, RENEWERS_MOST * self._writers // WRITERS
         wanted = worker.renewers
-        # Half of them are enough where nothing stalls.
-        if wanted > 2 * most and not self._said_late:
+        # Half of the wanted renewers suffice if none stalls, so warn only above twice the limit.
+        if wanted > 2 * limit and not self._said_late:
             self._said_late = True
             log.warning(
                 "%d leases are held, and %d renewals at a time are too few to renew each in %.1f s as slowly as the "
                 "store answers: others may take them; start more workers, set max_leases, or give the fleet longer "
                 "leases (lease_seconds)",
                 len(worker.holdings),
-                most,
+                limit,
                 worker.config.renew_seconds,
             )
-        self._renewers.resize(max(min(self._writers, RENEWERS), min(most, wanted)))
+        self._renewers.resize(max(min(self._writers, RENEWERS), min(limit, wanted)))
         return worker.renew(now, each=self._renewers.begin)
 
     def _keep(
         self, name: str, work: Callable[[float], float], sooner: Signal, going: Callable[[], bool], pause: float = 0.0
     ) -> None:
-        """Call this when it is due, for as long as it is going."""
+        """Call `work` whenever it is due, while `going` returns True."""
         clock, faults = self._scheduler.clock, 0
         sooner.wait(clock() + pause)
         while going():
@@ -664,9 +694,9 @@ class Runner:
             except READABLE as fault:
                 due = clock() + RETRY_SECONDS
                 self._fail(fault)
-            except Exception as fault:  # noqa: BLE001  the next time may go well
-                # A failed turn is repeated for ever, as held leases are read meanwhile. Renewals that keep failing
-                # end the run: what it holds is about to be another's.
+            except Exception as fault:  # noqa: BLE001  the next call may succeed
+                # A failed turn is repeated forever, because the held leases are still read. Renewals that keep failing
+                # end the run, because its leases are about to expire.
                 faults += 1
                 due = clock() + RETRY_SECONDS
                 if name == "renew" and faults * RETRY_SECONDS > self.worker.config.lease_seconds / 2:
@@ -676,42 +706,43 @@ class Runner:
                 sooner.wait(due)
 
     def _end(self, reason: BaseException) -> None:
-        """End the run as a handler has asked for, or for want of what is needed to call one."""
+        """End the run because a handler raised SystemExit or KeyboardInterrupt, or because none can be called."""
         if isinstance(reason, SystemExit | KeyboardInterrupt):
             self._ends.put((reason,))
         else:
             self._fail(reason)
 
     def _fail(self, fault: BaseException) -> None:
-        """End the run with this reason; the first of several is the one to tell."""
-        # What fails first is the cause; the rest often fails because of it.
+        """End the run with this reason; only the first of several is reported."""
+        # The first failure is the cause; the others often follow from it.
         if self._failed:
             return
         self._failed = True
         if isinstance(fault, READABLE):
             self._ends.put((fault,))
             return
-        # Callers catch what is documented, and would pass by a fault of another kind.
+        # Callers catch the documented exceptions, so wrap any other one.
         error = WorkerError(f"the worker cannot go on: {said(fault)}")
         error.__cause__ = fault
         self._ends.put((error,))
         self._scheduler.unforeseen("the worker ends", fault)
 
     def _drain(self, tasks: dict[str, Queue], until: float) -> bool:
-        """Finish the running batches and release the leases; return whether all was done in time."""
-        # In this order: no turn begins any more, the one that runs is hurried, and what is held is asked for already.
+        """Finish the running batches and release the leases; return whether that was done in time."""
+        # First stop further turns and wake the task that waits for the next one, then ask for all held leases, which
+        # are released while the last turn ends.
         self._lease_readers.taking = False
         self._turn_sooner.set()
         self._lease_readers.release_all()
         turned = "turn" not in tasks or tasks["turn"].get(until) is not None
-        # Requests are withdrawn in a task of its own, since the store may not answer.
+        # Requests for leases are withdrawn in a separate task, because the store might not respond.
         try:
             closed = turned and self._task("close", self.worker.close).get(until) is not None
         except RuntimeError:
-            # The system has no thread left: withdrawn here, where a store that does not answer holds up the end.
+            # No thread is left, so withdraw them here, although a store that does not respond then delays the end.
             self.worker.close()
             closed = True
-        # The last turn may have taken leases in between: only now is there none to come.
+        # Again, because the last turn may have taken leases meanwhile. Only now can no more be added.
         self._lease_readers.release_all()
         return self._lease_readers.schedule.drain(until) and closed
 
@@ -719,7 +750,7 @@ class Runner:
 # In a process of its own
 
 HANGUP = getattr(signal, "SIGHUP", None)
-"""There is none on Windows."""
+"""None on Windows, which has no such signal."""
 ENDING = (signal.SIGTERM, signal.SIGINT, *((HANGUP,) if HANGUP else ()))
 
 
@@ -735,7 +766,16 @@ def run(
 ) -> None:
     """Run a worker in this process until a signal ends it.
 
-    In a thread other than the main one no signal is listened to: use a `Runner` and its `stop`.
+    Outside the main thread no signals are handled; use a `Runner` and its `stop` there.
+
+    Args:
+        worker: A worker without a consumer.
+        handling: The handler and its policy; a plain function gets the default policy.
+        readers: As for `Runner`, as are the following arguments.
+        writers: How many leases may be claimed at the same time.
+        meter: Where metrics go.
+        drain_seconds: The time limit for draining.
+        memory_bytes: The memory for records that are not handled yet.
 
     Examples:
         >>> from leasehold.adapters import run
@@ -756,26 +796,29 @@ def run(
 
 
 def endings() -> list[signal.Signals]:
-    """The signals that end a worker of this process."""
-    return [each for each in ENDING if each != HANGUP or signal.getsignal(each) != signal.SIG_IGN]
+    """Return the signals that end a worker of this process."""
+    return [number for number in ENDING if number != HANGUP or signal.getsignal(number) != signal.SIG_IGN]
 
 
 @contextmanager
 def stopping_on_signals(runner: Runner) -> Iterator[None]:
-    """In the main thread: while this lasts, a signal to end stops the runner, and a second one ends the process."""
+    """Stop the runner on a termination signal inside this block; a second signal ends the process.
+
+    Outside the main thread this does nothing.
+    """
     ending = endings()
 
     def stop(_number: int, _frame: object) -> None:
-        for each in ending:
-            signal.signal(each, signal.SIG_DFL)  # the next one ends the process at once
+        for number in ending:
+            signal.signal(number, signal.SIG_DFL)  # the next one ends the process immediately
         runner.stop()
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {each: replace_handler(each, stop) for each in ending}
+    previous_handlers = {number: replace_handler(number, stop) for number in ending}
     try:
         yield
     finally:
-        for each, handler in before.items():
-            restore_handler(each, handler)
+        for number, handler in previous_handlers.items():
+            restore_handler(number, handler)

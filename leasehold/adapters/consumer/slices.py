@@ -1,10 +1,9 @@
-"""A slice of a stream: its bounds, its leases, and its readers.
+"""Reads a slice of a stream, which is bounded by two times, and runs its workers until the whole slice is read.
 
-Rule 1: the leases of a slice have a table of their own, and each row says which slice it is of: another group's leases,
-or another slice's, are refused. Rule 2: a lease is finished, by SHARD_END, once all of its shard that had arrived
-before `until` is done. Rule 3: a record that arrived before `since`, or at `until` or later, is not handed over.
-
-Runs a worker of a slice until the whole slice is read, by whatever workers it has.
+1. The leases of a slice have a table of their own, and each row names its slice. The leases of another group or slice
+   are rejected.
+2. A lease is finished, with SHARD_END, once all records of its shard that arrived before `until` are done.
+3. A record that arrived before `since`, or at `until` or later, is not dispatched.
 """
 
 import inspect
@@ -32,18 +31,20 @@ from leasehold.stores.protocol import Outcome, PassingStore, Store
 from leasehold.stores.writes import CreateLease, Write
 
 NOTE = "slice"
-"""Our attribute on each row: the bounds of the slice, or what else says whose leases they are."""
+"""Our attribute on each row with the bounds of the slice, or with whatever else identifies the leases' group."""
 
 LATE_SECONDS = 5.0
-"""Arrival times in a shard need not rise strictly: one so much later than `until` shows that no earlier one follows,
-and reading begins so much before `since`."""
+"""The margin for arrival times, which need not rise strictly within a shard. A record this much later than `until`
+shows that no earlier one follows, and reading begins this much before `since`."""
 
 
 @frozen
 class Slice:
-    """All that arrived from `since` up to `until_ms`, milliseconds since 1970; that time itself is outside.
+    """All records that arrived from `since` up to, but not including, `until_ms`.
 
-    since  TRIM_HORIZON, or a time. Raises ValueError for anything else, and where it is not before `until_ms`.
+    Attributes:
+        since: TRIM_HORIZON or a time. Any other position, or a time that is not before `until_ms`, raises ValueError.
+        until_ms: The end, in milliseconds since 1970.
     """
 
     since: Position
@@ -57,92 +58,101 @@ class Slice:
 
     @property
     def since_ms(self) -> int:
-        """When it begins; 0 where it begins with the oldest record."""
+        """When the slice begins, in milliseconds since 1970; 0 if it begins with the oldest record."""
         return self.since.sub if self.since.sequence == "AT_TIMESTAMP" else 0
 
     @property
     def begin(self) -> Position:
-        """The start of reading in each shard: a record that arrived in time may lie before one that did not."""
+        """The position at which to start reading each shard.
+
+        It is before `since`, because a record that arrived in time may come before one that arrived too early.
+        """
         return at_timestamp(max(0, self.since_ms - round(LATE_SECONDS * 1000))) if self.since_ms else TRIM_HORIZON
 
     def within(self, batch: Batch) -> Batch:
-        """The part of a reading that belongs to the slice (rule 3)."""
+        """Return the part of the batch that belongs to the slice (rule 3)."""
         since, until = self.since_ms / 1000, self.until_ms / 1000
-        # Nearly every batch lies within: it goes on as it came, with its columns.
+        # Nearly every batch lies within, and is then passed on unchanged, with its columns.
         if all(time is None or since <= time < until for time in batch.arrivals):
             return batch
         return batch.between(since, until)
 
     @property
     def note(self) -> str:
-        """The bounds, as rows say them."""
+        """The bounds, as rows contain them."""
         return f"{self.since_ms}..{self.until_ms}"
 
     def store(self, store: Store) -> "SliceStore":
-        """The table of the slice's own leases, or an empty one.
-
-        Raises ValueError for a table of other leases, and where rows have no room for a slice; StoreError.
-        """
+        """Return the store, which must be empty or contain only leases of this slice; for errors see `own_table`."""
         return own_table(store, "slice", self.note)
 
     def source(self, source: Source) -> "SliceSource":
-        """The source, cut to the slice. Raises ValueError for one that cannot tell when it is read up to a time."""
+        """Return the source cut to the slice. Raises ValueError if the source can't tell when a time is reached."""
         if not isinstance(source, Sliceable):
             raise ValueError("slice: this source does not tell when a shard is read up to a time")  # noqa: TRY004  bad usage
         return SliceSource(source, source, self)
 
 
 def own_table(store: Store, kind: str, note: str) -> "SliceStore":
-    """The table of these leases alone, or an empty one; each row has the note.
+    """Return the store, which must be empty or contain only leases with this annotation.
 
-    kind  the word for such a group in what is said
-    Raises ValueError for a table of other leases, and where rows have no room for a note; StoreError.
+    Args:
+        store: The lease table.
+        kind: The word for such a group in error messages.
+        note: The value of the annotation.
+
+    Raises:
+        ValueError: The table contains other leases, or its rows have no room for the annotation.
+        StoreError: The table cannot be read.
     """
-    # Its rows have no room for the note by which a worker of another slice would see that the table is not its own.
+    # Without room for the annotation, a worker of another slice would not notice that the table is not its own.
     if not store.capabilities.counts_owners:
         raise ValueError(f"{kind}: the Azure SDKs' layout has no room for it; leave out eventhub= in the store's URL")
     listing = store.list()
     if listing.malformed:
         raise StoreError(f"{kind}: row {listing.malformed[0].key} of its table cannot be read")
     for lease in listing.leases:
-        # Else a second slice would take the first one's finished leases for its own, and read nothing.
+        # Otherwise a second slice would take the first one's finished leases for its own, and read nothing.
         if lease.note(NOTE) != note:
-            whose = f"of another {kind}" if lease.note(NOTE) else "of another group"
-            raise ValueError(f"{kind}: its table holds leases {whose} ({lease.key}); give it a table of its own")
+            other = f"of another {kind}" if lease.note(NOTE) else "of another group"
+            raise ValueError(f"{kind}: its table holds leases {other} ({lease.key}); give it a table of its own")
     return SliceStore(store, note)
 
 
 class SliceStore(PassingStore):
-    """A store whose new leases say whose they are."""
+    """A store that annotates new leases with their slice."""
 
     def __init__(self, store: Store, note: str) -> None:
         super().__init__(store)
         self._note = note
 
     def write(self, write: Write) -> Outcome:
-        """Apply the write or refuse it."""
+        """Apply the write or reject it."""
         if isinstance(write, CreateLease):
-            # Written by the creation itself: a row without the note would look like another group's to the next worker.
+            # Must be part of the creation, otherwise the next worker could take the row for another group's.
             notes = {**dict(write.lease.notes), NOTE: self._note}
             write = evolve(write, lease=evolve(write.lease, notes=tuple(sorted(notes.items()))))
         return super().write(write)
 
 
 class SliceSource(PassingSource):
-    """A source whose shards end where the slice ends."""
+    """A source whose shards end at the end of the slice."""
 
     def __init__(self, source: Source, bounded: Sliceable, cut: Slice) -> None:
         super().__init__(source)
         self._bounded, self._cut = bounded, cut
 
     def open(self, lease: Lease, start: Position) -> "SliceReader":
-        """A reader from just after `start`, or from where the slice begins: no child's oldest records come before."""
+        """Open a reader just after `start`, or at the beginning of the slice if `start` is not a number.
+
+        This also holds for a child shard, whose lease starts at TRIM_HORIZON.
+        """
         begin = start if start.numbered else self._cut.begin
         return SliceReader(super().open(lease, begin), self._bounded, lease, self._cut, begin)
 
 
 class SliceReader:
-    """Reads one shard up to the end of the slice, which is then the end of the shard."""
+    """Reads one shard up to the end of the slice, which counts as the end of the shard."""
 
     def __init__(self, reader: Reader, source: Sliceable, lease: Lease, cut: Slice, start: Position) -> None:
         self._reader, self._source, self._lease, self._cut = reader, source, lease, cut
@@ -151,21 +161,21 @@ class SliceReader:
 
     def read(self) -> Batch:
         """Read once. Raises SourceUnavailable or SourceError, before anything is read."""
-        # Asked before: what is read afterwards then shows all that will ever have arrived in time.
+        # Must come before the read, so that what is read afterwards includes everything that arrived in time.
         self._settled = self._settled or self._source.settled(self._lease, self._until)
         batch = self._reader.read()
         self._reached = batch.end or self._reached
-        # One record of a later time proves little, since times are not quite in order; one of so much later proves all.
-        over = any(time is not None and time >= self._until + LATE_SECONDS for time in batch.arrivals)
-        ended = batch.ended or over
+        # Times are not quite in order, so only a record that is later by the margin shows that the slice is over.
+        past_end = any(time is not None and time >= self._until + LATE_SECONDS for time in batch.arrivals)
+        ended = batch.ended or past_end
         if not ended and self._settled is not None:
             last, arrived = self._settled.last, self._settled.arrived
             if last is None:
-                # Only a reading that was begun after that moment, and brings nothing at the tip, shows it.
+                # Only a read that began after that time, and returned nothing at the tip, shows that all is read.
                 ended = batch.end is None and batch.behind_seconds == 0
             else:
-                # Nothing of the slice is in this shard: it is over before the first record is read.
-                before = arrived is not None and arrived * 1000 < self._cut.begin.sub  # all of it lies before the slice
+                # If everything in this shard arrived before the slice, it is over before the first record is read.
+                before = arrived is not None and arrived * 1000 < self._cut.begin.sub
                 ended = before or self._reached.order >= last.order
         return evolve(self._cut.within(batch), ended=ended)
 
@@ -177,17 +187,18 @@ class SliceReader:
 log = escaped(logging.getLogger("leasehold.slices"))
 
 LOOK_SECONDS = 2.0
-"""Between two looks whether the slice is read; each is a listing of its table."""
+"""The time between two checks whether the slice is read, each of which lists its table."""
 
 
 @frozen
 class SliceVerdict:
     """The outcome of a slice, and of this worker's part in it.
 
-    finished  whether all of it is read, by whomever; False where this worker was told to end before
-    records   that this worker's handler finished with
-    letters   records that this worker's dead letter took
-    shards    that this worker read to their end
+    Attributes:
+        finished: Whether all of the slice is read, by any worker; False if this worker was stopped before.
+        records: How many records this worker's handler has handled.
+        letters: How many records this worker has dead-lettered.
+        shards: How many shards this worker has read to their end.
     """
 
     finished: bool
@@ -208,12 +219,19 @@ def run_slice(
     executor: HandlerExecutor | None = None,
     begun: Callable[[Runner], None] = lambda _runner: None,
 ) -> SliceVerdict:
-    """Run a worker of a slice until all of the slice is read, or a signal ends the worker.
+    """Run a worker of a slice until all of the slice is read, or until a signal ends the worker.
 
-    worker        its store and its source are those that `Slice` made, its initial position is where the slice begins
-    look_seconds  between two looks whether the slice is read
-    executor          as of `Runner`
-    begun         given the runner before it runs
+    Args:
+        worker: A worker with the store and source that `Slice` returned; its initial position is the slice's beginning.
+        handling: The handler and its policy; a plain function gets the default policy.
+        meter: As for `Runner`, as are `drain_seconds`, `memory_bytes`, `readers` and `executor`.
+        drain_seconds: The time limit for draining.
+        memory_bytes: The memory for records that are not handled yet.
+        readers: How many shards may be read at the same time.
+        look_seconds: The time between two checks whether the slice is read.
+        executor: Where handlers are called.
+        begun: Called with the runner before it runs.
+
     Raises what `run` raises.
     """
     count = SliceCount(handling if isinstance(handling, Handling) else Handling(handling))
@@ -231,23 +249,23 @@ def run_until(
     drain_seconds: float = DRAIN_SECONDS,
     look_seconds: float = LOOK_SECONDS,
 ) -> bool:
-    """Run until `over` says so, which is asked in a thread of its own; False where a signal ended it before.
+    """Run until `over`, which is called in a thread of its own, returns True.
 
-    Raises what `Runner.run` raises.
+    Returns False if a signal ended the run before. Raises what `Runner.run` raises.
     """
     ended, finished = threading.Event(), threading.Event()
 
     def watch() -> None:
         while not ended.wait(look_seconds):
             if over():
-                # Before the run ends: whoever waits for that asks then whether the slice is read.
+                # Must come before the run ends, after which `finished` is checked.
                 finished.set()
                 runner.stop()
                 return
 
     def failed(fault: BaseException) -> None:
         faults.append(fault)
-        runner.stop()  # nobody else would notice that the slice is read
+        runner.stop()  # without this thread the run would not end when the slice is read
 
     faults: list[BaseException] = []
     watcher = spawn("leasehold-slice", watch, failed)
@@ -256,7 +274,7 @@ def run_until(
             runner.run()
     finally:
         ended.set()
-    # Bounded: its last look may hang in a store that does not answer.
+    # With a time limit, because its last check may hang in a store that does not respond.
     watcher.join(drain_seconds)
     if faults:
         raise faults[0]
@@ -264,30 +282,30 @@ def run_until(
 
 
 def is_read(worker: Worker, finished: Callable[[Lease], bool] = lambda lease: lease.ended) -> bool:
-    """Whether every lease is finished, and no shard of the stream wants another one; False if that is unknown."""
+    """Return whether every lease is finished and no shard needs another one; False if that is unknown."""
     try:
         listing = worker.store.list()
-        # An unreadable row may be of an unfinished lease, and an empty table is one that nobody has filled yet.
+        # A malformed row may be an unfinished lease, and an empty table is one whose leases are not created yet.
         if listing.malformed or not listing.leases or not all(map(finished, listing.leases)):
             return False
         shards = worker.source.shards()
-        wanted = plan(listing.leases, shards, Me(worker.me, 0), worker.config)
+        actions = plan(listing.leases, shards, Me(worker.me, 0), worker.config)
     except (StoreError, SourceError) as fault:
         log.warning("whether the slice is read is not known yet: %s", fault)
         return False
-    # Finished leases are not all: children of their shards may still be without one.
-    return not any(isinstance(action, Create) for action in wanted)
+    # Finished leases are not enough, because children of their shards may still be without one.
+    return not any(isinstance(action, Create) for action in actions)
 
 
 class SliceCount:
-    """Counts what the callables of a handling have finished with; `handling` is the same, counted."""
+    """Counts what a handler and a dead letter have finished with; `handling` is the given one with counting."""
 
     def __init__(self, given: Handling) -> None:
         self.records = self.letters = self.shards = 0
         lock, letter = threading.Lock(), given.dead_letter
 
         def count(answer: Awaitable[None] | None, records: int, letters: int) -> Awaitable[None] | None:
-            """Once the answer says that they are done: an answer other than None fails the batch."""
+            """Count the records once they are done. A result other than None fails the batch."""
             if inspect.isawaitable(answer):
 
                 async def awaited() -> None:
@@ -295,9 +313,9 @@ class SliceCount:
                     return cast("None", count(None, records, letters) if ended is None else ended)
 
                 return awaited()
-            # A coroutine counts once it has ended, and any other answer is a fault of the handler's.
+            # An awaitable is counted once it has ended, and any other result is a fault of the handler.
             if answer is None:
-                with lock:  # handlers of several shards are at work side by side
+                with lock:  # handlers of several shards run at the same time
                     self.records += records
                     self.letters += letters
             return answer

@@ -1,11 +1,14 @@
-"""How far behind each lease is, and the status of a lease and of a group: one word and one sentence, by one function.
+"""Computes how far behind each lease is, and the status of a lease and of a group, as one word and one sentence.
 
-`leases`, its exit status, `serve`, `/healthz`, metrics, alarms and `explain` all say what `status_of` says. There is
-no threshold to set: as in LinkedIn's Burrow, a lease is judged by what happened over a window of time. Rule 1: OK is
-said only where a row, or our own watching, shows it. Rule 2: who does not know says UNKNOWN, which is not OK either.
-Rule 3: how long is long follows `lease_seconds` and the pace of readings and notes (`worker/holding.py:patience`).
+`leases`, its exit status, `serve`, `/healthz`, metrics, alarms and `explain` all use `status_of`. There is no threshold
+to set. As in LinkedIn's Burrow, a lease is judged by what happened over a window of time.
 
-The words, the worst last: see `MEANINGS`.
+1. A status is OK only if a row, or our own observation, shows it.
+2. If the status cannot be known, it is UNKNOWN, which does not count as OK.
+3. What counts as too long depends on `lease_seconds` and on how often leases are read and annotated
+   (`worker/progress.py:patience`).
+
+`MEANINGS` lists the words, the worst last.
 """
 
 import math
@@ -33,15 +36,16 @@ from leasehold.errors import SourceError
 
 @frozen
 class LeaseLag:
-    """How far behind the reading of one lease is.
+    """How far behind one lease is.
 
-    seconds  behind the tip of the shard, at most; None where nobody told
-    events   the same as a count, where the stream tells counts (Event Hubs)
-    end      whether reading had reached the tip, and lately
-    age      seconds that the last record that was done had been in the stream, when its owner told of it
-    host     the machine of the owner that told
-    moves    how often the lease passed from one worker to another, as far as our workers saw
-    at_least whether the seconds are a lower bound: the stream has not answered since, so nobody knows what waits
+    Attributes:
+        seconds: An upper bound of the seconds behind the tip of the shard, unless `at_least`; None if unknown.
+        events: The same as a number of events, if the stream counts them (Event Hubs).
+        end: Whether the tip was reached, and recently.
+        age: For how many seconds the last record that is done had been in the stream when its owner wrote this.
+        host: The machine of the owner that wrote this.
+        moves: How often the lease has moved from one worker to another, as far as our workers saw.
+        at_least: Whether `seconds` is a lower bound, because the stream has not responded since.
     """
 
     seconds: float | None = None
@@ -53,19 +57,21 @@ class LeaseLag:
     at_least: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """Values that `json.dumps` takes; what is unknown is left out, and `at_least` unless it is true."""
-        known = {name: value for name, value in asdict(self).items() if value not in {None, ""}}
-        return known if self.at_least else {name: value for name, value in known.items() if name != "at_least"}
+        """Return values for `json.dumps`, without unknown ones and without `at_least` unless it is true."""
+        values = {name: value for name, value in asdict(self).items() if value not in {None, ""}}
+        return values if self.at_least else {name: value for name, value in values.items() if name != "at_least"}
 
 
 def lag_of(lease: Lease, now: float, limit: float) -> LeaseLag:
-    """The lag of an unfinished lease, by its row's note.
+    """Return the lag of an unfinished lease, according to its row's annotation.
 
-    now    seconds since 1970
-    limit  an owner whose lease stands still for more seconds counts as dead
+    Args:
+        lease: The lease.
+        now: The time in seconds since 1970.
+        limit: After this many seconds without a renewal an owner counts as dead.
     """
     progress = progress_of(lease)
-    # An owner that is late by its own clock may be dead: what it last told is no news any more.
+    # An owner that is late by its own `lease_seconds` may be dead, so its last annotation may be out of date.
     held = (
         lease.owner is not None and lease.idle <= limit and not (progress is not None and progress.overdue(lease.idle))
     )
@@ -73,7 +79,7 @@ def lag_of(lease: Lease, now: float, limit: float) -> LeaseLag:
         return LeaseLag()
     ours, long = progress.owner == lease.owner, patience(progress.lease or limit)
     if held and not ours and now - progress.at > long and not progress.resting(now, long):
-        return LeaseLag(moves=progress.moves + 1)  # another library reads it by now, and tells nothing
+        return LeaseLag(moves=progress.moves + 1)  # another library reads the lease now, and writes no annotations
     seconds = progress.lag(now, held=held and ours)
     return LeaseLag(
         seconds=None if seconds is None else round(seconds, 3),
@@ -86,7 +92,7 @@ def lag_of(lease: Lease, now: float, limit: float) -> LeaseLag:
 
 
 def lags_of(leases: Iterable[Lease], now: float, limit: float) -> dict[str, LeaseLag]:
-    """The lag of every unfinished lease, by key."""
+    """Return the lag of every unfinished lease, by key."""
     return {lease.key: lag_of(lease, now, limit) for lease in leases if not lease.ended}
 
 
@@ -94,9 +100,10 @@ def lags_of(leases: Iterable[Lease], now: float, limit: float) -> dict[str, Leas
 class FleetLag:
     """How far behind the whole application is.
 
-    most     seconds of the lease that is furthest behind; None where nobody told of any
-    total    seconds of all leases together
-    at_least whether both are lower bounds, as that of a lease is
+    Attributes:
+        most: The seconds of the lease that is furthest behind; None if no lag is known.
+        total: The seconds of all leases together.
+        at_least: Whether the seconds of any lease are a lower bound, and therefore both of these.
     """
 
     most: float | None
@@ -105,39 +112,39 @@ class FleetLag:
 
 
 def fleet_lag(lags: Mapping[str, LeaseLag]) -> FleetLag:
-    """The lags of all leases as one."""
-    known = [lag.seconds for lag in lags.values() if lag.seconds is not None]
-    return FleetLag(max(known, default=None), round(sum(known), 3), any(lag.at_least for lag in lags.values()))
+    """Combine the lags of all leases."""
+    seconds = [lag.seconds for lag in lags.values() if lag.seconds is not None]
+    return FleetLag(max(seconds, default=None), round(sum(seconds), 3), any(lag.at_least for lag in lags.values()))
 
 
 def asked(source: Source, leases: Iterable[Lease], lags: Mapping[str, LeaseLag]) -> dict[str, LeaseLag]:
-    """The lags, where a row has no note, such as Java's, by the stream itself.
+    """Return the lags, completed from the stream for rows without an annotation, such as those of Java workers.
 
-    Where the stream numbers its events without a gap (Event Hubs), they are counted; else one batch is read at the
-    checkpoint, which shows how far that is behind. Raises SourceError.
+    If the stream numbers its events without gaps (Event Hubs), the events behind are counted. Otherwise one batch is
+    read at the checkpoint to see how far behind that is. Raises SourceError.
     """
-    found = dict(lags)
+    completed = dict(lags)
     for lease in leases:
-        if lease.key not in found or found[lease.key].seconds is not None:
+        if lease.key not in completed or completed[lease.key].seconds is not None:
             continue
         latest = source.latest(lease)
         if latest.numbered and lease.checkpoint.numbered:
             events = max(0, int(latest.sequence) - int(lease.checkpoint.sequence))
-            found[lease.key] = LeaseLag(0.0 if not events else None, events, not events)
+            completed[lease.key] = LeaseLag(0.0 if not events else None, events, not events)
         if latest.sequence != "AT_TIMESTAMP" or lease.checkpoint.sequence == "LATEST":
-            continue  # counted already, or nothing that a batch would tell
+            continue  # already counted, or a batch would show nothing
         reader = source.open(lease, lease.checkpoint)
         try:
             batch = reader.read()
         except SourceError:
-            continue  # what no row tells and the stream does not either stays unknown
+            continue  # the lag stays unknown
         finally:
             reader.close()
         waiting = batch.records[0].arrived if batch.records else None
         behind = batch.behind_seconds if waiting is None else max(0.0, latest.sub / 1000 - waiting)
         if behind is not None:
-            found[lease.key] = LeaseLag(round(behind, 3), end=not behind)
-    return found
+            completed[lease.key] = LeaseLag(round(behind, 3), end=not behind)
+    return completed
 
 
 MEANINGS = {
@@ -152,9 +159,9 @@ MEANINGS = {
 """Each word with its meaning, the worst last."""
 
 NUMBERS = {word: number and number + 2 for number, word in enumerate(MEANINGS)}
-"""As the exit status of `leases --check` and the value of a metric: OK is 0, the others 3 to 8, the worst the highest.
+"""The exit statuses of `leases --check` and the values of metrics: OK is 0, the others 3 to 8, the worst the highest.
 
-1 and 2 are a command's own: a store that failed, bad usage.
+1 and 2 are the usual exit statuses of commands: a store that failed, and bad usage.
 """
 
 
@@ -172,43 +179,43 @@ class Status:
 
     @property
     def ok(self) -> bool:
-        """Whether all is well."""
+        """Whether the word is OK."""
         return self.word == "OK"
 
     def as_json(self) -> dict[str, Any]:
-        """Values that `json.dumps` takes."""
+        """Return values for `json.dumps`."""
         return {"status": self.word, "says": self.says}
 
 
 @frozen
 class LeaseWatch:
-    """The window of an onlooker on one lease, for rows that say nothing of their reading.
+    """What was observed of one lease over a window of time, for rows without annotations of their progress.
 
-    samples  (seconds of a clock, position, lag) of looks, the last `STEPS` steps of them
-    former   when the last note was written that was seen without its writer owning the lease: should that worker take
-             it again, the note tells nothing of this time
+    Attributes:
+        samples: The time, position and lag at each look of the last `STEPS` steps.
+        former: When the last annotation was written whose writer did not own the lease when we saw it. If that worker
+            takes the lease again, the annotation does not describe this new ownership.
     """
 
     samples: tuple[tuple[float, tuple[int, int, int], float | None], ...] = ()
     former: float | None = None
 
     def after(self, at: float, lease: Lease, lag: LeaseLag) -> "LeaseWatch":
-        """The window after one look more."""
+        """Return the window after one more look."""
         behind = lag.seconds if lag.events is None else float(lag.events)
-        kept = tuple(each for each in self.samples if at - each[0] <= STEPS * STEP_SECONDS)
-        # Looks may come many times a second: those that show nothing new take one place, or the window would grow with
-        # them.
-        close = len(kept) > 1 and kept[-1][1] == lease.checkpoint.order and at - kept[-2][0] < 1.0  # looks may be many
+        samples = tuple(sample for sample in self.samples if at - sample[0] <= STEPS * STEP_SECONDS)
+        # Looks may come many times per second. Those that show nothing new share one sample, to bound the window.
+        close = len(samples) > 1 and samples[-1][1] == lease.checkpoint.order and at - samples[-2][0] < 1.0
         progress = progress_of(lease)
-        # A note that outlived its writer's ownership is of an earlier time, should that worker own the lease again.
+        # An annotation whose writer no longer owns the lease stays outdated even if that worker owns the lease again.
         former = self.former if progress is None or progress.owner == lease.owner else progress.at
-        return LeaseWatch((*(kept[:-1] if close else kept), (at, lease.checkpoint.order, behind)), former)
+        return LeaseWatch((*(samples[:-1] if close else samples), (at, lease.checkpoint.order, behind)), former)
 
     @property
     def stands(self) -> float:
-        """For how long the position has stood."""
+        """For how many seconds the position has not moved."""
         since = [at for at, position, _ in self.samples if position == self.samples[-1][1]]
-        # Counted from the first look that showed it: how long it stood before nobody saw.
+        # Counted from the first look that showed this position; earlier times are unknown.
         return since[-1] - since[0] if since else 0.0
 
     @property
@@ -224,14 +231,14 @@ class LeaseWatch:
 
 @frozen
 class GroupWatch:
-    """The window of an onlooker on all leases of a table."""
+    """What was observed of all leases of a table over a window of time."""
 
     leases: Mapping[str, LeaseWatch] = Factory(dict)
     began: float = math.inf
     at: float = math.inf
 
     def after(self, at: float, leases: Iterable[Lease], lags: Mapping[str, LeaseLag]) -> "GroupWatch":
-        """The window after one look more, at this second of one clock."""
+        """Return the window after one more look, at this time of a monotonic clock."""
         seen = {
             lease.key: self.leases.get(lease.key, LeaseWatch()).after(at, lease, lags[lease.key])
             for lease in leases
@@ -241,7 +248,7 @@ class GroupWatch:
 
     @property
     def seconds(self) -> float:
-        """For how long the table has been watched."""
+        """For how many seconds the table has been watched."""
         return 0.0 if self.at == math.inf else self.at - self.began
 
 
@@ -252,10 +259,14 @@ def statuses_of(
     lease_seconds: float,
     watch: GroupWatch | None = None,
 ) -> dict[str, Status]:
-    """The status of every lease, by key.
+    """Return the status of every lease, by key.
 
-    now            seconds since 1970
-    lease_seconds  of owners whose rows do not say theirs
+    Args:
+        leases: The leases.
+        lags: Their lags, by key.
+        now: The time in seconds since 1970.
+        lease_seconds: The setting of owners whose rows do not contain theirs.
+        watch: What was observed of the table, if it was watched.
     """
     rows = {lease.key: lease for lease in leases}
     watch = watch or GroupWatch()
@@ -285,72 +296,76 @@ def status_of(
     waits: bool = False,
     contradiction: str = "",
 ) -> Status:
-    """The status of one lease.
+    """Return the status of one lease.
 
-    lag            as the row tells it, or the stream
-    now            seconds since 1970
-    lease_seconds  of an owner whose row does not say its own
-    watched        for how many seconds the table was watched; `lease.idle` was counted meanwhile
-    watch          what was seen of this lease then
-    waits          whether a parent is not done: its children are not read before (L12)
-    contradiction  why it cannot be right
+    Args:
+        lease: The lease.
+        lag: Its lag, from the row or from the stream.
+        now: The time in seconds since 1970.
+        lease_seconds: The setting of the owner, if the row does not contain it.
+        watched: For how many seconds the table was watched. `lease.idle` was measured during that time.
+        watch: What was observed of this lease.
+        waits: Whether a parent is not done, before which the lease is not read (L12).
+        contradiction: The contradiction between table and stream that concerns this lease (L14), or "".
     """
     if contradiction or lease.ended:
         return Status("UNREAD", contradiction) if contradiction else Status("OK", "read to its end")
     progress = progress_of(lease)
     long = patience(lease_seconds if progress is None or progress.lease is None else progress.lease)
-    # Nobody reads it, and nobody should: else every split would raise an alarm.
+    # It must not be read yet, so this is no fault; otherwise every split would raise an alarm.
     if waits:
         return Status("OK", "its parents are not done: it is read after them")
-    # For how long, at least, nobody has renewed it: as far as it was seen, or as its last note tells.
+    # For how long, at least, it has not been renewed, by our observation or by its last annotation.
     alone = lease.idle if lease.idle < math.inf else 0.0
     if progress is not None and progress.owner == (lease.owner or progress.owner) and watched <= lease.idle + 1.0:
-        alone = max(alone, now - progress.at)  # not where its version has moved while we looked
+        alone = max(alone, now - progress.at)  # only if its version did not move while we watched
     recent = progress is not None and now - progress.at <= long
-    # A fault wins over the lack of an owner: the worker that could not handle it leaves it to others for a while.
+    # A fault matters more than a missing owner: a worker that could not handle the lease leaves it to others for a
+    # while.
     if progress is not None and progress.resting(now, long) and (lease.owner is None or not recent):
         who = f"; {progress.owner} put it aside until {_utc(progress.aside or 0.0)}" if lease.owner is None else ""
         return Status("STALLED", f"{_stood(progress, now)}{who}")
-    # Asked before the note is: whatever it tells of its reading, nobody reads on.
+    # Must come before the annotation's own status: whatever that is, no worker reads the lease now.
     if alone > long or (lease.owner is None and not recent):
         return _lone(lease, progress, alone, long, watched)
     own = progress is not None and progress.owner == lease.owner and progress.at != watch.former
     if progress is None or not (recent or own):
         return _untold(lease, lag, watched, watch, long)
-    # Renewed while we looked, with an old note: its clock is behind ours, and its times are its own.
-    told = _told(progress, max(now, progress.at) if recent else progress.at, long)
-    if told.word == "UNREAD" and own and alone > told_within(progress.lease or lease_seconds):
-        # Its note is overdue as well: the owner is gone, rather than idle.
+    # If the lease was renewed while we watched, yet its annotation is old, the owner's clock is behind ours. Its times
+    # are then judged by its own clock.
+    status = _told(progress, max(now, progress.at) if recent else progress.at, long)
+    if status.word == "UNREAD" and own and alone > told_within(progress.lease or lease_seconds):
+        # Its annotation is overdue, too, so the owner is gone rather than idle.
         return _lone(lease, progress, alone, 0.0, watched)
-    if told.ok and own and progress.overdue(lease.idle):
-        return Status("OK", f"{told.says} {now - progress.at:.0f} s ago; {lease.owner} should have renewed it since")
-    if not told.ok or own:
-        return told
+    if status.ok and own and progress.overdue(lease.idle):
+        return Status("OK", f"{status.says} {now - progress.at:.0f} s ago; {lease.owner} should have renewed it since")
+    if not status.ok or own:
+        return status
     return Status(
         "OK", "nobody owns it: the next look of a worker finds it" if lease.owner is None else "it came lately"
     )
 
 
 def _lone(lease: Lease, progress: Progress | None, alone: float, long: float, watched: float) -> Status:
-    """The status of a lease that has no owner, or one that was not heard of, for so many seconds."""
-    whose = "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and has not been heard of"
+    """Return the status of a lease that had no owner, or was not renewed, for `alone` seconds."""
+    subject = "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and has not been heard of"
     if alone > long:
         fault = f"; the last fault: {progress.fault}" if progress is not None and progress.fault else ""
-        return Status("ORPHAN", f"{whose} for {alone:.0f} s, and nobody else takes it{fault}")
+        return Status("ORPHAN", f"{subject} for {alone:.0f} s, and nobody else takes it{fault}")
     if watched <= 0:
-        return Status("UNKNOWN", f"{whose}; one look does not tell for how long: watch it (--watch)")
-    return Status("UNKNOWN", f"{whose} for {alone:.0f} s as far as was seen; within {long:.0f} s somebody should")
+        return Status("UNKNOWN", f"{subject}; one look does not tell for how long: watch it (--watch)")
+    return Status("UNKNOWN", f"{subject} for {alone:.0f} s as far as was seen; within {long:.0f} s somebody should")
 
 
 def _told(progress: Progress, now: float, long: float) -> Status:
-    """The status by the owner's note."""
+    """Return the status according to the owner's annotation."""
     work, stands = progress.work, 0.0 if progress.done is None else now - progress.done
     if stands <= long:
         if progress.grows:
             return Status("BEHIND", f"{_behind(progress)}, and all the time further for two minutes")
-        # Its owner says why it does not read now: it waits for parents, or for room.
+        # `excused` is the owner's reason for not reading now, for example that it waits for the parents.
         return Status("OK", progress.excused or _behind(progress))
-    # Before the fault: a handler that never returns is the cause, whatever failed before.
+    # Must come before the fault: a handler that never returns is the cause, whatever failed before.
     if work is not None and now - work > long:
         return Status("HUNG", f"its handler has been at work for {now - work:.0f} s, without an end or a checkpoint")
     if progress.fault:
@@ -366,7 +381,7 @@ def _stood(progress: Progress, now: float) -> str:
 
 
 def _utc(at: float) -> str:
-    return f"{time.strftime('%H:%M:%S', time.gmtime(at))} UTC"  # rows may hold times that no calendar has
+    return f"{time.strftime('%H:%M:%S', time.gmtime(at))} UTC"  # not datetime, whose range rows may exceed
 
 
 def _behind(progress: Progress) -> str:
@@ -376,36 +391,41 @@ def _behind(progress: Progress) -> str:
 
 
 def _untold(lease: Lease, lag: LeaseLag, watched: float, watch: LeaseWatch, long: float) -> Status:
-    """The status of another library's lease, whose row says nothing of its reading, by what was seen of it."""
+    """Return the status of a lease without our annotation (another library's), according to what was observed."""
     waiting = lag.seconds if lag.events is None else float(lag.events)
     how = f"{lag.events} events behind" if lag.events is not None else f"{waiting or 0.0:.1f} s behind"
-    # Before the rest: a shard at its tip stands still because nothing comes.
+    # Must come first: the position of a shard at its tip does not move because no records arrive.
     if waiting == 0:
         return Status("OK", "read to the tip")
     if watch.grows and watch.moved:
-        # It works and does not keep up, which is another matter than standing still.
+        # It works but does not keep up, which differs from not moving.
         return Status("BEHIND", f"{how}, and all the time further for two minutes")
     if waiting is not None and watch.stands > long:
         return Status("STALLED", f"{how}, and its checkpoint has stood for {watch.stands:.0f} s")
     if watch.moved and watch.stands <= long:
         return Status("OK", f"its checkpoint moves; {how}" if waiting is not None else "its checkpoint moves")
     if watched <= 0:
-        # One look shows where the checkpoint is, and not whether it moves.
+        # A single look shows where the checkpoint is, but not whether it moves.
         return Status("UNKNOWN", f"{lease.owner} tells nothing of its reading: watch it (--watch)")
     asks = "" if waiting is not None else "; --source asks the stream whether anything waits"
     return Status("UNKNOWN", f"its checkpoint has not moved in {watch.stands:.0f} s{asks}")
 
 
 def group_status(statuses: Mapping[str, Status], trouble: str = "") -> Status:
-    """The status of all leases together: that of the worst; `trouble` is why the table cannot be read."""
+    """Return the status of the group, which is that of its worst lease.
+
+    Args:
+        statuses: The status of each lease, by key.
+        trouble: Why the table cannot be read, or "".
+    """
     if trouble:
         return Status("UNKNOWN", f"the table cannot be read: {trouble}")
     if not statuses:
         return Status("UNKNOWN", "the table has no leases")
-    # One shard that is read by nobody is a fault of the group, however many others are well.
+    # One shard that is not read is a fault of the group, no matter how many others are.
     worst = max(statuses.values(), key=lambda each: each.number)
-    keys = sorted(key for key, each in statuses.items() if each.word == worst.word)
+    keys = sorted(key for key, status in statuses.items() if status.word == worst.word)
     if worst.ok:
         return Status("OK", f"{len(keys)} leases are read, and do not fall behind")
-    whole = f"{len(keys)} of {len(statuses)} leases"
-    return evolve(worst, says=f"{whole}, {keys[0]} first: {statuses[keys[0]].says}")
+    share = f"{len(keys)} of {len(statuses)} leases"
+    return evolve(worst, says=f"{share}, {keys[0]} first: {statuses[keys[0]].says}")

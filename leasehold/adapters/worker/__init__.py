@@ -1,1 +1,1 @@
-"""The worker, a member of the fleet: it renews its leases, reads the table, plans, and acts."""
+"""Contains the worker, a member of a fleet, which renews its leases, reads the table, plans and acts."""

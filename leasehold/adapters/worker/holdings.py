@@ -1,15 +1,15 @@
-"""The leases that this process holds, and the adoption of those that the table already says are its own.
+"""Keeps the leases that this process holds, and adopts those whose rows already name its worker as owner.
 
-A lease is added after a write that made it ours, and removed when its holding is lost. A row may name this worker
-as its owner and yet be held by nobody: after a gift, a restart, or a write whose reply was lost. Such a lease is
-adopted by a claim under the version as seen. A reading alone is not enough: the giver could take the lease back
-at the same moment, and two workers would read it.
+A lease is added after the write that took it, and removed when its holding is lost. A row may name this worker as its
+owner without being held: after a gift, a restart, or a write whose reply was lost. Such a lease is adopted by a claim
+of the version that was seen. To read the row is not enough: its giver could take the lease back at the same moment, and
+two workers would then read the shard.
 
-The worker's id outlives its process, so a row of ours may belong to another process with the same id. Each taking
-writes the process on the row. If a row that another process signed is renewed while we look, that process
-lives, and this one must stop (`check_identity`).
+A worker's id outlives its process, so a row of ours may belong to another process with the same id. Each write that
+takes a lease also writes the process on the row. If a row signed by another process is renewed while we watch, that
+process is alive, and this one must stop (`check_identity`).
 
-`Cooldown`: the leases that this worker leaves to others for a while, because it could not read them.
+`Cooldown` keeps the leases that this worker leaves to others for a while because it could not read them.
 """
 
 import logging
@@ -32,14 +32,19 @@ log = escaped(logging.getLogger("leasehold.holdings"))
 
 
 class Holdings:
-    """The leases held now, each written to through its own `Holding`.
+    """The leases held now, each of which is written through its own `Holding`.
 
-    began  called for each lease that becomes ours
-    gave   called with each lease given to its heir, as stored, and the time
-    gone   called for each lease that is lost, given or released
-    rest_seconds
-           how long to take nothing after takings that were not answered: longer than a lease and two looks
-    remade called with what became of a row that was deleted under us
+    Args:
+        store: The lease table.
+        identity: The worker and its running process.
+        clock: A monotonic clock, in seconds.
+        lease_seconds: How long other workers wait before they take a lease that is not renewed.
+        rest_seconds: How long to take no leases after takes got no response. Longer than a lease and two looks.
+        began: Called for each lease that this worker has taken.
+        gave: Called with each lease given to its next owner, as stored, and with the time.
+        gone: Called for each lease that is lost, given or released.
+        remade: Called with a description of what happened to a row that was deleted under us.
+        lock: Makes the lock that serializes the writes of one lease.
     """
 
     def __init__(
@@ -69,28 +74,28 @@ class Holdings:
         self._unanswered_at, self._in_doubt, self._rests_until = -math.inf, False, -math.inf
         self._replaced: dict[str, Version] = {}
         self.released: dict[str, Lease] = {}
-        """Every lease held once and not now, as last written here."""
+        """Every lease that was held before and is not held now, as last written here."""
         self.dropped: set[str] = set()
-        """The released leases that no other worker took: no write confirmed them in time."""
+        """Those of the released leases that were dropped because no write confirmed them in time."""
 
     @property
     def all(self) -> tuple[Holding, ...]:
-        """The holdings, sorted by key; the same tuple until one comes or goes."""
+        """The holdings, sorted by key; the same tuple until one is added or removed."""
         with self._lock:
             if self._sorted is None:
-                # The renewals take the same tuple as a sign that nothing came or went, and then compare nothing.
+                # `Renewing` compares no holdings as long as it gets the same tuple.
                 self._sorted = tuple(holding for _, holding in sorted(self._held.items()))
             return self._sorted
 
     def get(self, key: str) -> Holding | None:
-        """The holding of this lease, if it is held."""
+        """Return the holding of this lease, or None if it is not held."""
         with self._lock:
             return self._held.get(key)
 
     def check_identity(self) -> None:
-        """Raises WorkerError if another living process was seen to use this worker's id.
+        """Drop everything and raise WorkerError if another living process was seen to use this worker's id.
 
-        Then nothing is held any more, nor released: a release in our common name would be the other's loss.
+        The leases are not released, because a release under the shared id would take them from the other process.
         """
         if self._duplicate_process:
             for holding in self.all:
@@ -101,7 +106,7 @@ class Holdings:
             )
 
     def hold(self, lease: Lease, begun: float, replaced: str | None = None) -> None:
-        """Hold this lease, which a write begun at `begun` has made ours."""
+        """Hold this lease, which was taken by a write that began at `begun`."""
         holding = Holding(
             self._store,
             lease,
@@ -118,39 +123,39 @@ class Holdings:
             self._held[lease.key], self._sorted = holding, None
             self._ever.add(lease.key)
             self.dropped.discard(lease.key)
-        # KCL 2.x holds finished leases, too, and there is nothing to read in them.
+        # KCL 2.x also holds finished leases, which contain nothing to read.
         if not lease.ended:
             self._began(holding)
 
     def unheld(self, leases: Iterable[Lease], *, ended: bool) -> tuple[Lease, ...]:
-        """The leases that name this worker as owner and are not held; finished ones only if `ended`."""
+        """Return the leases that name this worker as owner and are not held; finished ones only if `ended`."""
         ours = [lease for lease in leases if lease.owner == self._identity.worker]
         with self._lock:
-            mine = [lease for lease in ours if lease.key not in self._held]
-        return tuple(lease for lease in mine if (ended or not lease.ended) and not self._has_successor(lease))
+            unheld = [lease for lease in ours if lease.key not in self._held]
+        return tuple(lease for lease in unheld if (ended or not lease.ended) and not self._has_successor(lease))
 
     @property
     def unconfirmed(self) -> tuple[Lease, ...]:
-        """The leases that an unanswered write may have made ours: nobody reads them until they are adopted."""
+        """The leases that a write without a response may have made ours. They are read once they are adopted."""
         with self._lock:
             return tuple(lease for key, lease in self._unconfirmed.items() if key not in self._held)
 
     @property
     def rests(self) -> bool:
-        """Whether to take nothing for now, because takings are not answered.
+        """Whether to take no leases for now, because the store does not respond to takes.
 
-        They may arrive all the same. Repeated soon, each would make the lease look alive, and no worker would read it;
-        after a pause longer than its lease and two looks, another worker has it.
+        Such a take may still be applied. If it were repeated soon, the lease would look alive although no worker reads
+        it. During a pause longer than a lease and two looks, another worker takes it.
         """
         return self._clock() < self._rests_until
 
     def mark_unconfirmed(self, lease: Lease) -> None:
-        """Remember a lease that an unanswered write may have made ours: the next turn claims it again (H4)."""
+        """Remember a lease that a write without a response may have made ours. The next turn claims it again (H4)."""
         with self._lock:
             self._unconfirmed[lease.key] = lease
 
     def not_answered(self, lease: Lease, begun: float, *, claimed: bool) -> None:
-        """Remember that a write which takes this lease was not answered.
+        """Note that a write which takes this lease got no response.
 
         Args:
             lease: The lease as it was seen.
@@ -160,44 +165,43 @@ class Holdings:
         if claimed:
             self.mark_unconfirmed(lease)
         with self._lock:
-            if self._in_doubt and begun > self._unanswered_at:  # a second try, and not another write beside the first
+            if self._in_doubt and begun > self._unanswered_at:  # a second try, not a write concurrent to the first one
                 self._rests_until = self._clock() + self._rest_seconds
             self._in_doubt, self._unanswered_at = True, self._clock()
 
     def answered(self) -> None:
-        """Go on taking: a write that takes a lease was answered."""
+        """Allow takes again, because the store has responded to one."""
         self._in_doubt, self._rests_until = False, -math.inf
 
     def allowed(self, actions: Sequence[Action]) -> tuple[Action, ...]:
-        """Return the actions, without those that would take a lease while this worker rests."""
+        """Return the actions; while this worker rests, without those that would take a lease."""
         rests = self.rests
-        return tuple(one for one in actions if not (rests and isinstance(one, Claim | Steal | RequestHandoff)))
+        return tuple(action for action in actions if not (rests and isinstance(action, Claim | Steal | RequestHandoff)))
 
     def looked(self, leases: Iterable[Lease]) -> None:
-        """Go on taking if these leases, as read now, show that an unanswered claim did not arrive."""
+        """Allow takes again if these leases, which were just read, show that an unconfirmed claim was not applied."""
         with self._lock:
-            lost = [each for each in leases if each.key in self._unconfirmed and not self._ours(each)]
-            for each in lost:
-                del self._unconfirmed[each.key]
-        if lost:
+            refuted = [lease for lease in leases if lease.key in self._unconfirmed and not self._ours(lease)]
+            for lease in refuted:
+                del self._unconfirmed[lease.key]
+        if refuted:
             self.answered()
 
     def doubted(self, read: Iterable[Lease], missing: Iterable[str] = ()) -> tuple[Holding, ...]:
-        """The holdings that a new reading shows with another owner, or without a row (C9)."""
+        """Return the holdings whose rows were just read with another owner, or are missing (C9)."""
         foreign = [lease.key for lease in read if lease.owner != self._identity.worker]
         with self._lock:
             return tuple(self._held[key] for key in (*foreign, *missing) if key in self._held)
 
     def _has_successor(self, lease: Lease) -> bool:
-        """Whether another process with our id re-adopted the lease."""
-        # A process before us signed rows of ours as well: only what we held ourselves can have been taken over by
-        # another.
+        """Return whether another process with our id has re-adopted the lease."""
+        # Only a lease that we held ourselves can have been taken over: an earlier process of our id signed rows, too.
         replaced = lease.key in self._ever and self._identity.predecessor(lease) is not None
-        # If we slept past expiry, that process may own it; but where nobody has renewed it for so long, it is gone, and
-        # the lease is ours to adopt.
+        # If we slept past expiry, that process may own the lease. If it has not renewed it for this long, it is gone,
+        # and we may adopt the lease.
         if not replaced or lease.idle > self._lease_seconds:
             return False
-        # The first version seen may be the last that process wrote; a second one shows that it lives.
+        # The first version seen may be the last one that the process wrote; a second one shows that it is alive.
         before = self._replaced.setdefault(lease.key, lease.version)
         self._duplicate_process = self._duplicate_process or before != lease.version
         return True
@@ -208,14 +212,14 @@ class Holdings:
         Returns the stored lease if another worker owns it by now.
         """
         with self._lock:
-            # Before the claim, which decides anew: the answer ends the doubt, and a fault below notes it again.
+            # Must come before the claim: if that gets no response, the lease is marked as unconfirmed again below.
             self._unconfirmed.pop(seen.key, None)
         begun = self._clock()
         try:
             stored = self._adopt_as(seen)
             if stored is None or not self._ours(stored):
                 return stored
-            # The listing may have been stale. A version that moves after a consistent reading has a living writer.
+            # The listing may have been stale. If the version moves after a consistent read, its writer is alive.
             again = self._adopt_as(stored)
             alive = again is not None and self._ours(again) and self._identity.predecessor(again) is not None
             self._duplicate_process = self._duplicate_process or alive
@@ -228,9 +232,9 @@ class Holdings:
         return lease.owner == self._identity.worker and not lease.ended
 
     def _adopt_as(self, lease: Lease) -> Lease | None:
-        """Claim the lease as seen; None once it is held, or gone, else the lease as stored."""
+        """Claim the lease as seen; return None if it is held now or is gone, otherwise the stored lease."""
         begun = self._clock()
-        # A reading in place of the claim would not do: the giver of a lease and its heir could both own it.
+        # Reading the row instead of claiming it would not do: its giver and its next owner could both own the lease.
         outcome = self._store.write(ClaimLease(lease, self._identity.worker, self._identity.notes_on(lease)))
         self.answered()
         if isinstance(outcome, Done):
@@ -241,7 +245,7 @@ class Holdings:
     def _let_go(self, holding: Holding) -> None:
         self._duplicate_process = self._duplicate_process or holding.duplicate_process
         with self._lock:
-            # A lease that was lost and then claimed again is another holding by now.
+            # A lease that was lost and then claimed again has a newer holding.
             if self._held.get(holding.key) is holding:
                 del self._held[holding.key]
                 self._sorted = None
@@ -251,34 +255,34 @@ class Holdings:
         if holding.given is not None:
             self._gave(holding.given, self._clock())
         self._gone(holding)
-        # Last, as a handler of the log may be slow. Gifts and thefts are normal; a lease that expired here points to a
-        # store that did not answer.
+        # Last, because a log handler may be slow. Gifts and steals are normal; a lease that expired here suggests that
+        # the store did not respond.
         log.log(logging.WARNING if holding.expired else logging.INFO, "lease %s: %s", holding.key, holding.why)
 
 
 class Cooldown:
-    """Keys of leases, each with the time until which this worker does not take it, and of which stream it was.
+    """The leases that this worker does not take for now, each with an end time and the incarnation of its stream.
 
-    In a stream that was created again under its name (L14) another lease of that key may be read well.
+    If the stream is recreated under its name (L14), this worker may be able to read the new lease of the same key.
     """
 
     def __init__(self) -> None:
         self._until: dict[str, tuple[float, str | None]] = {}
 
     def put(self, key: str, until: float, incarnation: str | None = None) -> None:
-        """Do not take this lease before then, while its row names this incarnation, if one is given."""
+        """Do not take this lease before `until`; if an incarnation is given, only while the row names that one."""
         self._until[key] = until, incarnation
 
     def without(self, actions: tuple[Action, ...], now: float) -> tuple[Action, ...]:
-        """The actions but those that would take such a lease.
+        """Return the actions without those that would take such a lease.
 
-        They must not count as planned: the lease is open to others, and the bulletin of a lookout calls them for it.
+        They must not count as planned, because a lookout's bulletin calls other workers to take these leases.
         """
-        kept = list[Action]()
+        allowed = list[Action]()
         for action in actions:
             until, incarnation = self._until.get(action.lease.key, (now, None))
-            # A row of another incarnation of the stream is of other records: nobody has failed to read those.
+            # A row of another incarnation of the stream stands for other records, which have not failed yet.
             same = incarnation in {None, action.lease.note(INCARNATION)}
             if not (isinstance(action, Claim | Steal | RequestHandoff) and same and until > now):
-                kept.append(action)
-        return tuple(kept)
+                allowed.append(action)
+        return tuple(allowed)

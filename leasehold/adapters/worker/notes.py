@@ -1,4 +1,4 @@
-"""The notes that a holder writes on its rows, beside the lease: the process that holds it, and the place of LATEST."""
+"""The annotations that a holder writes on its rows: the process that holds the lease, and the position of LATEST."""
 
 from collections.abc import Callable
 
@@ -9,26 +9,26 @@ from leasehold.balancer.contradictions import INCARNATION, SETTLED
 from leasehold.balancer.model import Lease, Notes, Position, at_timestamp
 
 PROCESS = "process"
-"""Our attribute that names the process which took a lease last, and for which worker."""
+"""Our attribute with the process that last took the lease, and its worker."""
 
 LATEST_MS = "latest_ms"
-"""Our attribute: the time that LATEST means on this row, in milliseconds since 1970."""
+"""Our attribute with the time that LATEST stands for on this row, in milliseconds since 1970."""
 
 LATEST_POSITION = "latest_position"
-"""Our attribute where a source gives LATEST as a number, as event hubs do: that number, `@`, and its token."""
+"""Our attribute with the position of LATEST, if the source gives it as a number (event hubs do): number, `@`, token."""
 
 UNPINNED = "-"
-"""Their value once the row was set to LATEST anew: the next owner pins it."""
+"""The value of both once the row was set to LATEST again, so that the next owner pins it."""
 
 _MS_DIGITS = 14
-"""Enough for three thousand years; a service refuses what lies further off."""
+"""Enough for three thousand years. Services reject later times."""
 
 
 def latest_notes(latest: Position) -> Notes:
-    """The notes that say on a row what LATEST means there.
+    """Return the annotations that store the position of LATEST on a row.
 
-    The row's checkpoint stays LATEST. A number there would count as progress, and whoever remembers an earlier
-    position of a table that was emptied would skip what lies between.
+    The row's checkpoint stays LATEST, because a number there would count as progress. If the table was emptied, a
+    worker that remembers an earlier position would then skip the records in between.
     """
     if latest.numbered:
         return ((LATEST_POSITION, f"{latest.sequence}@{latest.token}"),)
@@ -36,22 +36,27 @@ def latest_notes(latest: Position) -> Notes:
 
 
 def noted_latest(lease: Lease) -> Position | None:
-    """The position that LATEST means on this row; None where nobody has noted it, or somebody has noted nonsense."""
+    """Return the position that LATEST stands for on this row; None if it is not annotated, or not validly."""
     sequence, _, token = (lease.note(LATEST_POSITION) or "").partition("@")
     if sequence.isascii() and sequence.isdigit():
         return Position(sequence, token=token)
-    noted = lease.note(LATEST_MS) or ""
-    return at_timestamp(int(noted)) if noted.isascii() and noted.isdigit() and len(noted) <= _MS_DIGITS else None
+    milliseconds = lease.note(LATEST_MS) or ""
+    return (
+        at_timestamp(int(milliseconds))
+        if milliseconds.isascii() and milliseconds.isdigit() and len(milliseconds) <= _MS_DIGITS
+        else None
+    )
 
 
 @frozen
 class Identity:
     """The holder of a lease: a worker, whose id outlives restarts, and its process, whose id is never used again.
 
-    worker       the worker's id
-    process      unique among all processes that ever used that id; without "/"
-    incarnation  which of the streams that ever had this name is read, as far as this process knows by now, or ""
-    stream       the name of the stream where leases carry none, as those of a single Kinesis stream; else ""
+    Attributes:
+        worker: The worker's id.
+        process: An id without "/", unique among all processes that have ever used the worker's id.
+        incarnation: Returns which of the streams that ever had this name is being read; "" while that is unknown.
+        stream: The name of the stream if leases do not contain it, as for a single Kinesis stream; otherwise "".
     """
 
     worker: str
@@ -60,24 +65,25 @@ class Identity:
     stream: str = ""
 
     def notes_on(self, lease: Lease) -> Notes:
-        """The notes that every taking writes on this row.
+        """Return the annotations that every take writes on this row.
 
-        They distinguish a restart from a second living process, and a stream from a later one of its name. The
-        incarnation is noted once: a row that names another one keeps it, for its checkpoint belongs to that (L14).
+        They distinguish a restart from a second living process, and a stream from a later one of the same name. The
+        incarnation is written only once. A row that names another one keeps it, because its checkpoint belongs to that
+        incarnation (L14).
         """
-        present = self.incarnation() if lease.note(INCARNATION) in {None, SETTLED} else ""
-        return (*(((INCARNATION, present),) if present else ()), (PROCESS, f"{self.process}/{self.worker}"))
+        incarnation = self.incarnation() if lease.note(INCARNATION) in {None, SETTLED} else ""
+        return (*(((INCARNATION, incarnation),) if incarnation else ()), (PROCESS, f"{self.process}/{self.worker}"))
 
     def lacking(self, lease: Lease) -> Notes:
-        """The notes of every taking that the row does not have."""
+        """Return the annotations of `notes_on` that the row does not have."""
         return tuple((name, value) for name, value in self.notes_on(lease) if lease.note(name) != value)
 
     def signed(self, lease: Lease) -> bool:
-        """Whether this process took the lease last."""
+        """Return whether this process was the last one to take the lease."""
         return lease.note(PROCESS) == f"{self.process}/{self.worker}"
 
     def predecessor(self, lease: Lease) -> str | None:
-        """The other process of this worker id that took the lease last, if one did.
+        """Return the process that last took the lease, if it is another one of this worker id; otherwise None.
 
         A lease given to us is still signed by its giver, which is another worker.
         """

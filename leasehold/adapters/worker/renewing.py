@@ -1,12 +1,12 @@
-"""The renewals of held leases, each lease by itself: a request that stalls delays no other lease.
+"""Renews held leases, each lease on its own, so that a request that stalls delays no other lease.
 
-Rule 1: at most one renewal of a lease is under way, and the next is begun a second after a failure. Rule 2: a lease
-that no write confirmed for `lease_seconds` is dropped, because others may own it by then; while a renewal
-is under way it is dropped a third later, since nearly all of those end well.
+1. At most one renewal of a lease is in progress. After a failure the next one begins a second later.
+2. A lease that no write has confirmed for `lease_seconds` is dropped, because another worker may own it by then. While
+   a renewal is in progress the lease is dropped a third later, because nearly all of those succeed.
 
-`SlowPeers` logs which other workers renew too slowly for our `lease_seconds`: they are set to other seconds than we
-are. `first_watch`, `renew_pause` and `news`: a worker's part in bulletins (C4), whether it reads them, and which of its
-leases carries its own.
+`SlowPeers` logs which other workers renew too slowly for our `lease_seconds`, which means that their setting differs
+from ours. `first_watch`, `renew_pause` and `news` are a worker's part in bulletins (C4): whether it reads them, how
+often it wakes for them, and which of its leases carries its own.
 """
 
 import logging
@@ -41,10 +41,10 @@ T = TypeVar("T")
 
 
 class BackgroundMap(Protocol):
-    """Begins to apply a function to each item, and may return before that is done; `map` is one."""
+    """Begins to apply a function to each item, and may return before that is done. `map` is an example."""
 
     def __call__(self, function: Callable[[T], object], items: Iterable[T], /) -> Iterable[object]:
-        """Iterate the result to run the calls, since `map` is lazy; ignore the values."""
+        """Iterate over the result to run the calls, because `map` is lazy; ignore the values."""
 
 
 def _aged(holding: Holding, now: float) -> Lease:
@@ -55,11 +55,14 @@ def _aged(holding: Holding, now: float) -> Lease:
 class Renewing:
     """The renewals of one worker.
 
-    Each lease is looked at when it may be due, and not at each call: a heap has whose turn is next. A call with
-    nothing due costs the same however many are held. What a checkpoint renewed is found to be early, and waits on.
+    Each lease is checked when it may be due, not at each call. A heap orders the leases by that time, so a call with
+    nothing due costs the same however many leases are held. A lease that a checkpoint has renewed meanwhile turns out
+    to be early and goes back into the heap.
 
-    release  called with each lease that is to be handed over once the running batch is done
-    clock    measures how long a renewal takes
+    Args:
+        config: The configuration of the rules.
+        release: Called with each lease that is to be handed off once the running batch is done.
+        clock: Measures how long a renewal takes.
     """
 
     def __init__(
@@ -78,80 +81,95 @@ class Renewing:
     def begin(
         self, held: Collection[Holding], now: float, me: Me, look: Look, each: BackgroundMap, *, pause: float = math.inf
     ) -> list[Holding]:
-        """Renew the leases that are due, hand over those asked for, and drop those that others may have taken.
+        """Renew the leases that are due, hand off requested ones, and drop those that other workers may have taken.
 
-        The answer is those looked at: each is after so many seconds, for it may have been asked for meanwhile.
+        Args:
+            held: The leases held now; the same object until one is added or removed.
+            now: The time by the worker's clock.
+            me: This worker and what it knows.
+            look: The present look, with the annotations to write.
+            each: Applies a function to each item.
+            pause: The longest time between two checks of a lease.
+
+        Returns:
+            The leases that were checked. Each is checked at least every `pause` seconds, because it may have been
+            requested meanwhile.
         """
         self._pause, self._tells = pause, bool(look.notes)
         if held is not self._held:
-            # Only what has come gets a place in the heap; what is gone is met there, and left out.
-            known = frozenset(held)
-            for one in known - self._known:
-                # In this very call: an heir may have named itself before the lease was ours.
-                self._wake(-math.inf, one, -math.inf)
-            self._held, self._known = held, known
-            key = None if (row := bulletin_row([one.lease for one in held], me.worker)) is None else row.key
-            self._row = next((one for one in held if one.key == key), None)
+            # Only new leases are added to the heap. Those that are gone are skipped when they come up.
+            current = frozenset(held)
+            for holding in current - self._known:
+                # Check it in this call: a next owner may have registered before the lease became ours.
+                self._wake(-math.inf, holding, -math.inf)
+            self._held, self._known = held, current
+            key = None if (row := bulletin_row([holding.lease for holding in held], me.worker)) is None else row.key
+            self._row = next((holding for holding in held if holding.key == key), None)
         seen: list[Holding] = []
         while self._wakes and self._wakes[0][0] <= now:
-            one = heappop(self._wakes)[2]
-            if one in self._known:
-                seen.append(one)
+            holding = heappop(self._wakes)[2]
+            if holding in self._known:
+                seen.append(holding)
         seen.sort(key=lambda one: one.key)
-        resting = tuple(one for one in seen if not self._waits(one, now))
-        wanted: dict[str, tuple[Holding, Renew | None]] = {one.key: (one, None) for one in resting if one.releasing}
+        resting = tuple(holding for holding in seen if not self._waits(holding, now))
+        wanted: dict[str, tuple[Holding, Renew | None]] = {
+            holding.key: (holding, None) for holding in resting if holding.releasing
+        }
         due = self._due_renewals(resting, now, me, look)
         wanted |= {holding.key: (holding, action) for holding, action in due}
-        for one in seen:
-            # Where a renewal is under way none is wanted, and the lease must be dropped all the same (rule 2).
-            if one.key not in wanted and now > self._drop_at(one):
-                self._drop(one)
-        # Before any begins: the next call may come while they are under way (rule 1).
+        for holding in seen:
+            # A lease whose renewal is in progress needs no other one, but must still be dropped in time (rule 2).
+            if holding.key not in wanted and now > self._drop_at(holding):
+                self._drop(holding)
+        # Must come before any of them begins: the next call may come while they are in progress (rule 1).
         self._begun.update(holding for holding, _ in wanted.values())
         try:
             list(each(lambda each_of: self._tend(*each_of, look), wanted.values()))
         finally:
-            for one in seen:
-                # Also where `each` has failed: a lease without a place in the heap would never be renewed again.
-                self._wake(min(self._due(one, now), now + pause), one, now + pause)
+            for holding in seen:
+                # Even if `each` has raised: a lease that is missing from the heap would never be renewed again.
+                self._wake(min(self._due(holding, now), now + pause), holding, now + pause)
         return seen
 
     def _due_renewals(self, held: Collection[Holding], now: float, me: Me, look: Look) -> list[tuple[Holding, Renew]]:
-        """The leases of these to renew now; the row with the bulletin more often, while this worker writes one."""
+        """Return which of these leases to renew now.
+
+        While this worker writes a bulletin, its row is renewed more often.
+        """
         config, by_key = self._config, {holding.key: holding for holding in held}
         old = [_aged(holding, now) for holding in held if now - holding.confirmed >= config.renew_seconds]
         due = [*renewals(old, me, config)] if old else []
-        # Checkpoints carry no notes: a lease that they alone renew would never say how far behind it is.
+        # Checkpoints write no annotations, so a lease that only they renew would never contain how far behind it is.
         due += [Renew(holding.lease, config.rules.renewal_rule) for holding in held if holding.progress.untold(now)]
         if look.notes:
-            # C4: checkpoints carry no notes, and a lease that they alone renew would carry no bulletin.
+            # C4: likewise, a lease that only checkpoints renew would contain no bulletin.
             unsaid = [holding for holding in held if now - holding.renewed >= config.renew_seconds]
             row = self._row
             beats = () if row is None or row.key not in by_key else heartbeat([_aged(row, now)], me, config)
             due += [*beats, *(Renew(holding.lease, "C4") for holding in unsaid)]
         if due and any(holding.grouped for holding in held):
-            # One write renews all of them, and they come due together from then on.
-            by_key = {one.key: one for one in self._held if not self._waits(one, now)}
+            # One write renews all of them, and from then on they come due together.
+            by_key = {candidate.key: candidate for candidate in self._held if not self._waits(candidate, now)}
             due = [*(Renew(holding.lease, config.rules.renewal_rule) for holding in by_key.values()), *due]
         wanted = {action.lease.key: action for action in due}
         return [(by_key[key], action) for key, action in wanted.items()]
 
     @property
     def side_by_side(self) -> int:
-        """The number of renewals that must run at a time to be in time at the store's speed, twice over for stalls."""
+        """How many renewals must run at the same time to be in time at the store's latency, doubled for stalls."""
         return math.ceil(2 * len(self._held) * self._took / self._config.renew_seconds)
 
     def due(self, now: float) -> float:
-        """The time of the next call."""
+        """Return the time of the next call."""
         while self._wakes:
-            wake, _, one, latest = self._wakes[0]
-            # What stands first may be out of date: a checkpoint has renewed it since, or it is held no more.
-            gone = one not in self._known
-            if not gone and (self._waits(one, now) or min(self._due(one, now), latest) <= wake):
+            wake, _, holding, latest = self._wakes[0]
+            # The first entry may be out of date: a checkpoint has renewed the lease, or it is no longer held.
+            gone = holding not in self._known
+            if not gone and (self._waits(holding, now) or min(self._due(holding, now), latest) <= wake):
                 return wake
             heappop(self._wakes)
             if not gone:
-                self._wake(min(self._due(one, now), latest), one, latest)
+                self._wake(min(self._due(holding, now), latest), holding, latest)
         return math.inf
 
     def _wake(self, at: float, one: Holding, latest: float) -> None:
@@ -159,26 +177,26 @@ class Renewing:
         heappush(self._wakes, (at, self._number, one, latest))
 
     def renew(self, holding: Holding, action: Renew, look: Look, *, patient: bool = True) -> None:
-        """Renew this one now; not `patient` where peers wait for its notes."""
+        """Renew this lease now; not `patient` if other workers wait for its annotations."""
         began = self._clock()
         try:
             holding.renew(merged(action.notes, look.notes), patient=patient)
         except StoreError as fault:
             log.warning("lease %s could not be renewed: %s", holding.key, fault)
-        # A mean over the last few, in which one that stalls counts for little, and all of them soon.
+        # A moving average, in which a single stall counts for little, but several soon count fully.
         took = min(self._clock() - began, 4 * self._took + 0.02)
         self._took += (took - self._took) / 8
 
     def _waits(self, holding: Holding, now: float) -> bool:
-        # Tried within this second and not confirmed: a store that is overloaded is not asked again at once.
+        # If the last try failed, wait a second before the next one, so as not to add to an overload of the store.
         failed = holding.renewed > max(now - RETRY_SECONDS, holding.confirmed)
         return failed or holding in self._begun
 
     def _due(self, holding: Holding, now: float) -> float:
         if self._waits(holding, now):
             return min(now + RETRY_SECONDS, self._drop_at(holding))
-        # C4: a lookout renews the row with the bulletin more often; a moment later than it might, since the news of a
-        # look that is due at the same time renews it, too.
+        # C4: a lookout renews the row with the bulletin more often. It waits slightly longer than the pause, because a
+        # look that is due at the same time also renews that row.
         beat = self._pause + BEHIND_NEWS_SECONDS if self._tells and holding is self._row else math.inf
         return holding.confirmed + min(self._config.renew_seconds, beat)
 
@@ -189,13 +207,13 @@ class Renewing:
         try:
             if action is not None:
                 self.renew(holding, action, look)
-            # The renewal failed or came too late: by our own clock others may have claimed the lease.
+            # The renewal failed or was late, so by our own clock other workers may have claimed the lease.
             if holding.expired:
                 self._drop(holding)
             elif holding.releasing and not holding.lost.is_set():
                 self._release(holding)
         finally:
-            # Whatever happened, or it would count as under way for ever, and never be renewed again.
+            # Always, otherwise the renewal would count as in progress forever, and the lease not be renewed again.
             self._begun.discard(holding)
 
     def _drop(self, holding: Holding) -> None:
@@ -210,9 +228,9 @@ class SlowPeers:
         self._said: set[str] = set()
 
     def observe(self, me: Me, config: Config) -> None:
-        """Log the workers whose measured gaps are too long; `plan` waits longer for them by the same figures."""
+        """Log the workers whose measured gaps are too long. `plan` waits longer for them, by the same figures."""
         for owner, gap in slow_owners(me, config):
-            # Once: it would be said at every full reading, for as long as that worker runs.
+            # Only once, otherwise every full read would log it for as long as that worker runs.
             if owner not in self._said:
                 self._said.add(owner)
                 log.warning(
@@ -227,22 +245,22 @@ class SlowPeers:
 
 
 def first_watch(config: Config, capabilities: Capabilities) -> Watch:
-    """Start the watch; where a note moves the version, without bulletins: each would look like a renewal (C14)."""
-    # Only where a note leaves the version alone: else each bulletin would look like a renewal to the others.
+    """Start the watch of the table, with bulletins if the rules have a lookout and annotations are free (C14)."""
+    # If an annotation moves the version, other workers would take each bulletin for a renewal.
     hears = config.rules.keeps_lookout and capabilities.free_notes
     return Watch(bulletins=BulletinTracker() if hears else None, silence_seconds=scaled(OUTAGE_SECONDS, config))
 
 
 def renew_pause(watch: Watch, config: Config) -> float:
-    """The longest wait between two calls: any worker may become the lookout, so it wakes at heartbeat intervals."""
+    """Return the longest wait between two calls, the heartbeat interval, because any worker may become the lookout."""
     return config.renew_seconds if watch.bulletins is None else heartbeat_seconds(config)
 
 
 def news(held: Iterable[Holding], me: str) -> list[tuple[Holding, Renew]]:
-    """The row with the bulletin, to be written at once: the lookout's news should not wait for the next heartbeat.
+    """Return the row with the bulletin, to be written now: the lookout's news must not wait for the next heartbeat.
 
-    Where that row is another than before, for the lookout has just claimed it, the former one says it, too: readers
-    know of no other yet, and in layout `sessions` it does not even fall silent.
+    If the lookout has just claimed a lease whose row takes over the bulletin, the former row is returned, too. Readers
+    do not know about the new one yet, and in the layout `sessions` the former one does not even fall silent.
     """
     by_key = {holding.key: holding for holding in held}
     leases = [holding.lease for holding in by_key.values()]

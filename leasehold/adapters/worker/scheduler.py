@@ -1,8 +1,10 @@
-"""The surroundings of a worker, as protocols: who reads its leases, and tasks, queues, locks and a clock.
+"""Defines what a worker needs from outside, as protocols: the reader of its leases, tasks, queues, locks and a clock.
 
-Tasks have two implementations: `threads` uses those of the machine, `simulator.world.tasks` uses virtual time. So a
-simulated fleet is run by the same runner as a real one. Rule 1: runner and schedule start, wait and read the time only
-through this. Rule 2: a lock made by `threading` is held only where nothing waits.
+Tasks have two implementations: `threads` uses real threads, and `simulator.world.tasks` uses virtual time. The same
+runner therefore runs real and simulated fleets.
+
+1. Runner and schedule start tasks, wait, and read the time only through these protocols.
+2. A lock from `threading` is never held during a wait.
 """
 
 import logging
@@ -19,40 +21,40 @@ log = escaped(logging.getLogger("leasehold.worker"))
 
 
 class Queue(Protocol):
-    """Items on their way from any task to another, in order. No item is None."""
+    """Passes items from any task to any other, in order. No item is None."""
 
-    def put(self, item: Any, /) -> None:  # noqa: ANN401  each queue has its own
-        """Add one; a signal's handler may do so too."""
+    def put(self, item: Any, /) -> None:  # noqa: ANN401  each queue has its own type
+        """Add an item; signal handlers may do so, too."""
 
     def get(self, until: float = math.inf) -> Any:  # noqa: ANN401  likewise
-        """Take the next, or None if none comes in time."""
+        """Remove and return the next item, or return None if none comes in time."""
 
 
 class Scheduler(Protocol):
-    """Starts tasks, and lets them wait for one another and for the time."""
+    """Starts tasks, and lets them wait for each other and for a time."""
 
     @property
     def fatal(self) -> tuple[type[BaseException], ...]:
-        """The exceptions that end a task from outside; nothing may catch them."""
+        """The exceptions that end a task from outside; no task may catch them."""
 
     def clock(self) -> float:
-        """Seconds of a clock that never goes back."""
+        """Return the seconds of a clock that never goes back."""
 
     def lock(self) -> AbstractContextManager[object]:
-        """A lock that may be held while its holder waits."""
+        """Return a new lock, which may be held during a wait."""
 
     def queue(self) -> Queue:
-        """A new queue."""
+        """Return a new queue."""
 
     def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-        """Begin a task; `failed` is called with its exception. Raises RuntimeError if there can be no more of them."""
+        """Start a task; `failed` is called with its exception. Raises RuntimeError if no task can be started."""
 
     def unforeseen(self, where: str, fault: BaseException) -> None:
-        """Say that something was raised which nothing provides for."""
+        """Log an unexpected exception."""
 
 
 class HoldingConsumer(Protocol):
-    """The reader of the held leases. Both are called in a task of the worker's, and must not wait."""
+    """The reader of the held leases. Its methods are called in a task of the worker and must not wait."""
 
     def begin(self, holding: Holding) -> None:
         """Start reading; stop as soon as `holding.lost` is set."""
@@ -62,14 +64,14 @@ class HoldingConsumer(Protocol):
 
 
 class Unread:
-    """A consumer that reads nothing: the worker only takes part in sharing."""
+    """A consumer that reads nothing, for a worker that only takes part in sharing the leases."""
 
     def begin(self, holding: Holding) -> None:
-        """Nothing to start."""
+        """Do nothing."""
 
     def release(self, holding: Holding) -> None:
-        """Nothing is running, so the lease can go at once."""
+        """Release the lease immediately, because nothing is running."""
         try:
             holding.release()
         except OutcomeUnknown as fault:
-            log.warning("lease %s: %s", holding.key, fault)  # the next renewal asks again
+            log.warning("lease %s: %s", holding.key, fault)  # the next renewal tries again

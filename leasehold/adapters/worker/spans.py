@@ -1,4 +1,4 @@
-"""Where spans begin and end in a worker: nothing is there as long as nobody traces."""
+"""Defines where spans begin and end in a worker. This base class does nothing, for workers without tracing."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -15,24 +15,24 @@ NOTHING = nullcontext()
 
 
 class WorkerSpans:
-    """The spans of a worker that is not traced: none."""
+    """The spans of a worker that is not traced. All methods return their argument, or a span that does nothing."""
 
     def over(self, name: str) -> AbstractContextManager[object]:  # noqa: ARG002  there is no span to name
-        """A span over a block."""
+        """Return a context manager that makes a span of its block."""
         return NOTHING
 
     def acting(self, act: Callable[[Action], Acted]) -> Callable[[Action], Acted]:
-        """The function with its writes under the present span and the action's rule, in any thread."""
+        """Wrap the function so that its writes belong to the current span and the action's rule, in any thread."""
         return act
 
     def store(self, store: Store) -> Store:
-        """The store, with a span over each listing, reading of rows, and write."""
+        """Wrap the store so that each listing, read of rows and write is a span."""
         return store
 
     def source(self, source: Source) -> Source:
-        """The source, with a span over each reading of a shard."""
+        """Wrap the source so that each read of a shard is a span."""
         return source
 
     def handler(self, handler: Handle) -> Handle:
-        """A callable that is given batches, with a span over each call and whatever is awaited of it."""
+        """Wrap a handler of batches so that each call, with whatever it awaits, is a span."""
         return handler

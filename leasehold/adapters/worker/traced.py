@@ -1,7 +1,7 @@
-"""Spans by OpenTelemetry: look, plan, list, get and write; read; handle.
+"""Makes OpenTelemetry spans of a worker's operations: look, plan, list, get, write, read and handle.
 
-The writes of a look are under it, with the rule that asked for each. A handler's span is current while it is at work,
-so spans of its own are under that.
+The writes of a look are its children, each with the rule that required it. A handler's span is current while the
+handler runs, so spans that the handler makes are its children.
 """
 
 import inspect
@@ -39,8 +39,8 @@ RULE = context.create_key("leasehold-rule")
 
 
 def own_tracer() -> Tracer | None:
-    """A tracer of the provider that the program has set; None if it has set none."""
-    # A provider that tells nobody would still cost a span for each call.
+    """Return a tracer of the provider that the program has set, or None if it has set none."""
+    # A provider without exporters would still create a span per call.
     unset = isinstance(get_tracer_provider(), ProxyTracerProvider | NoOpTracerProvider)
     return None if unset else get_tracer(SCOPE)
 
@@ -53,9 +53,9 @@ class TracedSpans(WorkerSpans):
 
     @contextmanager
     def span(self, name: str, **told: AttributeValue) -> Iterator[Span]:
-        """A span over a block, current within it; an exception that leaves the block makes it a failed one.
+        """Make a span of a block and the current one within it; if the block raises, the span is marked as failed.
 
-        A tracer that raises costs the span: the block runs all the same, and its result counts.
+        If the tracer raises, the span is lost, but the block still runs and its result counts.
         """
         span = self._started(name, told)
         try:
@@ -65,16 +65,16 @@ class TracedSpans(WorkerSpans):
             self._end(span)
 
     def note(self, span: Span, attributes: Mapping[str, AttributeValue]) -> None:
-        """Set attributes of a span, whatever it raises."""
+        """Set attributes of a span, ignoring any exception."""
         try:
             span.set_attributes(attributes)
-        except Exception as fault:  # noqa: BLE001  what only tells of a call must not fail it
+        except Exception as fault:  # noqa: BLE001  tracing must not make a call fail
             self._failed(fault)
 
     def _started(self, name: str, told: dict[str, Any]) -> Span:
         try:
             return self._tracer.start_span(f"leasehold.{name}", attributes=self._told(told))
-        except Exception as fault:  # noqa: BLE001  likewise: a sampler or a processor may raise anything
+        except Exception as fault:  # noqa: BLE001  likewise; a sampler or a processor may raise anything
             self._failed(fault)
             return INVALID_SPAN
 
@@ -93,12 +93,12 @@ class TracedSpans(WorkerSpans):
         return {f"leasehold.{name}": value for name, value in {**told, "worker": self._worker}.items()}
 
     def over(self, name: str) -> AbstractContextManager[object]:
-        """A span over a block."""
+        """Return a context manager that makes a span of its block."""
         return self.span(name)
 
     def acting(self, act: Callable[[Action], Acted]) -> Callable[[Action], Acted]:
-        """The function with its writes under the present span and the action's rule, in any thread."""
-        # Writes run in threads of a pool, which know nothing of the span that asked for them.
+        """Wrap the function so that its writes belong to the current span and the action's rule, in any thread."""
+        # Writes run in threads of a pool, which do not inherit the current span.
         present = context.get_current()
 
         def acted(action: Action) -> Acted:
@@ -111,36 +111,36 @@ class TracedSpans(WorkerSpans):
         return acted
 
     def store(self, store: Store) -> Store:
-        """The store, with a span over each listing, reading of rows, and write."""
+        """Wrap the store so that each listing, read of rows and write is a span."""
         return TracedStore(store, self)
 
     def source(self, source: Source) -> Source:
-        """The source, with a span over each reading of a shard."""
+        """Wrap the source so that each read of a shard is a span."""
         return TracedSource(source, self)
 
     def handler(self, handler: Handle) -> Handle:
-        """A callable that is given batches, with a span over each call and whatever is awaited of it."""
+        """Wrap a handler of batches so that each call, with whatever it awaits, is a span."""
 
         def handle(batch: Any, *more: object) -> object:  # noqa: ANN401  whatever the callable takes
-            # An attribute of no value is refused, and logged, by OpenTelemetry.
+            # OpenTelemetry rejects and logs an attribute that is None.
             fence = {} if batch.epoch is None else {"epoch": batch.epoch}
-            told = {"lease": batch.lease, "records": len(batch.records), **fence}
-            span, awaiting = self._started("handle", told), False
+            attributes = {"lease": batch.lease, "records": len(batch.records), **fence}
+            span, awaiting = self._started("handle", attributes), False
             try:
                 with use_span(span):
-                    answer: Any = handler(batch, *more)
-                awaiting = inspect.isawaitable(answer)
+                    result: Any = handler(batch, *more)
+                awaiting = inspect.isawaitable(result)
             finally:
-                # Else it has only begun: the span ends with what is awaited.
+                # If the call returned an awaitable, the span ends when that has ended.
                 if not awaiting:
                     self._end(span)
             if not awaiting:
-                return answer
+                return result
 
             async def awaited() -> object:
                 try:
                     with use_span(span):
-                        return await answer
+                        return await result
                 finally:
                     self._end(span)
 
@@ -150,14 +150,14 @@ class TracedSpans(WorkerSpans):
 
 
 class TracedStore(PassingStore):
-    """A store with a span over each call that asks the service."""
+    """A store that makes a span of each call to the service."""
 
     def __init__(self, store: Store, spans: TracedSpans) -> None:
         super().__init__(store)
         self._spans = spans
 
     def list(self) -> Listing:
-        """Every lease."""
+        """List every lease."""
         with self._spans.span("list") as span:
             listing = self._store.list()
             self._spans.note(span, {"leasehold.leases": len(listing.leases)})
@@ -165,15 +165,15 @@ class TracedStore(PassingStore):
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Get these leases by key."""
-        wanted = tuple(keys)
-        with self._spans.span("get", leases=len(wanted)):
-            return self._store.get(wanted, stale_ok=stale_ok)
+        requested = tuple(keys)
+        with self._spans.span("get", leases=len(requested)):
+            return self._store.get(requested, stale_ok=stale_ok)
 
     def write(self, write: Write) -> Outcome:
-        """Apply the write or refuse it; the span says which, and by what rule where an action asked for it."""
+        """Apply the write or reject it; the span contains the outcome, and the rule if an action required the write."""
         rule = context.get_value(RULE)
-        asked = {"rule": str(rule)} if rule else {}
-        with self._spans.span("write", lease=write.lease.key, kind=type(write).__name__, **asked) as span:
+        reason = {"rule": str(rule)} if rule else {}
+        with self._spans.span("write", lease=write.lease.key, kind=type(write).__name__, **reason) as span:
             try:
                 outcome = self._store.write(write)
             except OutcomeUnknown:
@@ -184,19 +184,19 @@ class TracedStore(PassingStore):
 
 
 class TracedSource(PassingSource):
-    """A source whose readers tell spans."""
+    """A source whose readers make spans."""
 
     def __init__(self, source: Source, spans: TracedSpans) -> None:
         super().__init__(source)
         self._spans = spans
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """A reader that starts just after `start`."""
+        """Open a reader that starts just after `start`."""
         return TracedReader(super().open(lease, start), lease.key, self._spans)
 
 
 class TracedReader:
-    """A reader with a span over each reading."""
+    """A reader that makes a span of each read."""
 
     def __init__(self, reader: Reader, lease: str, spans: TracedSpans) -> None:
         self._reader, self._lease, self._spans = reader, lease, spans
@@ -205,7 +205,7 @@ class TracedReader:
         """Read once."""
         with self._spans.span("read", lease=self._lease) as span:
             batch = self._reader.read()
-            # A reading that knows no lag must not stand next to others with a lag of 0.
+            # If the lag is unknown, leave it out, because 0 would mean that the reader is at the tip.
             lag = {} if batch.behind_seconds is None else {"leasehold.behind_seconds": batch.behind_seconds}
             self._spans.note(span, {"leasehold.records": batch.count, "leasehold.bytes": batch.size, **lag})
         return batch

@@ -1,8 +1,9 @@
-"""A member of the fleet: it renews its leases, reads the table, plans, and acts; a runner calls it in time.
+"""A worker of a fleet, which renews its leases, reads the table, plans and acts whenever a runner calls it.
 
-Rule 1: `renew` and `turn` each do one bounded piece of work, return when they wish to be called next, and
-never wait for each other. Rule 2: no thread, no sleep and no wall clock in here.
-Rule 3: a failed write never ends a worker; the next turn reads the table anew and plans on what it finds.
+1. `renew` and `turn` each do one bounded piece of work and return when to call them next. They never wait for each
+   other.
+2. This module starts no threads, does not sleep and reads no wall clock.
+3. A failed write never ends a worker. The next turn reads the table again and plans from what it contains.
 """
 
 import gc
@@ -60,17 +61,17 @@ log = escaped(logging.getLogger("leasehold.worker"))
 
 SOON_SECONDS = 0.05
 TOLD_MOST = 10
-"""Rows that one line of the log names."""
+"""The most rows that one log line names."""
 
 
 def check_worker_id(me: object, capabilities: Capabilities) -> None:
-    """Raise ValueError if a store with these promises cannot hold `me` as an owner.
+    """Raise ValueError if a store with these capabilities cannot hold `me` as an owner.
 
-    Without the check, every claim of such a worker would fail.
+    Without this check, every claim of such a worker would fail.
     """
     if not isinstance(me, str) or not me:
         raise ValueError(f"worker: {me!r} is no worker id; write some text")
-    if "\0" in me or any("\ud800" <= each <= "\udfff" for each in me):
+    if "\0" in me or any("\ud800" <= character <= "\udfff" for character in me):
         raise ValueError(f"worker: {printable(me)} has a character that no store can hold; write plain text")
     if capabilities.ascii_owners and not (me.isascii() and me.isprintable() and me == me.strip()):
         raise ValueError(
@@ -82,21 +83,22 @@ def check_worker_id(me: object, capabilities: Capabilities) -> None:
 class Worker:
     """A worker of a fleet that shares the leases of one table.
 
-    store     the table of leases
-    source    the stream whose shards the leases stand for
-    me        this worker's id; keep it over restarts, and leases are re-adopted without a move
-    config    the same for the whole fleet
-    consumer  reads the held leases; if left out, a runner does, once it is made. `Unread()` for a
-              worker that a program calls by itself and that reads nothing
-    clock     seconds that never go back, the time that `now` is told in; left out, they go on during a suspension
-    uniform   draws a number between two others, for waits after faults; nothing else is random
-    process   tells this process from every other that ever used the id
-    hurried   called (from any thread) when `turn` wishes to be called sooner than it said; the runner, if left out
-    scheduler makes what serialises the writes of one lease, and runs the tasks of a runner: threads, if left out
-    tracer    where spans go; to the program's own provider, if left out and it has set one before
-    if_recreated
-              where the leases begin anew if the stream was deleted and made anew under its name; if left out, nothing
-              is read then, and the log says what to do (L14)
+    Args:
+        store: The lease table.
+        source: The stream whose shards the leases stand for.
+        me: This worker's id. If it stays the same across restarts, leases are re-adopted instead of moving.
+        config: The configuration, which must be the same for the whole fleet.
+        consumer: Reads the held leases; None: the runner does, once it is created. Use `Unread()` for a worker that a
+            program calls by itself and that reads nothing.
+        clock: A clock in seconds that never goes back; `now` is a time of this clock. The default one also advances
+            while the machine is suspended.
+        uniform: Draws a number between two others, for waits after faults. Nothing else is random.
+        process: Distinguishes this process from every other one that has ever used the id.
+        hurried: Called, from any thread, when `turn` should be called sooner than it returned; None: set by the runner.
+        scheduler: Makes the locks that serialize the writes of a lease, and runs the tasks of a runner; None: threads.
+        tracer: Where spans go; None: to the program's own provider, if it has set one before.
+        if_recreated: Where the leases start again if the stream was deleted and recreated under its name; None: nothing
+            is read then, and the log says what to do (L14).
 
     Examples:
         >>> from leasehold import Config
@@ -140,7 +142,7 @@ class Worker:
             self._identity,
             clock=clock,
             lease_seconds=self.config.lease_seconds,
-            # Others see the last write up to a look late, and that the lease has expired up to another look late.
+            # Other workers see the last write up to one look late, and the expiry of the lease up to another look late.
             rest_seconds=self.config.rules.expires_above(self.config.lease_seconds) + 2 * self.config.cycle_seconds,
             began=self._began,
             gave=self._gave,
@@ -167,7 +169,7 @@ class Worker:
         self._absent: dict[str, float] = {}
         self._latest: dict[str, Position] = {}
         self._cooldown = Cooldown()
-        # C17: after an outage everybody has read the table before anybody's lease is judged by the first who did.
+        # C17: after an outage every worker must have read the table before the first one to read it judges any lease.
         self._backoff = Backoff(RETRY_SECONDS, min(self.config.cycle_seconds, self.config.lease_seconds / 2), uniform)
         self._relist = Backoff(RETRY_SECONDS, self.config.cycle_seconds, uniform)
 
@@ -178,14 +180,22 @@ class Worker:
 
     @property
     def renewers(self) -> int:
-        """The number of renewals that must run at a time, for the leases held now and the store's present speed."""
+        """The number of renewals that must run at the same time, given the held leases and the store's latency."""
         return self._renewing.side_by_side
 
     def renew(self, now: float, each: BackgroundMap = map) -> float:
-        """Renew the leases that are due, and drop those that others may have taken; return when to call again.
+        """Renew the leases that are due, and drop those that other workers may have taken.
 
-        `each` need not wait for the renewals that it begins: one that stalls holds up no other.
-        Raises WorkerError if another living process uses this worker's id.
+        Args:
+            now: The time by the worker's clock.
+            each: Applies a function to each item. It need not wait for the calls to end, so that a renewal that stalls
+                delays no other.
+
+        Returns:
+            When to call again.
+
+        Raises:
+            WorkerError: Another living process uses this worker's id.
         """
         self._wake(now)
         going = 0.0 if (since := self._listing_since) is None else now - since
@@ -195,54 +205,64 @@ class Worker:
             self.hurry()
         self._holdings.check_identity()
         soon = min(self._renewing.due(now), now + pause)
-        # Never without a pause: what is due and cannot be done yet would keep a core busy.
+        # Never without a pause: a renewal that is due but cannot be made yet would keep a core busy.
         return max(now + SOON_SECONDS, soon)
 
     def turn(self, now: float, each: ParallelMap = map) -> float:
-        """Read the table, plan and act if that is due, and take back unclaimed gifts; return when to call again.
+        """Read the table, plan and act if that is due, and take back unclaimed gifts.
 
-        `each` writes one by one or side by side, not in the pool of renewals, which must not queue behind a turn.
-        Raises StoreError or SourceError if the first look shows that they cannot be used at all,
-        and WorkerError if another living process uses this worker's id, or the table is another stream's.
+        Args:
+            now: The time by the worker's clock.
+            each: Applies a function to each item, one after another or concurrently. It must not use the pool of the
+                renewals, which must not queue behind a turn.
+
+        Returns:
+            When to call again.
+
+        Raises:
+            StoreError: The first look shows that the lease table cannot be used at all.
+            SourceError: The first look shows that the stream cannot be used at all.
+            WorkerError: Another living process uses this worker's id, or the table belongs to another stream.
         """
         self._wake(now)
         attend = self._handoffs.check_timeouts(now, each)
-        told = [self._gone_rows.popleft() for _ in range(len(self._gone_rows))]
-        if told:
+        remade_rows = [self._gone_rows.popleft() for _ in range(len(self._gone_rows))]
+        if remade_rows:
             log.warning(
                 "rows of the lease table were deleted under this fleet; made anew from memory: %s",
-                few(told, TOLD_MOST, "; "),
+                few(remade_rows, TOLD_MOST, "; "),
             )
-        # Gifts are still looked after while it leaves: what an heir does not claim nobody else would read.
+        # Gifts are still tracked while the worker leaves: no one would read a lease that its next owner never claims.
         if self._closing:
             return attend
         if not self._holdings.rests:
             list(each(self._holdings.readopt, self._holdings.unconfirmed))  # H4
         if self._hurry.is_set() or now >= self._look_due:
-            # Cleared before the look: what is asked for while it runs is for the next one.
-            whole = self._hurry.is_set()
+            # Must be cleared before the look, so that a request made while it runs leads to another one.
+            full_read = self._hurry.is_set()
             self._hurry.clear()
-            # Rows of what was dropped still name this worker, and only a whole reading shows them (C17).
-            whole |= self._dropped.is_set()
+            # Rows of dropped leases still name this worker as owner, and only a full read shows them (C17).
+            full_read |= self._dropped.is_set()
             self._look_due = now  # if the look raises, the next turn looks again
-            self._look_due = now + self._look_or_wait(now, None if whole else self._look.keys, each)
+            self._look_due = now + self._look_or_wait(now, None if full_read else self._look.keys, each)
         self._holdings.check_identity()
         if self._holdings.unconfirmed:
-            # The table may say that they are ours, so others leave them, and nobody reads them until then.
+            # The table may name us as their owner, so no worker reads them until we have claimed them.
             attend = min(attend, now + RETRY_SECONDS)
         return now if self._hurry.is_set() else min(attend, self._look_due)
 
     def hurry(self) -> None:
-        """Read the whole table and list the shards at the next turn: a shard has ended, or is gone."""
+        """Read the whole table and list the shards at the next turn, because a shard has ended or is gone."""
         self.discovery.want()
         self._hurry.set()
         self.hurried()
 
     def parents(self, lease: Lease) -> Mapping[str, Lease]:
-        """The leases of its parents, by key: as stored, or as last seen where the row was deleted unfinished (L13).
+        """Return the leases of this one's parents by key, as stored, or as last seen if a row was deleted (L13).
 
-        A finished lease goes only once its children have begun (L8), so where this one has not, a missing row tells
-        nothing. A look, which this asks for, decides whether it is made anew: until then the parent is not done.
+        A finished lease is deleted only once its children have started (L8). If this one has not started, a missing row
+        therefore does not show that the parent is done. The parent counts as unfinished until a look, which is
+        requested here, has decided whether its row is recreated.
         """
         stored = {parent.key: parent for parent in self.store.get(lease.parents)} if lease.parents else {}
         if lease.checkpoint.sequence not in NOT_STARTED:
@@ -256,9 +276,10 @@ class Worker:
         return {**stored, **{key: lost[key] for key in undecided}}
 
     def exclude(self, key: str, seconds: float) -> None:
-        """Do not take this lease for so many seconds: another worker may succeed where this one failed.
+        """Do not take this lease for this many seconds, because another worker may be able to read it.
 
-        The shards are listed, too: if there is no such shard, its row goes (L10), or it would be tried for ever.
+        The shards are listed, too. If the shard does not exist, its row must be deleted (L10), otherwise workers would
+        try to read it forever.
         """
         held = self._holdings.get(key)
         lease = self._holdings.released.get(key) if held is None else held.lease
@@ -268,55 +289,55 @@ class Worker:
         self.discovery.want()
 
     def close(self) -> None:
-        """Take no more leases; the consumer hands over those that are held."""
-        # First: a turn that begins meanwhile must ask for nothing more.
+        """Take no more leases, and withdraw all requests; the consumer releases the held leases."""
+        # Must come first, otherwise a turn that begins meanwhile could make another request.
         self._closing = True
         self._handoffs.withdraw()
 
     def _look_or_wait(self, now: float, asked: tuple[str, ...] | None, each: ParallelMap) -> float:
         if asked is None:
-            self._look = evolve(self._look, keys=None)  # so it stays if this look fails
+            self._look = evolve(self._look, keys=None)  # must be set first, so that it stays if this look fails
         try:
             with self.spans.over("look"):
                 self._look_and_act(now, asked, each)
         except MadeAnew:
-            raise  # no answer to come can be of the stream that this worker is bound to
+            raise  # the stream that this worker is bound to no longer exists
         except (StoreError, SourceError) as fault:
-            # A store or a source that never answered is not waited for. A refusal after an earlier answer may pass,
-            # when a role or a token is renewed.
+            # If the store or source rejects us and has never worked, give up. A rejection after an earlier success may
+            # pass once a role or a token is renewed.
             answered = self._turns and (isinstance(fault, StoreError) or self.discovery.answered)
             if not (answered or isinstance(fault, OutcomeUnknown | SourceUnavailable)):
                 raise
-            self._absent.clear()  # while the table does not answer, no owner can make its row anew
-            wait, held = self._backoff.next(), len(self.holdings)
-            goes_on = f"{held} leases are read while they can be renewed" if held else "nothing is held"
+            self._absent.clear()  # while the table does not respond, no owner can recreate its row
+            wait, count = self._backoff.next(), len(self.holdings)
+            goes_on = f"{count} leases are read while they can be renewed" if count else "nothing is held"
             if isinstance(fault, StoreError) and not isinstance(fault, OutcomeUnknown):
-                self._look = evolve(self._look, keys=None)  # one row may be at fault: a listing goes on without it
+                self._look = evolve(self._look, keys=None)  # a single row may be the cause; a listing skips such rows
             log.warning("no look at the leases, the next in %.1f s; %s: %s", wait, goes_on, fault)
             return wait
         self._backoff.reset()
         return self._look.seconds
 
     def _look_and_act(self, now: float, asked: tuple[str, ...] | None, each: ParallelMap) -> None:
-        began, found = self.clock(), self._found(asked)
-        listing = self.discovery.concerning(found)
+        began, rows = self.clock(), self._found(asked)
+        listing = self.discovery.concerning(rows)
         with uncollected():
-            self.watch, leases = self.watch.look(listing.leases, began, self.clock(), asked, found.reports)
+            self.watch, leases = self.watch.look(listing.leases, began, self.clock(), asked, rows.reports)
         me = self._asking()
-        # Before the first listing nobody knows whether a lease that names this worker is one of the present stream.
+        # Before the first listing we don't know whether a lease that names this worker belongs to the current stream.
         first = asked is None and not self.discovery.answered
         shards = self._first_listing(now, listing, me, leases) if first else None
-        # A lease that was not read now may have another owner by now. KCL 2.x renews finished leases too.
+        # Only rows that were just read: any other lease may have a new owner. KCL 2.x renews finished leases, too.
         seen = self.watch.sightings
         fresh = tuple(leases if asked is None else (seen[key].lease for key in asked if key in seen))
         self._holdings.looked(fresh)
         unheld = self._holdings.unheld(fresh, ended=self.config.rules.counts_ended)
         idle = self.discovery.refusing or self._holdings.rests
-        late = () if idle else tuple(filter(None, each(self._holdings.readopt, unheld)))
+        adopted = () if idle else tuple(filter(None, each(self._holdings.readopt, unheld)))
         me = self._asking()
-        there = {lease.key for lease in listing.leases} | {row.key for row in listing.malformed}
+        table_keys = {lease.key for lease in listing.leases} | {row.key for row in listing.malformed}
         asked_of = [held.key for held in self.holdings] if asked is None else filter(self._holdings.get, asked)
-        missing = tuple(key for key in asked_of if key not in there)  # a renewal makes the row anew
+        missing = tuple(key for key in asked_of if key not in table_keys)  # a renewal recreates the row
         doubted = self._holdings.doubted(listing.leases, missing)
         list(each(Holding.reconfirm, doubted))
         if asked is None and not first:
@@ -329,13 +350,13 @@ class Worker:
         if asked is None and shards is not None:
             self._recreated.looked(actions, leases)
         if asked is not None:
-            # A lease not read now may have changed since: leave it to the lookout, or to our next full reading.
+            # A lease that was not just read may have changed; leave it to the lookout or to our next full read.
             actions = tuple(action for action in actions if action.lease.key in asked)
-            late += fresh
-        actions = self._holdings.allowed(actions + self._handoffs.again(late))
+            adopted += fresh
+        actions = self._holdings.allowed(actions + self._handoffs.again(adopted))
         if self.discovery.refusing:
             actions = tuple(action for action in actions if isinstance(action, Renew))
-            # L14: the records are not those that the leases count, so running batches end and everything is released.
+            # L14: the leases' positions belong to another stream, so running batches end and everything is released.
             for holding in self.holdings:
                 holding.ask_release()
                 self._release(holding)
@@ -343,25 +364,25 @@ class Worker:
         due = [self._pinned(action) for action in actions if action not in early and self._may(action, shards)]
         known = self._carry_out(due, leases, each)
         if early:
-            # They are planned again from a listing of the shards alone.
+            # Only a listing of the shards plans these creations again.
             self.discovery.want()
         judged = (
             asked is None and (shards is not None or self.discovery.contradictions) and not self._stale(self.clock())
         )
         if judged and self._recreated.mended(leases, self.holdings):
-            self.hurry()  # see what became of it, and list
+            self.hurry()  # read the result, and list the shards
         self._look = self._sooner(look_again(actions, known, me, self.config), early)
         if asked is None:
-            # How seldom others renew is known from readings of the whole table alone.
+            # Only full reads of the table show how seldom other workers renew.
             self._slow_peers.observe(me, self.config)
         self._turns += 1
-        told = news(self.holdings, self.me) if self._look.notes and asked is None else []
-        list(each(lambda row: self._renewing.renew(*row, self._look, patient=False), told))
+        bulletins = news(self.holdings, self.me) if self._look.notes and asked is None else []
+        list(each(lambda row: self._renewing.renew(*row, self._look, patient=False), bulletins))
 
     def _first_listing(self, now: float, listing: Listing, me: Me, leases: Sequence[Lease]) -> tuple[Shard, ...] | None:
-        """List the shards; raise WorkerError if the table is another stream's.
+        """List the shards; raise WorkerError if the table belongs to another stream.
 
-        At the start a setting is wrong; if such rows turn up later, workers wait until they are gone.
+        At the start this means that a setting is wrong. If such rows appear later, workers wait until they are gone.
         """
         shards = self.discovery.shards(now, listing, me, leases)
         if (other := self.discovery.other_stream) is not None:
@@ -369,35 +390,36 @@ class Worker:
         return shards
 
     def _carry_out(self, actions: Iterable[Action], leases: Sequence[Lease], each: ParallelMap) -> Sequence[Lease]:
-        """Carry these out, and answer the leases as they are once those that were taken are this worker's.
+        """Carry out these actions, and return the leases with those that this worker has taken.
 
-        The answer of a write is a reading of its row, so no row is read again to see what became of it (C10).
+        The response to a write contains the row, so no row is read again to see the result (C10).
         """
         began = self.clock()
-        won = [lease for lease in each(self.spans.acting(self._act), actions) if lease is not None]
-        if not won or self.watch.bulletins is None:
+        taken_leases = [lease for lease in each(self.spans.acting(self._act), actions) if lease is not None]
+        if not taken_leases or self.watch.bulletins is None:
             return leases
-        self.watch, known = self.watch.look(won, began, self.clock(), [lease.key for lease in won])
-        return known
+        self.watch, current = self.watch.look(taken_leases, began, self.clock(), [lease.key for lease in taken_leases])
+        return current
 
     def _sooner(self, look: Look, early: Mapping[Action, float]) -> Look:
-        """The next look: soon, and at all rows, where leases or a listing are waited for, or the stream begins anew."""
+        """Make the next look soon and full while leases or a listing are pending, or the stream is starting again."""
         soon = [max(SOON_SECONDS, min(early.values()))] if early else []
         if self.discovery.refused:
-            # C18: the next reading of the whole table may be minutes away, and a new group has no lease until then.
+            # C18: the next full read of the table may be minutes away, and until then a new group has no leases.
             soon.append(self._relist.next())
         else:
             self._relist.reset()
         if self._recreated.beginning:
-            # Nobody holds the leases. Were all rows deleted, a worker that joins would begin them after its wait (L13).
+            # No worker holds the leases. If all rows were deleted, a worker that joins would create them after its wait
+            # (L13).
             soon.append(self.config.renew_seconds)
         return evolve(look, keys=None, seconds=min(look.seconds, *soon)) if soon else look
 
     def _found(self, asked: tuple[str, ...] | None) -> Listing:
-        """The rows asked for; a reading without an answer is kept in mind, and so is what only a whole one shows."""
+        """Read these rows, or the whole table; remember if there was no response, or if a full read is still needed."""
         began, dropped = self.clock(), asked is None and self._dropped.is_set()
         if dropped:
-            # Before the reading: what is dropped while it runs wants another whole one.
+            # Must come before the read: a lease that is dropped while it runs requires another full read.
             self._dropped.clear()
         self._planned_from, self._listing_since = began, began if asked is None else None
         try:
@@ -405,7 +427,7 @@ class Worker:
         except StoreError:
             self.watch = self.watch.unanswered(began)
             if dropped:
-                # There was no answer: those rows are still to be looked for.
+                # There was no response, so a full read is still needed.
                 self._dropped.set()
             raise
         finally:
@@ -417,49 +439,58 @@ class Worker:
     def _early(
         self, actions: Collection[Action], known_leases: Collection[Lease], now: float, each: ParallelMap
     ) -> dict[Action, float]:
-        """The leases not to create yet, and for how long: a living worker may know better where they begin (L13)."""
+        """Return the leases not to create yet, and for how long.
+
+        A living worker may know better where these leases start (L13).
+        """
         config, streams = self.config, {lease.stream for lease in known_leases}
         waits = dict[Action, float]()
         for action in actions:
             match action:
-                # Its owner makes a deleted row anew at its next renewal; what was dropped here has no such owner.
+                # The owner of a deleted row recreates it at its next renewal. A lease that was dropped here has none.
                 case Create(lease, rule="L13"):
                     waits[action] = 0.0 if lease.key in self._holdings.dropped else config.renew_seconds
-                # What nobody here has seen waits until every living worker has read the table: one may know it.
+                # A lease that this worker has never seen waits until every living worker has read the table, because
+                # one of them may know it.
                 case Create(lease, rule="L6"):
                     waits[action] = config.renew_seconds + config.cycle_seconds
                 case Create(lease, rule="L4" | "L5" as rule):
-                    # Without a lease of this stream it is a new group's, or its table was emptied: then the first owner
-                    # that renews makes its row anew, and shows which of the two.
-                    known = lease.stream in streams
-                    # At TRIM_HORIZON nothing is skipped, and nothing waits: owners take such rows over (`Holding`).
-                    # Under LATEST it waits, since another worker may still be making the leases of a new group.
+                    # If there is no lease of this stream, either the group is new or its table was emptied. In the
+                    # latter case the first owner that renews recreates its row, which tells the two apart.
+                    existing = lease.stream in streams
+                    # At TRIM_HORIZON there is no wait, because nothing can be skipped and owners take such rows over
+                    # (`Holding`). Under LATEST there is one, because another worker may still be creating the leases
+                    # of a new group.
                     if lease.checkpoint != TRIM_HORIZON or (
-                        known and (rule == "L5" or config.initial_position == LATEST)
+                        existing and (rule == "L5" or config.initial_position == LATEST)
                     ):
-                        rest = config.cycle_seconds if known else RETRY_SECONDS
+                        rest = config.cycle_seconds if existing else RETRY_SECONDS
                         waits[action] = config.renew_seconds + rest
                 case _:
                     pass
-        self._absent = {one.lease.key: self._absent.get(one.lease.key, now) for one in waits}
-        # What LATEST means is asked for before the wait, so that none of what comes meanwhile is skipped.
-        unpinned = [one.lease for one in waits if one.lease.checkpoint == LATEST and one.lease.key not in self._latest]
+        self._absent = {creation.lease.key: self._absent.get(creation.lease.key, now) for creation in waits}
+        # Resolve LATEST before the wait, so that records which arrive meanwhile are not skipped.
+        unpinned = [
+            creation.lease
+            for creation in waits
+            if creation.lease.checkpoint == LATEST and creation.lease.key not in self._latest
+        ]
         pins = zip(unpinned, each(self._latest_of, unpinned), strict=True)
         known_pins = {key: pin for key, pin in self._latest.items() if key in self._absent}
         self._latest = known_pins | {lease.key: pin for lease, pin in pins if pin is not None}
         if unpinned and not streams:
             seconds = max(waits.values())
             log.info("no lease of this stream yet: made in %.1f s; nothing that comes meanwhile is skipped", seconds)
-        left = {one: self._absent[one.lease.key] + seconds - now for one, seconds in waits.items()}
-        for one in waits:
-            if one.lease.checkpoint == LATEST and one.lease.key not in self._latest:
-                left[one] = max(left[one], RETRY_SECONDS)
-        return {one: seconds for one, seconds in left.items() if seconds > 0}
+        remaining = {creation: self._absent[creation.lease.key] + seconds - now for creation, seconds in waits.items()}
+        for creation in waits:
+            if creation.lease.checkpoint == LATEST and creation.lease.key not in self._latest:
+                remaining[creation] = max(remaining[creation], RETRY_SECONDS)
+        return {creation: seconds for creation, seconds in remaining.items() if seconds > 0}
 
     def _latest_of(self, lease: Lease) -> Position | None:
-        """Return what LATEST means for this lease, or None if the source cannot tell it now.
+        """Return the position of LATEST for this lease, or None if the source cannot return it now.
 
-        A shard that does not answer delays its own lease alone.
+        A shard that does not respond delays only its own lease.
         """
         try:
             with foreign_as_unavailable():
@@ -469,7 +500,7 @@ class Worker:
             return None
 
     def _pinned(self, action: Action) -> Action:
-        """The action with the place that LATEST meant when the lease was first seen to be due."""
+        """Add to a creation the position that LATEST had when the lease was first found to be missing."""
         pin = self._latest.get(action.lease.key)
         if not isinstance(action, Create) or action.lease.checkpoint != LATEST or pin is None:
             return action
@@ -479,21 +510,22 @@ class Worker:
         match action:
             case Renew():
                 return False  # `renew` keeps its own schedule
-            # A take-back or an adoption may have made it ours since the plan.
+            # We may have taken the lease back or adopted it since the plan was made.
             case Claim() | Steal():
                 return self._holdings.get(action.lease.key) is None
-            # A listing may be behind: of what it does not show the source itself is asked (L10).
+            # A listing may be out of date, so the source is asked about shards that are missing from it (L10).
             case Delete():
                 return self.discovery.deletable(action.lease, shards or ())
             case _:
                 return True
 
     def _act(self, action: Action) -> Lease | None:
-        """Carry this out, and answer the lease that was taken by it, if one was."""
+        """Carry out this action; return the lease that it has taken, if any."""
         held = self._holdings.get(action.lease.key)
         if isinstance(action, Release) and held is not None:
             if action.next_owner and action.next_owner == action.lease.next_owner:
-                # The heir named itself on the row, so the gift is one write; a stranger to it (M14) is the plan's.
+                # The next owner has registered on the row, so a single write gives the lease. In M14 the plan names an
+                # owner that has not.
                 held.asked(action.lease)
             else:
                 held.ask_release(action.next_owner)
@@ -506,7 +538,7 @@ class Worker:
         try:
             outcome = execute(self.store, action, self.me, notes=self._identity.notes_on(action.lease))
             if isinstance(action, Create) and isinstance(outcome, Done) and self._stale(self.clock()):
-                self.store.write(DeleteLease(outcome.lease))  # where it is still due, the next plan creates it
+                self.store.write(DeleteLease(outcome.lease))  # if it is still missing, the next plan creates it
                 self.hurry()
                 return None
         except StoreError as fault:
@@ -524,7 +556,7 @@ class Worker:
                 self._holdings.hold(lease, begun)
                 taken = lease
             case Delete(lease), Done() if (held := self._holdings.get(lease.key)) is not None:
-                held.drop("its shard is gone")  # or its next write would make the row anew
+                held.drop("its shard is gone")  # otherwise its next write would recreate the row
             case Create(rule="L13"), Done(lease):
                 self._remade(f"{lease.key} at {lease.checkpoint.sequence}")
             case RequestHandoff(), Done(lease):
@@ -540,27 +572,28 @@ class Worker:
                 extra = _said(action, "done", key) | _taken_from(action, key)
                 log.info("%s of lease %s done, by %s", type(action).__name__, key, rule, extra=extra)
                 if isinstance(action, Delete) and rule == "L10" and not action.lease.ended:
-                    # Only the worker that deletes the row reports the gap, so the group reports it once.
+                    # Only the worker that deletes the row logs the gap, so the group logs it once.
                     log.warning("%s", expired_unread(action.lease))
             case _ as never:
                 assert_never(never)
         return taken
 
     def _stale(self, now: float) -> bool:
-        """Whether the planned creations are too old: others may have created, finished and deleted those leases."""
+        """Return whether planned creations are outdated: others may have created, finished and deleted those leases."""
         return now - self._planned_from > self.config.lease_seconds
 
     def _wake(self, now: float) -> None:
-        """Notice that this process stood still for so long that others may have taken over what it knows."""
+        """Note the leases that other workers may have finished if this process was paused for too long."""
         if now - self._awake > self.config.lease_seconds:
             self._slept_through = frozenset(self.watch.sightings) | {lease.key for lease in self.watch.history.gone}
         self._awake = now
 
     def _awake_history(self, leases: Sequence[Lease], shards: Collection[Shard]) -> History:
-        """Return the history, in which leases without a row that were last seen before a pause may be finished (L13).
+        """Return the history, with leases marked finished that other workers finished while this process paused (L13).
 
-        Such a shard may have been finished meanwhile. Its lease is deleted only after its children were begun (L8), so
-        if a descendant has a lease it was, even if that one was reset since.
+        A lease without a row that was last seen before the pause may have been finished and deleted meanwhile. A
+        finished lease is deleted only after its children were started (L8). If a descendant has a lease, the shard was
+        therefore finished, even if that descendant was reset since.
         """
         history = self.watch.history
         if not self._slept_through:
@@ -584,49 +617,49 @@ class Worker:
     def _gone(self, holding: Holding) -> None:
         if holding.expired:
             self._dropped.set()
-        if not self._own_consumer:  # a runner's reading may wait for hours; a consumer of one's own watches `lost`
+        if not self._own_consumer:  # wake the runner's lease reader, which may wait for hours; others watch `lost`
             self._release(holding)
 
     def _remade(self, what: str) -> None:
         self.rows_remade += 1
         self._gone_rows.append(what)
-        self.hurry()  # other rows may be gone, and some of them nobody's
+        self.hurry()  # other rows may be gone, too, some of them without an owner to recreate them
 
     def _took_back(self, lease: Lease, begun: float) -> None:
         self._holdings.hold(lease, begun)
-        self._hurry.set()  # the heir that did not accept it may ask again
+        self._hurry.set()  # the worker that did not accept it may request it again
 
     def _gave(self, lease: Lease, now: float) -> None:
         self._handoffs.gave(lease, now)
-        # C13: whoever was alone looks seldom, and the heir may die as soon as it has the lease.
+        # C13: a worker that was alone looks seldom, but the next owner may die as soon as it has the lease.
         self._look_due = min(self._look_due, now + scaled(LOOK_SECONDS, self.config))
         self.hurried()
 
 
 def _said(action: Action, outcome: str, key: str | None = None) -> dict[str, str]:
-    """The fields of a log line about an action; an alternate may have been taken in place of the first choice."""
+    """Return the fields of a log line about an action; `key` is the lease taken, if not the first choice."""
     return {"lease": key or action.lease.key, "rule": action.rule, "outcome": outcome}
 
 
 def _taken_from(action: Action, key: str) -> dict[str, str]:
-    """For a lease that was taken: how it came to be free to take, in words for people."""
+    """For a lease that was taken, return a log field that says why it could be taken."""
     if not isinstance(action, Claim | Steal):
         return {}
-    taken = next(each for each in (action, *action.alternates) if each.lease.key == key)
+    taken = next(candidate for candidate in (action, *action.alternates) if candidate.lease.key == key)
     if isinstance(taken, Steal):
         return {"taken": f"{taken.from_owner} had more than its share"}
     return {"taken": f"{taken.lease.owner} stopped renewing it" if taken.lease.owner else "no worker had it"}
 
 
 def nobody() -> None:
-    """Wake no task: a program that calls `turn` by itself looks in time."""
+    """Wake no task. The default for programs that call `turn` by themselves."""
 
 
 def spans_of(worker: str, tracer: "Tracer | None" = None) -> WorkerSpans:
-    """The spans of this worker: by this tracer; by the program's own provider, if left out and one is set; or none.
+    """Return the spans of this worker, made by the given tracer or by the program's own provider, if one is set.
 
-    Without OpenTelemetry, or without a tracer provider when a worker is made, its store, source and handlers are the
-    very ones that it was given.
+    Without OpenTelemetry, or if no tracer provider is set when a worker is created, its store, source and handlers are
+    not wrapped.
     """
     try:
         from leasehold.adapters.worker.traced import TracedSpans, own_tracer  # noqa: PLC0415  OpenTelemetry is an extra
@@ -638,12 +671,12 @@ def spans_of(worker: str, tracer: "Tracer | None" = None) -> WorkerSpans:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Pause the collector of garbage, for all threads; where it is off already it stays off.
+    """Pause the garbage collector, for all threads; if it is off already, it stays off.
 
-    For the moment in which a reading replaces what is known of every lease, some 5 µs for each, without a request of
-    the store. A reading of 100,000 rows makes 300,000 objects, and lets as many old ones go. In between they look like
-    growth to the collector, which visited every object of the process two to four times: more than half of what a
-    reading cost. Of several workers of a process the first that ends lets it go on.
+    Used while the rows that were read replace all that is known about the leases, which takes some 5 µs per lease and
+    makes no request. Reading 100,000 rows creates 300,000 objects and frees as many. In between, this looks like growth
+    to the collector, which visited every object of the process two to four times and took more than half of the time.
+    If several workers of a process are in this block, the first one to leave it turns the collector on again.
     """
     collecting = gc.isenabled()
     gc.disable()

@@ -1,1 +1,1 @@
-"""Dead letters: records that no attempt could handle, where they lie, and how they are handed over again."""
+"""Stores dead letters, which are records that no attempt could handle, and replays them."""

@@ -1,4 +1,4 @@
-"""A dead letter: one record, where it came from, and why it is here; one JSON object on one line."""
+"""Defines a dead letter: one record, where it came from and why it failed, written as one line of JSON."""
 
 import base64
 import hashlib
@@ -14,32 +14,35 @@ from leasehold.adapters.sources.protocol import Record
 from leasehold.stores.printable import text_of
 
 TEXT_MOST = 2000
-"""Characters of an error's text that a letter keeps: a record of a stream has a limit."""
+"""How many characters of an error message a dead letter keeps, because the size of stream records is limited."""
 
 WHOLE_MOST = 1 << 53
-"""Whole numbers below it are numbers of JSON, wherever it is read."""
+"""Every JSON parser reads integers below this exactly."""
 
 _NAME = re.compile(r"(\d+)-(\d+)-.*\.json", re.ASCII)
 
 
 class BadDeadLetter(Exception):
-    """A text that is no letter."""
+    """A string that is not a dead letter."""
 
 
 @frozen
 class DeadLetterEntry:
     """A record that no attempt could handle.
 
-    table      the store of the leases, with the options that say which one it is; "" where nobody said
-    stream, shard, lease
-               what the record was read from, and the key of the lease
-    record     the record itself
-    error, text
-               the type and the text of what its handler raised, the text cut after `TEXT_MOST` characters
-    attempts   how often its whole batch had been handed over
-    worker     the worker that put it there, at `time_ms`, milliseconds since 1970
-    alone      how often it was handed over by itself: while the batch was searched for it, and by each replay
-    source     where the stream is: its URL with the options that say which one it is; "" where nobody said
+    Attributes:
+        table: The URL of the lease table with the options that identify it; "" if unknown.
+        stream: The stream from which the record was read.
+        shard: The shard from which the record was read.
+        lease: The key of the lease.
+        record: The record itself.
+        error: The type of the exception that its handler raised.
+        text: The exception's message, cut after `TEXT_MOST` characters.
+        attempts: How often the whole batch had been dispatched.
+        worker: The worker that wrote the dead letter.
+        time_ms: When it was written, in milliseconds since 1970.
+        source: The URL of the stream with the options that identify it; "" if unknown.
+        alone: How often the record was dispatched alone, while its batch was searched and by each replay.
     """
 
     table: str
@@ -57,21 +60,21 @@ class DeadLetterEntry:
 
     @property
     def name(self) -> str:
-        """A name that no other record's letter has: a record that is dead-lettered twice has one letter.
+        """The name, which is unique to the record: if it is dead-lettered twice, there is still one dead letter.
 
-        The digest is of the record's content too. Groups and streams that nobody has told apart may have shards and
-        numbers in common: in emulators, and where a stream was made anew.
+        The digest includes the record's content, because unidentified groups and streams may share shard ids and
+        sequence numbers, in emulators or after a stream was recreated.
         """
         record = self.record
         digest = hashlib.sha256(json.dumps(self._of_record()).encode()).hexdigest()[:32]
-        # Names of files and objects: the digest tells shards apart that look alike when they are cut.
+        # Must be valid as a file and object name. The digest distinguishes shards that become equal here.
         shard = re.sub(r"[^\w.-]", "_", self.shard, flags=re.ASCII)[-80:]
         return f"{record.sequence_number}-{record.sub_sequence_number}-{shard}-{digest}.json"
 
     @property
     def line(self) -> bytes:
-        """The letter as a line of JSON."""
-        told = self._of_record() | {
+        """The dead letter as a line of JSON."""
+        fields = self._of_record() | {
             "error": self.error,
             "text": self.text,
             "attempts": self.attempts,
@@ -79,10 +82,10 @@ class DeadLetterEntry:
             "worker": self.worker,
             "time_ms": self.time_ms,
         }
-        return json.dumps(told).encode() + b"\n"
+        return json.dumps(fields).encode() + b"\n"
 
     def _of_record(self) -> dict[str, str | int | None]:
-        """The fields that every burial of the record says alike."""
+        """Return the fields that are the same each time the record is dead-lettered."""
         record = self.record
         return {
             "table": self.table,
@@ -92,7 +95,7 @@ class DeadLetterEntry:
             "lease": self.lease,
             "sequence_number": record.sequence_number,
             "sub_sequence_number": record.sub_sequence_number,
-            # Without what a position carries of rows that Spark wrote: that is no part of the record.
+            # Without the part of the token about rows that Spark wrote, which does not belong to the record.
             "offset": own_token(record.token),
             "partition_key": record.partition_key,
             "explicit_hash_key": record.explicit_hash_key,
@@ -102,20 +105,25 @@ class DeadLetterEntry:
 
 
 def place_of(name: str) -> tuple[int, int, str] | None:
-    """The sort key of a letter: sequence number, sub-sequence number and name; None if it is no letter's name."""
-    found = _NAME.fullmatch(name)
-    return None if found is None else (int(found[1]), int(found[2]), name)
+    """Return the sort key of a dead letter: sequence number, sub-sequence number, name. None for any other name."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else (int(match[1]), int(match[2]), name)
 
 
 def dead_letter_for(
     delivery: Delivery, error: Exception, *, stream: str, table: str, source: str = "", now: float
 ) -> DeadLetterEntry:
-    """The letter of the one record of a batch.
+    """Return the dead letter of a batch's only record.
 
-    stream  what it is called where the lease does not say
-    now     seconds since 1970
+    Args:
+        delivery: The batch.
+        error: The exception with which the record failed.
+        stream: The stream's name, used if the lease does not contain it.
+        table: The URL of the lease table with the options that identify it.
+        source: The URL of the stream with the options that identify it.
+        now: The time in seconds since 1970.
     """
-    # The handler's own fault, not what wraps it: it is what whoever opens the letter has to mend.
+    # The handler's own exception, not its wrapper, because it is what has to be fixed.
     cause = error.__cause__ if isinstance(error, Unhandled) and error.__cause__ is not None else error
     return DeadLetterEntry(
         table=table,
@@ -125,7 +133,7 @@ def dead_letter_for(
         record=delivery.records[0],
         error=type(cause).__name__,
         text=text_of(cause, TEXT_MOST),
-        # Counted apart: a record that failed by itself is at fault, and a batch only has it somewhere.
+        # Counted separately: a record that failed alone is at fault, while a failed batch only contains one that is.
         attempts=delivery.attempts - delivery.in_parts,
         alone=min(1, delivery.in_parts),
         worker=delivery.worker,
@@ -135,10 +143,7 @@ def dead_letter_for(
 
 
 def failed_again(dead_letter: DeadLetterEntry, error: Exception, *, worker: str, now: float) -> DeadLetterEntry:
-    """The letter with one more attempt, by this worker, and with what that one failed of.
-
-    now  seconds since 1970
-    """
+    """Return the dead letter with one more attempt by this worker and its error; `now` is in seconds since 1970."""
     return evolve(
         dead_letter,
         alone=dead_letter.alone + 1,
@@ -150,40 +155,42 @@ def failed_again(dead_letter: DeadLetterEntry, error: Exception, *, worker: str,
 
 
 def dead_letter_from(line: bytes) -> DeadLetterEntry:
-    """The letter on this line. Raises BadLetter, naming the field that is wrong."""
+    """Parse the dead letter on this line. Raises BadDeadLetter, naming the field that is wrong."""
     try:
-        told = json.loads(line)
+        document = json.loads(line)
     except (ValueError, RecursionError):
         raise BadDeadLetter("it is not JSON") from None
-    if not isinstance(told, dict):
+    if not isinstance(document, dict):
         raise BadDeadLetter("it is no object")
-    arrived = _field(told, "arrived_ms", int, None)
-    text, number = _field(told, "data", str), _field(told, "sequence_number", str)
+    arrived = _field(document, "arrived_ms", int, None)
+    text, number = _field(document, "data", str), _field(document, "sequence_number", str)
     try:
         data = base64.b64decode(text, validate=True)
     except ValueError:
         raise BadDeadLetter("data: it is not base64") from None
-    # Letters are sorted by it, and the digits of other scripts pass for numbers, too.
+    # Dead letters are sorted by it, and `isdigit` alone accepts the digits of other scripts, too.
     if not (number.isascii() and number.isdigit()):
         raise BadDeadLetter("sequence_number: it wants a decimal number, as a text")
     record = Record(
         data,
         number,
-        _field(told, "sub_sequence_number", int, 0),
-        partition_key=_field(told, "partition_key", str, None),
-        explicit_hash_key=_field(told, "explicit_hash_key", str, None),
+        _field(document, "sub_sequence_number", int, 0),
+        partition_key=_field(document, "partition_key", str, None),
+        explicit_hash_key=_field(document, "explicit_hash_key", str, None),
         arrived=None if arrived is None else arrived / 1000,
-        token=_field(told, "offset", str, ""),
+        token=_field(document, "offset", str, ""),
     )
-    texts = {name: _field(told, name, str, "") for name in ("table", "source", "stream", "error", "text", "worker")}
+    strings = {
+        name: _field(document, name, str, "") for name in ("table", "source", "stream", "error", "text", "worker")
+    }
     return DeadLetterEntry(
-        shard=_field(told, "shard", str),
-        lease=_field(told, "lease", str),
+        shard=_field(document, "shard", str),
+        lease=_field(document, "lease", str),
         record=record,
-        attempts=_field(told, "attempts", int, 0),
-        alone=_field(told, "alone", int, 0),
-        time_ms=_field(told, "time_ms", int, 0),
-        **texts,
+        attempts=_field(document, "attempts", int, 0),
+        alone=_field(document, "alone", int, 0),
+        time_ms=_field(document, "time_ms", int, 0),
+        **strings,
     )
 
 
@@ -194,10 +201,10 @@ def _field(told: dict[str, Any], name: str, kind: type, default: object = _NEEDE
     value = told.get(name, default)
     if value is _NEEDED:
         raise BadDeadLetter(f"{name}: it is missing")
-    # To Python true is a whole number, and to nobody else.
+    # In Python a bool is an int.
     if value is not default and (not isinstance(value, kind) or isinstance(value, bool)):
         raise BadDeadLetter(f"{name}: it wants {'a text' if kind is str else 'a whole number'}")
-    # Python reads numbers of any length, and such a one may not fit where it is stored.
+    # Python parses integers of any length, which may not fit where they are stored.
     if isinstance(value, int) and not 0 <= value < WHOLE_MOST:
         raise BadDeadLetter(f"{name}: it wants a whole number from 0 to {WHOLE_MOST - 1}")
     return value

@@ -1,4 +1,4 @@
-"""Dead letters as objects of an S3 bucket."""
+"""Stores dead letters as objects of an S3 bucket."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,22 +12,22 @@ from leasehold.stores.objects.s3 import S3Objects
 
 
 class ObjectSink:
-    """The objects under one prefix of a bucket, each of one line."""
+    """The objects under one prefix of a bucket, each with one line."""
 
     def __init__(self, objects: S3Objects, prefix: str) -> None:
         self._objects, self._prefix = objects, f"{prefix.rstrip('/')}/" if prefix.strip("/") else ""
 
     def put(self, dead_letter: DeadLetterEntry) -> None:
-        """Put the object."""
+        """Write the object."""
         with _said():
             self._objects.put_body(self._prefix + dead_letter.name, dead_letter.line)
 
     def names(self) -> tuple[str, ...]:
-        """The objects right under the prefix."""
+        """List the objects directly under the prefix."""
         with _said():
-            found = (name.removeprefix(self._prefix) for name in self._objects.names(self._prefix))
-            # What lies further below is of another box, whose prefix begins with this one.
-            return tuple(name for name in found if name and "/" not in name)
+            relative_names = (name.removeprefix(self._prefix) for name in self._objects.names(self._prefix))
+            # Objects further down belong to another sink, whose prefix begins with this one.
+            return tuple(name for name in relative_names if name and "/" not in name)
 
     def get(self, name: str) -> bytes | None:
         """Read the object."""
@@ -56,16 +56,18 @@ def open_url(
     place: str,
     options: Mapping[str, str],
     *,
-    create: bool,  # noqa: ARG001  buckets are not made
+    create: bool,  # noqa: ARG001  buckets are never created
     session: boto3.Session | None = None,
 ) -> ObjectSink:
-    """The objects at `bucket/prefix`. Raises ValueError, and LetterError if there is no such bucket."""
+    """Open the objects at `bucket/prefix`. Raises ValueError, and DeadLetterError if there is no such bucket."""
     bucket, _, prefix = place.partition("/")
     if not bucket:
         raise ValueError("letters URL: s3:// wants bucket/prefix")
-    found = session_of(options, "letters URL", session)
+    chosen_session = session_of(options, "letters URL", session)
     with _said():
-        objects = S3Objects(bucket, region=options.get("region"), endpoint=options.get("endpoint"), session=found)
+        objects = S3Objects(
+            bucket, region=options.get("region"), endpoint=options.get("endpoint"), session=chosen_session
+        )
         if objects.missing():
             raise DeadLetterError(f"there is no bucket {bucket!r}")
     return ObjectSink(objects, prefix)

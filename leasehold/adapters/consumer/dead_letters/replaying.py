@@ -1,14 +1,17 @@
-"""Hands dead letters over again, one after the other in the order of their records.
+"""Replays dead letters, one after another, from a folder or bucket (`replay`) or from a stream (`replay_stream`).
 
-Rule 1: a letter is removed only after its handler is done with it, so that a killed process loses none. Rule 2: a
-letter whose handler fails again stays as it is, and the next one follows; so does one that cannot be read.
+In a folder or bucket they are replayed in the order of their records:
 
-Hands the letters of a stream over again, under leases of the replay's own.
+- A dead letter is removed only after its handler is done with it, so a killed process loses none.
+- If its handler fails again, or the dead letter cannot be read, it stays unchanged and the next one follows.
 
-Rule 1: a letter is behind the checkpoint only after its handler is done with it, or after the stream has acknowledged
-it anew. Rule 2: a letter that fails again is put back at the end of the stream, with the attempt counted; what is no
-letter is passed. Rule 3: a shard is over at its tip, or in front of the first letter that this replay has put back:
-no letter is handed over twice in one replay.
+In a stream they are replayed under leases of the replay's own:
+
+1. The checkpoint moves past a dead letter only after its handler is done with it, or after the stream has accepted it
+   again.
+2. A dead letter that fails again is put back at the end of the stream, with the attempt counted. A record that is not a
+   dead letter is skipped.
+3. A shard ends at its tip, or before the first dead letter that this replay has put back, so none is replayed twice.
 """
 
 import asyncio
@@ -40,19 +43,20 @@ from leasehold.errors import DeadLetterError
 from leasehold.stores.printable import said
 
 Deliver = Callable[[DeadLetterEntry], Exception | None]
-"""Hands a letter's record over; answers its fault, None if it is done. Raises LetterError where none can be."""
+"""Replays a record; returns its fault, or None if it is done. Raises DeadLetterError if no record can be replayed."""
 
 Tell = Callable[[str, str], None]
-"""Called with the name of a letter that stays, and why."""
+"""Called with the name of a dead letter that stays, and the reason."""
 
 
 @frozen
 class ReplayVerdict:
-    """The outcome of a replay: the number of letters of each kind.
+    """The outcome of a replay, as numbers of dead letters.
 
-    done    handed over and removed
-    failed  handed over, and failed again: they stay
-    strange neither letters nor to be read: they stay, and were not handed over
+    Attributes:
+        done: Those that were handled and removed.
+        failed: Those that failed again and stay.
+        strange: Those that could not be read, or are no dead letters, and stay.
     """
 
     done: int = 0
@@ -61,22 +65,28 @@ class ReplayVerdict:
 
 
 def replay(dead_letters: ListedDeadLetters, deliver: Deliver, tell: Tell) -> ReplayVerdict:
-    """Hand all letters over, and tell of each that stays.
+    """Replay all dead letters.
 
-    Raises LetterError where they cannot be listed, one cannot be removed, or `deliver` raises it; those handed over by
-    then are removed.
+    Args:
+        dead_letters: Where they are stored.
+        deliver: Calls the handler with a dead letter's record.
+        tell: Called with each dead letter that stays, and the reason.
+
+    Raises:
+        DeadLetterError: They cannot be listed, one cannot be removed, or `deliver` raised it. Those that were handled
+            by then have been removed.
     """
     names = dead_letters.names()
     places = sorted(place for place in map(place_of, names) if place is not None)
     verdict = ReplayVerdict()
     for name in sorted(set(names) - {place[-1] for place in places}):
         verdict = evolve(verdict, strange=verdict.strange + 1)
-        # Left alone: anybody may keep other files in that folder, and nothing of theirs is touched.
+        # Left alone, because the folder may contain other files.
         tell(name, "it is named as no letter is")
     for *_, name in places:
         try:
             line = dead_letters.get(name)
-            if line is None:  # somebody else has removed it meanwhile
+            if line is None:  # removed by another process meanwhile
                 continue
             dead_letter = dead_letter_from(line)
         except (BadDeadLetter, DeadLetterError) as bad:
@@ -87,14 +97,14 @@ def replay(dead_letters: ListedDeadLetters, deliver: Deliver, tell: Tell) -> Rep
             tell(name, said(fault))
             verdict = evolve(verdict, failed=verdict.failed + 1)
             continue
-        # Only now (rule 1): killed before this line, the letter is there and is handed over once more.
+        # Only now: if the process is killed before this line, the dead letter is replayed again.
         dead_letters.remove(name)
         verdict = evolve(verdict, done=verdict.done + 1)
     return verdict
 
 
 class HandlerCalls:
-    """Calls a handler with the record of a letter, and waits for it; all that it awaits is on one event loop."""
+    """Calls a handler with the record of a dead letter and waits for it. All calls are awaited on one event loop."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
@@ -112,16 +122,16 @@ class HandlerCalls:
             dead_letter.attempts + dead_letter.alone + 1,
         )
         try:
-            answer: object = self._handler(delivery)
-            if inspect.isawaitable(answer):
-                awaitable = answer
+            result: object = self._handler(delivery)
+            if inspect.isawaitable(result):
+                awaitable = result
 
-                async def awaited() -> object:  # a runner takes coroutines alone
+                async def awaited() -> object:  # asyncio.Runner accepts only coroutines
                     return await awaitable
 
-                answer = self._loop.run(awaited())
-            return fault_of(answer)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  whatever it is, the letter stays
+                result = self._loop.run(awaited())
+            return fault_of(result)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  the dead letter stays after any exception
             return error if isinstance(error, Exception) else RuntimeError(said(error))
 
     def __enter__(self) -> Self:
@@ -134,7 +144,7 @@ class HandlerCalls:
 
 @frozen
 class DeadLetterHolding:
-    """The lease that a letter's record came by, for its handler: nobody holds it now, so nothing is lost."""
+    """The lease of a dead letter's record, as its handler sees it. It is not held, so it cannot be lost."""
 
     lease: Lease
     worker: str
@@ -143,7 +153,7 @@ class DeadLetterHolding:
 
     @classmethod
     def of(cls, dead_letter: DeadLetterEntry) -> Self:
-        """The lease by its names."""
+        """Return a lease with the names in the dead letter."""
         return cls(Lease(dead_letter.lease, stream=dead_letter.stream, shard=dead_letter.shard), dead_letter.worker)
 
     @property
@@ -153,30 +163,38 @@ class DeadLetterHolding:
 
     @property
     def stream(self) -> str:
-        """The stream's name, as the letter has it."""
+        """The stream's name, as the dead letter contains it."""
         return self.lease.stream
 
-    def checkpoint(self, position: Position) -> bool:  # noqa: ARG002  the letter is removed when its handler is done
-        """Nothing is written: there is one record, and its letter goes when it is done."""
+    def checkpoint(self, position: Position) -> bool:  # noqa: ARG002  there is only one record
+        """Write nothing, because the dead letter is removed once its handler is done."""
         return True
 
 
 OVER_SECONDS = 1.0
-"""Between two readings of a shard that is over: its row goes on telling that it is."""
+"""The pause between two reads of a shard that is over, whose row must go on showing that it is."""
 
 UNKNOWN_SECONDS = 0.001
-"""The least lag of a reading with records: more may have arrived behind them."""
+"""The least lag of a read with records, because more may have arrived after them."""
 
 
 def replay_stream(
     worker: Worker, dead_letters: DeadLetterSink, deliver: Deliver, tell: Tell, *, look_seconds: float = LOOK_SECONDS
 ) -> ReplayVerdict:
-    """Hand over all letters that lie between the checkpoints and the end of the stream.
+    """Replay all dead letters between the checkpoints and the end of the stream.
 
-    worker   its source is a `DeadLetterSource` for its id
-    letters  takes those that fail again
-    Raises LetterError where a letter could neither be handed over nor put back, or a signal ended it before; SystemExit
-    and KeyboardInterrupt if the handler does; and what `run` raises.
+    Args:
+        worker: A worker whose source is a `DeadLetterSource` for its id.
+        dead_letters: Stores those that fail again.
+        deliver: Calls the handler with a dead letter's record.
+        tell: Called with each dead letter that stays, and the reason.
+        look_seconds: The time between two checks whether the stream has been replayed.
+
+    Raises:
+        DeadLetterError: A dead letter could neither be handled nor put back, or a signal ended the replay early.
+        SystemExit: The handler has raised it.
+        KeyboardInterrupt: The handler has raised it.
+        WorkerError: As for `run`, like StoreError and SourceError.
     """
     began, calls = time.time(), _DeadLetterCalls(worker.me, dead_letters, deliver, tell)
     runner = Runner(worker, Handling(calls.handle))
@@ -192,14 +210,14 @@ def replay_stream(
 
 
 def _over(lease: Lease, began: float) -> bool:
-    """Whether the shard is ended, or its owner has told since we began that nothing is left to hand over."""
-    told = progress_of(lease)
-    fresh = told is not None and told.owner == lease.owner and told.end and (told.read or 0.0) >= began
+    """Return whether the shard has ended, or its owner has reported since we began that nothing is left to replay."""
+    progress = progress_of(lease)
+    fresh = progress is not None and progress.owner == lease.owner and progress.end and (progress.read or 0.0) >= began
     return lease.ended or fresh
 
 
 class _DeadLetterCalls:
-    """Hands over the letters of batches, one at a time whatever the shard, and counts what became of them."""
+    """Replays the dead letters of batches, one at a time over all shards, and counts the outcomes."""
 
     def __init__(self, me: str, dead_letters: DeadLetterSink, deliver: Deliver, tell: Tell) -> None:
         self._me, self._letters, self._deliver, self._tell = me, dead_letters, deliver, tell
@@ -208,12 +226,13 @@ class _DeadLetterCalls:
         self.broken: DeadLetterError | None = None
 
     def handle(self, batch: Delivery) -> None:
-        """Hand over each of them, and checkpoint behind it."""
+        """Replay each of them and checkpoint after it."""
         for record in batch.records:
             with self._lock:
                 verdict = self._handed(record)
-                # Counted once the checkpoint is stored: what another owner hands over again would be counted twice.
-                if not batch.checkpoint(record):  # whoever has the lease now counts it
+                # Must be counted after the checkpoint is stored, otherwise one that another owner replays again would
+                # be counted twice.
+                if not batch.checkpoint(record):  # the new owner counts it
                     return
                 self.verdict = verdict
 
@@ -223,53 +242,53 @@ class _DeadLetterCalls:
             dead_letter = dead_letter_from(record.data)
             if (fault := self._deliver(dead_letter)) is None:
                 return evolve(verdict, done=verdict.done + 1)
-            # Before the checkpoint that follows: a letter that is in neither place would be lost (rule 2).
+            # Must come before the checkpoint that follows, otherwise the dead letter could be lost (rule 2).
             self._letters.put(failed_again(dead_letter, fault, worker=self._me, now=time.time()))
         except BadDeadLetter as bad:
             self._tell(name, f"it is no letter: {bad}")
             return evolve(verdict, strange=verdict.strange + 1)
         except DeadLetterError as broken:
             self.broken = broken
-            raise SystemExit(1) from broken  # the worker ends in good order
+            raise SystemExit(1) from broken  # the worker drains and ends
         self._tell(name, f"{type(fault).__name__}: {fault}")
         return evolve(verdict, failed=verdict.failed + 1)
 
 
 class DeadLetterSource(PassingSource):
-    """A stream of letters whose shards are over in front of the first letter that worker `me` has put back."""
+    """A stream of dead letters whose shards end before the first one that worker `me` has put back."""
 
     def __init__(self, source: Source, me: str) -> None:
         super().__init__(source)
         self._me = me
 
     def open(self, lease: Lease, start: Position) -> "DeadLetterReader":
-        """A reader that starts just after `start`."""
+        """Open a reader that starts just after `start`."""
         return DeadLetterReader(super().open(lease, start), self._me)
 
 
 class DeadLetterReader:
-    """Reads one shard up to the first letter that worker `me` has put back."""
+    """Reads one shard up to the first dead letter that worker `me` has put back."""
 
     def __init__(self, reader: Reader, me: str) -> None:
         self._reader, self._me, self._over = reader, me, False
 
     def read(self) -> Batch:
-        """Read once, unless it is over. Raises what the reader of the stream raises."""
+        """Read once, unless the shard is over. Raises what the reader of the stream raises."""
         if self._over:
             return Batch((), None, 0.0, OVER_SECONDS)
         batch = self._reader.read()
-        mine: int | None = None
-        for place, record in enumerate(batch.records):
+        first_own: int | None = None
+        for index, record in enumerate(batch.records):
             with suppress(BadDeadLetter):
                 if dead_letter_from(record.data).worker == self._me:
-                    mine = place
+                    first_own = index
                     break
-        if mine is None:  # only a reading that brings nothing shows that nothing is left
+        if first_own is None:  # only a read that returns no records shows that nothing is left
             return evolve(batch, behind_seconds=batch.behind_seconds or UNKNOWN_SECONDS) if batch.records else batch
-        # Behind it lie only letters that failed in this very replay: read on, it would never end (rule 3).
-        self._over, kept = True, batch.records[:mine]
-        read_to = kept[-1].position if kept else None
-        return evolve(batch, records=kept, read_to=read_to, behind_seconds=0.0, ended=False, in_columns=None)
+        # From there on all dead letters have failed in this replay; to read on would never end (rule 3).
+        self._over, records = True, batch.records[:first_own]
+        read_to = records[-1].position if records else None
+        return evolve(batch, records=records, read_to=read_to, behind_seconds=0.0, ended=False, in_columns=None)
 
     def close(self) -> None:
         """Close the reader."""

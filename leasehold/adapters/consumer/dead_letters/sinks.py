@@ -1,10 +1,10 @@
-"""Where dead letters lie, by URL.
+"""Opens the sinks of dead letters by URL.
 
-file://folder                            a file for each letter; file:///folder is absolute
-s3://bucket/prefix?region=…&endpoint=…   an object for each letter
-kinesis://stream?region=…&endpoint=…     a record for each letter
+file://folder                            one file per dead letter; file:///folder is absolute
+s3://bucket/prefix?region=…&endpoint=…   one object per dead letter
+kinesis://stream?region=…&endpoint=…     one record per dead letter
 
-Those of AWS take `profile=NAME`, `role_arn=…` and `external_id=…` in place of the environment's credentials.
+URLs of AWS accept `profile=NAME`, `role_arn=…` and `external_id=…` to replace the environment's credentials.
 """
 
 import errno
@@ -27,45 +27,47 @@ if TYPE_CHECKING:  # extras bring these
 
 
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
-"""The answers of file systems without hard links."""
+"""The errors of file systems without hard links."""
 
 
 class DeadLetterSink(Protocol):
-    """A place that letters are put into, by many threads at a time."""
+    """Stores dead letters. Many threads may use it at the same time."""
 
     def put(self, dead_letter: DeadLetterEntry) -> None:
-        """Store the letter, unless one of its name is there; once this returns it lies there. Raises LetterError."""
+        """Store the dead letter durably, unless one of its name exists. Raises DeadLetterError."""
 
     def close(self) -> None:
         """Close all connections."""
 
 
 class ListedDeadLetters(DeadLetterSink, Protocol):
-    """A place that letters can be taken from, too."""
+    """A sink from which dead letters can also be read and removed."""
 
     def names(self) -> tuple[str, ...]:
-        """The names of all that lies there, letters or not. Raises LetterError."""
+        """List all names, including those of other files. Raises DeadLetterError."""
 
     def get(self, name: str) -> bytes | None:
-        """The text of that name; None if it is gone. Raises LetterError."""
+        """Return the content under this name, or None if it is gone. Raises DeadLetterError."""
 
     def remove(self, name: str) -> None:
-        """Remove the letter of that name, if it is there. Raises LetterError."""
+        """Remove the dead letter of this name, if it exists. Raises DeadLetterError."""
 
 
 class DeadLetterHandler:
-    """A dead letter for `Handling`: each record becomes a letter in the box.
+    """A `dead_letter` for `Handling` that stores each record in a sink.
 
-    stream  what the stream is called where leases do not say (a single Kinesis stream)
-    table   what the group's lease table is called: two groups that read one stream have letters of their own
-    source  where the stream is: two streams of one name have letters of their own
+    Args:
+        sink: The sink.
+        stream: The stream's name, used if leases do not contain it (a single Kinesis stream).
+        table: Identifies the group's lease table, so that two groups that read one stream have separate dead letters.
+        source: Identifies the stream, so that two streams of one name have separate dead letters.
     """
 
     def __init__(self, sink: DeadLetterSink, *, stream: str = "", table: str = "", source: str = "") -> None:
         self._sink, self._names = sink, {"stream": stream, "table": table, "source": source}
 
     def __call__(self, delivery: Delivery, error: Exception) -> None:
-        """Put the record into the box. Raises LetterError if it could not be written."""
+        """Store the record. Raises DeadLetterError if it could not be written."""
         self._sink.put(dead_letter_for(delivery, error, **self._names, now=time.time()))
 
     def close(self) -> None:
@@ -74,22 +76,22 @@ class DeadLetterHandler:
 
 
 class FolderSink:
-    """A folder of files, each of one line; a file is complete as soon as it has its name."""
+    """A folder of files with one line each. A file gets its name only once it is complete."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def put(self, dead_letter: DeadLetterEntry) -> None:
-        """Write the file, and have the disk keep it."""
+        """Write the file durably."""
         unfinished, file = self._folder / f".{uuid4().hex}.unfinished", self._folder / dead_letter.name
         try:
             with unfinished.open("wb") as writing:
                 writing.write(dead_letter.line)
                 writing.flush()
-                # The record is checkpointed as soon as this returns, so its letter must outlive a power failure.
+                # The record is checkpointed as soon as this returns, so the dead letter must survive a power failure.
                 os.fsync(writing.fileno())
             try:
-                # A link, which refuses where a rename would replace: the letter that is there under this name stays.
+                # A link fails if the name exists; a rename would overwrite the existing dead letter.
                 file.hardlink_to(unfinished)
             except FileExistsError:
                 if not file.is_file():
@@ -97,18 +99,18 @@ class FolderSink:
             except OSError as fault:
                 if fault.errno not in _NO_LINKS:
                     raise
-                unfinished.replace(file)  # a letter of this name is one of the same record
+                unfinished.replace(file)  # a dead letter of this name is of the same record
             unfinished.unlink(missing_ok=True)
-            # The name, too, must be on the disk: a file without one is lost.
+            # The name must be on disk, too, because a file without one is lost.
             self._keep()
         except OSError as fault:
             unfinished.unlink(missing_ok=True)
             raise DeadLetterError(f"no letter could be written: {fault}") from fault
 
     def names(self) -> tuple[str, ...]:
-        """The files of the folder; hidden ones are unfinished."""
+        """List the files of the folder, without hidden ones, which are unfinished."""
         try:
-            return tuple(each.name for each in self._folder.iterdir() if not each.name.startswith("."))
+            return tuple(file.name for file in self._folder.iterdir() if not file.name.startswith("."))
         except OSError as fault:
             raise DeadLetterError(f"no letters could be listed: {fault}") from fault
 
@@ -122,16 +124,16 @@ class FolderSink:
             raise DeadLetterError(f"a letter could not be read: {fault}") from fault
 
     def remove(self, name: str) -> None:
-        """Remove the file, and have the disk know."""
+        """Remove the file durably."""
         try:
             (self._folder / name).unlink(missing_ok=True)
-            # Else it may be there again after a power failure, and its record be handed over once more.
+            # Otherwise the file may reappear after a power failure, and its record be replayed again.
             self._keep()
         except OSError as fault:
             raise DeadLetterError(f"a letter could not be removed: {fault}") from fault
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
     def _keep(self) -> None:
         folder = os.open(self._folder, os.O_RDONLY)
@@ -147,17 +149,17 @@ _SCHEMES = {
     "kinesis": Scheme("leasehold.adapters.consumer.dead_letters.stream", AWS, "aws"),
 }
 STREAMS = frozenset({"kinesis"})
-"""Schemes of streams: nothing can be taken out of one."""
+"""The schemes of streams, from which dead letters cannot be removed."""
 
 
 def open_url(place: str, _options: Mapping[str, str], *, create: bool) -> FolderSink:
-    """The folder of this name, made if there is none and `create` says so. Raises ValueError, LetterError."""
+    """Open the folder of this name; if `create`, create it if necessary. Raises ValueError and DeadLetterError."""
     if not place:
         raise ValueError("letters URL: it names no folder; write file://folder or file:///folder")
     try:
         if create:
             Path(place).mkdir(parents=True, exist_ok=True)
-        # A name with a mistake in it must not pass for a folder without letters.
+        # A misspelled name must not look like a folder without dead letters.
         elif not Path(place).is_dir():
             raise DeadLetterError(f"there is no folder {place!r}")
     except OSError as fault:
@@ -168,11 +170,18 @@ def open_url(place: str, _options: Mapping[str, str], *, create: bool) -> Folder
 def dead_letters(
     url: str, *, stream: str = "", table: str = "", source: str = "", session: "Session | None" = None
 ) -> DeadLetterHandler:
-    """The dead letter, for `Handling`, that keeps records at this URL: file://, s3:// or kinesis://.
+    """Return a `dead_letter` for `Handling` that stores records at this URL: file://, s3:// or kinesis://.
 
-    stream, table, source  as of `DeadLetterHandler`
-    session                of boto3's, with the credentials for a URL of AWS; None: the URL's, or the environment's
-    Raises ValueError, naming what is wrong and never repeating the URL, and LetterError if there is no such place.
+    Args:
+        url: The URL.
+        stream: As for `DeadLetterHandler`.
+        table: As for `DeadLetterHandler`.
+        source: As for `DeadLetterHandler`.
+        session: A boto3 session with the credentials for a URL of AWS; None: those of the URL or of the environment.
+
+    Raises:
+        ValueError: The URL is wrong. The message says why and never repeats the URL.
+        DeadLetterError: There is no such bucket or stream, or the folder cannot be created.
 
     Examples:
         >>> import tempfile
@@ -185,8 +194,8 @@ def dead_letters(
 
 
 def open_dead_letters(url: str) -> ListedDeadLetters:
-    """The letters at this URL, to be taken out again. Raises ValueError, and LetterError if there is no such place."""
-    # A stream keeps no position for its readers, and nothing can be removed from it.
+    """Open the dead letters at this URL for a replay. Raises ValueError, or DeadLetterError if that fails."""
+    # A stream stores no positions for its readers, and nothing can be removed from it.
     scheme = url.partition("://")[0]
     if scheme in STREAMS:
         raise ValueError("letters URL: letters in a stream want --store, where the replay keeps how far it has come")
@@ -194,7 +203,7 @@ def open_dead_letters(url: str) -> ListedDeadLetters:
 
 
 def open_stream(url: str) -> "StreamSink":
-    """The stream at this URL, to put records or letters into. Raises ValueError, and LetterError if there is none."""
+    """Open the stream at this URL for writing. Raises ValueError, and DeadLetterError if there is no such stream."""
     if not url.startswith("kinesis://"):
         raise ValueError("stream URL: records can be put back into kinesis://STREAM")
     return cast("StreamSink", _opened(url, "stream", create=False))
@@ -203,8 +212,10 @@ def open_stream(url: str) -> "StreamSink":
 def _opened(url: str, kind: str, *, create: bool, session: "Session | None" = None) -> DeadLetterSink:
     scheme, place, options = read_url(url, kind, _SCHEMES)
     endpoint_of(options.get("endpoint"), f"{kind} URL")
-    told = session_for(_SCHEMES[scheme], session, f"{kind} URL")
+    session_argument = session_for(_SCHEMES[scheme], session, f"{kind} URL")
     sink: DeadLetterSink = (
-        _SCHEMES[scheme].load("dead letter", DeadLetterError).open_url(place, options, create=create, **told)
+        _SCHEMES[scheme]
+        .load("dead letter", DeadLetterError)
+        .open_url(place, options, create=create, **session_argument)
     )
     return sink

@@ -1,4 +1,4 @@
-"""Dead letters as records of a Kinesis stream, and the records of letters put back into one."""
+"""Stores dead letters as records of a Kinesis stream, and puts the records of dead letters back into one."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,25 +15,25 @@ from leasehold.errors import DeadLetterError, SourceError
 from leasehold.stores.aws import session_of
 from leasehold.stores.deadlines import bound_client
 
-if TYPE_CHECKING:  # the stubs are no dependency of a user
+if TYPE_CHECKING:  # users do not install the stubs
     from types_boto3_kinesis import KinesisClient
 
 TRIES = 5
 
 
 class StreamSink:
-    """A stream that takes one record after the other, each acknowledged before `put` returns."""
+    """A stream to which records are written one after another, each acknowledged before `put` returns."""
 
     def __init__(self, client: "KinesisClient", stream: str) -> None:
         self._client, self._stream = client, stream
 
     def put(self, dead_letter: DeadLetterEntry) -> None:
-        """Put the letter as a record, under the key of the record that it is about."""
-        # By the record's own key: letters of one key stay in the order in which their records failed.
+        """Write the dead letter as a record, with the partition key of its own record."""
+        # With this key, dead letters of one key stay in the order in which their records failed.
         self._put(dead_letter.line, dead_letter.record.partition_key or dead_letter.lease, None)
 
     def put_back(self, dead_letter: DeadLetterEntry) -> None:
-        """Put the record that the letter is about, with the keys that it had. Raises LetterError."""
+        """Write the dead letter's record with the keys that it had. Raises DeadLetterError."""
         record = dead_letter.record
         self._put(record.data, record.partition_key or dead_letter.lease, record.explicit_hash_key)
 
@@ -42,20 +42,20 @@ class StreamSink:
         self._client.close()
 
     def missing(self) -> bool:
-        """Whether the service answers and has no such stream; False for who may not ask. Raises LetterError."""
+        """Return whether the service says that there is no such stream; False if we may not ask."""
         try:
             self._client.describe_stream_summary(StreamName=self._stream)
         except ClientError as error:
-            # Whoever may put records need not have the right to describe the stream: a refusal proves nothing.
+            # The permission to write does not imply the one to describe the stream, so other errors prove nothing.
             return code_of(error) == "ResourceNotFoundException"
         return False
 
     def _put(self, data: bytes, key: str, hash_key: str | None) -> None:
-        more: dict[str, Any] = {} if hash_key is None else {"ExplicitHashKey": hash_key}
+        key_options: dict[str, Any] = {} if hash_key is None else {"ExplicitHashKey": hash_key}
         try:
             with said_plainly(self._stream), understood(self._stream):
-                answer = self._client.put_record(StreamName=self._stream, Data=data, PartitionKey=key, **more)
-                if not answer["SequenceNumber"]:  # an answer without it says nothing of the record
+                response = self._client.put_record(StreamName=self._stream, Data=data, PartitionKey=key, **key_options)
+                if not response["SequenceNumber"]:  # without it the response does not confirm the write
                     raise LookupError("it has no sequence number")
         except SourceError as fault:
             raise DeadLetterError(str(fault)) from fault
@@ -65,24 +65,24 @@ def open_url(
     name: str,
     options: Mapping[str, str],
     *,
-    create: bool,  # noqa: ARG001  streams are not made
+    create: bool,  # noqa: ARG001  streams are never created
     session: boto3.Session | None = None,
 ) -> StreamSink:
-    """The stream of this name. Raises ValueError, and LetterError if there is none."""
+    """Open the stream of this name. Raises ValueError, and DeadLetterError if there is none."""
     stream = stream_address(name, options.get("region"), "letters URL")
     name = stream.name
     if not name or "," in name or "/" in name:
         raise ValueError("letters URL: kinesis:// wants the name of one stream")
-    found = session_of(options, "letters URL", session) or boto3
+    chosen_session = session_of(options, "letters URL", session) or boto3
     try:
         with said_plainly(name), understood(name):
-            client = found.client(
+            client = chosen_session.client(
                 "kinesis",
                 region_name=stream.region,
                 endpoint_url=options.get("endpoint"),
                 config=Config(
                     connect_timeout=5,
-                    read_timeout=POLL_SECONDS[-1],  # a letter whose answer came too late would be put again
+                    read_timeout=POLL_SECONDS[-1],  # after a timeout the dead letter would be written a second time
                     retries={"mode": "standard", "total_max_attempts": TRIES},
                 ),
             )
