@@ -70,6 +70,15 @@ def test_faults_are_counted_together_only_until_their_records_have_passed() -> N
         search.passed([record])
 
 
+def test_records_before_the_failed_one_reset_no_faults() -> None:
+    """Smaller batches repeat the records before the bad one each time, and it is found all the same."""
+    search, records = RecordSearch(ATTEMPTS), _records(2)
+    for _ in range(ATTEMPTS - 1):
+        assert search.failed(records[1:]) is None
+        search.passed(records[:1])
+    assert search.failed(records[1:]) == records[1]
+
+
 def test_a_search_that_is_over_blames_no_later_record_for_its_first_fault() -> None:
     """The faults of a dead-lettered record, or of suspects that have passed, would count against good records."""
     records = _records(5)
