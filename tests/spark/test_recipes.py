@@ -146,7 +146,7 @@ def test_a_package_that_is_shipped_alone_runs_where_the_rest_is_and_says_elsewhe
     assert done.returncode != 0
     (*_, last) = filter(None, done.stdout.splitlines())  # spark-submit hands on what the program says there
     assert "leasehold is here without what it needs" in last
-    assert last.endswith("(venv-pack and --archives, see docs/spark.md), or install it everywhere")
+    assert last.endswith("(venv-pack and --archives, see docs/spark-cluster.md), or install it everywhere")
     done = cluster(recipe, PYSPARK_PYTHON=beside, **asked)
     assert done.returncode == 0, reasons(done.stderr)
     assert [f"book-{number}" in done.stdout for number in range(5)] == [True] * 5, done.stdout
