@@ -1,4 +1,4 @@
-"""CloudWatch's alarms go off in the incidents that they are for, by what real workers tell OpenTelemetry in them."""
+"""Each CloudWatch alarm fires in the incident it is for, from the metrics that real workers export."""
 
 import math
 import subprocess
@@ -37,7 +37,7 @@ GIVEN = {"Application": "orders", "Topic": "arn:aws:sns:eu-west-1:123456789012:o
 
 
 class Fleet:
-    """Two workers that hold six leases, and what they tell, a minute after the other."""
+    """Two workers that hold six leases, and the metrics they export minute by minute."""
 
     def __init__(self, incident: Incident) -> None:
         self.incident, self.clock, self.store = incident, Clock(), FaultyStore()
@@ -68,7 +68,7 @@ class Fleet:
             self._read(each, metrics, minute)
 
     def _pass_on(self, key: str) -> None:
-        """Have its worker give up on a record of this lease, so that the other one takes it."""
+        """Make the owner give up on a record of this lease, so that the other worker takes it."""
         for each in self.members:
             for holding in each.worker.holdings:
                 if holding.key == key:
@@ -96,7 +96,7 @@ class Fleet:
 
 
 def points(incident: Incident, began: float) -> Iterator[Point]:
-    """All that is told in an incident, once a minute."""
+    """Return all metrics exported during an incident, once a minute."""
     fleet = Fleet(incident)
     for minute in range(MINUTES):
         fleet.minute(minute)
@@ -105,7 +105,7 @@ def points(incident: Incident, began: float) -> Iterator[Point]:
 
 @pytest.fixture(scope="module")
 def cloudwatch_url() -> Iterator[str]:
-    """A CloudWatch in a process of its own: moto in this one would have a hand in every client of boto3 made here."""
+    """Run CloudWatch (moto) in a process of its own, because moto would patch every boto3 client in this one."""
     with moto() as service:
         yield service.url
 
@@ -127,7 +127,7 @@ def cloudwatch_url() -> Iterator[str]:
     ],
 )
 def test_the_alarms_of_each_incident_go_off_alone(incident: Incident, wanted: set[str], cloudwatch_url: str) -> None:
-    """An alarm that never goes off is found out on the day it was for."""
+    """Each incident sets off its own alarms and no others."""
     began = time.time() // 60 * 60 - 60 * MINUTES
     told = list(points(incident, began))
     exporter = yaml.safe_load((ALARMS / "collector.yml").read_text())["exporters"]["awsemf"]
@@ -144,7 +144,7 @@ def test_the_alarms_of_each_incident_go_off_alone(incident: Incident, wanted: se
 
 @pytest.mark.slow
 def test_cloudformation_would_take_the_template() -> None:
-    """A template that is refused warns nobody; its resources' schemas are Amazon's own."""
+    """The template is valid against Amazon's own resource schemas."""
     said = subprocess.run(
         [Path(sys.executable).with_name("cfn-lint"), ALARMS / "cloudwatch.yml"],
         capture_output=True,

@@ -14,17 +14,17 @@ from leasehold_lab.simulator.world.world import ShardRecords, records
 
 
 def told(given: Sequence[Record]) -> list[bytes]:
-    """Columns of a kind: the data, last record first."""
+    """Return columns of a kind: the data, last record first."""
     return [record.data for record in given][::-1]
 
 
 def in_columns(batch: Batch) -> Batch:
-    """The batch of a source that knows how to make columns of it."""
+    """Return the batch of a source that can make columns of it."""
     return evolve(batch, in_columns=told)
 
 
 def test_a_handler_is_given_the_columns_of_its_source() -> None:
-    """Without it a handler would pay for an object for each record to make columns of them again."""
+    """A handler that wants columns does not pay for an object per record."""
     had: list[object] = []
     harness = ReaderHarness(
         ShardRecords(records(3)),
@@ -36,7 +36,7 @@ def test_a_handler_is_given_the_columns_of_its_source() -> None:
 
 
 def test_columns_leave_out_what_a_failed_handler_has_done() -> None:
-    """Without it records that the handler has checkpointed would be handled twice."""
+    """Records that the handler has checkpointed are not in the columns of the next attempt."""
     had: list[object] = []
 
     def fail_once(batch: Delivery) -> None:
@@ -51,7 +51,6 @@ def test_columns_leave_out_what_a_failed_handler_has_done() -> None:
 
 
 def test_a_source_without_columns_says_so() -> None:
-    """Without it the handler would fail on a None, and its author would look in the wrong place."""
     had: list[str] = []
 
     def ask(batch: Delivery) -> None:
@@ -65,7 +64,6 @@ def test_a_source_without_columns_says_so() -> None:
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it the author of a handler would install pyspark for three megabytes of columns, or the wrong thing."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ModuleNotFoundError, match=r"needs pyarrow; install leasehold\[arrow\]"):
         rows_in_columns("pyarrow")

@@ -1,7 +1,7 @@
-"""Law of conservation: once all is taken or dropped, budget, calls and readers are as at the start.
+"""Law of conservation: once every batch is taken or dropped, budget, calls and readers are as at the start.
 
-A state machine over the holders of a worker's memory and threads: readings that share a budget, an executor and an
-event loop, under any order of reading, handing over, failing, giving up, losing, releasing and dropping.
+A state machine over the holders of a worker's memory and threads: readers that share a budget, an executor and an event
+loop, under any order of reading, dispatching, failing, giving up, losing, releasing and dropping.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ pytestmark = pytest.mark.slow
 
 
 class Conservation(RuleBasedStateMachine):
-    """What a worker holds for its readings, and all that may become of it."""
+    """What a worker holds for its readers, and everything that may happen to it."""
 
     @initialize(size=st.integers(1, 4), letters=st.booleans(), asynchronous=st.booleans(), narrow=st.booleans())
     def begin(self, size: int, *, letters: bool, asynchronous: bool, narrow: bool) -> None:
-        """Four held shards of twelve records each."""
+        """Start with four held shards of twelve records each."""
         self.clock, self.store, self.executor, consumer = Clock(), FaultyStore(), ManualExecutor(), Kept()
         self.source = FaultySource(four_shards(), {f"s-{n}": ShardRecords(records(12), size=size) for n in range(4)})
         self.source.on_read, self.raises = self._raise, list[Exception]()
@@ -84,7 +84,7 @@ class Conservation(RuleBasedStateMachine):
     # What handlers do
 
     def handle(self, delivery: Delivery) -> None:
-        """As the test says, or everything is done."""
+        """Do what the test says, or handle everything."""
         what = self.outcomes.pop() if self.outcomes else "done"
         if what == "raises":
             raise ValueError(what)
@@ -98,20 +98,20 @@ class Conservation(RuleBasedStateMachine):
         return self.handle(delivery)
 
     def dead_letter(self, _delivery: Delivery, _error: Exception) -> None:
-        """It takes any."""
+        """Accept every record."""
 
     # What happens
 
     @rule(place=PLACES, times=st.integers(1, 3))
     def step(self, place: int, times: int) -> None:
-        """A reading is called, when it is due or by whoever hurries it."""
+        """Call a reader, whether it is due or someone wakes it."""
         for _ in range(times):
             if self.dues[place] < math.inf:
                 self.step_at(place)
 
     @rule(times=st.integers(1, 4))
     def flow(self, times: int) -> None:
-        """All goes on for a while, as it mostly does."""
+        """Let everything run for a while, as it mostly does."""
         for _ in range(times):
             for place in range(SHARDS):
                 self.step(place, 1)
@@ -125,7 +125,7 @@ class Conservation(RuleBasedStateMachine):
 
     @rule(what=st.sampled_from(["raises", "answers", "done"]))
     def next_call(self, what: str) -> None:
-        """The next call of a handler ends like this."""
+        """Let the handler's next call end like this."""
         self.outcomes.append(what)
 
     def _raise(self, _batch: Batch) -> None:
@@ -134,13 +134,13 @@ class Conservation(RuleBasedStateMachine):
 
     @rule(last=st.booleans())
     def work(self, *, last: bool) -> None:
-        """A thread takes the first call that waits, or the last."""
+        """Let a thread take the first or the last waiting call."""
         if self.executor.waiting:
             self._work(-1 if last else 0)
 
     @rule(fault=st.sampled_from([SourceUnavailable("slow down"), MemoryError(), ValueError("odd")]))
     def fault_of_source(self, fault: Exception) -> None:
-        """The next reading raises, behind its advance."""
+        """Let the next read raise after it has advanced."""
         self.raises.append(fault)
 
     @rule(place=PLACES)
@@ -149,21 +149,21 @@ class Conservation(RuleBasedStateMachine):
 
     @rule(place=PLACES)
     def release(self, place: int) -> None:
-        """The lease is to be released."""
+        """Ask for the release of the lease."""
         self.holdings[place].ask_release()
 
     @rule(down=st.booleans())
     def store_is(self, *, down: bool) -> None:
-        """The table answers, or does not."""
+        """Make the table respond, or not."""
         self.store.down = down
 
     @rule(stuck=st.booleans(), refuses=st.booleans())
     def crew_is(self, *, stuck: bool, refuses: bool) -> None:
-        """All threads hang, or the system has no more."""
+        """Make all threads hang, or the system have no more."""
         self.executor.stuck, self.executor.refuses = stuck, refuses
 
     def step_at(self, place: int) -> None:
-        """As a guarded step: what it raises is for its guard."""
+        """Call a step as a guarded step: its guard handles what it raises."""
         try:
             self.dues[place] = self.readings[place].step(self.clock.now)
         except (MemoryError, ValueError):
@@ -177,7 +177,7 @@ class Conservation(RuleBasedStateMachine):
             self._wait(each)
 
     def _wait(self, call: Any) -> None:  # noqa: ANN401  a handover
-        """An awaited call ends on the loop, in a moment."""
+        """Let an awaited call end on the loop after a moment."""
         while call.begun is not None and call.found is None:
             pass
 
@@ -185,7 +185,7 @@ class Conservation(RuleBasedStateMachine):
 
     @invariant()
     def room_is_what_is_held(self) -> None:
-        """Never more or less is counted than the shares hold."""
+        """The budget counts exactly what the shares hold."""
         if hasattr(self, "budget"):
             budget = self.budget
             assert budget.used == sum(budget.taken.values())
@@ -194,7 +194,7 @@ class Conservation(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_behind_a_checkpoint_unhandled(self) -> None:
-        """The first law holds meanwhile."""
+        """The first law holds throughout: no checkpoint covers a record that was not handled."""
         if hasattr(self, "budget"):
             for row in [self.store.row(f"s-{number}") for number in range(SHARDS)]:
                 done = self.handled.get(row.key, [])
@@ -204,11 +204,11 @@ class Conservation(RuleBasedStateMachine):
 
     @property
     def letters(self) -> bool:
-        """Whether records may be dead-lettered."""
+        """Return whether records may be dead-lettered."""
         return self.readings[0]._handling.dead_letter is not None  # noqa: SLF001  likewise
 
     def teardown(self) -> None:
-        """Everything is dropped, in whatever state it is, and nothing of it is left."""
+        """Drop everything in whatever state it is, and check that nothing is left."""
         if not hasattr(self, "budget"):
             return
         self.store.down = self.executor.stuck = self.executor.refuses = False
