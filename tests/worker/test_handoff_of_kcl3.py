@@ -1,4 +1,4 @@
-"""A worker of ours whose lease a KCL 3.x leader moves away, by KCL's own fields, on a real table."""
+"""A KCL 3.x leader moves a lease away from one of our workers through KCL's own fields, on a real table."""
 
 import pytest
 from running import running
@@ -22,7 +22,7 @@ TABLE, WAIT = "victim-of-a-leader", 20.0
 def test_a_lease_that_a_leader_moves_is_drained_checkpointed_and_given(
     dynalite_url: str, dynalite_client: DynamoDBClient
 ) -> None:
-    """Without it Java 3 would wait 30 s for us to let go, or both would process the shard, from an old checkpoint."""
+    """A Java 3 worker does not wait 30 s, and begins at the latest checkpoint after ours has stopped."""
     handled: list[str] = []
     ends: list[tuple[str, str]] = []
     gifts: list[Lease | None] = []
