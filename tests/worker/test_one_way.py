@@ -1,4 +1,4 @@
-"""L-one-way: a worker whose requests arrive and whose responses do not, or the reverse, holds up no shard for long.
+"""L-one-way: a worker that loses either its requests or its responses holds up no shard for long.
 
 No shard is unread for longer than two lease times while another worker is healthy.
 """
@@ -28,10 +28,9 @@ Lost = Literal["every response", "responses to writes", "every request"]
 
 
 class OneWay:
-    """A connection that loses one direction from a time on.
+    """A connection that loses one direction from some time on.
 
-    Attributes:
-        since: The time from which it does.
+    `since` is the time from which it does.
     """
 
     def __init__(self, far: Any, lost: Lost, clock: Clock, reads: frozenset[str]) -> None:  # noqa: ANN401  a store, or objects
@@ -56,7 +55,7 @@ class OneWay:
 
 
 def _sick(layout: str, lost: Lost, clock: Clock) -> tuple[Store, Store, OneWay]:
-    """A healthy worker's store, a sick worker's on the same table, and what loses its responses."""
+    """Return a healthy worker's store, a sick worker's store on the same table, and what loses its responses."""
     if layout == "rows":
         table = FaultyStore()
         line = OneWay(table, lost, clock, frozenset({"list", "get"}))
@@ -87,7 +86,7 @@ CONFIGS = {
 def test_no_shard_waits_longer_than_two_lease_times_for_a_worker_with_a_one_way_line(
     layout: str, lost: Lost, rules: str, from_the_start: bool
 ) -> None:
-    """The sick worker's claims and renewals arrive, so that its leases look alive to others."""
+    """The sick worker's claims and renewals arrive, so its leases look alive to others."""
     clock = Clock()
     config = CONFIGS[rules]
     healthy_store, sick_store, line = _sick(layout, lost, clock)

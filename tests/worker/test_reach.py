@@ -1,4 +1,4 @@
-"""What an owner writes of how far behind it is, and what a listing makes of it."""
+"""What an owner writes about its lag, and what a listing makes of it."""
 
 import pytest
 from attrs import evolve
@@ -30,7 +30,7 @@ EMPTY = Batch((), None, 0.0, 0.2)
 
 
 def meter(lease: Lease | None = None) -> ProgressMeter:
-    """A meter of worker a that writes notes, by a wall clock that starts at NOW with the other clock at 0."""
+    """Return a meter of worker a that writes annotations, by a wall clock at NOW when the other clock is at 0."""
     moment[0] = 0.0
     found = ProgressMeter(lease or Lease("s-0"), "a")
     found.tell("vm-7", lambda: NOW + moment[0], 0.0)
@@ -41,7 +41,7 @@ moment = [0.0]
 
 
 def noted(found: ProgressMeter, now: float) -> Progress:
-    """What a row would say now."""
+    """Return what a row would contain now."""
     moment[0] = now
     reach = progress_of(Lease("s-0", notes=found.notes(now)))
     assert reach is not None
@@ -49,16 +49,16 @@ def noted(found: ProgressMeter, now: float) -> Progress:
 
 
 class Columns(Batch):
-    """Records that came as columns, as for Spark: counted, and none of them an object here."""
+    """Records in columns, as for Spark. They are counted without becoming objects."""
 
     @property
     def count(self) -> int:
-        """As many as there are rows."""
+        """The number of rows."""
         return 3
 
 
 def test_a_batch_of_columns_is_read_like_any_other() -> None:
-    """Without it each batch of Spark's fast way would be a fault, and read again for ever."""
+    """Otherwise each batch of Spark's fast path would fail and be read again forever."""
     found = meter()
     found.read(Columns((), Position("7"), 4.0, 0.2), 0.0)
     assert noted(found, 10.0).behind == 14.0
@@ -67,7 +67,7 @@ def test_a_batch_of_columns_is_read_like_any_other() -> None:
 
 
 def test_a_batch_at_work_counts_as_unread_until_it_is_done() -> None:
-    """A hung handler would look as far behind as on the day it hung."""
+    """The lag of a hung handler grows."""
     found = meter()
     found.read(BATCH, 0.0)
     assert noted(found, 10.0).behind == 15.0
@@ -81,7 +81,7 @@ def test_a_batch_at_work_counts_as_unread_until_it_is_done() -> None:
 
 @pytest.mark.parametrize(("wait", "grows"), [(SILENT_SECONDS + 1, True), (0.0, False)])
 def test_a_handler_falls_behind_although_one_read_brings_all_that_waits(wait: float, grows: bool) -> None:
-    """What counts is how long the first record in hand has waited; the service calls such a read the tip."""
+    """Lag is how long the first unfinished record has waited. The service reports such a read as at the tip."""
     wall = [NOW]
     found = ProgressMeter(Lease("s-0"), "a", 0.0)
     found.tell("vm", lambda: wall[0], 0.0)
@@ -95,7 +95,7 @@ def test_a_handler_falls_behind_although_one_read_brings_all_that_waits(wait: fl
 
 
 def test_the_age_of_the_first_record_lasts_until_a_handler_is_done_with_it() -> None:
-    """Neither a failed reading, nor an empty answer on the way, nor another owner, makes it younger."""
+    """A failing read, an empty response on the way, or a change of owner does not reset it."""
     first = meter()
     first.read(BATCH, 0.0)
     first.failed("its handler raised X", 30.0)
@@ -120,7 +120,6 @@ def test_the_age_of_the_first_record_lasts_until_a_handler_is_done_with_it() -> 
 
 
 def test_an_answer_at_the_tip_ends_the_age_of_what_an_earlier_owner_left() -> None:
-    """Nothing waits where the stream says that nothing is there."""
     left = Progress(NOW - 50, "a", behind=10.0, oldest=NOW - 60, fault="x", done=NOW - 70)
     found = meter(Lease("s-0", notes=((NOTE, left.note),)))
     assert found.progress(0.0, NOW).behind == 60.0
@@ -131,7 +130,7 @@ def test_an_answer_at_the_tip_ends_the_age_of_what_an_earlier_owner_left() -> No
 
 
 def test_an_answer_that_does_not_end_is_a_fault_until_it_does() -> None:
-    """A service that sends its answer byte by byte is named as the cause."""
+    """A service that sends its response byte by byte is named as the cause."""
     found = meter()
     found.asking(0.0)
     assert noted(found, SILENT_SECONDS).fault == ""
@@ -144,7 +143,6 @@ def test_an_answer_that_does_not_end_is_a_fault_until_it_does() -> None:
 
 
 def test_a_look_at_a_request_that_is_under_way_is_no_reading() -> None:
-    """The time of the last answer stays."""
     found = meter()
     found.read(EMPTY, 0.0)
     found.done(0.0)
@@ -155,7 +153,7 @@ def test_a_look_at_a_request_that_is_under_way_is_no_reading() -> None:
 
 
 def test_a_reader_that_reads_nothing_falls_behind() -> None:
-    """A throttled shard would stay at the lag of its last reading, and no alarm tell."""
+    """The lag of a throttled shard grows, so that an alarm notices it."""
     found = meter()
     found.read(EMPTY, 0.0)
     assert noted(found, SILENT_SECONDS - 1).behind == 0.0
@@ -163,7 +161,7 @@ def test_a_reader_that_reads_nothing_falls_behind() -> None:
 
 
 def test_no_time_is_told_unasked_and_every_time_afterwards() -> None:
-    """A simulated fleet would write real times; and what nobody ever could read would say nothing of it."""
+    """A simulated worker does not write real times, and a reader that never could read still writes that."""
     assert ProgressMeter(Lease("s-0"), "a").notes(1.0) == ()
     assert not ProgressMeter(Lease("s-0"), "a").untold(1_000.0)
     found = meter()
@@ -174,7 +172,7 @@ def test_no_time_is_told_unasked_and_every_time_afterwards() -> None:
 
 
 def test_a_handler_that_has_ended_is_at_work_no_more() -> None:
-    """A shard that waits for its next attempt would look as if its handler hung."""
+    """A shard that waits for its next attempt does not look as if its handler hung."""
     for ended in (ProgressMeter.rested, lambda each: each.done(2.0)):
         found = meter()
         found.working(1.0)
@@ -184,7 +182,7 @@ def test_a_handler_that_has_ended_is_at_work_no_more() -> None:
 
 
 def test_moves_are_counted_from_owner_to_owner() -> None:
-    """A lease that flaps between two workers would look as quiet as any other."""
+    """A lease that flaps between two workers does not look stable."""
     first = Progress(NOW, "b", moves=2)
     row = Lease("s-0", owner="b", idle=1.0, notes=((NOTE, first.note),))
     for worker, moves in (("b", 2), ("a", 3)):
@@ -214,12 +212,12 @@ def test_moves_are_counted_from_owner_to_owner() -> None:
     ],
 )
 def test_a_note_that_cannot_be_read_says_nothing(note: str) -> None:
-    """Anybody who may write to the table could end every command that looks at it."""
+    """A writer with access to the table cannot break the commands that read it."""
     assert progress_of(Lease("s-0", notes=((NOTE, note),))) is None
 
 
 def row(owner: str | None, reach: Progress, idle: float = 1.0) -> Lease:
-    """A lease with this note."""
+    """Return a lease with this annotation."""
     return Lease("s-0", owner=owner, idle=idle, notes=((NOTE, reach.note),))
 
 
@@ -241,7 +239,7 @@ TOLD = Progress(NOW - 10, "a", "vm-7", 1, behind=2.0, end=False, arrived=NOW - 1
     ],
 )
 def test_a_row_tells_of_lag(lease: Lease, lag: LeaseLag) -> None:
-    """A lease that nobody reads would look as good as on the day it was left."""
+    """A lease that no worker reads does not keep its last good values."""
     assert lag_of(lease, NOW, 10.0) == lag
 
 
@@ -263,21 +261,21 @@ def test_a_row_tells_of_lag(lease: Lease, lag: LeaseLag) -> None:
     ],
 )
 def test_lag_is_a_lower_bound_where_the_stream_has_not_answered(lease: Lease, at_least: bool) -> None:
-    """A number that counts silence is marked wherever it is shown."""
+    """A lag that includes silence is marked wherever it is shown."""
     lag = lag_of(lease, NOW, 10.0)
     whole = fleet_lag({"s-0": lag, "s-1": LeaseLag(1.0)})
     assert (lag.at_least, lag.as_json().get("at_least", False), whole.at_least) == (at_least,) * 3
 
 
 def test_the_application_is_as_far_behind_as_its_worst_lease() -> None:
-    """An alarm on the whole would need every lease's own series."""
+    """One alarm on the whole does not need a series for each lease."""
     rows = [evolve(row("a", TOLD), key="s-0"), evolve(row(None, TOLD), key="s-1"), Lease("s-2", owner="j", idle=1.0)]
     whole = fleet_lag(lags_of([*rows, Lease("s-3", checkpoint=SHARD_END)], NOW, 10.0))
     assert (whole.most, whole.total) == (12.0, 14.0)
 
 
 def test_a_renewal_carries_the_note_and_only_where_notes_are_free() -> None:
-    """Nobody but the owner would ever know how far behind it is; or blobs' readers would see a renewal too many."""
+    """Others learn an owner's lag. On blobs, where annotations look like renewals, it is not written."""
     clock, store = Clock(), FaultyStore()
     source = ListSource(four_shards())
     source.shard_logs["s-0"] = ShardRecords(records(3), size=20)
@@ -297,7 +295,7 @@ def test_a_renewal_carries_the_note_and_only_where_notes_are_free() -> None:
 
 
 def test_the_stream_is_asked_where_no_row_tells() -> None:
-    """Of a fleet of Java workers no lag would be known at all."""
+    """The lag of Java workers is known, too."""
     java = Lease("s-0", owner="java", checkpoint=Position("10"))
     assert asked(FaultySource(four_shards(), present=Position("12")), [java], {"s-0": LeaseLag()}) == {
         "s-0": LeaseLag(None, 2)
@@ -316,7 +314,7 @@ def test_the_stream_is_asked_where_no_row_tells() -> None:
 
 
 def test_how_far_behind_is_unknown_until_a_reading_has_told() -> None:
-    """A shard of which nobody knows anything would be said to be at its end; the worker's metrics would fail."""
+    """A shard without data is not reported as at its end, and the worker's metrics do not fail."""
     found = meter()
     assert found.behind(0.0) is None
     found.read(Batch((), None, None, 0.2), 1.0)
