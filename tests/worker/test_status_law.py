@@ -35,14 +35,14 @@ SETTLE_SECONDS = 100.0
 
 @define
 class FaultyReader:
-    """Reads a shard of the stream, as it is then."""
+    """Reads a shard of the stream as it is then."""
 
     stream: "FaultyStream"
     key: str
     reader: ListReader
 
     def read(self) -> Batch:
-        """The next records, or the fault: said by an empty batch, or raised."""
+        """Return the next records, or the fault as an empty batch or an exception."""
         how = self.stream.faults.get(self.key)
         if how == "throttled":
             return Batch((), None, None, 2.0, fault="asked to slow down")
@@ -56,12 +56,12 @@ class FaultyReader:
 
 @define
 class FaultyStream(ListSource):
-    """A stream whose shards may fail, each by itself."""
+    """A stream whose shards may fail individually."""
 
     faults: dict[str, str] = field(factory=dict)
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """A reader, unless nothing answers."""
+        """Return a reader, unless nothing responds."""
         if self.faults.get(lease.key) == "silent":
             raise SourceUnavailable("nothing answers")
         return FaultyReader(self, lease.key, ListReader(self.shard_logs[lease.key], self._at(lease.key, start)))
@@ -72,7 +72,7 @@ class FaultyStream(ListSource):
 
 @define
 class HangingExecutor:
-    """Calls handlers at once, or keeps them at work for ever."""
+    """Calls handlers at once, or keeps them at work forever."""
 
     hung: bool = False
     kept: list[Work] = field(factory=list)
@@ -86,11 +86,11 @@ class HangingExecutor:
             work()
 
     def withdraw(self, work: Work) -> bool:  # noqa: ARG002  an executor's own signature
-        """What hangs is at work."""
+        """Withdraw nothing: what hangs is at work."""
         return False
 
     def replace(self, work: Work) -> None:
-        """No thread is there to be replaced."""
+        """Replace nothing: there is no thread."""
 
     def close(self) -> None:
         """Nothing to close."""
@@ -104,7 +104,7 @@ class HangingExecutor:
 
 @define(eq=False)
 class Member:
-    """One process: a worker, and the readings of what it holds."""
+    """One process: a worker, and the readers of what it holds."""
 
     name: str
     world: "World"
@@ -130,21 +130,21 @@ class Member:
         self.dues = {self.worker.turn: world.clock.now, self.worker.renew: world.clock.now}
 
     def hurried(self) -> None:
-        """Turn at the next step."""
+        """Run a turn at the next step."""
         self.dues[self.worker.turn] = self.world.clock.now
 
     def begin(self, holding: Holding) -> None:
-        """Read it, and tell of it."""
+        """Begin to read it, and write annotations."""
         holding.progress.tell("vm", self.world.wall, self.world.clock.now)
         handling = Handling(self.world.handle, most_wait_seconds=2.0)
         reading = LeaseReader(self.worker, holding, handling, dispatcher=Dispatcher(self.executor))
         self.dues[reading.step] = self.world.clock.now
 
     def release(self, holding: Holding) -> None:
-        """Its reading sees for itself at its next step."""
+        """Do nothing: its reader sees it at its next step."""
 
     def step(self) -> None:
-        """Every appointment that is due."""
+        """Keep every appointment that is due."""
         now = self.world.clock.now
         for work, due in list(self.dues.items()):
             if due <= now:
@@ -153,13 +153,13 @@ class Member:
 
     @property
     def due(self) -> float:
-        """When it wants to be called next."""
+        """Return when it wants to be called next."""
         return max(min(self.dues.values()), self.asleep_until)
 
 
 @define
 class World:
-    """A table, a stream that grows, a fleet, and somebody who looks at the table."""
+    """A table, a stream that grows, workers, and an observer of the table."""
 
     seed: int
     shards: tuple[str, ...] = ()
@@ -192,12 +192,12 @@ class World:
         return EPOCH + self.clock.now
 
     def handle(self, delivery: Delivery) -> None:
-        """Take them all, unless they are poison."""
+        """Handle all records, unless one is poisoned."""
         if delivery.shard in self.poison:
             raise ValueError("no handler takes it")
 
     def live(self, seconds: float, each: Callable[[], None] = lambda: None) -> None:
-        """Let so much time go by, with records that come and somebody who looks."""
+        """Let this much time go by, with records that arrive and an observer that looks."""
         end = self.clock.now + seconds
         while self.clock.now < end:
             for key in self.shards if self.busy else ():
@@ -216,7 +216,7 @@ class World:
         self.clock.now = end
 
     def once(self) -> Status:
-        """The status as a single look at the table tells it, without any watching."""
+        """Return the status by a single look at the table, without watching it."""
         try:
             leases = self.store.list().leases
         except StoreError as fault:
@@ -230,7 +230,7 @@ Fault = Callable[[World], Callable[[], None]]
 
 
 def stream(how: str, *, whole: bool) -> Fault:
-    """The stream, or one shard of it, brings nothing."""
+    """Let the stream, or one shard of it, return nothing."""
 
     def begin(world: World) -> Callable[[], None]:
         keys = world.shards if whole else (world.chance.choice(world.shards),)
@@ -241,7 +241,7 @@ def stream(how: str, *, whole: bool) -> Fault:
 
 
 def hang(world: World) -> Callable[[], None]:
-    """The handlers of one worker never end; something is there for them to handle."""
+    """Let the handlers of one worker never end, and give them something to process."""
     world.busy = True
     holder = world.chance.choice([each for each in world.fleet if each.worker.holdings])
     holder.executor.hung = True
@@ -249,7 +249,7 @@ def hang(world: World) -> Callable[[], None]:
 
 
 def poison(world: World) -> Callable[[], None]:
-    """No worker can handle what comes on one shard: each tries, and lets its lease go."""
+    """Let all workers fail on one shard: each tries, and releases its lease."""
     world.busy, world.poison = True, (world.chance.choice(world.shards),)
 
     def heal() -> None:
@@ -259,7 +259,7 @@ def poison(world: World) -> Callable[[], None]:
 
 
 def store_down(world: World) -> Callable[[], None]:
-    """The table does not answer."""
+    """Let the table not respond."""
     world.store.down = True
 
     def heal() -> None:
@@ -269,7 +269,7 @@ def store_down(world: World) -> Callable[[], None]:
 
 
 def dead(most: int) -> Fault:
-    """So many workers are killed; the others hold as many leases as they may."""
+    """Kill this many workers. The others already hold as many leases as they may."""
 
     def begin(world: World) -> Callable[[], None]:
         gone = [world.fleet.pop() for _ in range(min(most, len(world.fleet)))]
@@ -283,7 +283,7 @@ def dead(most: int) -> Fault:
 
 
 def paused(world: World) -> Callable[[], None]:
-    """Every process is stopped, and goes on later."""
+    """Stop every process, and let it go on later."""
     fleet = tuple(world.fleet)
     for each in fleet:
         each.asleep_until = float("inf")
@@ -313,7 +313,7 @@ SEEDS = [0, *(pytest.param(seed, marks=SLOW if seed < 3 else MORE) for seed in r
 
 
 def falls_to_nobody(world: World, name: str) -> bool:
-    """Whether a dead worker's leases find no other worker: the others hold as many as they may."""
+    """Return whether no other worker can take a dead worker's leases, because all hold as many as they may."""
     most = world.config.rules.most_leases or 0
     return name != "a worker is dead" or most * (len(world.fleet) - 1) < len(world.shards)
 
@@ -321,7 +321,7 @@ def falls_to_nobody(world: World, name: str) -> bool:
 @pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_in_a_fault_of_more_than_a_minute_the_group_is_not_ok_and_afterwards_it_is(seed: int, name: str) -> None:
-    """In the hour that alarms are for, everything would be green."""
+    """No alarm stays green while the group has a fault."""
     world = World(seed)
     world.live(SETTLE_SECONDS + world.chance.uniform(0, 60))
     assert (world.watcher.status.word, world.once().word) == ("OK", "OK")
@@ -342,7 +342,7 @@ def test_in_a_fault_of_more_than_a_minute_the_group_is_not_ok_and_afterwards_it_
 
 
 def age(world: World, key: str) -> float:
-    """Seconds since the first record that no handler has finished with arrived."""
+    """Return the seconds since the arrival of the first record that no handler has finished."""
     done = world.store.row(key).checkpoint.order
     rest = (each.arrived for each in world.source.shard_logs[key].records if each.position.order > done)
     return world.wall() - (next(rest, None) or world.wall())
@@ -353,7 +353,7 @@ def age(world: World, key: str) -> float:
 def test_a_shard_whose_handler_fails_is_named_at_every_look_with_the_age_of_its_first_record(
     seed: int, fault: Fault
 ) -> None:
-    """Lag and the time it has stood follow the clock through every attempt, release, and change of owner."""
+    """Lag and the time it has stood still follow the clock through every attempt, release and change of owner."""
     world = World(seed)
     world.live(SETTLE_SECONDS)
     heal = fault(world)
@@ -387,7 +387,7 @@ QUIET = [0, *(pytest.param(number, marks=MORE) for number in range(1, 50))]
 
 @pytest.mark.parametrize("block", QUIET)
 def test_at_rest_the_group_is_never_anything_but_ok(block: int) -> None:
-    """Somebody would be woken for nothing, and would not come the next time."""
+    """A false alarm would make people ignore the next one."""
     for seed in range(1_000 + 10 * block, 1_000 + 10 * (block + 1)):
         world = World(seed)
         world.live(SETTLE_SECONDS)

@@ -1,4 +1,4 @@
-"""What is measured of a lease while it is read, and how the table comes to know it."""
+"""The measured throughput of a lease, and how it is stored in the table."""
 
 from random import Random
 
@@ -18,7 +18,7 @@ from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_s
 
 
 def test_the_throughput_is_kcls_average_in_kcls_unit() -> None:
-    """Without it a 3.x leader and our planner would compare leases by different numbers."""
+    """A KCL 3.x leader and our planner compare leases by the same number."""
     speed = Throughput(10.0)
     speed.add(10 * 1024, 100.0)
     assert speed.average(109.9) is None
@@ -29,7 +29,7 @@ def test_the_throughput_is_kcls_average_in_kcls_unit() -> None:
 
 
 def test_a_new_owner_goes_on_from_what_the_last_one_measured() -> None:
-    """Without it every takeover's catching up would look like a hot shard."""
+    """Catching up after a takeover does not look like a hot shard."""
     speed = Throughput(10.0, 4096)
     assert speed.average(1000.0) == 4096
     speed.add(0, 1000.0)
@@ -38,7 +38,7 @@ def test_a_new_owner_goes_on_from_what_the_last_one_measured() -> None:
 
 @pytest.mark.parametrize("checkpoint_seconds", [0.0, 60.0])
 def test_the_table_learns_it_with_renewals_and_checkpoints_alike(checkpoint_seconds: float) -> None:
-    """Without it a shard so busy that its checkpoints are its renewals would stay unmeasured."""
+    """A shard whose checkpoints are its renewals is measured, too."""
     clock, store, source = Clock(), FaultyStore(), ListSource([shard("s-0", 0, 9)])
     source.shard_logs["s-0"] = ShardRecords([Record(bytes(1024), str(number)) for number in range(1000)], size=1)
     ours = member(store, source, clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
@@ -54,7 +54,7 @@ def test_the_table_learns_it_with_renewals_and_checkpoints_alike(checkpoint_seco
 
 
 def test_a_lease_that_is_not_read_keeps_its_measure() -> None:
-    """Without it a child that waits for its parents would be taken for an idle shard."""
+    """A child that waits for its parents is not taken for an idle shard."""
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-0", hash_range=(0, 9), weight=7680)))
     ours = member(store, ListSource([shard("s-0", 0, 9)]), clock)
@@ -63,7 +63,7 @@ def test_a_lease_that_is_not_read_keeps_its_measure() -> None:
 
 
 def test_a_hot_shard_is_left_with_little_beside_it() -> None:
-    """Without it a worker would be as busy as all others together, while the counts say that it is fair."""
+    """Otherwise one worker would be as busy as all others together, although the counts are equal."""
     clock, store = Clock(), FaultyStore()
     eighth = 2**125
     source = ListSource([shard(f"s-{n}", n * eighth, (n + 1) * eighth - 1) for n in range(8)])
@@ -84,7 +84,7 @@ def test_a_hot_shard_is_left_with_little_beside_it() -> None:
 
 
 def test_bursts_move_nothing() -> None:
-    """Without it leases would follow every burst: 25 moves of eight leases where eight balance the fleet."""
+    """If leases followed every burst, 25 moves would be made of eight leases where eight balance the group."""
     clock, store, draw = Clock(), FaultyStore(), Random(7)  # noqa: S311  a seed is the point
     source = ListSource(even_shards(tuple(f"s-{n}" for n in range(8))))
     fleet = [member(store, source, clock, me, me, Config(lease_seconds=3.0)) for me in ("a-1", "b-1")]

@@ -1,4 +1,4 @@
-"""Workers of one group with unlike limits, as a laptop and a large cluster have them."""
+"""Workers of one group with different limits, such as a laptop and a large machine."""
 
 from collections import Counter
 
@@ -16,7 +16,7 @@ SHARDS = tuple(f"s-{number:02}" for number in range(32))
 
 @pytest.mark.parametrize("order", [("laptop-1", "cluster-1"), ("cluster-1", "laptop-1")])
 def test_a_large_worker_takes_what_a_small_one_may_not(order: tuple[str, ...]) -> None:
-    """Without it shards above the small one's limit would be read by nobody, or go back and forth (M7, M9)."""
+    """Shards above the small worker's limit neither stay unread nor move back and forth (M7, M9)."""
     limits = {"laptop-1": 4, "cluster-1": 40}
     clock, store, source = Clock(), MemoryStore(), ListSource(even_shards(SHARDS))
     fleet: list[Driven] = []

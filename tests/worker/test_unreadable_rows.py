@@ -1,4 +1,4 @@
-"""A row that cannot be read costs a fleet that one lease and nothing else."""
+"""A row that cannot be read costs its own lease and nothing else."""
 
 from virtual_fleet import FaultyStore, four_shards, member, together
 from waiters import Clock
@@ -13,7 +13,7 @@ MINIMAL = Config(Minimal(), lease_seconds=10.0)
 
 
 def test_a_new_worker_takes_and_makes_the_good_leases() -> None:
-    """Without it a fleet that starts beside one bad row reads nothing at all."""
+    """A group can start although its table has a bad row."""
     store, clock = FaultyStore(), Clock()
     store.write(CreateLease(Lease("s-0")))
     store.write(CreateLease(Lease("s-1")))
@@ -24,7 +24,7 @@ def test_a_new_worker_takes_and_makes_the_good_leases() -> None:
 
 
 def test_a_bad_row_among_those_looked_at_again_blinds_nobody() -> None:
-    """Without it the row of the bulletin, once bad, kept all but one worker from ever looking at the table again."""
+    """A bad row with the bulletin on it does not keep other workers from reading the table."""
     store, clock = FaultyStore(), Clock()
     source = ListSource(four_shards())
     ann, bob = (member(store, source, clock, me, process=me, config=MINIMAL) for me in ("a-1", "b-1"))

@@ -1,6 +1,6 @@
-"""However a program leaves `run`, `arun`, `worker` or `read`, leases are released and nothing of the worker stays.
+"""However a program leaves `run`, `arun`, `worker` or `read`, leases are released and nothing of the worker remains.
 
-The table is door by way of ending: return, raise, cancel, close(), garbage collection, loop closed, fork and exit.
+Tested for each of them: return, raise, cancel, close(), garbage collection, loop closed, fork and exit.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ NUMBERS = [each.sequence_number for each in records(8)]
 
 
 def stream(count: int = 8) -> ListSource:
-    """One shard, in batches of one record."""
+    """Return a stream of one shard, in batches of one record."""
     return ListSource(four_shards()[:1], {"s-0": ShardRecords(records(count), size=1)})
 
 
@@ -44,12 +44,12 @@ EARLIER: set[threading.Thread] = set()
 
 
 def ours() -> list[threading.Thread]:
-    """The threads of workers."""
+    """Return the threads of workers."""
     return [each for each in threading.enumerate() if each.name.startswith("leasehold-") and each not in EARLIER]
 
 
 def settled(store: FaultyStore) -> str:
-    """Wait until no thread of a worker is left; return the checkpoint of the lease, which has no owner."""
+    """Wait until no worker thread is left. Return the checkpoint of the lease, which has no owner."""
     for each in ours():
         each.join(WAIT)
     assert ours() == []
@@ -60,7 +60,7 @@ def settled(store: FaultyStore) -> str:
 
 @pytest.fixture(autouse=True)
 def _leaves_handlers() -> Iterator[None]:
-    """A worker leaves the signal handlers of its program as they were."""
+    """Check that a worker restores its program's signal handlers."""
     EARLIER.clear()
     EARLIER.update(threading.enumerate())
     before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
@@ -69,7 +69,7 @@ def _leaves_handlers() -> Iterator[None]:
 
 
 class Came:
-    """A handler that notes its batches, and tells of the first."""
+    """A handler that notes its batches, and signals the first."""
 
     def __init__(self) -> None:
         self.first = threading.Event()
@@ -117,7 +117,7 @@ def test_arun_that_is_closed_or_dropped_drains(end: Callable[[Any], None]) -> No
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_arun_drains_once_its_loop_is_closed(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A closed loop ends its worker; none of the records is dead-lettered or skipped on that account."""
+    """A closed loop ends its worker. No record is dead-lettered or skipped because of it."""
     store, came, letters = FaultyStore(), Came(), list[str]()
     gate, taken = threading.Event(), threading.Event()
 
@@ -154,7 +154,7 @@ def test_arun_drains_once_its_loop_is_closed(kind: str, caplog: pytest.LogCaptur
 
 
 def test_a_call_in_a_closed_loop_buries_no_record() -> None:
-    """Records whose async handler has no loop any more come again to the next owner of the lease."""
+    """Records whose async handler has lost its loop come again to the next owner of the lease."""
     store, came, letters = FaultyStore(), Came(), list[str]()
     closed, second = threading.Event(), threading.Event()
 
@@ -183,7 +183,7 @@ def test_a_call_in_a_closed_loop_buries_no_record() -> None:
 
 @pytest.mark.parametrize("end", [_close, _collect, None], ids=["close", "collect", "raise"])
 def test_a_block_of_worker_that_ends_early_has_drained(end: Callable[[Any], None] | None) -> None:
-    """When a block of `worker` is left by an exception, its worker no longer writes."""
+    """If a block of `worker` is left by an exception, its worker no longer writes."""
     store, came, blocks = FaultyStore(), Came(), list[Any]()
 
     def block() -> Any:  # noqa: ANN401  a generator
@@ -280,7 +280,7 @@ def test_an_async_read_that_ends_releases(way: str) -> None:
 @pytest.mark.parametrize("door", ["run", "arun", "worker"])
 @pytest.mark.parametrize("fault", [SystemExit, KeyboardInterrupt])
 def test_a_handler_that_ends_the_program_drains(door: str, fault: type[BaseException]) -> None:
-    """SystemExit and KeyboardInterrupt of a handler end the worker, and reach its caller."""
+    """SystemExit and KeyboardInterrupt raised by a handler end the worker and reach its caller."""
     store = FaultyStore()
 
     def handle(batch: leasehold.Delivery) -> None:
@@ -306,7 +306,7 @@ def _through(door: str, handle: Handler, store: FaultyStore) -> None:
 
 
 def test_read_from_several_tasks_is_refused() -> None:
-    """While a task waits for a batch or has one, the step of another raises RuntimeError."""
+    """While a task waits for a batch or has one, a step from another task raises RuntimeError."""
     store, seen, refused = FaultyStore(), list[str](), list[str]()
 
     async def main() -> None:
@@ -330,7 +330,7 @@ def test_read_from_several_tasks_is_refused() -> None:
 
 
 def test_a_step_of_another_thread_acknowledges_nothing() -> None:
-    """A batch is acknowledged by the thread that has it; the next one may go on once that thread is over."""
+    """A batch is acknowledged by the thread that has it. Another one may go on once that thread is over."""
     store, faults, seen = FaultyStore(), list[BaseException](), list[str]()
 
     def step() -> None:
@@ -354,7 +354,7 @@ def test_a_step_of_another_thread_acknowledges_nothing() -> None:
 
 
 def test_steps_with_time_limits_are_one_consumer() -> None:
-    """Steps of one task may each run in a task of their own, as `asyncio.wait_for` has it."""
+    """Each step of one task may run in a task of its own, as with `asyncio.wait_for`."""
 
     async def main() -> list[str]:
         async with leasehold.read(stream(), leases=FaultyStore(), **BEGINNING) as batches:
@@ -374,7 +374,7 @@ class Broken(FaultyStore):
 
 
 def test_an_error_that_ends_a_worker_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The error of a task that nobody awaits yet is in the log."""
+    """The error is logged although no one awaits the task yet."""
 
     async def main() -> None:
         task = asyncio.create_task(leasehold.arun(stream(), print, leases=Broken(), wait=False, worker="w-1"))
@@ -445,7 +445,7 @@ QUICK = {("run", "exit"), ("run", "terminate"), ("arun", "terminate"), ("arun-as
 
 
 def run_program(program: str, folder: Path) -> tuple[int, list[Any], str | None, str]:
-    """Run it; return its status, what it told, and the lease's owner and checkpoint."""
+    """Run it; return its status, its output, and the lease's owner and checkpoint."""
     url = f"sqlite:///{folder}/leases.db"
     command = [sys.executable, "-c", PRELUDE + program, url]
     streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -470,7 +470,7 @@ def run_program(program: str, folder: Path) -> tuple[int, list[Any], str | None,
     ],
 )
 def test_children_that_a_handler_forks_end(door: str, child: str, tmp_path: Path) -> None:
-    """A child that a handler has forked ends when it leaves the handler or gets a signal, and its worker reads on."""
+    """A child that a handler forked ends when it leaves the handler or gets a signal, and its worker reads on."""
     inside, outside, status = CHILDREN[child]
     forking = f"""
 def forking():
@@ -495,7 +495,7 @@ def forking():
 
 @pytest.mark.parametrize("door", [pytest.param("run", marks=pytest.mark.more), "arun"])
 def test_pools_in_handlers_end(door: str, tmp_path: Path) -> None:
-    """`with Pool()` in a handler ends batch after batch, since its processes end at SIGTERM."""
+    """`with Pool()` in a handler ends batch after batch, because its processes end at SIGTERM."""
     returned, told, owner, _ = run_program(POOL + DOORS[door], tmp_path)
     assert (returned, told[0][:4], told[1:], owner) == (0, [3] * 4, [0, [True, True]], None)
 
@@ -665,6 +665,6 @@ leasehold.run(source, handle, **options)
     "door", [each if each == "arun-loop-closed" else pytest.param(each, marks=pytest.mark.more) for each in EXITS]
 )
 def test_a_program_that_exits_releases(door: str, tmp_path: Path) -> None:
-    """At the end of a program its worker has released its leases, and the status is the program's own."""
+    """When a program ends, its worker has released its leases, and the exit status is the program's own."""
     returned, _, owner, _ = run_program(EXITS[door], tmp_path)
     assert (returned, owner) == (5, None)

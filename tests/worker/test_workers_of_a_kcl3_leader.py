@@ -1,4 +1,4 @@
-"""Beside a worker that takes nothing and is given what is free, as KCL 3.5's own rows show it, on a real table."""
+"""Workers led by a KCL 3.5 leader take nothing and are given what is free. With KCL 3.5's own rows, on a real table."""
 
 import pytest
 from running import running
@@ -19,7 +19,7 @@ TABLE, WAIT, SHARDS = "beside-a-leader", 20.0, ("s-0", "s-1", "s-2", "s-3")
 
 
 def test_a_lease_that_falls_to_a_led_worker_is_given(dynalite_url: str, dynalite_client: DynamoDBClient) -> None:
-    """Without it a worker of KCL 3.5 that joins ours gets nothing: its leader leaves the leases of the living alone."""
+    """A KCL 3.5 worker that joins ours would get nothing, because its leader takes no lease from a living worker."""
     handled: list[str] = []
 
     def handle(delivery: Delivery) -> None:
