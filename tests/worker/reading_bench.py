@@ -70,7 +70,7 @@ class ReaderHarness:
         self,
         budget: MemoryBudget | None = None,
         dispatcher: Dispatcher | None = None,
-        **policy: Any,  # noqa: ANN401  any of its settings
+        **policy: Any,  # noqa: ANN401  any setting of Handling
     ) -> LeaseReader:
         """Return a reader of the held lease, which checkpoints every batch unless the policy says otherwise."""
 

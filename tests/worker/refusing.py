@@ -57,7 +57,7 @@ def _heard(event: str, _about: tuple[object, ...]) -> None:
         _now.meet(event)
 
 
-sys.addaudithook(_heard)  # there is no way to take one away again: it says nothing between tests
+sys.addaudithook(_heard)  # a hook cannot be removed, so it does nothing between tests
 
 
 @contextmanager

@@ -62,7 +62,7 @@ KINDS: dict[str, Callable[[Handle], Handle]] = {
     "partial": lambda handle: partial(with_more, "more", handle),
     "object": Called,
     "decorator": decorated,
-    "lambda": lambda handle: lambda delivery: handle(delivery),  # noqa: PLW0108  the very kind
+    "lambda": lambda handle: lambda delivery: handle(delivery),  # noqa: PLW0108  a lambda is what is tested
     "awaitable": lambda handle: lambda delivery: AwaitedLater(handle(delivery)),
 }
 

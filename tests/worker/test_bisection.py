@@ -147,12 +147,12 @@ def test_a_half_of_a_batch_of_columns_has_columns() -> None:
 
 CASES = st.tuples(
     st.integers(1, 12),  # records
-    st.integers(1, 12),  # most in a batch
+    st.integers(1, 12),  # batch size limit
     st.frozensets(st.integers(0, 11), max_size=12),  # poisoned
-    st.lists(st.tuples(st.booleans(), st.integers(1, 12)), max_size=60),  # forgotten then, and the next batch's size
+    st.lists(st.tuples(st.booleans(), st.integers(1, 12)), max_size=60),  # batch forgotten, next batch's size
     st.integers(1, 3),  # attempts
     st.booleans(),  # whether the handler checkpoints each record
-    st.sampled_from((0.0, 3600.0)),  # seconds between two checkpoints
+    st.sampled_from((0.0, 3600.0)),  # checkpoint_seconds
     st.none() | st.integers(1, 12),  # max_records
 )
 

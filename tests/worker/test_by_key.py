@@ -78,7 +78,7 @@ def test_a_fault_waits_for_the_keys_at_work_and_no_other_begins() -> None:
     async def outcome() -> BaseException | None:
         try:
             await awaited(by_key(handle, 2), delivery(keyed("a", "b", "c")))
-        except BaseException as error:  # noqa: BLE001  what comes out is the point
+        except BaseException as error:  # noqa: BLE001  the error is what is tested
             return error
         return None
 
@@ -158,7 +158,7 @@ async def takes_more(_more: str, _batch: Delivery) -> None:
     """An async handler with an argument of its own."""
 
 
-def plain(_batch: Delivery) -> Any:  # noqa: ANN401  as a function without types says
+def plain(_batch: Delivery) -> Any:  # noqa: ANN401  as in an untyped function
     """A handler that is not async."""
 
 

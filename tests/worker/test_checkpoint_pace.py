@@ -25,7 +25,7 @@ def test_by_default_a_lease_is_checkpointed_once_a_second() -> None:
     assert Handling(ignore).checkpoint_seconds == CHECKPOINT_SECONDS
     harness.steps(harness.reading(checkpoint_seconds=CHECKPOINT_SECONDS), 60)
     assert harness.handed == [[each] for each in data(50)]
-    # A batch every 0.2 s for 10 s: the first, then one a second, and the last record after no more than a second.
+    # A batch every 0.2 s for 10 s: checkpoint the first, then one per second, and the last record within a second.
     assert (len(kept(store)), kept(store)[-1]) == (11, "149")
 
 
@@ -46,7 +46,7 @@ def test_a_checkpoint_that_failed_is_made_up_for_soon() -> None:
     """After the store stalled once, a busy shard does not wait another `checkpoint_seconds`."""
     harness = ReaderHarness(ShardRecords(records(4), size=2))
     reading = harness.reading(checkpoint_seconds=3600)
-    harness.steps(reading, 1)  # opened
+    harness.steps(reading, 1)  # it opens the reader
     harness.store.down = True
     harness.steps(reading, 1)
     assert (harness.handed, harness.store.row("s-0").checkpoint) == ([data(2)], TRIM_HORIZON)

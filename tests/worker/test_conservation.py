@@ -61,7 +61,7 @@ class Conservation(RuleBasedStateMachine):
         assert len(consumer.begun) == SHARDS
         self.ended: list[BaseException] = []
         self.dispatcher = Dispatcher(self.executor, end=self.ended.append)
-        # So little that batches push each other out.
+        # So small that batches displace each other.
         self.budget = MemoryBudget((size + 1) * RECORD_BYTES if narrow else math.inf)
         self.outcomes: list[str] = []
         self.handled: dict[str, list[str]] = {}
@@ -81,7 +81,7 @@ class Conservation(RuleBasedStateMachine):
         ]
         self.dues = [self.clock.now] * SHARDS
 
-    # What handlers do
+    # Handler behavior
 
     def handle(self, delivery: Delivery) -> None:
         """Do what the test says, or handle everything."""
@@ -89,7 +89,7 @@ class Conservation(RuleBasedStateMachine):
         if what == "raises":
             raise ValueError(what)
         if what == "answers":
-            return what  # type: ignore[return-value]  # a user's function may
+            return what  # type: ignore[return-value]  # a user's function may return anything
         self.handled.setdefault(delivery.shard, []).extend(record.sequence_number for record in delivery.records)
         return None
 
@@ -100,7 +100,7 @@ class Conservation(RuleBasedStateMachine):
     def dead_letter(self, _delivery: Delivery, _error: Exception) -> None:
         """Accept every record."""
 
-    # What happens
+    # Rules
 
     @rule(place=PLACES, times=st.integers(1, 3))
     def step(self, place: int, times: int) -> None:
@@ -171,7 +171,7 @@ class Conservation(RuleBasedStateMachine):
 
     def _work(self, place: int) -> None:
         work = self.executor.waiting.pop(place)
-        calls = dict(self.dispatcher._at_work)  # noqa: SLF001  what is given back is the point
+        calls = dict(self.dispatcher._at_work)  # noqa: SLF001  the test checks what is returned
         work()
         for each in calls.values():
             self._wait(each)
@@ -181,7 +181,7 @@ class Conservation(RuleBasedStateMachine):
         while call.begun is not None and call.found is None:
             pass
 
-    # What stays so
+    # Invariants
 
     @invariant()
     def room_is_what_is_held(self) -> None:

@@ -32,7 +32,7 @@ SOURCE_BY_ARN = "kinesis://arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
 
 EVENTS = (SOURCE, "--store", STORE, "--events")
 HANDLER = (SOURCE, "--store", STORE, "--handler")
-SECRET = "hunter2"  # noqa: S105  it opens nothing
+SECRET = "hunter2"  # noqa: S105  a made-up password
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_store_that_does_not_answer_at_the_start_is_asked_again(
     """Workers that are started while their store is slow for seconds do not end."""
     answers: list[str] = []
 
-    def slow_to_answer(url: str, **options: Any) -> Store:  # noqa: ANN401  as the function it stands for
+    def slow_to_answer(url: str, **options: Any) -> Store:  # noqa: ANN401  the signature of the replaced function
         answers.append(url)
         if len(answers) < 3:
             raise OutcomeUnknown("table 'orders': the service cannot be reached")

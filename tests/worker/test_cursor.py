@@ -48,7 +48,7 @@ class Stream:
     broken: str = ""
 
     def open(self, start: Position) -> "StreamReader":
-        assert start != LATEST  # that is the tip of now: what came since it was pinned would be skipped
+        assert start != LATEST  # LATEST would mean the present tip, and skip what arrived since it was pinned
         self.readers += 1
         return StreamReader(self, place(start))
 
@@ -149,7 +149,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
         done = least + round(share * (most - least))
         self.finished = max(self.finished, done)
         self.given = [each for each in self.given if each > done]
-        # Of what was read from a time on, the record before that time has no number that the consumer could name.
+        # If reading began at a time, the record before that time has no number that the consumer could name.
         self.cursor.consumer_acknowledged(at(done) if done > least else self.cursor.acknowledged)
 
     @rule()

@@ -170,7 +170,7 @@ def test_the_row_of_a_shard_that_there_is_not_goes_once_it_was_tried() -> None:
     tried.ask_release()
     assert tried.release()
     ours.run(40.0)
-    # One listing showed that it is to go, another that it is gone.
+    # One listing showed that the row must go, another that it is gone.
     assert (source.listings, {lease.key for lease in store.list().leases}) == (3, {"s-0", "s-1", "s-2", "s-3"})
 
 

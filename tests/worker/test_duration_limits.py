@@ -14,13 +14,13 @@ from leasehold.balancer.config import RULE_SETS, Config
 SET = {
     each.name
     for kind in (Config, *RULE_SETS)
-    for each in fields(kind)  # type: ignore[arg-type]  # each is a class of attrs
+    for each in fields(kind)  # type: ignore[arg-type]  # each one is an attrs class
     if each.name.endswith("_seconds") and not each.name.startswith("_")
 }
 """The durations that `--set` reaches."""
 
 
-def consumed(**options: Any) -> None:  # noqa: ANN401  of each kind
+def consumed(**options: Any) -> None:  # noqa: ANN401  each option has its own type
     """Check these options as the command does, without opening anything."""
     consumption("kinesis://orders?region=eu-west-1", "memory://x", lambda _batch: None, options, dashed)  # type: ignore[arg-type]
 

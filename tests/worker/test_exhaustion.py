@@ -38,7 +38,7 @@ ENDED = (WorkerError, StoreError, SourceError, RuntimeError)
 
 pytestmark = [
     pytest.mark.slow,
-    # asyncio leaves a loop half made where it is refused a descriptor, and says so as it is collected.
+    # If asyncio is refused a descriptor, it leaves a half-created loop, and warns when that is garbage-collected.
     pytest.mark.filterwarnings("ignore:unclosed event loop:ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -138,7 +138,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("leasehold.adapters.consumer.runner.EXCLUDED_SECONDS", 0.05)
     monkeypatch.setattr("leasehold.adapters.consumer.runner.start_seconds", lambda *_of_whom: 0.0)
     before = set(threading.enumerate())
-    logging.disable(logging.CRITICAL)  # what is logged is kept, and the half of a loop with it
+    logging.disable(logging.CRITICAL)  # captured log records would keep half-created loops alive
     yield
     logging.disable(logging.NOTSET)
     for thread in set(threading.enumerate()) - before:

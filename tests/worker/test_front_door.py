@@ -242,7 +242,7 @@ def test_a_batch_whose_lease_is_lost_while_it_waits_is_not_handed_over() -> None
     with leasehold.read(stream(2), leases=store, **BEGINNING) as batches:
         first = next(batches)
         other = ({"s-0", "s-1"} - {first.shard}).pop()
-        reading = batches._reading  # noqa: SLF001  what waits is nobody else's to see
+        reading = batches._reading  # noqa: SLF001  the waiting batch is not visible from outside
         with reading.waiting.changed:
             assert reading.waiting.changed.wait_for(lambda: reading.waiting._works, WAIT)  # noqa: SLF001  likewise
         assert reading.background is not None

@@ -66,7 +66,7 @@ def test_a_gift_is_taken_back_two_seconds_after_it_was_given_and_not_before() ->
     assert one.handoffs.check_timeouts(1002.0) == math.inf
     assert one.held == [(one.store.row("s-0"), 1002.0)]
     assert one.store.row("s-0").owner == "ann"
-    # It is forgotten: the heir's next move is not answered by another theft.
+    # The gift is forgotten: the next owner's next write is not answered by another steal.
     assert one.handoffs.check_timeouts(1100.0) == math.inf
     assert len(one.held) == 1
 
@@ -164,7 +164,7 @@ def test_a_request_is_made_again_for_each_lease_that_was_asked_for_and_no_other(
         one.handoffs.asked(one.asked(key))
     back = [Lease(key, owner="ann", yields=True) for key in ("s-0", "s-1", "s-2")]
     assert one.handoffs.again(back) == (RequestHandoff(back[0], "ann", "H4"), RequestHandoff(back[1], "ann", "H4"))
-    # What stands is not asked for again, and what has come is asked for no more.
+    # A pending request is not repeated, and a fulfilled one is over.
     assert one.handoffs.again([one.store.row("s-0")]) == ()
     one.handoffs.settled("s-0")
     one.handoffs.settled("s-7")

@@ -71,7 +71,7 @@ class Watched:
         """Dispatch a batch whose handler does not return."""
         self.begin()
         self.executor.waiting.clear()
-        self.handover.begun = self.clock.now  # as a thread of the executor does before it calls
+        self.handover.begun = self.clock.now  # as a thread of the executor does before the call
 
     def look(self, seconds: float) -> Found:
         """Check the batch this many seconds after its beginning."""

@@ -55,7 +55,7 @@ def test_a_worker_that_was_alone_watches_its_heir_at_once() -> None:
     asked_for(store)
     one.run(MINIMAL.renew_seconds + 0.1)
     assert isinstance(store.write(ClaimLease(store.row("s-0"), "b-1")), Done)
-    one.turn_due = clock.now  # as the runner is told
+    one.turn_due = clock.now  # as the runner does when it is hurried
     one.run(3.1)
     assert one.worker.watch.sightings["s-0"].lease.owner == "b-1"
 
@@ -89,7 +89,7 @@ def test_a_gift_that_nobody_accepts_is_taken_back_after_two_seconds() -> None:
     one.turn_due = clock.now
     while "s-0" not in one.held:
         store.readings.clear()
-        one.worker._look = evolve(one.worker._look, keys=("s-1",))  # noqa: SLF001  as of a large fleet
+        one.worker._look = evolve(one.worker._look, keys=("s-1",))  # noqa: SLF001  as in a large group
         one.run(0.1)
     assert (store.row("s-0").owner, store.readings[0]) == ("a-1", (None, True)), "the heir may ask again, and is seen"
 
@@ -209,7 +209,7 @@ def test_a_release_waits_for_the_batch_in_hand() -> None:
     clock, store = Clock(), FaultyStore()
     one, _two = pair(clock, store)
     consumer(one).busy = True
-    one.worker._act(Release(store.row("s-0"), "M11", next_owner="b-1"))  # noqa: SLF001  as a plan asks for it
+    one.worker._act(Release(store.row("s-0"), "M11", next_owner="b-1"))  # noqa: SLF001  as a plan requests it
     (held,) = consumer(one).releasing
     assert (held.key, held.releasing, store.row("s-0").owner) == ("s-0", True, "a-1")
     consumer(one).busy = False

@@ -130,7 +130,7 @@ def test_an_awaitable_that_is_given_up_is_cancelled() -> None:
 
     handover = told.begin(hangs)
     assert begun.wait(WAIT)
-    # As a look does beyond the limit.
+    # As a check does beyond the limit.
     handover.given_up = True
     handover.cancel()
     assert told.over.wait(WAIT)
@@ -150,11 +150,11 @@ def test_a_handler_that_was_given_up_is_told_of_when_it_ends(caplog: pytest.LogC
         """Lets the test see the call before it begins."""
 
         def start(self, work: Work) -> None:
-            (handover,) = told.dispatcher._at_work.values()  # noqa: SLF001  before anybody else can have it
+            (handover,) = told.dispatcher._at_work.values()  # noqa: SLF001  before the call begins
             late.append(handover)
             work()
 
-    told.executor = told.dispatcher._executor = Waiting()  # noqa: SLF001  the one stand-in
+    told.executor = told.dispatcher._executor = Waiting()  # noqa: SLF001  the only replaced part
     with caplog.at_level(logging.WARNING):
         told.begin(gives_up)
     assert "shard s-0: the handler that was given up has ended: it returned" in caplog.text
@@ -181,7 +181,7 @@ def test_a_call_that_is_over_lets_its_batch_go() -> None:
     assert handover.found == CallEnded(None)
 
 
-# Those that look on
+# Observers
 
 
 def test_a_fault_of_an_onlooker_is_said_once_by_its_name_and_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -189,8 +189,8 @@ def test_a_fault_of_an_onlooker_is_said_once_by_its_name_and_breaks_nothing(capl
     told = Told()
     for _ in range(2):
         told.dispatcher.notify("measure", raising(ValueError("no such metric")))
-        told.dispatcher.notify("observer", lambda: 3)  # what it answers is nobody's affair
-        told.dispatcher.notify("slow", _raises)  # nobody would await it
+        told.dispatcher.notify("observer", lambda: 3)  # its return value is ignored
+        told.dispatcher.notify("slow", _raises)  # an async observer would not be awaited
     said = [record.getMessage() for record in caplog.records]
     assert [line.split(";")[0] for line in said] == ["the measure failed", "the slow failed"]
     assert "no such metric" in said[0]
@@ -271,7 +271,7 @@ def test_a_cancelled_call_is_over_with_a_fault() -> None:
 def test_an_event_loop_that_is_closed_cancels_what_it_awaits_and_ends_its_thread() -> None:
     """A worker leaves neither a thread nor a running batch behind."""
     awaited = Awaited()
-    awaited.loop.close()  # it has not begun
+    awaited.loop.close()  # the loop has not begun
     thread, cancel = awaited.begin()
     assert (thread.name, thread.daemon) == ("leasehold-loop", True)
     assert awaited.begin()[0] is thread

@@ -167,7 +167,7 @@ def test_an_expired_lease_is_renewed_before_its_checkpoint_moves(taken: bool) ->
         renewals.extend([write.lease.key] if isinstance(write, RenewLease) else [])
         return stored(write)
 
-    harness.store.write = counted  # type: ignore[method-assign]  # to count
+    harness.store.write = counted  # type: ignore[method-assign]  # to count the writes
     asleep(harness)
     if taken:
         harness.store.write(ClaimLease(harness.store.row("s-0"), "b-1"))

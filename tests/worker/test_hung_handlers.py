@@ -83,7 +83,7 @@ def hung() -> Iterator[Hung]:
     """A handler that is slow after 10 s, without a limit."""
     made = Hung({"slow_seconds": 10.0})
     yield made
-    made.let_go()  # waited for: what the end of a handler given up here logs belongs to no later test
+    made.let_go()  # wait for it, so that what its end logs does not appear in a later test
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def test_a_taken_lease_is_told_with_rule_and_outcome(caplog: pytest.LogCaptureFi
 def test_a_line_is_one_line_whatever_it_tells() -> None:
     """Line breaks in a traceback or a name do not split the line."""
     try:
-        raise ValueError("x\ny")  # noqa: TRY301  a trace is wanted
+        raise ValueError("x\ny")  # noqa: TRY301  the test needs a traceback
     except ValueError as error:
         caught = (type(error), error, error.__traceback__)
     record = logging.LogRecord("leasehold.x", logging.ERROR, "", 0, "lease %s", ("a\nb",), caught)

@@ -47,7 +47,7 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-# Events, as the service's documentation shows them
+# Events as in the service's documentation
 
 
 def test_a_kinesis_event_has_the_published_form() -> None:
@@ -293,7 +293,7 @@ def test_the_context_has_what_lambda_gives_and_counts_down() -> None:
     function.reads(Arned())
     harness = ReaderHarness(ShardRecords(records(2)), does=function)
     harness.steps(harness.reading(), 2)
-    context = function.function.contexts[0]  # type: ignore[attr-defined]  # it is ours
+    context = function.function.contexts[0]  # type: ignore[attr-defined]  # the class above
     now[0] = 101.5
     assert context.get_remaining_time_in_millis() == 28500
     now[0] = 200.0
@@ -324,7 +324,7 @@ def test_a_function_finds_one_event_loop_in_every_call() -> None:
     function = LambdaFunction(Function(answer), PLAIN, 30.0)
     for _ in range(2):
         harness = ReaderHarness(ShardRecords(records(2)), does=function)
-        thread = Thread(target=harness.steps, args=(harness.reading(), 2))  # handlers are not called in the main thread
+        thread = Thread(target=harness.steps, args=(harness.reading(), 2))  # workers call handlers in other threads
         thread.start()
         thread.join()
     assert len(loops) == 2

@@ -51,7 +51,7 @@ class Ran:
     def _run(self) -> None:
         try:
             self.runner.run()
-        except BaseException as fault:  # noqa: BLE001  looked at below
+        except BaseException as fault:  # noqa: BLE001  checked below
             self.faults.append(fault)
 
     def ended(self) -> bool:
@@ -115,7 +115,7 @@ def test_a_dispatcher_that_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -
     """Shards are not held without being read."""
     store, handled, broken = FaultyStore(), Event(), Event()
     runner = Runner(joined(store, stream_of_five()), lambda _delivery: handled.set())
-    schedule = runner._lease_readers.schedule  # noqa: SLF001  nothing outside makes it fail
+    schedule = runner._lease_readers.schedule  # noqa: SLF001  nothing public makes it fail
     take = schedule._take  # noqa: SLF001  likewise
 
     def fail_once(message: ScheduleMessage) -> None:
@@ -166,7 +166,7 @@ def test_a_handler_that_hangs_does_not_keep_a_worker_from_ending(caplog: pytest.
     at_work = [thread for thread in threading.enumerate() if thread.name.startswith("leasehold-handle")]
     at_work = [thread for thread in at_work if thread not in others]
     finish.set()
-    for thread in at_work:  # the handler's late return is what is waited for
+    for thread in at_work:  # wait for the late return of the handler
         thread.join(WAIT)
         assert not thread.is_alive()
     assert store.row("s-0") == before, "nothing is written of a lease that others may have by then"

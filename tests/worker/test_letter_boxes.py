@@ -176,7 +176,7 @@ class Kinesis:
         if self.code:
             raise ClientError({"Error": {"Code": self.code, "Message": "odd"}}, operation)
 
-    def describe_stream_summary(self, *, StreamName: str) -> None:  # noqa: N803  the SDK's own word
+    def describe_stream_summary(self, *, StreamName: str) -> None:  # noqa: N803  the SDK's spelling
         self.asked.append(StreamName)
         self._answer("DescribeStreamSummary")
 

@@ -58,7 +58,7 @@ LETTERS = st.builds(
 )
 
 
-# A replayed offset is sent back to the service, whose text may end with white space.
+# A replayed offset is sent back to the service, and may end with white space.
 @example(DeadLetterEntry("", "", "s-0", "s-0", Record(b"", "7", token="8 "), "E", "", 1, "w", 0))  # noqa: S106  an offset
 @given(LETTERS)
 def test_a_letter_is_one_line_that_says_all_of_itself(letter: DeadLetterEntry) -> None:
@@ -170,7 +170,7 @@ def test_a_file_that_is_no_letter_stays_and_is_said(tmp_path: Path) -> None:
     (folder / letter("2").name).write_text("{")
     (folder / ".half.unfinished").write_text("")
     done = CliRunner().invoke(app, ["replay", url(folder), "--handler", "gc:unfreeze"])
-    assert done.exit_code == 2  # it takes no batch
+    assert done.exit_code == 2  # it does not accept a batch
     done = CliRunner().invoke(app, ["replay", url(folder), "--handler", f"{__name__}:taken", "--json"])
     assert (done.exit_code, json.loads(done.stdout)) == (1, {"done": 1, "failed": 0, "strange": 2})
     assert "notes.txt stays: it is named as no letter is" in done.stderr
@@ -188,7 +188,7 @@ def test_a_replay_says_what_became_of_the_letters(tmp_path: Path) -> None:
     assert (done.exit_code, done.stdout) == (0, "1 letter: 1 handed over and removed, 0 failed again and stay\n")
 
 
-SECRET = "hunter2"  # noqa: S105  it opens nothing
+SECRET = "hunter2"  # noqa: S105  a made-up password
 TAKEN, STORE = ("--handler", "json:dumps"), ("--store", "memory://x")
 
 

@@ -53,7 +53,7 @@ class Stream:
             raise fault
         return fault
 
-    def sink(self) -> Any:  # noqa: ANN401  a box
+    def sink(self) -> Any:  # noqa: ANN401  a sink
         """Take dead letters, unless closed."""
 
         def put(one: DeadLetterEntry) -> None:
@@ -96,7 +96,7 @@ class Stream:
         monkeypatch.setattr(f"{STREAM_REPLAY}.run_until", run_until)
         monkeypatch.setattr(f"{STREAM_REPLAY}.is_read", is_read)
         monkeypatch.setattr(f"{STREAM_REPLAY}.time", SimpleNamespace(time=lambda: now))
-        tell = lambda name, why: self.told.append(f"{name}: {why}")  # noqa: E731  it is one line of a log
+        tell = lambda name, why: self.told.append(f"{name}: {why}")  # noqa: E731  a one-line log function
         return replay_stream(self.worker, self.sink(), self.deliver, tell, look_seconds=0.5)
 
 
@@ -166,7 +166,7 @@ def test_an_end_that_a_handler_or_a_signal_asks_for_is_no_end_of_the_letters(mon
         Stream(lambda _stream: False).replay(monkeypatch)
 
 
-def told(**more: Any) -> Lease:  # noqa: ANN401  the fields of a reach
+def told(**more: Any) -> Lease:  # noqa: ANN401  the fields of Progress
     """Return a row with this annotation, written by its owner at 9 s."""
     reach = Progress(**{"at": 9.0, "owner": "r-2", "end": True, "read": 9.0, **more})
     return Lease("p", owner="r-2", notes=((NOTE, reach.note),))

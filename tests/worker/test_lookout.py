@@ -112,7 +112,7 @@ def test_a_listing_that_has_ended_does_not_go_on() -> None:
     worker = lookout.worker
     worker.hurry()
     worker.turn(clock.now)
-    worker._look = evolve(worker._look, notes=(("bulletin", "8 2 1"), (CALL, "8 2 s-0")))  # noqa: SLF001  as of a look
+    worker._look = evolve(worker._look, notes=(("bulletin", "8 2 1"), (CALL, "8 2 s-0")))  # noqa: SLF001  after a look
     clock.now += 3.5
     store.asked.clear()
     worker.renew(clock.now)
@@ -140,7 +140,7 @@ def test_only_what_was_just_read_is_taken_up_as_ours() -> None:
     kept = list(reader.held)
     given = reader.worker.holdings[0]
     store.write(ClaimLease(store.row(given.key), "java"))
-    given.renew()  # refused: it is java's now
+    given.renew()  # rejected, because java owns it now
     store.writes.clear()
     reader.worker.turn(reader.turn_due)
     assert given.key not in store.writes

@@ -202,7 +202,7 @@ class Crowd:
         while len(worker.holdings) < self.shards:
             self.clock.now = due
             due = worker.turn(due)
-        handling = Handling(self.handle, attempts=1000, **policy)  # type: ignore[arg-type]  # seconds, all of them
+        handling = Handling(self.handle, attempts=1000, **policy)  # type: ignore[arg-type]  # all of them are durations
         readings = [LeaseReader(worker, holding, handling, self.budget) for holding in kept.begun]
         steps = [(self.clock.now, number) for number in range(len(readings))]
         end = self.clock.now + seconds

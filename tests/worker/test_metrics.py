@@ -143,7 +143,7 @@ def test_a_lease_no_longer_held_is_told_by_its_new_owner() -> None:
         holding.progress.read(Batch((), None, 1.5, 0.2, size=10), ours.clock.now)
         holding.progress.read(
             Batch((), None, None, 0.2, fault="throttled"), ours.clock.now
-        )  # it says nothing of the tip
+        )  # without the distance to the tip
     ours.worker.holdings[0].drop("stolen")
     behind = {key: value for key, value in told(reader).items() if key[0] == "millis_behind_latest"}
     assert behind == {("millis_behind_latest", "s-1"): 1500}

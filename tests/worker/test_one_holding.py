@@ -226,7 +226,7 @@ def test_a_row_that_is_gone_is_made_anew_where_its_owner_was() -> None:
     one = Held()
     assert one.holding.checkpoint(Position("40"))
     before = one.holding.lease
-    one.store._table.rows.clear()  # noqa: SLF001  behind everybody's back
+    one.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
     assert one.holding.checkpoint(Position("50"))
     after = one.store.row("s-0")
     assert (after.owner, after.checkpoint, after.epoch) == ("ann", Position("50"), before.epoch + EPOCHS_UNSEEN + 2)
@@ -269,7 +269,7 @@ def test_the_fate_of_a_deleted_row_is_told() -> None:
     """The log says that the table was emptied, and that records may be unread."""
     one = Held()
     assert one.holding.checkpoint(Position("40"))
-    one.store._table.rows.clear()  # noqa: SLF001  behind everybody's back
+    one.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
     assert one.holding.renew()
     one.store.rewrite("s-0", lambda row: counted(evolve(row, owner="bob", checkpoint=Position("70")), 2))
     assert not one.holding.renew()
@@ -281,7 +281,7 @@ def test_a_lease_that_expired_leaves_its_missing_row_to_the_worker() -> None:
     """A row deleted while its owner slept may belong to a finished shard, so the owner does not recreate it."""
     one = Held()
     assert one.holding.checkpoint(Position("40"))
-    one.store._table.rows.clear()  # noqa: SLF001  behind everybody's back
+    one.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
     one.clock.now += 60
     assert one.holding.renew() is False
     assert (one.end, one.store.list().leases, one.remade) == ((True, "its row is gone"), (), [])
@@ -291,7 +291,7 @@ def test_a_row_made_anew_goes_again_if_its_owner_slept_meanwhile() -> None:
     """If the owner slept during the write, its lease counts as expired and the recreated row is deleted."""
     one = Held()
     assert one.holding.checkpoint(Position("40"))
-    one.store._table.rows.clear()  # noqa: SLF001  behind everybody's back
+    one.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
 
     def sleep() -> None:
         if isinstance(one.store.asked[-1], CreateLease):
@@ -306,7 +306,7 @@ def test_the_row_of_a_finished_shard_is_not_made_anew() -> None:
     """A parent must not be read again while its children are."""
     one = Held()
     assert one.holding.checkpoint(SHARD_END, keep_owner=True)
-    one.store._table.rows.clear()  # noqa: SLF001  behind everybody's back
+    one.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
     assert one.holding.renew() is False
     assert (one.end, one.store.list().leases) == ((True, "its row is gone"), ())
 

@@ -37,12 +37,12 @@ class OneWay:
         self._far, self._lost, self._clock, self._reads = far, lost, clock, reads
         self.since = float("inf")
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the far side has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  any attribute of the far side
         there = getattr(self._far, name)
         if not callable(there) or name in {"close", "prove"}:
             return there
 
-        def call(*given: Any, **named: Any) -> Any:  # noqa: ANN401  as the far side
+        def call(*given: Any, **named: Any) -> Any:  # noqa: ANN401  the far side's signature
             sick = self._clock.now >= self.since
             if sick and self._lost == "every request":
                 raise OutcomeUnknown("the request is lost")
@@ -74,7 +74,7 @@ CONFIGS = {
     "kcl": Config(Kcl(), lease_seconds=LEASE_SECONDS),
     "kcl-rust": Config(KclRust(), lease_seconds=LEASE_SECONDS),
     "minimal": Config(Minimal(), lease_seconds=LEASE_SECONDS),
-    # In the proportions of the SDKs: a look every quarter of a lease time.
+    # In the proportions of the SDKs: the table is read four times per lease time.
     "event-hubs": Config(EventHubs(), lease_seconds=LEASE_SECONDS, cycle_seconds=LEASE_SECONDS / 4),
 }
 
@@ -111,7 +111,7 @@ def test_no_shard_waits_longer_than_two_lease_times_for_a_worker_with_a_one_way_
             if key in well.held or any(each.key == key and not each.expired for each in sick.worker.holdings):
                 read_at[key] = clock.now
         longest = max(longest, clock.now - min(read_at.values()))
-    # If reads are still answered, the sick worker steals again, and the lease that it took stands still from its
+    # If reads still succeed, the sick worker steals again, and the lease it took stands still from its
     # second try on, at its next look.
     looks = 2 * config.cycle_seconds if lost == "responses to writes" else 0.0
     assert longest <= 2 * LEASE_SECONDS + looks

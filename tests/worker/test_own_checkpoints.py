@@ -96,7 +96,7 @@ def test_a_batch_for_which_a_thread_was_free_only_after_its_lease_had_expired_is
     harness.steps(reading, 1)
     assert harness.holding.renew()
     for _ in range(6):
-        harness.dues[reading] = min(harness.dues[reading], harness.clock.now + 1.0)  # a call's end wakes its reading
+        harness.dues[reading] = min(harness.dues[reading], harness.clock.now + 1.0)  # a call's end wakes its reader
         harness.steps(reading, 1)
         while executor.waiting:
             executor.waiting.pop()()
@@ -148,7 +148,7 @@ def test_after_a_fault_in_its_last_word_a_lease_that_stays_is_read_from_its_chec
     reading = harness.reading(final_checkpoint=_heard(words, fail))
     harness.steps(reading, 3)
     harness.holding.asked(evolve(harness.holding.lease, next_owner="b-1"))
-    harness.steps(reading, 6)  # the row names nobody, as the gift finds
+    harness.steps(reading, 6)  # the row has no next owner, as the gift finds
     assert (words, harness.happened, harness.store.row("s-0").owner) == (["leaving"], ["initialize"], "a-1")
     assert harness.handed == [data(2), data(2, 2), data(2), data(2, 2), data(2, 4)]
 

@@ -89,7 +89,7 @@ def test_a_handler_falls_behind_although_one_read_brings_all_that_waits(wait: fl
     for step in range(1, STEPS + 1):
         now = step * STEP_SECONDS
         wall[0] = NOW + now
-        # Of 20 s only 2 s of records are handled; without a wait, all of them.
+        # Only 2 s of the records of 20 s are handled; without a wait, all of them.
         found.progressed(now, wall[0] - wait - (0.9 * now if grows else 0.0))
     assert found.progress(now, wall[0]).grows == grows
 
@@ -250,10 +250,10 @@ def test_a_row_tells_of_lag(lease: Lease, lag: LeaseLag) -> None:
         (row("a", evolve(TOLD, read=NOW - 10 - SILENT_SECONDS)), False),
         (row("a", evolve(TOLD, read=NOW - 11 - SILENT_SECONDS)), True),
         (row("a", evolve(TOLD, read=None)), True),
-        # The first record that is not handled is known, and so is its age.
+        # The first unhandled record is known, and so is its age.
         (row("a", evolve(TOLD, read=NOW - 90, oldest=NOW - 91)), False),
         (row("a", evolve(TOLD, behind=None, read=None)), False),
-        # Nobody has asked since.
+        # No request was made since.
         (row(None, TOLD), False),
         (row(None, evolve(TOLD, at=NOW - 90, read=NOW - 90)), True),
         (row("a", evolve(TOLD, at=NOW - 90, read=NOW - 90), idle=99.0), True),
@@ -307,7 +307,7 @@ def test_the_stream_is_asked_where_no_row_tells() -> None:
     source.shard_logs["s-0"] = ShardRecords(waiting, size=20)
     assert asked(source, [evolve(java, checkpoint=Position("100"))], {"s-0": LeaseLag()})["s-0"].seconds == 30.0
     assert [reader.closed for reader in source.readers] == [True]
-    # Nobody has been at LATEST yet, so that a batch read there tells nothing.
+    # No worker has read at LATEST yet, so a batch read there shows nothing.
     unknown = {"s-0": LeaseLag()}
     assert asked(source, [evolve(java, checkpoint=LATEST)], unknown) == unknown
     assert len(source.readers) == 1

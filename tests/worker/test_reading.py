@@ -81,7 +81,7 @@ def test_a_child_begins_with_what_was_had_of_its_parents() -> None:
     harness = ReaderHarness(lease=Lease("s-0", parents=("p",)))
     start = ReadingStart(harness.holding, harness.source, MINIMAL).find({"p": parent})
     assert start == TRIM_HORIZON
-    assert start.token == inherited([parent]) != ""  # equality of positions leaves tokens out
+    assert start.token == inherited([parent]) != ""  # comparing positions ignores tokens
 
 
 def test_latest_is_pinned_before_the_first_read_and_stays() -> None:
@@ -493,7 +493,7 @@ def test_a_doubt_outlives_the_batch_that_raised_it() -> None:
     harness.store.down = True
     harness.steps(reading, 1)
     source.on_read = unlinked_for(0.0)
-    reading._memory.drop()  # noqa: SLF001  as another reading does that wants its budget
+    reading._memory.drop()  # noqa: SLF001  as a reader does that needs the budget
     harness.store.down = False
     harness.rob()
     harness.until_over(reading)
@@ -516,7 +516,7 @@ def test_a_doubt_ends_with_one_renewal_and_its_batch_is_handed_over_once() -> No
         renewals.extend([write] if isinstance(write, RenewLease) else [])
         return stored(write)
 
-    harness.store.write = counted  # type: ignore[method-assign]  # to count
+    harness.store.write = counted  # type: ignore[method-assign]  # to count the writes
     harness.steps(reading, 4)
     assert (harness.handed, len(renewals)) == ([data(2), data(2, 2)], 1)
 

@@ -198,14 +198,14 @@ def test_an_heir_that_takes_its_request_back_leaves_the_shard_where_it_is() -> N
     harness.steps(reading, 1)
     harness.holding.asked(evolve(harness.holding.lease, next_owner="b-1"))
     assert harness.holding.releasing
-    harness.clock.now += 11.0  # the row names nobody any more, as the renewal finds
+    harness.clock.now += 11.0  # the row has no next owner any more, as the renewal finds
     assert reading.step(harness.clock.now) == harness.clock.now
     assert (harness.happened, harness.store.row("s-0").owner) == (["initialize"], "a-1")
     harness.steps(reading, 1)
     assert harness.handed == [data(2)]
 
 
-# What a look at a handler answers
+# Results of checking a handler
 
 
 def handed_over(harness: ReaderHarness) -> tuple[LeaseReader, ManualExecutor]:
@@ -284,7 +284,7 @@ def test_a_reading_without_room_asks_again_after_a_second_and_measures_from_then
     harness = ReaderHarness(ShardRecords(records(2)))
     reading = harness.reading()
     harness.steps(reading, 1)
-    monkeypatch.setattr(reading._memory, "ask", lambda: False)  # noqa: SLF001  the one stand-in
+    monkeypatch.setattr(reading._memory, "ask", lambda: False)  # noqa: SLF001  the only replaced part
     now = harness.clock.now
     harness.holding.throughput.add(600, now - MEASURE_SECONDS)
     assert reading.step(now) == now + MEMORY_SECONDS == now + 1.0

@@ -70,7 +70,7 @@ def test_a_renewal_that_waits_for_its_answer_is_looked_at_again_a_second_later()
     """Leases that wait for a response are not checked twenty times a second."""
     _, alone, _ = stalled()
     alone.run(6)
-    alone.each_renewal = lambda function, items: ()  # noqa: ARG005  nothing is answered any more
+    alone.each_renewal = lambda function, items: ()  # noqa: ARG005  no renewal gets a response any more
     waits, drop_at = [], alone.worker.holdings[0].confirmed + 10.0 * 4 / 3
     for _ in range(4):
         alone.clock.now = max(alone.clock.now, alone.renew_due)
@@ -78,7 +78,7 @@ def test_a_renewal_that_waits_for_its_answer_is_looked_at_again_a_second_later()
         waits.append(round(due - alone.clock.now, 6))
         alone.renew_due = due
     assert alone.clock.now < drop_at
-    # The leases wait each for itself: of three, two are looked at together.
+    # Each lease waits by itself, and two of three are checked together.
     assert round(waits[1] + waits[2], 3) == 1.0
 
 

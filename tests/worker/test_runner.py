@@ -62,7 +62,7 @@ def test_no_step_runs_beside_itself(schedule: Schedule) -> None:
             beside.append(now)
             return now
         calls.append(now)
-        schedule.wake("s")  # asked for while it runs
+        schedule.wake("s")  # woken while it runs
         busy.release()
         return float("inf") if len(calls) == 200 else now
 
@@ -124,7 +124,7 @@ def test_renewals_go_on_while_a_handler_is_slow() -> None:
 def test_a_loss_is_told_at_once_while_a_shard_waits_to_be_read_on() -> None:
     """The handler learns at once, and not 10 s later, that another worker took its partition."""
     store, waiting, lost = FaultyStore(), Event(), Event()
-    # What is lost stays lost for an hour: a lease won again would wake the reading, too.
+    # A lost lease stays lost for an hour, because a lease won again would also wake the reader.
     config = Config(rules=Kcl(), lease_seconds=3600.0, renew_seconds=0.1, initial_position=Position("TRIM_HORIZON"))
     source = ListSource([Shard("s-0")], {"s-0": ShardRecords(wait_seconds=1e6)})
     worker = Worker(store=store, source=source, me="a-1", config=config)
@@ -276,7 +276,7 @@ def test_a_turn_that_failed_is_tried_again_and_a_run_that_went_well_complains_of
         if len(shards) == 4:
             handled.set()
 
-    with running(Runner(worker, handle, memory_bytes=1)):  # one batch at a time, and the others are told of their room
+    with running(Runner(worker, handle, memory_bytes=1)):  # one batch at a time; the other readers wait for memory
         assert handled.wait(WAIT)
     assert names == {"leasehold-handle"}, "a slow handler would hold up the reading of other shards"
     assert {name for what, name in worker.done if what == "turn"} == {"leasehold-turn"}
@@ -289,7 +289,7 @@ def test_a_reading_is_called_once_there_is_room_for_it(monkeypatch: pytest.Monke
     called = list[str]()
     monkeypatch.setattr(Schedule, "wake", lambda _self, key: called.append(key))
     runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None, memory_bytes=1)
-    budget = runner._lease_readers.memory  # noqa: SLF001  no reading is needed
+    budget = runner._lease_readers.memory  # noqa: SLF001  no reader is needed
     first, second = budget.share("first"), budget.share("second")
     assert [first.ask(), second.ask()] == [True, False]
     first.clear()
@@ -372,7 +372,7 @@ def test_the_first_reason_ends_a_run_and_the_others_are_not_told(caplog: pytest.
     """Later faults often follow from the first one."""
     runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None)
     for fault in (OSError("first"), OSError("second")):
-        runner._fail(fault)  # noqa: SLF001  as two tasks do that end
+        runner._fail(fault)  # noqa: SLF001  as two ending tasks do
     with pytest.raises(WorkerError, match=r"^the worker cannot go on: OSError: first$"):
         run_to_its_end(runner)
     told = [str(each.exc_info[1]) for each in caplog.records if each.exc_info]
@@ -415,7 +415,7 @@ def test_a_step_that_raises_as_its_lease_is_lost_leaves_it_without_ado(
     """The worker does not say that it released the lease, or that the lease cannot be read."""
     holding = holding_all.worker.holdings[0]
     holding.drop("stolen")
-    left = holding_all._lease_readers._instead(holding, 1)  # noqa: SLF001  what is called in place of a step that raised
+    left = holding_all._lease_readers._instead(holding, 1)  # noqa: SLF001  called in place of a step that raised
     assert left is not None
     assert left(0.0) == math.inf
     assert "cannot be read here" not in caplog.text

@@ -48,7 +48,7 @@ def test_a_reading_at_the_tip_counts_only_if_the_time_was_over_before_it() -> No
             class Moving:
                 def read(self) -> Batch:
                     batch = reader.read()
-                    source.now = UNTIL / 1000 + 1  # the time is over once this reading has been answered
+                    source.now = UNTIL / 1000 + 1  # the time is over once this read has returned
                     return batch
 
                 def close(self) -> None:

@@ -120,7 +120,7 @@ def test_a_look_under_way_may_still_find_that_all_is_read() -> None:
     assert ran(until_looked(looking), over) is True
 
 
-def handed(count: int) -> Any:  # noqa: ANN401  no more than is counted
+def handed(count: int) -> Any:  # noqa: ANN401  only its records are counted
     """Return a batch of this many records."""
 
     @define
@@ -146,7 +146,7 @@ def test_a_verdict_counts_what_the_handler_was_done_with(monkeypatch: pytest.Mon
     """The verdict shows what this worker did, and does not count records that failed."""
     got, answers = list[object](), [None, False, None]
 
-    def handle(delivery: object) -> Any:  # noqa: ANN401  handlers of users return anything
+    def handle(delivery: object) -> Any:  # noqa: ANN401  user handlers return anything
         got.append(delivery)
         return answers.pop(0)
 
@@ -165,7 +165,7 @@ def test_an_awaited_batch_counts_when_it_has_ended_with_none(monkeypatch: pytest
     """Records of async handlers are counted when they are done, not before."""
     answers = [None, False, None]
 
-    async def handle(_delivery: object) -> Any:  # noqa: ANN401  handlers of users return anything
+    async def handle(_delivery: object) -> Any:  # noqa: ANN401  user handlers return anything
         if not answers:
             raise ZeroDivisionError
         return answers.pop(0)

@@ -36,7 +36,7 @@ near = st.integers(-3, 3) | st.floats(-100, 200)
 def test_a_reader_brings_what_arrived_in_time_and_nothing_else(
     gaps: list[tuple[float, float]], size: int, tells_last: bool, ended: bool
 ) -> None:
-    # Times rise, but for some seconds.
+    # Times rise, except by some seconds.
     rows = [record(number, seconds + more) for number, (seconds, more) in enumerate(sorted(gaps), 1)]
     source = Timed(shard_logs={"s-0": ShardRecords(rows, size=size, ended=ended)}, tells_last=tells_last)
     within = [int(each.sequence_number) for each in rows if SINCE / 1000 <= (each.arrived or 0) < UNTIL / 1000]

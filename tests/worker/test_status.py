@@ -71,15 +71,15 @@ LONE = "a owns it and has not been heard of"
             0.0,
             Status("STALLED", "it has stood for 70 s: throttled"),
         ),
-        # Read last just before its owner was last heard of, half a minute ago.
+        # Last read just before its owner's last sign of life, half a minute ago.
         (
             row(evolve(LATE, at=NOW - 30, read=NOW - 51, done=NOW - 51)),
             0.0,
             Status("ORPHAN", f"{LONE} for 30 s, and nobody else takes it"),
         ),
-        # An owner of two minutes renews, and so tells, less often.
+        # The owner of a lease of two minutes renews, and so annotates, less often.
         (row(evolve(LATE, lease=120.0)), 0.0, Status("OK", "70.0 s behind")),
-        # A note that is old, by a table that was looked at once; where its row has moved since, its clock errs.
+        # The note is old, in a table that was read once. If the row has changed since, the owner's clock is wrong.
         (row(evolve(TIP, at=NOW - 55)), 0.0, Status("ORPHAN", f"{LONE} for 55 s, and nobody else takes it")),
         (row(evolve(TIP, at=NOW - 55, done=NOW - 56), idle=2.0), 30.0, Status("OK", "read to the tip")),
         (row(TIP, idle=51.0), 60.0, Status("ORPHAN", f"{LONE} for 51 s, and nobody else takes it")),
@@ -89,7 +89,7 @@ LONE = "a owns it and has not been heard of"
             0.0,
             Status("STALLED", "it has stood for 70 s: its handler raised X"),
         ),
-        # Put aside: named while it lasts and for as long as another look may take, then an ORPHAN all the same.
+        # Excluded: reported while that lasts and until another worker can have read the table, then an ORPHAN.
         (
             row(evolve(LATE, fault="its handler raised X", aside=NOW + 30), owner=None, idle=float("inf")),
             0.0,
@@ -129,7 +129,7 @@ LONE = "a owns it and has not been heard of"
             Status("ORPHAN", "nobody owns it for 51 s, and nobody else takes it"),
         ),
         (row(None), 0.0, Status("UNKNOWN", "a tells nothing of its reading: watch it (--watch)")),
-        # Java has had it for long: what ours told of it is history, and its release no reason for alarm.
+        # Java has owned it for long: our own old note is history, and its release is no reason for alarm.
         (
             row(evolve(TIP, at=NOW - 900), owner=None, idle=1.0),
             60.0,
@@ -216,7 +216,7 @@ def test_looks_in_quick_order_take_no_more_memory() -> None:
     ("lags", "grows"),
     [
         ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], True),
-        ([1.0, 2.0, 3.0, 4.0, 5.0], False),  # too short a time to tell
+        ([1.0, 2.0, 3.0, 4.0, 5.0], False),  # too short a time to decide
         ([0.0, 2.0, 3.0, 4.0, 5.0, 6.0], False),  # it was at the tip
         ([1.0, 2.0, 3.0, 3.0, 5.0, 6.0], False),  # it kept up for a while
         ([9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0], True),
@@ -226,7 +226,7 @@ def test_looks_in_quick_order_take_no_more_memory() -> None:
 def test_lag_grows_only_if_it_does_so_all_the_time(lags: list[float], *, grows: bool) -> None:
     """A group that is catching up, or waiting for a slow batch, is not called too small."""
     assert growing([(number * STEP_SECONDS, lag) for number, lag in enumerate(lags)]) == grows
-    # One slow answer within a step is no growth.
+    # One slow response within a step is not growth.
     assert not growing(
         [(number * STEP_SECONDS + more, lag * (1 - more)) for number, lag in enumerate(lags) for more in (0, 1)]
     )

@@ -370,7 +370,7 @@ def test_a_shard_whose_handler_fails_is_named_at_every_look_with_the_age_of_its_
             named = "its handler raised ValueError" in status.says or status.word == "HUNG"
             seconds = re.search(r"(?:stood|at work) for (\d+) s", status.says)
             since = float(seconds[1]) if seconds else 0.0
-            # The lookout has just read the table, which a worker writes to every few seconds.
+            # The lookout has just read the table, to which workers write every few seconds.
             if not named or status.word not in {"STALLED", "HUNG"} or lag < age(world, key) or since < stood[key]:
                 wrong.append(f"{status} lag {lag} age {age(world, key)} stood {stood[key]}")
             stood[key] = since

@@ -119,7 +119,7 @@ def test_a_signal_given_as_it_is_taken_leaves_the_next_one_free() -> None:
 
     def handed(item: object) -> None:
         put(item)
-        taken.append(signal_of_all.wait(-1.0))  # who waits takes it before `set` returns
+        taken.append(signal_of_all.wait(-1.0))  # the waiter takes it before `set` returns
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(queue, "put", handed)

@@ -50,7 +50,7 @@ def test_the_table_learns_it_with_renewals_and_checkpoints_alike(checkpoint_seco
     while clock.now < end:
         ours.run(max(0.0, due - clock.now))
         due = reading.step(clock.now)
-    assert store.row("s-0").weight == pytest.approx(5120, rel=0.1)  # five readings a second
+    assert store.row("s-0").weight == pytest.approx(5120, rel=0.1)  # five reads a second
 
 
 def test_a_lease_that_is_not_read_keeps_its_measure() -> None:

@@ -92,7 +92,7 @@ def _close(coroutine: Any) -> None:  # noqa: ANN401  a coroutine, or a generator
     coroutine.close()
 
 
-def _collect(coroutine: Any) -> None:  # noqa: ANN401  likewise; its caller has dropped its own
+def _collect(coroutine: Any) -> None:  # noqa: ANN401  likewise; the caller has dropped its reference
     del coroutine
     gc.collect()
 
@@ -363,7 +363,7 @@ def test_steps_with_time_limits_are_one_consumer() -> None:
     assert asyncio.run(main()) == NUMBERS[:3]
 
 
-# A fault that nobody awaits
+# A fault that no one awaits
 
 
 class Broken(FaultyStore):

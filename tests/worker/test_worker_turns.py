@@ -168,7 +168,7 @@ def test_a_reading_that_shows_no_row_of_a_held_lease_has_it_made_anew_at_once() 
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     before = {row.key: row.epoch for row in store.list().leases}
-    store._table.rows.clear()  # noqa: SLF001  behind everybody's back
+    store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
     one.worker.hurry()
     one.worker.turn(clock.now)
     assert {row.key: (row.owner, row.epoch) for row in store.list().leases} == {
@@ -187,7 +187,7 @@ def test_a_lease_whose_row_came_and_went_unseen_is_given_no_number_twice(*, rema
     unseen = Lease("s-3", hash_range=four_shards()[3].hash_range)
     store.write(CreateLease(unseen))
     assert isinstance(given := store.write(ClaimLease(store.row("s-3"), "b-1")), Done)
-    store._table.rows.clear()  # noqa: SLF001  behind everybody's back
+    store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
     if remade_first:
         one.run(KCL.renew_seconds + 0.1)
     one.worker.hurry()
@@ -262,7 +262,7 @@ def test_a_worker_that_joins_leaves_an_emptied_table_to_those_who_hold_leases() 
     assert one.held == ALL
     for held in one.worker.holdings:
         assert held.checkpoint(Position("17"))
-    store._table.rows.clear()  # noqa: SLF001  behind everybody's back
+    store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
     two = member(store, source, clock, config=config, me="b-1", process="p-2")
     together([two, one], 2 * KCL.cycle_seconds)
     assert [(row.key, row.checkpoint) for row in store.list().leases] == [(key, Position("17")) for key in ALL]
@@ -298,8 +298,8 @@ def test_a_child_is_not_done_with_parents_whose_row_was_deleted() -> None:
 def test_a_worker_that_joins_leaves_a_deleted_row_to_its_owner_for_a_renewal_and_a_look() -> None:
     """A worker that joins must not start at LATEST what its owner remembers."""
     clock, store = Clock(), FaultyStore()
-    settled(clock, store)  # and does nothing more
-    del store._table.rows["s-3"]  # noqa: SLF001  behind everybody's back
+    settled(clock, store)  # the owner, which does nothing more
+    del store._table.rows["s-3"]  # noqa: SLF001  without any worker's knowledge
     two = member(
         store, ListSource(four_shards()), clock, config=evolve(KCL, initial_position=LATEST), me="b-1", process="p-2"
     )
@@ -386,7 +386,7 @@ def test_an_ended_lease_of_ours_is_nobodys_stray_under_other_rules_than_kcl() ->
     store = FaultyStore()
     ended = Lease("s-9", owner="a-1", checkpoint=SHARD_END)
     store.write(CreateLease(ended))
-    holdings = Worker(store=store, source=ListSource(), me="a-1")._holdings  # noqa: SLF001  the choice is what is tested
+    holdings = Worker(store=store, source=ListSource(), me="a-1")._holdings  # noqa: SLF001  the test is of this choice
     assert (holdings.unheld([ended], ended=False), holdings.unheld([ended], ended=True)) == ((), (ended,))
 
 
@@ -564,7 +564,7 @@ class Listed:
     def __init__(self, shards: Any, listed: list[int]) -> None:  # noqa: ANN401  a method of the source
         self._shards, self._listed = shards, listed
 
-    def shards(self) -> Any:  # noqa: ANN401  as the source answers
+    def shards(self) -> Any:  # noqa: ANN401  the source's return type
         """List, and note the number of shards."""
         found = self._shards()
         self._listed.append(len(found))
@@ -574,7 +574,7 @@ class Listed:
 def test_a_former_holding_is_remembered_with_its_possible_owner() -> None:
     """If its row is deleted later, the lease starts where it was last, and waits only if another may own it."""
     clock, store = Clock(), FaultyStore()
-    holdings = settled(clock, store).worker._holdings  # noqa: SLF001  what the plan is told of
+    holdings = settled(clock, store).worker._holdings  # noqa: SLF001  the plan's input
     given, late, *_ = holdings.all
     assert given.checkpoint(Position("17"))
     given.drop("taken")
@@ -617,7 +617,7 @@ def test_a_lease_that_expired_here_and_was_deleted_is_made_at_once() -> None:
     one.run(KCL.lease_seconds + 5.0)
     assert one.held == []
     store.down = False
-    store._table.rows.clear()  # noqa: SLF001  behind everybody's back
+    store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
     one.worker.hurry()
     one.worker.turn(clock.now)
     assert [row.key for row in store.list().leases] == ALL

@@ -44,5 +44,5 @@ def test_a_lease_that_falls_to_a_led_worker_is_given(dynalite_url: str, dynalite
             (False, None, Position("102"))
         ]
         left = set(SHARDS) - {lease.key for lease in given}
-        until(lambda: {holding.key for holding in worker.holdings} == left)  # the answers come after the rows
+        until(lambda: {holding.key for holding in worker.holdings} == left)  # the responses follow the rows
         assert dynalite_client.get_item(TableName=TABLE, Key={"leaseKey": {"S": "java"}})["Item"] == rows[1]

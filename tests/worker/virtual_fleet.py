@@ -258,7 +258,7 @@ class Driven:
         return [holding.key for holding in self.worker.holdings]
 
 
-def member(  # noqa: PLR0917  a test names the last ones
+def member(  # noqa: PLR0917  tests pass the last ones by name
     store: MemoryStore, source: ListSource, clock: Clock, me: str = "a-1", process: str = "p-1", config: Config = KCL
 ) -> Driven:
     """Return a worker that shares leases, with a consumer that records its calls."""
