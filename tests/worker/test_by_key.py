@@ -52,7 +52,7 @@ def test_each_key_is_in_order_and_so_many_are_at_work(keys: list[str | None], mo
     """Each key is processed in order, and at most the given number of keys at once."""
     handler, records = NotingHandler(), keyed(*keys)
     asyncio.run(awaited(by_key(handler, most), delivery(records)))
-    wanted = {key: [100 + at for at, each in enumerate(keys) if each == key] for key in keys}
+    wanted = {key: [100 + index for index, other in enumerate(keys) if other == key] for key in keys}
     assert handler.order == wanted
     assert handler.most == min(most, len(set(keys)))
 
@@ -141,17 +141,17 @@ def test_a_part_cannot_be_checkpointed() -> None:
 
 def test_a_part_of_columns_is_told_as_columns_too() -> None:
     """`batch.to_arrow` of a part contains that part only."""
-    told: list[int] = []
+    counts: list[int] = []
 
     async def handle(batch: Delivery) -> None:
-        told.append(batch.to_arrow())
+        counts.append(batch.to_arrow())
 
     records = keyed("a", "b", "a")
     batch = Batch(records, None, None, 0.0, in_columns=len)
     asyncio.run(
         awaited(by_key(handle, 1), Delivery(records, Position("102"), None, ReaderHarness().holding, batch.in_columns))
     )
-    assert told == [2, 1]
+    assert counts == [2, 1]
 
 
 async def takes_more(_more: str, _batch: Delivery) -> None:

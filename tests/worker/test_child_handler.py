@@ -41,12 +41,12 @@ def test_a_shard_its_child_and_a_stop(caplog: pytest.LogCaptureFixture) -> None:
         thread.join()
     rows = {row.key: (row.checkpoint, row.owner) for row in store.list().leases}
     assert rows == {"s-0": (SHARD_END, None), "s-1": (Position("102"), None)}
-    told = [
+    messages = [
         record.message.split(": ")[1]
         for record in caplog.records
         if record.name == "leasehold.child" and "INFO" not in record.message
     ]
-    assert told == [
+    assert messages == [
         "started", "got initialize 0", "got processRecords 3", "got processRecords 1", "got shardEnded 0",
         "ended with status 0",
         "started", "got initialize 0", "got processRecords 3", "got shutdownRequested 0", "got leaseLost 0",

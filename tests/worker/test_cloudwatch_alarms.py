@@ -129,13 +129,13 @@ def cloudwatch_url() -> Iterator[str]:
 def test_the_alarms_of_each_incident_go_off_alone(incident: Incident, wanted: set[str], cloudwatch_url: str) -> None:
     """Each incident sets off its own alarms and no others."""
     began = time.time() // 60 * 60 - 60 * MINUTES
-    told = list(points(incident, began))
+    minutes = list(points(incident, began))
     exporter = yaml.safe_load((ALARMS / "collector.yml").read_text())["exporters"]["awsemf"]
     requests.post(f"{cloudwatch_url}/moto-api/reset", timeout=60).raise_for_status()
     with closing(boto3.client("cloudwatch", endpoint_url=cloudwatch_url)) as client:
         for alarm in template((ALARMS / "cloudwatch.yml").read_text(), GIVEN):
             client.put_metric_alarm(**alarm)
-        collect(client, exporter, told)
+        collect(client, exporter, minutes)
         names = [alarm["AlarmName"] for alarm in client.describe_alarms()["MetricAlarms"]]
         fired = {name for name in names if in_alarm(client, name, began + 60 * MINUTES)}
     assert len(names) == 6
@@ -145,10 +145,10 @@ def test_the_alarms_of_each_incident_go_off_alone(incident: Incident, wanted: se
 @pytest.mark.slow
 def test_cloudformation_would_take_the_template() -> None:
     """The template is valid against Amazon's own resource schemas."""
-    said = subprocess.run(
+    result = subprocess.run(
         [Path(sys.executable).with_name("cfn-lint"), ALARMS / "cloudwatch.yml"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (said.returncode, said.stdout + said.stderr) == (0, "")
+    assert (result.returncode, result.stdout + result.stderr) == (0, "")

@@ -25,42 +25,42 @@ def in_columns(batch: Batch) -> Batch:
 
 def test_a_handler_is_given_the_columns_of_its_source() -> None:
     """A handler that wants columns does not pay for an object per record."""
-    had: list[object] = []
+    received: list[object] = []
     harness = ReaderHarness(
         ShardRecords(records(3)),
         source=FaultySource(on_read=in_columns),
-        does=lambda batch: had.append(batch.to_arrow()),
+        does=lambda batch: received.append(batch.to_arrow()),
     )
     harness.steps(harness.reading(), 2)
-    assert had == [data(3)[::-1]]
+    assert received == [data(3)[::-1]]
 
 
 def test_columns_leave_out_what_a_failed_handler_has_done() -> None:
     """Records that the handler has checkpointed are not in the columns of the next attempt."""
-    had: list[object] = []
+    received: list[object] = []
 
     def fail_once(batch: Delivery) -> None:
-        had.append(batch.to_arrow())
-        if len(had) == 1:
+        received.append(batch.to_arrow())
+        if len(received) == 1:
             batch.checkpoint(batch.records[0])
             raise ValueError
 
     harness = ReaderHarness(ShardRecords(records(3)), source=FaultySource(on_read=in_columns), does=fail_once)
     harness.steps(harness.reading(), 4)
-    assert had == [data(3)[::-1], data(2, 1)[::-1]]
+    assert received == [data(3)[::-1], data(2, 1)[::-1]]
 
 
 def test_a_source_without_columns_says_so() -> None:
-    had: list[str] = []
+    received: list[str] = []
 
     def ask(batch: Delivery) -> None:
-        with pytest.raises(ValueError, match=r"this source has no columns; take batch\.records") as said:
+        with pytest.raises(ValueError, match=r"this source has no columns; take batch\.records") as refused:
             batch.to_arrow()
-        had.append(str(said.value))
+        received.append(str(refused.value))
 
     harness = ReaderHarness(ShardRecords(records(1)), does=ask)
     harness.steps(harness.reading(), 2)
-    assert len(had) == 1
+    assert len(received) == 1
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,20 +141,20 @@ def test_event_lines_tell_every_record_before_its_checkpoint() -> None:
     lines = EventLines("a-1", out, wall=lambda: 1.5)
     worker = Worker(store=store, source=source, me="a-1", config=Config(initial_position=TRIM_HORIZON))
     runner = Runner(worker, lines.handling)
-    write_now, told = store.write, []
+    write_now, totals = store.write, []
 
     def stopped_by_a_checkpoint(write: Write) -> Outcome:
         if isinstance(write, CheckpointLease):
             runner.stop()
-            told.append(out.getvalue().count('"record"'))
+            totals.append(out.getvalue().count('"record"'))
         return write_now(write)
 
     store.write = stopped_by_a_checkpoint  # type: ignore[method-assign]
     run_to_its_end(runner)
-    said = [json.loads(line) for line in out.getvalue().splitlines()]
-    assert told == [2]
+    events = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert totals == [2]
     common = {"t": 1500, "worker": "a-1", "shard": "s-0"}
-    assert said == [
+    assert events == [
         common | {"event": "initialize"},
         common
         | {

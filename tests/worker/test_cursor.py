@@ -145,8 +145,8 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
     @rule(share=st.floats(0, 1))
     def acknowledge(self, share: float) -> None:
         """The consumer has finished with a part, perhaps an empty one, of what it was given."""
-        least, most = self._number(self.cursor.acknowledged), self._number(self.cursor.delivered)
-        done = least + round(share * (most - least))
+        least, limit = self._number(self.cursor.acknowledged), self._number(self.cursor.delivered)
+        done = least + round(share * (limit - least))
         self.finished = max(self.finished, done)
         self.given = [each for each in self.given if each > done]
         # If reading began at a time, the record before that time has no number that the consumer could name.

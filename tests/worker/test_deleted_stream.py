@@ -55,8 +55,8 @@ def test_the_leases_and_checkpoints_of_a_deleted_stream_stay(caplog: pytest.LogC
         "s-3": "TRIM_HORIZON",
     }
     assert (store.row("s-0").checkpoint, happened) == (Position("102"), ["initialize"])
-    said = "the shards could not be listed, trying again until they can: stream 'orders': it does not exist"
-    assert caplog.text.count(said) == 1
+    message = "the shards could not be listed, trying again until they can: stream 'orders': it does not exist"
+    assert caplog.text.count(message) == 1
 
 
 def test_a_listing_that_fails_is_said_again_when_its_reason_changes(caplog: pytest.LogCaptureFixture) -> None:

@@ -31,11 +31,11 @@ def test_a_row_that_cannot_be_read_keeps_its_own_line_back_and_no_other(caplog: 
     discovery = Discovery(source)
     listed = [discovery.shards(now, BROKEN, ME) for now in (0.0, 1.0)]
     assert [shards and [each.id for each in shards] for shards in listed] == [["s-0", "s-2", "s-3", "s-3a"], None]
-    said = (
+    message = (
         "row s-1: leaseCounter is missing; until it is mended no lease is made for shards of its line, "
         "and none is deleted"
     )
-    assert [text for text in caplog.messages if "s-1:" in text] == [said], "once, not every turn"
+    assert [text for text in caplog.messages if "s-1:" in text] == [message], "once, not every turn"
     assert discovery.shards(2.0, HEALTHY, ME) == tuple(family)
 
 
@@ -153,7 +153,7 @@ def test_one_worker_lists_once_for_a_finished_lease_whose_children_have_begun() 
             discovery.shards(1.0, HEALTHY, me, leases)
         return source.listings
 
-    assert [listings_at(at) for at in (TRIM_HORIZON, Position("7"), Position("8"))] == [2, 3, 3]
+    assert [listings_at(position) for position in (TRIM_HORIZON, Position("7"), Position("8"))] == [2, 3, 3]
 
 
 def test_the_row_of_a_shard_that_there_is_not_goes_once_it_was_tried() -> None:
@@ -188,8 +188,8 @@ def test_the_shards_are_listed_again_every_five_minutes() -> None:
 def test_a_fault_is_said_when_it_comes_and_when_it_goes(caplog: pytest.LogCaptureFixture) -> None:
     """A fault is logged when it starts and when it ends, not at every turn."""
     discovery = Discovery(FaultySource(four_shards(), faults=[SourceUnavailable(why) for why in ("no", "no", "yet")]))
-    found = [discovery.shards(float(now), HEALTHY, ME) is not None for now in range(6)]
-    assert found == [False, False, False, True, False, False]
+    listed = [discovery.shards(float(now), HEALTHY, ME) is not None for now in range(6)]
+    assert listed == [False, False, False, True, False, False]
     again = "the shards could not be listed, trying again until they can: "
     assert caplog.messages == [f"{again}no", f"{again}yet", "the shards are listed again"]
 
@@ -219,10 +219,10 @@ def test_a_lease_that_contradicts_its_shard_is_said_at_the_second_listing_and_no
     clock.now += ours.worker.turn(clock.now) - clock.now
     assert (source.listings, ours.worker.discovery.contradictions) == (1, ())
     ours.run(60)
-    (found,) = ours.worker.discovery.contradictions
-    assert (found.kind, ours.held) == ("ended and open", ["s-1", "s-2", "s-3"])
-    assert caplog.messages.count(found.what) == 1
-    assert noted(store.list().leases) == (found.what,)
+    (contradiction,) = ours.worker.discovery.contradictions
+    assert (contradiction.kind, ours.held) == ("ended and open", ["s-1", "s-2", "s-3"])
+    assert caplog.messages.count(contradiction.what) == 1
+    assert noted(store.list().leases) == (contradiction.what,)
     source.end("s-0", shard("c-0", 0, 2**126 - 1, "s-0"))
     ours.worker.hurry()
     ours.turn_due = clock.now
@@ -292,8 +292,8 @@ def test_a_contradiction_is_said_at_the_listing_that_shows_it(caplog: pytest.Log
     for now in range(2):
         discovery.want()
         discovery.shards(float(now), listing, ME, listing.leases)
-    (found,) = discovery.contradictions
-    assert caplog.messages == [found.what]
+    (contradiction,) = discovery.contradictions
+    assert caplog.messages == [contradiction.what]
 
 
 def test_a_stream_that_does_not_yet_say_which_it_is_counts_as_not_listed() -> None:
@@ -303,8 +303,8 @@ def test_a_stream_that_does_not_yet_say_which_it_is_counts_as_not_listed() -> No
     source.silent = True
     assert discovery.shards(0.0, HEALTHY, ME) is None
     source.silent = False
-    found = discovery.shards(1.0, HEALTHY, ME)
-    assert (len(found or ()), discovery.incarnation) == (4, "1")
+    shards = discovery.shards(1.0, HEALTHY, ME)
+    assert (len(shards or ()), discovery.incarnation) == (4, "1")
     source.silent = True
     discovery.want()
     assert (len(discovery.shards(2.0, HEALTHY, ME) or ()), discovery.incarnation) == (4, "1"), "as it said before"
@@ -328,14 +328,14 @@ def test_no_shard_begins_anew_beside_a_batch_of_the_former_stream() -> None:
     """The batch's checkpoint must not overwrite the start of the new stream."""
     store = FaultyStore()
     ours, _ = recreating(store)
-    kept = ours.worker.consumer
-    assert isinstance(kept, Kept)
-    kept.busy = True
+    recorded = ours.worker.consumer
+    assert isinstance(recorded, Kept)
+    recorded.busy = True
     for _ in range(3):
         ours.worker.hurry()
         ours.worker.turn(ours.clock.now)
     assert {row.checkpoint for row in store.list().leases} == {Position("17")}
-    kept.busy = False
+    recorded.busy = False
     ours.worker.hurry()
     ours.worker.turn(ours.clock.now)
     assert ours.held == [], "asked for before the consumer is told, or it would find nothing to do"

@@ -132,8 +132,8 @@ def test_only_what_is_at_work_can_be_slow(hands: Hands) -> None:
 
 def test_work_that_ends_its_thread_is_at_work_no_longer(hands: Hands) -> None:
     """The ended thread does not count toward the limit of hanging threads, and its batch is freed."""
-    told: list[BaseException] = []
-    executor = ThreadExecutor(1, most=1, failed=told.append)
+    errors: list[BaseException] = []
+    executor = ThreadExecutor(1, most=1, failed=errors.append)
 
     def end() -> None:
         executor.replace(ends)
@@ -143,7 +143,7 @@ def test_work_that_ends_its_thread_is_at_work_no_longer(hands: Hands) -> None:
     ends = hands.work("a", end)
     executor.start(ends)
     hands.run()
-    assert ([*map(type, told)], executor.stuck) == ([SystemExit], False)
+    assert ([*map(type, errors)], executor.stuck) == ([SystemExit], False)
     executor.replace(ends)
     assert not executor.stuck
     executor.start(hands.work("b", executor.close))

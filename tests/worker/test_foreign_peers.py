@@ -35,9 +35,9 @@ def test_over_event_hubs_the_seconds_suit_official_workers(rules: RuleSet, secon
 
 
 def test_a_lease_that_was_asked_for_stays() -> None:
-    asked = Config(lease_seconds=6.0, cycle_seconds=45.0)
-    assert paced(asked, {"lease_seconds", "cycle_seconds"}) == asked
-    assert paced(evolve(asked, cycle_seconds=45.0), {"lease_seconds"}).cycle_seconds == 12.05
+    config = Config(lease_seconds=6.0, cycle_seconds=45.0)
+    assert paced(config, {"lease_seconds", "cycle_seconds"}) == config
+    assert paced(evolve(config, cycle_seconds=45.0), {"lease_seconds"}).cycle_seconds == 12.05
 
 
 def test_the_command_tells_a_hub_from_a_stream() -> None:
@@ -75,7 +75,7 @@ def test_a_slow_peer_is_named_once_with_the_setting(caplog: pytest.LogCaptureFix
         for _ in range(4):
             one.run(0.8 * KCL.lease_seconds)
             store.write(RenewLease(store.row("s-0")))
-    said = [record.getMessage() for record in caplog.records if "sdk-1" in record.getMessage()]
-    assert len(said) == 1
-    assert said[0].startswith("worker sdk-1 let ")
-    assert "--lease-seconds here" in said[0]
+    messages = [record.getMessage() for record in caplog.records if "sdk-1" in record.getMessage()]
+    assert len(messages) == 1
+    assert messages[0].startswith("worker sdk-1 let ")
+    assert "--lease-seconds here" in messages[0]

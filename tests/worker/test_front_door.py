@@ -74,12 +74,12 @@ def rows(store: FaultyStore) -> dict[str, tuple[str | None, str]]:
 def test_importing_costs_what_the_planner_costs() -> None:
     """A program that only plans does not load the worker."""
     code = "import sys; import {0}; print(len(sys.modules), *(m for m in sys.modules if m.startswith('leasehold.a')))"
-    told = [
+    outputs = [
         subprocess.run([sys.executable, "-c", code.format(name)], capture_output=True, text=True, check=True).stdout
         for name in ("leasehold.balancer", "leasehold")
     ]
-    assert told[0] == told[1]
-    assert len(told[0].split()) == 1
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0].split()) == 1
 
 
 def test_completion_shows_every_name() -> None:
@@ -131,11 +131,11 @@ def test_options_are_those_of_the_command(command: Any, options: type, own: set[
     ],
 )
 def test_bad_usage_is_said_before_anything_is_opened(options: dict[str, Any], says: str) -> None:
-    given: dict[str, Any] = {"source": ORDERS, "leases": "memory://bad", "handler": lambda _batch: None} | options
-    source, handler = given.pop("source"), given.pop("handler")
-    calls: list[Callable[[], object]] = [lambda: leasehold.run(source, handler, **given)]
+    arguments: dict[str, Any] = {"source": ORDERS, "leases": "memory://bad", "handler": lambda _batch: None} | options
+    source, handler = arguments.pop("source"), arguments.pop("handler")
+    calls: list[Callable[[], object]] = [lambda: leasehold.run(source, handler, **arguments)]
     if "concurrency" not in options and "handler" not in options:
-        calls.append(lambda: leasehold.read(source, **given))
+        calls.append(lambda: leasehold.read(source, **arguments))
     for call in calls:
         with pytest.raises((ValueError, TypeError)) as caught:
             call()
@@ -368,8 +368,8 @@ def test_workers_of_one_process_have_ids_of_their_own() -> None:
 
 def test_a_handling_keeps_what_no_option_replaces() -> None:
     """An option's default does not replace what the program has set."""
-    kept = consumption(stream(), FaultyStore(), Handling(print, attempts=2, slow_seconds=9.0), Options(attempts=3))
-    assert (kept.handling.attempts, kept.handling.slow_seconds) == (3, 9.0)
+    consumed = consumption(stream(), FaultyStore(), Handling(print, attempts=2, slow_seconds=9.0), Options(attempts=3))
+    assert (consumed.handling.attempts, consumed.handling.slow_seconds) == (3, 9.0)
 
 
 RUN = """

@@ -46,8 +46,8 @@ class Taker:
 
     def given(self, key: str = "s-0") -> Lease:
         """Return a lease that ann gave to bob, who does not accept it."""
-        asked = self.asked(key)
-        self.store.write(GiveLease(asked, asked.checkpoint))
+        requested = self.asked(key)
+        self.store.write(GiveLease(requested, requested.checkpoint))
         return self.store.row(key)
 
 

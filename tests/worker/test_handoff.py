@@ -167,8 +167,8 @@ def given_without_a_reply() -> tuple[Clock, FaultyStore, Driven, Holding]:
 def test_a_gift_whose_reply_was_lost_is_not_taken_back_from_an_heir_that_has_begun() -> None:
     """The giver, which learns of its gift only later, does not process the shard as well."""
     clock, store, one, holding = given_without_a_reply()
-    given = store.row(holding.key)
-    store.write(ClaimLease(given, "b-1", Identity("b-1", "p-2").notes_on(given)))
+    gift = store.row(holding.key)
+    store.write(ClaimLease(gift, "b-1", Identity("b-1", "p-2").notes_on(gift)))
     assert holding.release()
     one.turn_due = clock.now
     one.run(2.1)

@@ -58,10 +58,10 @@ def test_a_lease_that_a_leader_moves_is_drained_checkpointed_and_given(
         )
         until(lambda: ("stopped", "s-0") in ends)
         row = dynalite_client.get_item(TableName=TABLE, Key=key, ConsistentRead=True)["Item"]
-        told = {
+        attributes = {
             name: row.get(name, {}).get("S") for name in ("leaseOwner", "checkpointOwner", "handoffOwner", "checkpoint")
         }
-        assert told == {
+        assert attributes == {
             "leaseOwner": "java-1",
             "checkpointOwner": None,
             "handoffOwner": None,

@@ -191,9 +191,9 @@ def test_a_fault_of_an_onlooker_is_said_once_by_its_name_and_breaks_nothing(capl
         told.dispatcher.notify("measure", raising(ValueError("no such metric")))
         told.dispatcher.notify("observer", lambda: 3)  # its return value is ignored
         told.dispatcher.notify("slow", _raises)  # an async observer would not be awaited
-    said = [record.getMessage() for record in caplog.records]
-    assert [line.split(";")[0] for line in said] == ["the measure failed", "the slow failed"]
-    assert "no such metric" in said[0]
+    messages = [record.getMessage() for record in caplog.records]
+    assert [line.split(";")[0] for line in messages] == ["the measure failed", "the slow failed"]
+    assert "no such metric" in messages[0]
     assert told.reasons == []
 
 

@@ -74,13 +74,13 @@ def test_numbers_that_fall_stop_the_shard(caplog: pytest.LogCaptureFixture) -> N
     harness = ReaderHarness(ShardRecords([*records(2, 50), *records(4)], size=2))
     reading = harness.reading()
     harness.steps(reading, 4)
-    said = (
+    message = (
         "it cannot be read: its sequence numbers fall, from 151 to 101: was the stream made anew? --if-recreated "
         "TRIM_HORIZON or LATEST has its leases begin anew; `leasehold reset` sets this one back"
     )
     assert (harness.handed, harness.store.row("s-0").checkpoint) == ([data(2, 50)], Position("151"))
     assert [text for text in caplog.messages if "fall" in text] == [
-        f"shard s-0 stops here: {said}; released, not taken again for 60 s"
+        f"shard s-0 stops here: {message}; released, not taken again for 60 s"
     ]
 
 

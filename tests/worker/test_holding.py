@@ -155,6 +155,6 @@ def test_a_table_that_was_set_back_is_said_once_and_moved_forward_again(caplog: 
 @pytest.mark.parametrize("latest", [Position("77", 0, "4520"), at_timestamp(1_700_000_000_123)])
 def test_the_time_that_latest_means_is_read_from_a_row_as_it_was_noted(latest: Position) -> None:
     """The lease begins at the tip as of its creation, skipping nothing."""
-    found = noted_latest(Lease("s-0", checkpoint=LATEST, notes=latest_notes(latest)))
-    assert found is not None
-    assert (found.sequence, found.sub, found.token) == (latest.sequence, latest.sub, latest.token)
+    position = noted_latest(Lease("s-0", checkpoint=LATEST, notes=latest_notes(latest)))
+    assert position is not None
+    assert (position.sequence, position.sub, position.token) == (latest.sequence, latest.sub, latest.token)

@@ -117,8 +117,8 @@ def test_a_slow_handler_is_said_once_for_each_doubling(hung: Hung, caplog: pytes
     hung.hand_over()
     assert [hung.later(seconds) for seconds in (4, 6, 5, 5, 20, 1)] == [6, 10, 5, 20, 40, 39]
     assert hung.slow == [10, 20, 40]
-    said = [record.getMessage() for record in caplog.records]
-    assert said == [f"shard s-0: its handler has been at work on one batch for {n}.0 s" for n in (10, 20, 40)]
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [f"shard s-0: its handler has been at work on one batch for {n}.0 s" for n in (10, 20, 40)]
     hung.let_go()
     hung.later(0)
     assert hung.harness.store.row("s-0").checkpoint == Position("104")

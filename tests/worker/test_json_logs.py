@@ -31,6 +31,10 @@ def test_a_line_is_one_line_whatever_it_tells() -> None:
         caught = (type(error), error, error.__traceback__)
     record = logging.LogRecord("leasehold.x", logging.ERROR, "", 0, "lease %s", ("a\nb",), caught)
     line = JsonLines("w").format(record)
-    told = json.loads(line)
+    entry = json.loads(line)
     assert "\n" not in line
-    assert (told["message"], told["level"], told["trace"].endswith("ValueError: x\ny")) == ("lease a\nb", "ERROR", True)
+    assert (entry["message"], entry["level"], entry["trace"].endswith("ValueError: x\ny")) == (
+        "lease a\nb",
+        "ERROR",
+        True,
+    )

@@ -68,8 +68,8 @@ def test_a_newcomer_takes_from_several_victims_in_one_turn() -> None:
         *(lease for owner in "abcd" for lease in held(owner, *(f"{owner}-{n}" for n in range(5)))),
         *held("me", "one"),
     ]
-    asked = [action.from_owner for action in planned(leases, "me") if isinstance(action, RequestHandoff)]
-    assert len(set(asked)) == len(asked) == 3
+    owners = [action.from_owner for action in planned(leases, "me") if isinstance(action, RequestHandoff)]
+    assert len(set(owners)) == len(owners) == 3
 
 
 def test_a_newcomer_counts_before_it_owns_anything() -> None:

@@ -137,8 +137,8 @@ def test_letters_lie_right_under_the_prefix(bucket: Bucket, place: str, prefix: 
     sink.remove(FULL.name)
     assert bucket.there == strange
     dead_letters(f"s3://{place}")(batch(""), ValueError("poison"))
-    (told,) = (dead_letter_from(each) for name, each in bucket.there.items() if name not in strange)
-    assert (told.stream, told.table) == ("", "")
+    (dead_letter,) = (dead_letter_from(each) for name, each in bucket.there.items() if name not in strange)
+    assert (dead_letter.stream, dead_letter.table) == ("", "")
     sink.close()
     with pytest.raises(DeadLetterError, match=r"^the bucket is closed$"):
         sink.names()

@@ -92,9 +92,9 @@ def test_a_record_that_fails_becomes_a_letter_that_says_where_it_came_from_and_w
     dead_letter = dead_letters(url(tmp_path / "letters"), stream="orders", table="memory://orders-app")
     harness.steps(harness.reading(attempts=2, dead_letter=dead_letter), 12)
     (file,) = (tmp_path / "letters").iterdir()
-    told = json.loads(file.read_text())
-    assert isinstance(told.pop("time_ms"), int)
-    assert told == {
+    fields = json.loads(file.read_text())
+    assert isinstance(fields.pop("time_ms"), int)
+    assert fields == {
         "table": "memory://orders-app",
         "source": "",
         "stream": "orders",
@@ -305,8 +305,8 @@ def test_groups_that_differ_by_an_option_of_their_urls_have_letters_of_their_own
     """Otherwise a replay of one group would remove the dead letters of the other."""
     for source, store in (one, one, other):
         dead_letter_of(url(tmp_path), source, store)(delivery(), ValueError("poison"))
-    found = [dead_letter_from(file.read_bytes()) for file in tmp_path.iterdir()]
-    assert sorted((each.source, each.table) for each in found) == sorted([one, other])
+    written = [dead_letter_from(file.read_bytes()) for file in tmp_path.iterdir()]
+    assert sorted((each.source, each.table) for each in written) == sorted([one, other])
 
 
 def test_options_that_say_no_place_make_no_other_letter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,9 +318,9 @@ def test_options_that_say_no_place_make_no_other_letter(tmp_path: Path, monkeypa
     ):
         dead_letter_of("file://dead", source, store)(delivery(), ValueError("poison"))
     (file,) = (tmp_path / "dead").iterdir()
-    told = dead_letter_from(file.read_bytes())
-    assert told.source == "kinesis://o?region=eu-west-1&endpoint=http://a:1"
-    assert told.table == f"sqlite://{tmp_path}/leases.db"
+    written = dead_letter_from(file.read_bytes())
+    assert written.source == "kinesis://o?region=eu-west-1&endpoint=http://a:1"
+    assert written.table == f"sqlite://{tmp_path}/leases.db"
 
 
 def delivery() -> Delivery:
@@ -331,10 +331,10 @@ def delivery() -> Delivery:
 
 def test_a_letter_of_an_earlier_version_is_handed_over(tmp_path: Path) -> None:
     """Dead letters written before an upgrade can still be replayed."""
-    told = json.loads(letter("7").line)
-    del told["source"]
+    fields = json.loads(letter("7").line)
+    del fields["source"]
     name = "7-0-s-0-0123456789ab.json"
-    (tmp_path / name).write_text(json.dumps(told) + "\n")
+    (tmp_path / name).write_text(json.dumps(fields) + "\n")
     got = list[DeadLetterEntry]()
     assert replay(FolderSink(tmp_path), got.append, lambda *_: None) == ReplayVerdict(done=1)
     assert (got, list(tmp_path.iterdir())) == ([letter("7")], [])

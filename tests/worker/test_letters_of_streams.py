@@ -65,7 +65,7 @@ class Stream:
 
     def hand_over(self, *lines: bytes) -> None:
         """Dispatch a batch with these texts, with numbers from 1000."""
-        rows = tuple(Record(line, str(1000 + at)) for at, line in enumerate(lines))
+        rows = tuple(Record(line, str(1000 + index)) for index, line in enumerate(lines))
 
         def checkpoint(position: Position) -> bool:
             self.behind.append(position)
@@ -117,7 +117,7 @@ def test_letters_of_a_stream_are_counted_by_what_became_of_them(monkeypatch: pyt
         "the letter at 1001: OSError: too",
         "the letter at 1002: it is no letter: data: it is missing",
     ]
-    assert stream.behind == [Position(str(1000 + at)) for at in (0, 1, 2, 0, 1, 2)]
+    assert stream.behind == [Position(str(1000 + index)) for index in (0, 1, 2, 0, 1, 2)]
     assert stream.seconds == [0.5]
 
 
@@ -227,7 +227,7 @@ class Script:
 def rows(*workers: str) -> tuple[Record, ...]:
     """Return rows with dead letters written by these workers; "" is not a dead letter."""
     lines = (evolve(FULL, worker=name).line if name else b"mine" for name in workers)
-    return tuple(Record(line, str(1 + at)) for at, line in enumerate(lines))
+    return tuple(Record(line, str(1 + index)) for index, line in enumerate(lines))
 
 
 def reader(*answers: Batch) -> tuple[DeadLetterReader, Script]:

@@ -137,15 +137,15 @@ def test_only_what_was_just_read_is_taken_up_as_ours() -> None:
     clock = Clock()
     store = FaultyStore()
     _, reader = fleet(store, clock, "a-1", "b-1")
-    kept = list(reader.held)
-    given = reader.worker.holdings[0]
-    store.write(ClaimLease(store.row(given.key), "java"))
-    given.renew()  # rejected, because java owns it now
+    keys = list(reader.held)
+    holding = reader.worker.holdings[0]
+    store.write(ClaimLease(store.row(holding.key), "java"))
+    holding.renew()  # rejected, because java owns it now
     store.writes.clear()
     reader.worker.turn(reader.turn_due)
-    assert given.key not in store.writes
-    assert reader.held == kept[1:]
-    assert store.row(given.key).owner == "java"
+    assert holding.key not in store.writes
+    assert reader.held == keys[1:]
+    assert store.row(holding.key).owner == "java"
 
 
 def test_no_action_touches_a_lease_that_was_not_just_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,8 +203,8 @@ def test_where_notes_are_no_small_matter_everybody_lists() -> None:
 
 def test_news_is_told_on_the_row_that_readers_know() -> None:
     """A lookout that has just claimed its last row in shed order also writes to the row that others read now."""
-    store, said = FaultyStore(), note_of(Bulletin(3, 1))
-    for key, notes in (("s-1", said), ("s-5", said), ("s-3", ())):  # in shed order
+    store, bulletin = FaultyStore(), note_of(Bulletin(3, 1))
+    for key, notes in (("s-1", bulletin), ("s-5", bulletin), ("s-3", ())):  # in shed order
         store.write(CreateLease(Lease(key)))
         store.write(ClaimLease(store.row(key), "ann", notes))
 

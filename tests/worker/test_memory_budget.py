@@ -57,9 +57,9 @@ class LeaseReaders:
     def ask_again(self, _number: int) -> None:
         """Ask again with a waiting reader; if it was admitted meanwhile, it was notified."""
         for share in self.draw.sample(self.asking, min(1, len(self.asking))):
-            told = share.key in self.woken
+            woken = share.key in self.woken
             if share.ask():
-                assert told or share is self.asking[0]
+                assert woken or share is self.asking[0]
                 self.asking.remove(share)
                 self.read(share)
 
@@ -196,19 +196,19 @@ class Crowd:
         names = tuple(f"s-{number:03}" for number in range(self.shards))
         pages = [Record(bytes(LEAST_BYTES), str(number)) for number in range(3)]
         source = ListSource(even_shards(names), {name: ShardRecords(list(pages), size=1) for name in names})
-        config, kept = Config(lease_seconds=600.0, initial_position=TRIM_HORIZON), Kept()
-        worker = Worker(store=FaultyStore(), source=source, me="a", config=config, consumer=kept, clock=self.clock)
+        config, consumer = Config(lease_seconds=600.0, initial_position=TRIM_HORIZON), Kept()
+        worker = Worker(store=FaultyStore(), source=source, me="a", config=config, consumer=consumer, clock=self.clock)
         due = self.clock.now
         while len(worker.holdings) < self.shards:
             self.clock.now = due
             due = worker.turn(due)
         handling = Handling(self.handle, attempts=1000, **policy)  # type: ignore[arg-type]  # all of them are durations
-        readings = [LeaseReader(worker, holding, handling, self.budget) for holding in kept.begun]
+        readings = [LeaseReader(worker, holding, handling, self.budget) for holding in consumer.begun]
         steps = [(self.clock.now, number) for number in range(len(readings))]
         end = self.clock.now + seconds
         while steps[0][0] <= end:
-            at, number = heapq.heappop(steps)
-            self.clock.now = max(self.clock.now, at)
+            when, number = heapq.heappop(steps)
+            self.clock.now = max(self.clock.now, when)
             heapq.heappush(steps, (readings[number].step(self.clock.now), number))
         return worker
 

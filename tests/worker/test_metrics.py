@@ -84,9 +84,9 @@ def test_the_application_is_as_far_behind_as_its_rows_say() -> None:
     for holding in ours.worker.holdings[1:3]:
         holding.drop("it is another's now")
     ours.run(ours.turn_due - ours.clock.now)
-    found = told(reader)
+    values = told(reader)
     # Rows keep times to the millisecond.
-    assert (found["lag_max", "a-1"], found["lag_sum", "a-1"]) == pytest.approx((40.0, 90.0), abs=0.005)
+    assert (values["lag_max", "a-1"], values["lag_sum", "a-1"]) == pytest.approx((40.0, 90.0), abs=0.005)
     assert metrics is not None
 
 
@@ -103,9 +103,9 @@ def test_a_hung_handler_of_the_worker_that_tells_is_told_too() -> None:
         holding.progress.read(Batch((), None, 0.0, 0.2), ours.clock.now)
         holding.progress.done(ours.clock.now)
     ours.run(ours.turn_due - ours.clock.now)
-    found = told(reader)
-    assert (found["group_status", "a-1"], 100 <= found["lag_max", "a-1"] < 120) == (6, True)
-    assert [found["lease_status", f"s-{number}"] for number in range(4)] == [6, 0, 0, 0]
+    values = told(reader)
+    assert (values["group_status", "a-1"], 100 <= values["lag_max", "a-1"] < 120) == (6, True)
+    assert [values["lease_status", f"s-{number}"] for number in range(4)] == [6, 0, 0, 0]
     assert metrics is not None
 
 
@@ -122,8 +122,8 @@ def test_a_lease_that_came_from_another_worker_is_counted_once() -> None:
     metrics = WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
     for holding in 2 * ours.worker.holdings:
         metrics.read(holding, Batch((), None, 0.0, 0.2))
-    found = told(reader)
-    assert {key: value for key, value in found.items() if key[0] == "owner_switches"} == {("owner_switches", "s-0"): 1}
+    values = told(reader)
+    assert {key: value for key, value in values.items() if key[0] == "owner_switches"} == {("owner_switches", "s-0"): 1}
 
 
 def test_an_old_reading_of_the_table_is_not_told() -> None:
@@ -131,8 +131,8 @@ def test_an_old_reading_of_the_table_is_not_told() -> None:
     _, ours, reader, metrics = measured()
     assert ("total_leases", "a-1") in told(reader)
     ours.clock.now += 41
-    found = {name for name, _ in told(reader)}
-    assert found == {"total_shards", "contradictions", "worker_leases", "lease_status", "rows_remade"}
+    names = {name for name, _ in told(reader)}
+    assert names == {"total_shards", "contradictions", "worker_leases", "lease_status", "rows_remade"}
     assert metrics is not None
 
 
@@ -213,10 +213,10 @@ def test_two_workers_of_one_program_are_both_told(late: bool, monkeypatch: pytes
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
     fleet = [member(store, source, clock, me, me, SHARED) for me in ("a-1", "b-1")]
     together(fleet, 60)
-    reader, kept = InMemoryMetricReader(), list[WorkerMetrics]()
+    reader, gauges = InMemoryMetricReader(), list[WorkerMetrics]()
     steps: list[Callable[[], object]] = [
         partial(program.on_set_meter_provider, MeterProvider([reader])),
-        lambda: kept.extend(WorkerMetrics(each.worker) for each in fleet),
+        lambda: gauges.extend(WorkerMetrics(each.worker) for each in fleet),
     ]
     for step in reversed(steps) if late else steps:
         step()
@@ -228,4 +228,4 @@ def test_two_workers_of_one_program_are_both_told(late: bool, monkeypatch: pytes
         for point in metric.data.data_points
         if metric.name == "worker_leases"
     ]
-    assert (len(kept), sorted(held)) == (2, [("a-1", 2), ("b-1", 2)])
+    assert (len(gauges), sorted(held)) == (2, [("a-1", 2), ("b-1", 2)])

@@ -113,20 +113,20 @@ def test_a_callable_that_asks_for_the_end_gets_it_in_good_order(
     assert ended.value is error
     assert [lease.owner for lease in store.list().leases] == [None] * 4
     assert letters == [], "what ends the worker is no poison"
-    told = [record for record in caplog.records if record.getMessage() == f"the worker ends: {said(error)}"]
-    assert len(told) == 1
+    messages = [record for record in caplog.records if record.getMessage() == f"the worker ends: {said(error)}"]
+    assert len(messages) == 1
 
 
 def test_an_observer_that_raises_breaks_neither_reading_nor_leaving(caplog: pytest.LogCaptureFixture) -> None:
-    store, seen, told = FaultyStore(), Seen(20), list[Happening]()
+    store, seen, happenings = FaultyStore(), Seen(20), list[Happening]()
 
     def observe(happening: Happening, _holding: Holding) -> None:
-        told.append(happening)
+        happenings.append(happening)
         raise OSError("nobody listens")
 
     with running(Runner(joined(store, stream_of_five()), Handling(seen.add, observer=observe))):
         assert seen.all.wait(WAIT)
-    assert (sorted(told), seen.by_shard) == (
+    assert (sorted(happenings), seen.by_shard) == (
         ["initialize"] * 4 + ["stopped"] * 4,
         {f"s-{n}": data(5) for n in range(4)},
     )
@@ -190,10 +190,10 @@ def test_a_command_whose_output_is_cut_off_ends_as_a_tool_in_a_pipe_does() -> No
         assert process.stderr is not None
         assert '"event": ' in process.stdout.readline()
         process.stdout.close()
-        said = process.stderr.read()
+        error_output = process.stderr.read()
         assert process.wait(WAIT) == 141
-    assert "Traceback" not in said
-    assert "the worker ends: SystemExit: 141" in said
+    assert "Traceback" not in error_output
+    assert "the worker ends: SystemExit: 141" in error_output
 
 
 @pytest.mark.parametrize(

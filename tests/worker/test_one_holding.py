@@ -469,13 +469,13 @@ def test_a_renewal_carries_what_was_read_a_second() -> None:
 def test_the_loss_of_a_lease_has_a_reason_to_read() -> None:
     """The reason must be set before `lost`, because the log and the check for a second process read it then."""
     one = Held()
-    said: list[tuple[str, bool]] = []
+    reasons: list[tuple[str, bool]] = []
     lost_is_set = one.holding.lost.set
 
     def told() -> None:
-        said.append((one.holding.why, one.holding.duplicate_process))
+        reasons.append((one.holding.why, one.holding.duplicate_process))
         lost_is_set()
 
     one.holding.lost.set = told  # type: ignore[method-assign]
     one.holding.drop("left to expire")
-    assert said == [("left to expire", False)]
+    assert reasons == [("left to expire", False)]

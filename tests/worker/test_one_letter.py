@@ -35,10 +35,10 @@ def test_a_letter_needs_little() -> None:
 @pytest.mark.parametrize("field", ["shard", "lease", "sequence_number", "data"])
 def test_a_missing_field_of_a_letter_is_named(field: str) -> None:
     """A record is not replayed as one of another shard, or as an empty one."""
-    told = json.loads(said())
-    del told[field]
+    fields = json.loads(said())
+    del fields[field]
     with pytest.raises(BadDeadLetter, match=rf"^{field}: it is missing$"):
-        dead_letter_from(json.dumps(told).encode())
+        dead_letter_from(json.dumps(fields).encode())
 
 
 @pytest.mark.parametrize("line", [b"{", b"", b"\xff", b"[" * 100_000])

@@ -60,11 +60,11 @@ def test_without_a_word_a_release_carries_nothing() -> None:
     reading = harness.reading(final_checkpoint=_heard(words))
     harness.steps(reading, 3)
     harness.holding.ask_release()
-    asked = harness.clock.now
+    asked_at = harness.clock.now
     harness.until_over(reading)
     row = harness.store.row("s-0")
     assert (words, row.owner, row.checkpoint) == (["leaving"], None, TRIM_HORIZON)
-    assert harness.clock.now == asked, "the lease does not wait"
+    assert harness.clock.now == asked_at, "the lease does not wait"
 
 
 def test_after_a_fault_it_begins_again_at_its_checkpoint() -> None:

@@ -32,9 +32,9 @@ EMPTY = Batch((), None, 0.0, 0.2)
 def meter(lease: Lease | None = None) -> ProgressMeter:
     """Return a meter of worker a that writes annotations, by a wall clock at NOW when the other clock is at 0."""
     moment[0] = 0.0
-    found = ProgressMeter(lease or Lease("s-0"), "a")
-    found.tell("vm-7", lambda: NOW + moment[0], 0.0)
-    return found
+    progress_meter = ProgressMeter(lease or Lease("s-0"), "a")
+    progress_meter.tell("vm-7", lambda: NOW + moment[0], 0.0)
+    return progress_meter
 
 
 moment = [0.0]
@@ -59,23 +59,23 @@ class Columns(Batch):
 
 def test_a_batch_of_columns_is_read_like_any_other() -> None:
     """Otherwise each batch of Spark's fast path would fail and be read again forever."""
-    found = meter()
-    found.read(Columns((), Position("7"), 4.0, 0.2), 0.0)
-    assert noted(found, 10.0).behind == 14.0
-    found.done(moment[0])
-    assert noted(found, 10.0).behind == 4.0
+    progress_meter = meter()
+    progress_meter.read(Columns((), Position("7"), 4.0, 0.2), 0.0)
+    assert noted(progress_meter, 10.0).behind == 14.0
+    progress_meter.done(moment[0])
+    assert noted(progress_meter, 10.0).behind == 4.0
 
 
 def test_a_batch_at_work_counts_as_unread_until_it_is_done() -> None:
     """The lag of a hung handler grows."""
-    found = meter()
-    found.read(BATCH, 0.0)
-    assert noted(found, 10.0).behind == 15.0
-    found.done(moment[0])
-    done = noted(found, 10.0)
+    progress_meter = meter()
+    progress_meter.read(BATCH, 0.0)
+    assert noted(progress_meter, 10.0).behind == 15.0
+    progress_meter.done(moment[0])
+    done = noted(progress_meter, 10.0)
     assert (done.behind, done.end, done.arrived, done.read, done.host) == (4.0, False, NOW - 5, NOW, "vm-7")
-    found.read(EMPTY, 11.0)
-    tip = noted(found, 12.0)
+    progress_meter.read(EMPTY, 11.0)
+    tip = noted(progress_meter, 12.0)
     assert (tip.behind, tip.end, tip.arrived) == (0.0, True, NOW - 5)
 
 
@@ -83,15 +83,15 @@ def test_a_batch_at_work_counts_as_unread_until_it_is_done() -> None:
 def test_a_handler_falls_behind_although_one_read_brings_all_that_waits(wait: float, grows: bool) -> None:
     """Lag is how long the first unfinished record has waited. The service reports such a read as at the tip."""
     wall = [NOW]
-    found = ProgressMeter(Lease("s-0"), "a", 0.0)
-    found.tell("vm", lambda: wall[0], 0.0)
-    found.read(Batch((Record(b"x", "7", arrived=NOW - wait),), Position("7"), 0.0, 0.2), 0.0)
+    progress_meter = ProgressMeter(Lease("s-0"), "a", 0.0)
+    progress_meter.tell("vm", lambda: wall[0], 0.0)
+    progress_meter.read(Batch((Record(b"x", "7", arrived=NOW - wait),), Position("7"), 0.0, 0.2), 0.0)
     for step in range(1, STEPS + 1):
         now = step * STEP_SECONDS
         wall[0] = NOW + now
         # Only 2 s of the records of 20 s are handled; without a wait, all of them.
-        found.progressed(now, wall[0] - wait - (0.9 * now if grows else 0.0))
-    assert found.progress(now, wall[0]).grows == grows
+        progress_meter.progressed(now, wall[0] - wait - (0.9 * now if grows else 0.0))
+    assert progress_meter.progress(now, wall[0]).grows == grows
 
 
 def test_the_age_of_the_first_record_lasts_until_a_handler_is_done_with_it() -> None:
@@ -109,76 +109,76 @@ def test_the_age_of_the_first_record_lasts_until_a_handler_is_done_with_it() -> 
     assert second.progress(0.0, NOW + 100.0).behind == 105.0
     second.read(evolve(EMPTY, behind_seconds=3.0), 1.0)
     second.done(1.0)
-    told = second.progress(2.0, NOW + 102.0)
-    assert (told.behind, told.fault, told.done) == (107.0, "throttled", left.done)
+    progress = second.progress(2.0, NOW + 102.0)
+    assert (progress.behind, progress.fault, progress.done) == (107.0, "throttled", left.done)
     second.read(BATCH, 3.0)
     second.progressed(4.0, NOW + 104.0)
     assert second.progress(5.0, NOW + 105.0).oldest is not None
     second.done(5.0)
-    told = second.progress(5.0, NOW + 105.0)
-    assert (told.behind, told.oldest, told.fault) == (4.0, None, "")
+    progress = second.progress(5.0, NOW + 105.0)
+    assert (progress.behind, progress.oldest, progress.fault) == (4.0, None, "")
 
 
 def test_an_answer_at_the_tip_ends_the_age_of_what_an_earlier_owner_left() -> None:
     left = Progress(NOW - 50, "a", behind=10.0, oldest=NOW - 60, fault="x", done=NOW - 70)
-    found = meter(Lease("s-0", notes=((NOTE, left.note),)))
-    assert found.progress(0.0, NOW).behind == 60.0
-    found.read(EMPTY, 1.0)
-    found.done(1.0)
-    told = noted(found, 1.0)
-    assert (told.behind, told.oldest, told.fault) == (0.0, None, "")
+    progress_meter = meter(Lease("s-0", notes=((NOTE, left.note),)))
+    assert progress_meter.progress(0.0, NOW).behind == 60.0
+    progress_meter.read(EMPTY, 1.0)
+    progress_meter.done(1.0)
+    progress = noted(progress_meter, 1.0)
+    assert (progress.behind, progress.oldest, progress.fault) == (0.0, None, "")
 
 
 def test_an_answer_that_does_not_end_is_a_fault_until_it_does() -> None:
     """A service that sends its response byte by byte is named as the cause."""
-    found = meter()
-    found.asking(0.0)
-    assert noted(found, SILENT_SECONDS).fault == ""
-    assert noted(found, SILENT_SECONDS + 1).fault == DRIPS
-    found.read(EMPTY, SILENT_SECONDS + 2)
-    assert noted(found, 100.0).fault == ""
-    found.asking(100.0)
-    found.failed("throttled", 101.0)
-    assert noted(found, 200.0).fault == "throttled"
+    progress_meter = meter()
+    progress_meter.asking(0.0)
+    assert noted(progress_meter, SILENT_SECONDS).fault == ""
+    assert noted(progress_meter, SILENT_SECONDS + 1).fault == DRIPS
+    progress_meter.read(EMPTY, SILENT_SECONDS + 2)
+    assert noted(progress_meter, 100.0).fault == ""
+    progress_meter.asking(100.0)
+    progress_meter.failed("throttled", 101.0)
+    assert noted(progress_meter, 200.0).fault == "throttled"
 
 
 def test_a_look_at_a_request_that_is_under_way_is_no_reading() -> None:
-    found = meter()
-    found.read(EMPTY, 0.0)
-    found.done(0.0)
-    found.read(evolve(EMPTY, behind_seconds=None, answered=False), 50.0)
-    found.done(50.0)
-    told = noted(found, 50.0)
-    assert (told.read, told.done, told.behind) == (NOW, NOW, 50.0)
+    progress_meter = meter()
+    progress_meter.read(EMPTY, 0.0)
+    progress_meter.done(0.0)
+    progress_meter.read(evolve(EMPTY, behind_seconds=None, answered=False), 50.0)
+    progress_meter.done(50.0)
+    progress = noted(progress_meter, 50.0)
+    assert (progress.read, progress.done, progress.behind) == (NOW, NOW, 50.0)
 
 
 def test_a_reader_that_reads_nothing_falls_behind() -> None:
     """The lag of a throttled shard grows, so that an alarm notices it."""
-    found = meter()
-    found.read(EMPTY, 0.0)
-    assert noted(found, SILENT_SECONDS - 1).behind == 0.0
-    assert noted(found, 100.0).behind == 100.0
+    progress_meter = meter()
+    progress_meter.read(EMPTY, 0.0)
+    assert noted(progress_meter, SILENT_SECONDS - 1).behind == 0.0
+    assert noted(progress_meter, 100.0).behind == 100.0
 
 
 def test_no_time_is_told_unasked_and_every_time_afterwards() -> None:
     """A simulated worker does not write real times, and a reader that never could read still writes that."""
     assert ProgressMeter(Lease("s-0"), "a").notes(1.0) == ()
     assert not ProgressMeter(Lease("s-0"), "a").untold(1_000.0)
-    found = meter()
-    assert (found.untold(FIRST_SECONDS - 1), found.untold(FIRST_SECONDS)) == (False, True)
-    noted(found, FIRST_SECONDS)
+    progress_meter = meter()
+    assert (progress_meter.untold(FIRST_SECONDS - 1), progress_meter.untold(FIRST_SECONDS)) == (False, True)
+    noted(progress_meter, FIRST_SECONDS)
     again = FIRST_SECONDS + TELL_SECONDS
-    assert (found.untold(again - 1), found.untold(again)) == (False, True)
+    assert (progress_meter.untold(again - 1), progress_meter.untold(again)) == (False, True)
 
 
 def test_a_handler_that_has_ended_is_at_work_no_more() -> None:
     """A shard that waits for its next attempt does not look as if its handler hung."""
     for ended in (ProgressMeter.rested, lambda each: each.done(2.0)):
-        found = meter()
-        found.working(1.0)
-        assert noted(found, 2.0).work == NOW + 1.0
-        ended(found)
-        assert noted(found, 3.0).work is None
+        progress_meter = meter()
+        progress_meter.working(1.0)
+        assert noted(progress_meter, 2.0).work == NOW + 1.0
+        ended(progress_meter)
+        assert noted(progress_meter, 3.0).work is None
 
 
 def test_moves_are_counted_from_owner_to_owner() -> None:
@@ -186,10 +186,10 @@ def test_moves_are_counted_from_owner_to_owner() -> None:
     first = Progress(NOW, "b", moves=2)
     row = Lease("s-0", owner="b", idle=1.0, notes=((NOTE, first.note),))
     for worker, moves in (("b", 2), ("a", 3)):
-        found = ProgressMeter(row, worker)
-        found.tell("vm", lambda: NOW, 0.0)
-        found.read(EMPTY, 0.0)
-        assert noted(found, 0.0).moves == moves
+        progress_meter = ProgressMeter(row, worker)
+        progress_meter.tell("vm", lambda: NOW, 0.0)
+        progress_meter.read(EMPTY, 0.0)
+        assert noted(progress_meter, 0.0).moves == moves
     assert lag_of(evolve(row, owner="a"), NOW, 10.0).moves == 3
 
 
@@ -289,9 +289,9 @@ def test_a_renewal_carries_the_note_and_only_where_notes_are_free() -> None:
     assert progress_of(store.get(["s-0"])[0]) is None
     clock.now += TELL_SECONDS
     ours.worker.renew(clock.now)
-    told = progress_of(store.get(["s-0"])[0])
-    assert told is not None
-    assert (told.owner, told.host, told.read) == (holding.lease.owner, "vm-7", NOW - TELL_SECONDS)
+    progress = progress_of(store.get(["s-0"])[0])
+    assert progress is not None
+    assert (progress.owner, progress.host, progress.read) == (holding.lease.owner, "vm-7", NOW - TELL_SECONDS)
 
 
 def test_the_stream_is_asked_where_no_row_tells() -> None:
@@ -315,9 +315,9 @@ def test_the_stream_is_asked_where_no_row_tells() -> None:
 
 def test_how_far_behind_is_unknown_until_a_reading_has_told() -> None:
     """A shard without data is not reported as at its end, and the worker's metrics do not fail."""
-    found = meter()
-    assert found.behind(0.0) is None
-    found.read(Batch((), None, None, 0.2), 1.0)
-    assert found.behind(40.0) is None
-    found.read(EMPTY, 41.0)
-    assert found.behind(41.0) == 0.0
+    progress_meter = meter()
+    assert progress_meter.behind(0.0) is None
+    progress_meter.read(Batch((), None, None, 0.2), 1.0)
+    assert progress_meter.behind(40.0) is None
+    progress_meter.read(EMPTY, 41.0)
+    assert progress_meter.behind(41.0) == 0.0

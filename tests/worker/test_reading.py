@@ -75,9 +75,9 @@ def test_a_child_waits_for_its_parents() -> None:
 
 def test_a_child_begins_with_what_was_had_of_its_parents() -> None:
     """Rows that a sink sends again after a split are recognized as duplicates (R4)."""
-    had = Had()
-    had.note(Tag("q", 1, 0, "0", "e", 9), Position("5"))
-    parent = Lease("p", checkpoint=evolve(SHARD_END, token=had.token), hash_range=(0, 9))
+    history = Had()
+    history.note(Tag("q", 1, 0, "0", "e", 9), Position("5"))
+    parent = Lease("p", checkpoint=evolve(SHARD_END, token=history.token), hash_range=(0, 9))
     harness = ReaderHarness(lease=Lease("s-0", parents=("p",)))
     start = ReadingStart(harness.holding, harness.source, MINIMAL).find({"p": parent})
     assert start == TRIM_HORIZON
@@ -275,16 +275,16 @@ def test_a_handler_that_keeps_raising_stops_its_shard_and_skips_nothing(caplog: 
 
 def test_a_handler_whose_lease_was_stolen_is_told_so() -> None:
     """A handler must not commit because of a checkpoint that was rejected."""
-    told: list[bool] = []
+    lost: list[bool] = []
 
     def robbed(delivery: Delivery) -> None:
         harness.rob()
-        told.append(delivery.checkpoint())
-        told.append(delivery.lost)
+        lost.append(delivery.checkpoint())
+        lost.append(delivery.lost)
 
     harness = ReaderHarness(does=robbed)
     harness.until_over(harness.reading())
-    assert (told, harness.happened) == ([False, True], ["initialize", "lease-lost"])
+    assert (lost, harness.happened) == ([False, True], ["initialize", "lease-lost"])
     assert harness.store.row("s-0").checkpoint == TRIM_HORIZON
 
 

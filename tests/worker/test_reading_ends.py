@@ -128,9 +128,9 @@ def test_an_heir_waits_for_the_running_batch_and_for_nothing_else() -> None:
     assert harness.steps(reading, 1) == harness.clock.now
     assert harness.steps(reading, 1) == math.inf
     assert of_kind(store, CheckpointLease) == []
-    (given,) = of_kind(store, GiveLease)
-    assert isinstance(given, GiveLease)
-    assert (given.position, store.row("s-0").owner) == (Position("101"), "b-1")
+    (gift,) = of_kind(store, GiveLease)
+    assert isinstance(gift, GiveLease)
+    assert (gift.position, store.row("s-0").owner) == (Position("101"), "b-1")
     assert harness.happened == ["initialize", "stopped"]
 
 

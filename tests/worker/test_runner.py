@@ -42,9 +42,9 @@ def _raised(fault: BaseException) -> NoReturn:
 @pytest.fixture
 def schedule() -> Iterator[Schedule]:
     """A pool of four threads."""
-    kept = Schedule(4, ThreadScheduler(time.monotonic), _raised)
-    yield kept
-    kept.close(time.monotonic() + WAIT)
+    made = Schedule(4, ThreadScheduler(time.monotonic), _raised)
+    yield made
+    made.close(time.monotonic() + WAIT)
 
 
 def joined(store: FaultyStore, source: ListSource) -> Worker:
@@ -280,8 +280,8 @@ def test_a_turn_that_failed_is_tried_again_and_a_run_that_went_well_complains_of
         assert handled.wait(WAIT)
     assert names == {"leasehold-handle"}, "a slow handler would hold up the reading of other shards"
     assert {name for what, name in worker.done if what == "turn"} == {"leasehold-turn"}
-    said = [each.getMessage() for each in caplog.records if each.name == "leasehold.runner"]
-    assert said == ["trying again in 0.25 s: unexpected fault"]
+    messages = [each.getMessage() for each in caplog.records if each.name == "leasehold.runner"]
+    assert messages == ["trying again in 0.25 s: unexpected fault"]
 
 
 def test_a_reading_is_called_once_there_is_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,13 +299,13 @@ def test_a_reading_is_called_once_there_is_room_for_it(monkeypatch: pytest.Monke
 def test_whoever_is_woken_as_a_run_ends_finds_that_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn, the renewals or the dispatcher must not check too soon and then wait until they are given up."""
     runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None)
-    readings, found = runner._lease_readers, dict[str, bool]()  # noqa: SLF001
+    readings, ended = runner._lease_readers, dict[str, bool]()  # noqa: SLF001
 
     def note(name: str, whom: object, method: str, over: Callable[[], bool]) -> None:
         wake = getattr(whom, method)
 
         def woken(*told: object) -> None:
-            found[name] = over()
+            ended[name] = over()
             wake(*told)
 
         monkeypatch.setattr(whom, method, woken)
@@ -315,7 +315,7 @@ def test_whoever_is_woken_as_a_run_ends_finds_that_it_ends(monkeypatch: pytest.M
     note("dispatch", readings.schedule._messages, "put", lambda: readings.schedule._closed)  # noqa: SLF001
     runner.stop()
     runner.run()
-    assert found == {"turn": True, "renew": True, "dispatch": True}
+    assert ended == {"turn": True, "renew": True, "dispatch": True}
 
 
 @pytest.fixture
@@ -375,8 +375,8 @@ def test_the_first_reason_ends_a_run_and_the_others_are_not_told(caplog: pytest.
         runner._fail(fault)  # noqa: SLF001  as two ending tasks do
     with pytest.raises(WorkerError, match=r"^the worker cannot go on: OSError: first$"):
         run_to_its_end(runner)
-    told = [str(each.exc_info[1]) for each in caplog.records if each.exc_info]
-    assert told == ["first"]
+    errors = [str(each.exc_info[1]) for each in caplog.records if each.exc_info]
+    assert errors == ["first"]
 
 
 def test_a_worker_with_more_than_it_can_renew_says_so_once(
@@ -389,8 +389,8 @@ def test_a_worker_with_more_than_it_can_renew_says_so_once(
         runner._renew(time.monotonic())  # noqa: SLF001  as its task does
     runner.stop()
     runner.run()
-    (said,) = (each.getMessage() for each in caplog.records if each.name == "leasehold.runner")
-    assert said.startswith("0 leases are held, and 60 renewals at a time are too few to renew each in 5.3 s")
+    (message,) = (each.getMessage() for each in caplog.records if each.name == "leasehold.runner")
+    assert message.startswith("0 leases are held, and 60 renewals at a time are too few to renew each in 5.3 s")
 
 
 def test_a_worker_with_a_consumer_of_its_own_is_refused() -> None:

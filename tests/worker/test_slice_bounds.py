@@ -115,7 +115,7 @@ def test_an_empty_slice_from_the_oldest_record_is_refused() -> None:
 
 def batch(*arrived: float | None, first: int = 1, behind: float | None = 3.0, ended: bool = False) -> Batch:
     """Return a batch of records that arrived at these times, numbered from this number on."""
-    rows = tuple(Record(b"", str(first + at), arrived=time) for at, time in enumerate(arrived))
+    rows = tuple(Record(b"", str(first + index), arrived=time) for index, time in enumerate(arrived))
     return Batch(rows, None, behind, 0.0, ended)
 
 
@@ -130,8 +130,8 @@ def test_a_reading_that_is_all_within_the_slice_stays_as_it_is(times: tuple[floa
 def test_a_record_that_arrived_before_or_after_is_left_out(outside: float) -> None:
     """Adjacent slices do not both process a record."""
     read = batch(1000.0, outside, None)
-    kept = CUT.within(read)
-    assert (kept.records, kept.end) == ((read.records[0], read.records[2]), Position("3"))
+    within = CUT.within(read)
+    assert (within.records, within.end) == ((read.records[0], read.records[2]), Position("3"))
 
 
 @define

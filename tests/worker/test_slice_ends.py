@@ -188,11 +188,11 @@ def test_an_awaited_batch_counts_when_it_has_ended_with_none(monkeypatch: pytest
 
 def test_a_verdict_counts_letters_and_shards_and_tells_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dead-lettered records do not count as handled, and the user's own observer is called, too."""
-    told, dead_lettered, error = list[tuple[str, object]](), list[tuple[object, Exception]](), ValueError()
+    reported, dead_lettered, error = list[tuple[str, object]](), list[tuple[object, Exception]](), ValueError()
     handling = Handling(
         lambda _batch: None,
         dead_letter=lambda batch, fault: dead_lettered.append((batch, fault)),
-        observer=lambda happening, holding: told.append((happening, holding)),
+        observer=lambda happening, holding: reported.append((happening, holding)),
     )
     batches, holding = [handed(1), handed(1)], object()
 
@@ -206,8 +206,8 @@ def test_a_verdict_counts_letters_and_shards_and_tells_the_users_own(monkeypatch
 
     assert sliced(monkeypatch, handling, does) == SliceVerdict(True, 0, 2, 3)
     assert dead_lettered == [(each, error) for each in batches]
-    assert {who for _, who in told} == {holding}
-    assert [what for what, _ in told] == ["initialize", *["shard-ended"] * 3, "stopped"]
+    assert {who for _, who in reported} == {holding}
+    assert [what for what, _ in reported] == ["initialize", *["shard-ended"] * 3, "stopped"]
 
 
 def test_a_slice_is_run_as_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,12 +230,12 @@ def test_a_slice_is_run_as_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> 
         Handling(lambda _batch: None, attempts=7),
         {"meter": meter, "drain_seconds": 3.0, "memory_bytes": 9, "readers": 2},
     )
-    asked: dict[str, Any] = {**odd, "look_seconds": 0.5}
-    assert run_slice(worker, handling, **asked).finished
+    options: dict[str, Any] = {**odd, "look_seconds": 0.5}
+    assert run_slice(worker, handling, **options).finished
     assert (looked, begun) == ([worker], [3.0, 0.5])
-    given = run.given.pop("handling")
+    passed = run.given.pop("handling")
     assert run.given == {"worker": worker, "executor": None, **odd}
-    assert evolve(handling, handler=given.handler, observer=given.observer) == given
+    assert evolve(handling, handler=passed.handler, observer=passed.observer) == passed
 
 
 @define

@@ -147,8 +147,8 @@ def test_a_contradiction_and_a_wait_for_parents_come_first() -> None:
     """A finished lease whose shard is open is not "finished", and a child of a long shard is not "unread"."""
     says = "its shard is open, and has no children"
     ended, late = Lease("s-0", checkpoint=SHARD_END, notes=((CONTRADICTION, says),)), row(LATE)
-    found = statuses_of([ended], {}, NOW, 10.0)
-    assert found == {"s-0": Status("UNREAD", says)}
+    statuses = statuses_of([ended], {}, NOW, 10.0)
+    assert statuses == {"s-0": Status("UNREAD", says)}
     child, parent = evolve(late, parents=("p",)), Lease("p", owner="a")
     lags = {"s-0": LeaseLag(), "p": LeaseLag()}
     waits = statuses_of([child, parent], lags, NOW, 10.0)["s-0"]
@@ -158,12 +158,12 @@ def test_a_contradiction_and_a_wait_for_parents_come_first() -> None:
 
 def looks(lags: list[LeaseLag], moves: bool, seconds: float = 10.0) -> list[Status]:
     """Return the status at each look at a lease of another library, this many seconds apart. Its owner renews it."""
-    watch, found = GroupWatch(), []
+    watch, statuses = GroupWatch(), []
     for number, lag in enumerate(lags):
         lease = Lease("s-0", owner="java", checkpoint=Position(str(100 + number * moves)))
         watch = watch.after(number * seconds, [lease], {"s-0": lag})
-        found.append(statuses_of([lease], {"s-0": lag}, NOW, 10.0, watch)["s-0"])
-    return found
+        statuses.append(statuses_of([lease], {"s-0": lag}, NOW, 10.0, watch)["s-0"])
+    return statuses
 
 
 def test_another_librarys_lease_is_known_by_watching() -> None:
@@ -195,12 +195,12 @@ def test_a_checkpoint_that_moved_once_is_not_known_to_move_for_ever() -> None:
 def test_the_note_of_a_former_time_is_not_the_owners_of_today() -> None:
     """A worker that takes again what it could not process is not OK because of its earlier annotation."""
     reach = Progress(NOW, "a", behind=2.0, read=NOW - 1, done=NOW - 2, tried=NOW, fault="its handler raised ValueError")
-    watch, found = GroupWatch(), []
+    watch, words = GroupWatch(), []
     for seconds, owner in ((0.0, "a"), (10.0, None), (75.0, "a")):
         lease = row(reach, owner)
         watch = watch.after(seconds, [lease], {"s-0": LeaseLag(2.0)})
-        found.append(statuses_of([lease], {"s-0": LeaseLag(2.0)}, NOW + seconds, 10.0, watch)["s-0"].word)
-    assert found == ["OK", "OK", "STALLED"]
+        words.append(statuses_of([lease], {"s-0": LeaseLag(2.0)}, NOW + seconds, 10.0, watch)["s-0"].word)
+    assert words == ["OK", "OK", "STALLED"]
 
 
 def test_looks_in_quick_order_take_no_more_memory() -> None:
@@ -248,15 +248,15 @@ def test_a_standstill_is_told_on_from_owner_to_owner() -> None:
     first.working(1.0)
     first.failed("its handler raised KeyError", 2.0)
     first.rested()
-    told = first.progress(31.0, NOW + 31)
-    assert (told.done, told.read, told.tried, told.work, told.fault) == (
+    progress = first.progress(31.0, NOW + 31)
+    assert (progress.done, progress.read, progress.tried, progress.work, progress.fault) == (
         NOW,
         NOW + 1,
         NOW + 2,
         None,
         "its handler raised KeyError",
     )
-    second = ProgressMeter(Lease("s-0", notes=((NOTE, told.note),)), "b", 40.0, 10.0)
+    second = ProgressMeter(Lease("s-0", notes=((NOTE, progress.note),)), "b", 40.0, 10.0)
     assert second.progress(45.0, NOW + 45).done == NOW
     second.read(Batch((Record(b"x", "7"),), Position("7"), 50.0, 0.2), 46.0)
     second.working(46.0)
@@ -276,9 +276,9 @@ def test_a_reading_that_failed_is_no_reading() -> None:
     for second in range(2, 100):
         meter.read(Batch((), None, None, 1.0, fault="asked to slow down"), float(second))
         meter.done(float(second))
-    told = meter.progress(100.0, NOW + 100)
-    assert (told.read, told.done, told.tried) == (NOW + 1, NOW + 1, NOW + 99)
-    assert (told.behind, told.end, told.fault) == (99.0, False, "asked to slow down")
+    progress = meter.progress(100.0, NOW + 100)
+    assert (progress.read, progress.done, progress.tried) == (NOW + 1, NOW + 1, NOW + 99)
+    assert (progress.behind, progress.end, progress.fault) == (99.0, False, "asked to slow down")
     meter.excused("its parents are not done", 101.0)
     assert (meter.progress(101.0, NOW).fault, meter.progress(101.0, NOW).done) == ("", NOW)
     assert progress_of(Lease("s-0", notes=((NOTE, meter.progress(101.0, NOW).note),))) == meter.progress(101.0, NOW)
@@ -295,8 +295,8 @@ def test_a_group_is_as_well_as_its_worst_lease() -> None:
     """No lease has to be looked at separately. An empty or unread table is not OK."""
     ok, late, lost = Status("OK", "read"), Status("BEHIND", "9 s behind"), Status("ORPHAN", "nobody owns it")
     assert group_status({"s-0": ok, "s-1": ok}) == Status("OK", "2 leases are read, and do not fall behind")
-    found = group_status({"s-0": late, "s-2": lost, "s-1": lost, "s-3": Status("UNKNOWN", "?")})
-    assert found == Status("ORPHAN", "2 of 4 leases, s-1 first: nobody owns it")
+    status = group_status({"s-0": late, "s-2": lost, "s-1": lost, "s-3": Status("UNKNOWN", "?")})
+    assert status == Status("ORPHAN", "2 of 4 leases, s-1 first: nobody owns it")
     assert group_status({"s-0": late, "s-3": Status("UNKNOWN", "?")}).word == "BEHIND"
     assert group_status({}) == Status("UNKNOWN", "the table has no leases")
     assert group_status({"s-0": ok}, "down") == Status("UNKNOWN", "the table cannot be read: down")

@@ -179,8 +179,8 @@ class World:
         self.shards = tuple(f"s-{number}" for number in range(self.chance.randint(1, 6)))
         workers = self.chance.randint(1, 3)
         lease_seconds = self.chance.choice((5.0, 10.0, 15.0))
-        most = -(-len(self.shards) // workers)
-        self.config = Config(Minimal(max_leases=most), lease_seconds=lease_seconds, initial_position=TRIM_HORIZON)
+        limit = -(-len(self.shards) // workers)
+        self.config = Config(Minimal(max_leases=limit), lease_seconds=lease_seconds, initial_position=TRIM_HORIZON)
         self.busy = self.chance.random() < 0.7
         self.source = FaultyStream(even_shards(self.shards), {key: ShardRecords(size=10) for key in self.shards})
         self.watcher = TableWatcher(
@@ -314,8 +314,8 @@ SEEDS = [0, *(pytest.param(seed, marks=SLOW if seed < 3 else MORE) for seed in r
 
 def falls_to_nobody(world: World, name: str) -> bool:
     """Return whether no other worker can take a dead worker's leases, because all hold as many as they may."""
-    most = world.config.rules.most_leases or 0
-    return name != "a worker is dead" or most * (len(world.fleet) - 1) < len(world.shards)
+    limit = world.config.rules.most_leases or 0
+    return name != "a worker is dead" or limit * (len(world.fleet) - 1) < len(world.shards)
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -328,8 +328,8 @@ def test_in_a_fault_of_more_than_a_minute_the_group_is_not_ok_and_afterwards_it_
     stays = falls_to_nobody(world, name)
     heal = FAULTS[name](world)
     world.live(world.chance.uniform(61, 200))
-    said, once = world.watcher.status, world.once()
-    assert stays == (not said.ok), said
+    watched, once = world.watcher.status, world.once()
+    assert stays == (not watched.ok), watched
     assert stays == (not once.ok), once
     seen = world.watcher.seen.table
     for key in world.source.faults:
@@ -344,8 +344,8 @@ def test_in_a_fault_of_more_than_a_minute_the_group_is_not_ok_and_afterwards_it_
 def age(world: World, key: str) -> float:
     """Return the seconds since the arrival of the first record that no handler has finished."""
     done = world.store.row(key).checkpoint.order
-    rest = (each.arrived for each in world.source.shard_logs[key].records if each.position.order > done)
-    return world.wall() - (next(rest, None) or world.wall())
+    arrivals = (each.arrived for each in world.source.shard_logs[key].records if each.position.order > done)
+    return world.wall() - (next(arrivals, None) or world.wall())
 
 
 @pytest.mark.parametrize("fault", [poison, hang], ids=["fails", "hangs"])

@@ -145,8 +145,8 @@ def test_a_signal_that_was_given_many_times_ends_one_wait_and_can_be_given_again
     """A task does not run once for each of many signals, and misses no later one."""
     signal_ = Signal(ThreadScheduler(seconds))
     answers = []
-    for given in (3, 0, 1, 0):
-        for _ in range(given):
+    for count in (3, 0, 1, 0):
+        for _ in range(count):
             signal_.set()
         answers.append(signal_.wait(0.0))
     assert answers == [True, False, True, False]

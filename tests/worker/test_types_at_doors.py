@@ -38,9 +38,13 @@ def strange(name: str) -> list[Any]:
 @pytest.mark.parametrize("value", STRANGE, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("argument", ["source", "leases"])
 def test_a_source_or_store_of_the_wrong_type_is_refused_by_name(argument: str, value: Any) -> None:  # noqa: ANN401  anything
-    given: dict[str, Any] = {"source": "kinesis://orders?region=eu-west-1", "leases": "memory://types", argument: value}
+    arguments: dict[str, Any] = {
+        "source": "kinesis://orders?region=eu-west-1",
+        "leases": "memory://types",
+        argument: value,
+    }
     with pytest.raises(ValueError, match=re.compile(f"{argument}|store", re.IGNORECASE)):
-        leasehold.read(given["source"], leases=given["leases"])
+        leasehold.read(arguments["source"], leases=arguments["leases"])
 
 
 @pytest.mark.parametrize("option", OPTIONS)

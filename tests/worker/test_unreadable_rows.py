@@ -30,10 +30,10 @@ def test_a_bad_row_among_those_looked_at_again_blinds_nobody() -> None:
     ann, bob = (member(store, source, clock, me, process=me, config=MINIMAL) for me in ("a-1", "b-1"))
     together([ann, bob], 60.0)
     assert [len(ann.held), len(bob.held)] == [2, 2]
-    asked = bob.worker._look.keys or ann.worker._look.keys  # noqa: SLF001  chance decides who reads whose bulletin
-    assert asked
+    keys = bob.worker._look.keys or ann.worker._look.keys  # noqa: SLF001  chance decides who reads whose bulletin
+    assert keys
     listener, lookout = (bob, ann) if bob.worker._look.keys else (ann, bob)  # noqa: SLF001
-    store.bad = {asked[0]}
+    store.bad = {keys[0]}
     # The lookout dies, and its readable leases go to the other worker.
     listener.run(60.0)
     assert len(lookout.held) == 2

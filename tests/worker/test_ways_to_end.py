@@ -137,19 +137,19 @@ def test_arun_drains_once_its_loop_is_closed(kind: str, caplog: pytest.LogCaptur
     loop = asyncio.new_event_loop()
 
     async def main() -> None:
-        given = plain if kind == "plain" else awaited
+        handler = plain if kind == "plain" else awaited
         options = BEGINNING | Options(dead_letter=letter)
-        kept.append(loop.create_task(leasehold.arun(stream(), given, leases=store, **options)))
+        held_tasks.append(loop.create_task(leasehold.arun(stream(), handler, leases=store, **options)))
         await asyncio.to_thread(taken.wait, WAIT)
 
-    kept: list[asyncio.Task[object]] = []  # so that the task is not collected, which would end it as well
+    held_tasks: list[asyncio.Task[object]] = []  # so that the task is not collected, which would end it as well
     loop.run_until_complete(main())
     loop.close()
     gate.set()
     assert settled(store) == came.numbers[-1]
     assert letters == []
     assert "the event loop that it belongs to is closed" in caplog.text
-    _close(kept[0].get_coro())
+    _close(held_tasks[0].get_coro())
     caplog.clear()
 
 
@@ -170,15 +170,15 @@ def test_a_call_in_a_closed_loop_buries_no_record() -> None:
 
     async def main() -> None:
         options = BEGINNING | Options(attempts=1, dead_letter=letter)
-        kept.append(loop.create_task(leasehold.arun(stream(), handle, leases=store, **options)))
+        held_tasks.append(loop.create_task(leasehold.arun(stream(), handle, leases=store, **options)))
         await asyncio.to_thread(second.wait, WAIT)
 
-    kept: list[asyncio.Task[object]] = []
+    held_tasks: list[asyncio.Task[object]] = []
     loop.run_until_complete(main())
     loop.close()
     closed.set()
     assert (settled(store), letters) == (NUMBERS[0], [])
-    _close(kept[0].get_coro())
+    _close(held_tasks[0].get_coro())
 
 
 @pytest.mark.parametrize("end", [_close, _collect, None], ids=["close", "collect", "raise"])
@@ -240,12 +240,12 @@ def test_read_that_ends_releases(way: str) -> None:
 @pytest.mark.parametrize("way", ["cancel", "close", "loop"])
 def test_an_async_read_that_ends_releases(way: str) -> None:
     """A task that ends while it iterates acknowledges nothing, and its lease is released."""
-    store, seen, kept = FaultyStore(), list[str](), list[Any]()
+    store, seen, left_open = FaultyStore(), list[str](), list[Any]()
     loop = asyncio.new_event_loop()
 
     async def iterate(came: asyncio.Event) -> None:
         async with leasehold.read(stream(), leases=store, **BEGINNING) as batches:
-            kept.append(batches)
+            left_open.append(batches)
             async for batch in batches:
                 seen.append(batch.records[0].sequence_number)
                 came.set()
@@ -256,23 +256,23 @@ def test_an_async_read_that_ends_releases(way: str) -> None:
         task = loop.create_task(iterate(came))
         await came.wait()
         if way == "loop":
-            kept.append(task)
+            left_open.append(task)
             return
         if way == "cancel":
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
             return
-        await kept[0].aclose()
+        await left_open[0].aclose()
         task.cancel()
 
     loop.run_until_complete(main())
     loop.run_until_complete(asyncio.sleep(0))
     if way == "loop":
         loop.close()
-        kept[-1].get_coro().close()
+        left_open[-1].get_coro().close()
     loop.close()
-    kept.clear()
+    left_open.clear()
     gc.collect()
     assert settled(store) == "TRIM_HORIZON"
 
@@ -481,8 +481,8 @@ def forking():
         {outside or "pass"}
         told.append(status(pid))
 """
-    returned, told, owner, checkpoint = run_program(forking + DOORS[door], tmp_path)
-    assert (returned, told[0][:4], told[1:]) == (0, [status] * 4, [0, [True, True]])
+    returned, output, owner, checkpoint = run_program(forking + DOORS[door], tmp_path)
+    assert (returned, output[0][:4], output[1:]) == (0, [status] * 4, [0, [True, True]])
     assert (owner, checkpoint >= NUMBERS[3]) == (None, True)
 
 
@@ -496,8 +496,8 @@ def forking():
 @pytest.mark.parametrize("door", [pytest.param("run", marks=pytest.mark.more), "arun"])
 def test_pools_in_handlers_end(door: str, tmp_path: Path) -> None:
     """`with Pool()` in a handler ends batch after batch, because its processes end at SIGTERM."""
-    returned, told, owner, _ = run_program(POOL + DOORS[door], tmp_path)
-    assert (returned, told[0][:4], told[1:], owner) == (0, [3] * 4, [0, [True, True]], None)
+    returned, output, owner, _ = run_program(POOL + DOORS[door], tmp_path)
+    assert (returned, output[0][:4], output[1:], owner) == (0, [3] * 4, [0, [True, True]], None)
 
 
 LEFT_IN_CHILD = {
@@ -615,8 +615,8 @@ tell()
 )
 def test_what_is_left_in_a_forked_child_raises_at_once(door: str, tmp_path: Path) -> None:
     """In a forked child a worker or an iteration raises WorkerError, and never holds up the end of the child."""
-    returned, told, owner, _ = run_program(LEFT_IN_CHILD[door], tmp_path)
-    assert (returned, told, owner) == (0, [[7], 0, [True, True]], None)
+    returned, output, owner, _ = run_program(LEFT_IN_CHILD[door], tmp_path)
+    assert (returned, output, owner) == (0, [[7], 0, [True, True]], None)
 
 
 EXITS = {

@@ -32,11 +32,11 @@ class Raw:
 
     def write(self, data: bytes) -> int:
         """Write a part of it, or reject it."""
-        most = self.takes.pop(0) if self.takes else len(data)
-        if not most:
+        limit = self.takes.pop(0) if self.takes else len(data)
+        if not limit:
             raise OSError(self.why, "refused")
-        self.written += data[:most]
-        return min(most, len(data))
+        self.written += data[:limit]
+        return min(limit, len(data))
 
 
 @define
@@ -100,8 +100,8 @@ def test_an_event_of_a_shard_while_the_disk_is_full_is_told_afterwards(holding: 
     lines = EventLines("a-1", over(raw), wall=lambda: 1.5)
     for happening in ("initialize", "lease-lost", "initialize"):
         lines.happened(happening, holding)
-    told = [json.loads(line)["event"] for line in io.BytesIO(bytes(raw.written))]
-    assert told == ["initialize", "lease-lost", "initialize"]
+    events = [json.loads(line)["event"] for line in io.BytesIO(bytes(raw.written))]
+    assert events == ["initialize", "lease-lost", "initialize"]
 
 
 def test_a_pipe_that_nobody_reads_is_no_full_disk() -> None:

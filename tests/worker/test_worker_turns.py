@@ -53,11 +53,11 @@ class SleepySource(ListSource):
     clock: Clock | None = None
 
     def shards(self) -> tuple[Shard, ...]:
-        found = super().shards()
+        listed = super().shards()
         if self.clock is not None:
             self.clock.now += 60
             self.clock = None
-        return found
+        return listed
 
 
 def test_creations_planned_before_a_pause_are_planned_again() -> None:
@@ -159,8 +159,8 @@ def test_a_lease_whose_row_was_deleted_is_held_on_and_its_row_made_anew(caplog: 
     assert one.worker.rows_remade == 1
     one.turn_due = clock.now
     one.run(1)
-    said = "rows of the lease table were deleted under this fleet; made anew from memory: s-0 at 17"
-    assert [record.message for record in caplog.records if "deleted" in record.message] == [said]
+    message = "rows of the lease table were deleted under this fleet; made anew from memory: s-0 at 17"
+    assert [record.message for record in caplog.records if "deleted" in record.message] == [message]
 
 
 def test_a_reading_that_shows_no_row_of_a_held_lease_has_it_made_anew_at_once() -> None:
@@ -186,7 +186,7 @@ def test_a_lease_whose_row_came_and_went_unseen_is_given_no_number_twice(*, rema
     source.listed.append(four_shards()[3])
     unseen = Lease("s-3", hash_range=four_shards()[3].hash_range)
     store.write(CreateLease(unseen))
-    assert isinstance(given := store.write(ClaimLease(store.row("s-3"), "b-1")), Done)
+    assert isinstance(taken := store.write(ClaimLease(store.row("s-3"), "b-1")), Done)
     store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
     if remade_first:
         one.run(KCL.renew_seconds + 0.1)
@@ -194,7 +194,7 @@ def test_a_lease_whose_row_came_and_went_unseen_is_given_no_number_twice(*, rema
     one.turn_due = clock.now
     one.run(60)
     assert one.held == ALL
-    assert store.row("s-3").epoch > given.lease.epoch + 100, "however often it was renewed meanwhile"
+    assert store.row("s-3").epoch > taken.lease.epoch + 100, "however often it was renewed meanwhile"
 
 
 def test_a_deleted_lease_of_nobody_begins_where_it_was_last_seen() -> None:
@@ -419,9 +419,9 @@ def test_an_outage_that_outlived_a_shard_and_its_children_skips_nothing_and_is_l
     together([member(store, source, clock, f"{name}-1", f"p-{name}", config) for name in "ab"], 400)
     (lease,) = store.list().leases
     assert (lease.key, lease.checkpoint) == ("s-4", TRIM_HORIZON)
-    (told,) = [record.message for record in caplog.records if "expired before" in record.message]
-    assert f"hash keys {'0 to 9' if ranged else 'unknown to unknown'} after 77" in told
-    assert "arrived at 2023-11-14T22:13:20.000Z, the shard was last read at 2023-11-14T22:13:25.000Z" in told
+    (message,) = [record.message for record in caplog.records if "expired before" in record.message]
+    assert f"hash keys {'0 to 9' if ranged else 'unknown to unknown'} after 77" in message
+    assert "arrived at 2023-11-14T22:13:20.000Z, the shard was last read at 2023-11-14T22:13:25.000Z" in message
 
 
 def test_the_row_of_a_shard_that_is_gone_is_asked_for_again_where_it_changed_meanwhile() -> None:
@@ -498,10 +498,10 @@ def test_a_lease_left_to_others_is_neither_claimed_nor_looked_for_at_once() -> N
 def test_a_lease_left_to_others_is_not_asked_for_either() -> None:
     """A worker that can read it does not have to give it to one that cannot."""
     lease = Lease("s-0", owner="b-1", yields=True)
-    bench, asked = Cooldown(), (RequestHandoff(lease, "b-1", "H2"), Release(lease, "M14"))
+    bench, actions = Cooldown(), (RequestHandoff(lease, "b-1", "H2"), Release(lease, "M14"))
     bench.put("s-0", 60.0)
-    assert bench.without(asked, 59.0) == asked[1:]
-    assert bench.without(asked, 60.0) == asked
+    assert bench.without(actions, 59.0) == actions[1:]
+    assert bench.without(actions, 60.0) == actions
 
 
 def test_a_lease_of_a_stream_made_anew_is_taken_although_the_former_one_could_not_be_read() -> None:
@@ -566,19 +566,19 @@ class Listed:
 
     def shards(self) -> Any:  # noqa: ANN401  the source's return type
         """List, and note the number of shards."""
-        found = self._shards()
-        self._listed.append(len(found))
-        return found
+        shards = self._shards()
+        self._listed.append(len(shards))
+        return shards
 
 
 def test_a_former_holding_is_remembered_with_its_possible_owner() -> None:
     """If its row is deleted later, the lease starts where it was last, and waits only if another may own it."""
     clock, store = Clock(), FaultyStore()
     holdings = settled(clock, store).worker._holdings  # noqa: SLF001  the plan's input
-    given, late, *_ = holdings.all
-    assert given.checkpoint(Position("17"))
-    given.drop("taken")
-    assert (holdings.released, holdings.dropped) == ({"s-0": given.lease}, set())
+    stolen, late, *_ = holdings.all
+    assert stolen.checkpoint(Position("17"))
+    stolen.drop("taken")
+    assert (holdings.released, holdings.dropped) == ({"s-0": stolen.lease}, set())
     clock.now += KCL.lease_seconds + 1.0
     late.drop("not renewed")
     assert (set(holdings.released), holdings.dropped) == ({"s-0", "s-1"}, {"s-1"})

@@ -39,10 +39,10 @@ def test_a_lease_that_falls_to_a_led_worker_is_given(dynalite_url: str, dynalite
         for row in rows:
             dynalite_client.put_item(TableName=TABLE, Item=row)
         until(lambda: sum(lease.owner == "java" for lease in store.list().leases) == 2)
-        given = [lease for lease in store.list().leases if lease.owner == "java"]
-        assert [(lease.yields, lease.next_owner, lease.checkpoint) for lease in given] == 2 * [
+        gifts = [lease for lease in store.list().leases if lease.owner == "java"]
+        assert [(lease.yields, lease.next_owner, lease.checkpoint) for lease in gifts] == 2 * [
             (False, None, Position("102"))
         ]
-        left = set(SHARDS) - {lease.key for lease in given}
+        left = set(SHARDS) - {lease.key for lease in gifts}
         until(lambda: {holding.key for holding in worker.holdings} == left)  # the responses follow the rows
         assert dynalite_client.get_item(TableName=TABLE, Key={"leaseKey": {"S": "java"}})["Item"] == rows[1]

@@ -41,7 +41,7 @@ class Timed(ListSource):
         reader = cast("ListReader", super().open(lease, start))
         if start.sequence == "AT_TIMESTAMP":
             rows = self.shard_logs[lease.key].records
-            early = (at for at, each in enumerate(rows, 1) if (each.arrived or 0) < start.sub / 1000)
+            early = (index for index, each in enumerate(rows, 1) if (each.arrived or 0) < start.sub / 1000)
             reader.at = max(early, default=0)
         return reader
 
@@ -49,10 +49,10 @@ class Timed(ListSource):
 def read_to_the_end(source: Timed, start: Position = TRIM_HORIZON) -> tuple[list[int], bool]:
     """Return the numbers of the records that a reader of the slice returns, and whether it ends."""
     reader = CUT.source(source).open(Lease("s-0"), start)
-    found: list[int] = []
+    numbers: list[int] = []
     for _ in range(100):
         batch = reader.read()
-        found += [int(each.sequence_number) for each in batch.records]
+        numbers += [int(each.sequence_number) for each in batch.records]
         if batch.ended:
-            return found, True
-    return found, False
+            return numbers, True
+    return numbers, False

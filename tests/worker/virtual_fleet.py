@@ -153,8 +153,8 @@ class FaultyReader:
         """Return the next records as the stream has them."""
         assert not self.closed, "a reader that was closed is read"
         batch = self.reader.read()
-        given = self.source.on_read(batch)
-        return batch if given is None else given
+        replaced = self.source.on_read(batch)
+        return batch if replaced is None else replaced
 
     def close(self) -> None:
         assert not self.closed, "a reader is closed twice"
