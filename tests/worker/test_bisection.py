@@ -188,8 +188,8 @@ def test_all_records_but_the_poisoned_are_handled_in_order_though_faults_are_for
         assert step < 1000
         done = handler.handled + handler.dead_lettered
         assert set(data(_passed(harness))) <= set(done)
-    assert handler.dead_lettered == [each for each in data(count) if each in handler.poison]
-    assert handler.handled == [each for each in data(count) if each not in handler.poison]
+    assert handler.dead_lettered == [value for value in data(count) if value in handler.poison]
+    assert handler.handled == [value for value in data(count) if value not in handler.poison]
     assert limit is None or max(len(given_now) for given_now, _ in handler.attempts) <= limit
     harness.holding.ask_release()
     harness.until_over(reading)

@@ -24,7 +24,7 @@ def test_by_default_a_lease_is_checkpointed_once_a_second() -> None:
     harness = ReaderHarness(ShardRecords(records(50), size=1), store=store)
     assert Handling(ignore).checkpoint_seconds == CHECKPOINT_SECONDS
     harness.steps(harness.reading(checkpoint_seconds=CHECKPOINT_SECONDS), 60)
-    assert harness.handed == [[each] for each in data(50)]
+    assert harness.handed == [[value] for value in data(50)]
     # A batch every 0.2 s for 10 s: checkpoint the first, then one per second, and the last record within a second.
     assert (len(kept(store)), kept(store)[-1]) == (11, "149")
 

@@ -45,7 +45,7 @@ class Fleet:
         meter = MeterProvider([self.reader], Resource({"service.name": "orders"})).get_meter("test")
         source, config = ListSource(even_shards(LEASES)), Config(lease_seconds=10.0)
         self.members = [member(self.store, source, self.clock, me, me, config) for me in ("a-1", "b-1")]
-        self.metrics = [WorkerMetrics(each.worker, meter) for each in self.members]
+        self.metrics = [WorkerMetrics(driven.worker, meter) for driven in self.members]
         self.passed: dict[int, int] = {}
         together(self.members, 60)
 
@@ -64,15 +64,15 @@ class Fleet:
                 self._pass_on(key)
             self.passed[number] = switches
         together(self.members, 60)
-        for each, metrics in zip(self.members, self.metrics, strict=True):
-            self._read(each, metrics, minute)
+        for driven, metrics in zip(self.members, self.metrics, strict=True):
+            self._read(driven, metrics, minute)
 
     def _pass_on(self, key: str) -> None:
         """Make the owner give up on a record of this lease, so that the other worker takes it."""
-        for each in self.members:
-            for holding in each.worker.holdings:
+        for driven in self.members:
+            for holding in driven.worker.holdings:
                 if holding.key == key:
-                    each.worker.exclude(key, 90.0)
+                    driven.worker.exclude(key, 90.0)
                     holding.ask_release()
                     holding.release()
 

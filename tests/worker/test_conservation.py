@@ -43,8 +43,8 @@ class Conservation(RuleBasedStateMachine):
         self.clock, self.store, self.executor, consumer = Clock(), FaultyStore(), ManualExecutor(), Kept()
         self.source = FaultySource(four_shards(), {f"s-{n}": ShardRecords(records(12), size=size) for n in range(4)})
         self.source.on_read, self.raises = self._raise, list[Exception]()
-        for each in four_shards():
-            self.store.write(CreateLease(Lease(each.id, hash_range=each.hash_range)))
+        for shard in four_shards():
+            self.store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
         self.worker = Worker(
             store=self.store,
             source=self.source,
@@ -173,8 +173,8 @@ class Conservation(RuleBasedStateMachine):
         work = self.executor.waiting.pop(place)
         calls = dict(self.dispatcher._at_work)  # noqa: SLF001  the test checks what is returned
         work()
-        for each in calls.values():
-            self._wait(each)
+        for call in calls.values():
+            self._wait(call)
 
     def _wait(self, call: Any) -> None:  # noqa: ANN401  a handover
         """Let an awaited call end on the loop after a moment."""
@@ -227,10 +227,10 @@ class Conservation(RuleBasedStateMachine):
                 break
         self.dispatcher.close()
         left = self.dispatcher._at_work, self.executor.waiting, self.budget.taken, self.budget.waiting, self.budget.idle  # noqa: SLF001
-        assert [list(each) for each in left] == [[]] * 5
-        assert (self.budget.used, [each for each in self.source.readers if not each.closed]) == (0, [])
+        assert [list(rest) for rest in left] == [[]] * 5
+        assert (self.budget.used, [reader for reader in self.source.readers if not reader.closed]) == (0, [])
         assert {row.owner for row in self.store.list().leases} == {None} or any(h.lost.is_set() for h in self.holdings)
-        assert [each for each in self.dues if each < math.inf] == []
+        assert [due for due in self.dues if due < math.inf] == []
 
 
 Conservation.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -66,7 +66,7 @@ class StreamReader:
         self.place = min(self.place + 3, RECORDS)
         if self.stream.broken == "reading":
             raise SourceUnavailable("it raised behind its advance")
-        records = tuple(Record(b"", str(each)) for each in range(first, self.place + 1))
+        records = tuple(Record(b"", str(number)) for number in range(first, self.place + 1))
         return Batch(records, records[-1].position if records else None, None, 0.0, ended=self.place == RECORDS)
 
     def close(self) -> None:
@@ -74,13 +74,14 @@ class StreamReader:
 
 
 class EveryOrderOfEvents(RuleBasedStateMachine):
-    """A consumer that acknowledges late, in parts, or never; readings that fail, rows that are dropped, new owners.
+    """A consumer that acknowledges late, in parts, or never; failing reads, dropped rows, and new owners.
 
-    rows      what is read and not delivered
-    given     what the consumer of now was handed, and has not acknowledged
-    finished  how far some consumer has finished; what the lease must never pass
-    stored    what the lease says; where it says LATEST, what that was pinned to
-    pinned    that, as the source tells it: a time or a number; None where the lease has begun otherwise
+    Attributes:
+        rows: What was read and not delivered.
+        given: What the present consumer was given and has not acknowledged.
+        finished: How far any consumer has finished. The lease must never pass it.
+        stored: The checkpoint of the lease; if that is LATEST, the position to which it was pinned.
+        pinned: That position as the source returns it (a time or a number), or None if the lease began otherwise.
     """
 
     def __init__(self) -> None:
@@ -148,7 +149,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
         least, limit = self._number(self.cursor.acknowledged), self._number(self.cursor.delivered)
         done = least + round(share * (limit - least))
         self.finished = max(self.finished, done)
-        self.given = [each for each in self.given if each > done]
+        self.given = [number for number in self.given if number > done]
         # If reading began at a time, the record before that time has no number that the consumer could name.
         self.cursor.consumer_acknowledged(at(done) if done > least else self.cursor.acknowledged)
 
@@ -198,12 +199,12 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
     def marks_are_in_order(self) -> None:
         """Held rows lie between two marks, and at most one reader is open."""
         marks = [
-            self._number(each)
-            for each in (self.cursor.committed, self.cursor.acknowledged, self.cursor.delivered, self.cursor.read)
+            self._number(mark)
+            for mark in (self.cursor.committed, self.cursor.acknowledged, self.cursor.delivered, self.cursor.read)
         ]
         assert marks == sorted(marks)
         assert self.stored <= self.finished
-        assert [each for each in self.rows if not marks[2] < each <= marks[3]] == []
+        assert [number for number in self.rows if not marks[2] < number <= marks[3]] == []
         assert len(self.rows) == min(marks[3], RECORDS) - min(marks[2], RECORDS)
         assert self.stream.readers == int(self.cursor.reader_open) <= 1
 

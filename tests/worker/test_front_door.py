@@ -43,7 +43,7 @@ BEGINNING = Options(initial_position="TRIM_HORIZON", checkpoint_seconds=0)
 def stream(shards: int = 4, count: int = 6, size: int = 2) -> ListSource:
     """Return a stream of shards with some records each, in batches of `size`."""
     listed = four_shards()[:shards]
-    return ListSource(listed, {each.id: ShardRecords(records(count), size=size) for each in listed})
+    return ListSource(listed, {shard.id: ShardRecords(records(count), size=size) for shard in listed})
 
 
 class Complete(ListSource):
@@ -63,7 +63,7 @@ class NoStream(ListSource):
 
 def handed(batch: leasehold.Delivery) -> tuple[str, list[int]]:
     """Return the shard and the numbers of its records."""
-    return batch.shard, [int(each.sequence_number) for each in batch.records]
+    return batch.shard, [int(record.sequence_number) for record in batch.records]
 
 
 def rows(store: FaultyStore) -> dict[str, tuple[str | None, str]]:
@@ -100,7 +100,7 @@ def test_completion_shows_every_name() -> None:
     ],
 )
 def test_options_are_those_of_the_command(command: Any, options: type, own: set[str]) -> None:  # noqa: ANN401  typer's
-    names = {str(each.name) for each in get_command(command).params} - {"help"}
+    names = {str(parameter.name) for parameter in get_command(command).params} - {"help"}
     assert {name.removesuffix("_") if name == "set_" else name for name in names - own} == set(get_type_hints(options))
 
 
@@ -180,7 +180,7 @@ def test_several_shards_are_handed_over_in_turn() -> None:
         if len(seen) == 12:
             batches.stop()
     by_shard = {shard: [n for each, numbers in seen for n in numbers if each == shard] for shard, _ in seen}
-    assert by_shard == {f"s-{n}": [int(each.sequence_number) for each in records(6)] for n in range(4)}
+    assert by_shard == {f"s-{n}": [int(record.sequence_number) for record in records(6)] for n in range(4)}
     assert {owner for owner, _ in rows(store).values()} == {None}
     last = records(6)[-1].sequence_number
     assert {checkpoint for _, checkpoint in rows(store).values()} == {last}
@@ -195,7 +195,7 @@ def test_break_leaves_the_batch_unacknowledged_and_releases() -> None:
     (again,) = [
         handed(batch) for batch, _ in zip(leasehold.read(stream(1), leases=store, **BEGINNING), "1", strict=False)
     ]
-    assert again[1] == [int(each.sequence_number) for each in records(2)]
+    assert again[1] == [int(record.sequence_number) for record in records(2)]
 
 
 def test_an_exception_leaves_the_batch_unacknowledged_and_releases() -> None:
@@ -227,7 +227,7 @@ def test_a_new_loop_over_the_same_batches_begins_with_the_one_that_is_out() -> N
     with leasehold.read(stream(1), leases=FaultyStore(), **BEGINNING) as batches:
         first, again = _first(batches), _first(batches)
         assert handed(first) == handed(again)
-        assert handed(next(batches))[1] == [int(each.sequence_number) for each in records(4)[2:]]
+        assert handed(next(batches))[1] == [int(record.sequence_number) for record in records(4)[2:]]
 
 
 def _first(batches: Iterable[leasehold.Delivery]) -> leasehold.Delivery:
@@ -248,7 +248,7 @@ def test_a_batch_whose_lease_is_lost_while_it_waits_is_not_handed_over() -> None
         assert reading.background is not None
         runner = reading.background._runner  # noqa: SLF001  likewise
         assert runner is not None
-        (holding,) = [each for each in runner.worker.holdings if each.key == other]
+        (holding,) = [held for held in runner.worker.holdings if held.key == other]
         holding.drop("taken")
         assert next(batches).shard == first.shard
 
@@ -406,7 +406,7 @@ def test_a_signal_drains(program: str, tmp_path: Any) -> None:  # noqa: ANN401  
         os.kill(process.pid, signal.SIGTERM)
         assert (process.stdout.read(), process.wait(WAIT)) == ("drained\n", 0)
     with closing(open_store(url)) as store:
-        assert [(each.owner, each.checkpoint) for each in store.list().leases] == [
+        assert [(lease.owner, lease.checkpoint) for lease in store.list().leases] == [
             (None, Position(records(2)[-1].sequence_number))
         ]
 

@@ -111,7 +111,7 @@ def test_an_unreachable_store_leaves_the_gift_to_be_taken_back_a_quarter_of_a_se
     one.store.down = True
     assert one.handoffs.check_timeouts(1002.0) == 1002.25
     assert (one.held, one.doubted) == ([], [])
-    assert [(each.levelname, "s-0" in each.getMessage()) for each in caplog.records] == [("WARNING", True)]
+    assert [(record.levelname, "s-0" in record.getMessage()) for record in caplog.records] == [("WARNING", True)]
     one.store.down = False
     assert one.handoffs.check_timeouts(1002.25) == math.inf
     assert [lease.owner for lease, _ in one.held] == ["ann"]
@@ -192,4 +192,4 @@ def test_one_request_that_cannot_be_taken_back_keeps_no_other(caplog: pytest.Log
     one.store.lose_replies = 1
     one.handoffs.withdraw()
     assert [one.store.row(key).next_owner for key in ("s-0", "s-1")] == [None, None]
-    assert [(each.levelname, "s-0" in each.getMessage()) for each in caplog.records] == [("WARNING", True)]
+    assert [(record.levelname, "s-0" in record.getMessage()) for record in caplog.records] == [("WARNING", True)]

@@ -42,7 +42,7 @@ def test_a_newcomer_gets_its_share_by_hand_overs_alone() -> None:
     clock, store = Clock(), FaultyStore()
     one, two = pair(clock, store)
     together([one, two], 40)
-    assert [len(each.held) for each in (one, two)] == [2, 2]
+    assert [len(worker.held) for worker in (one, two)] == [2, 2]
     moved = [holding for holding in consumer(one).releasing if holding.lost.is_set()]
     assert {holding.why for holding in moved} == {"given to b-1"}
     assert all(holding.given is not None for holding in moved)

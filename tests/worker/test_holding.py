@@ -31,7 +31,7 @@ def test_writes_from_many_threads_never_refuse_one_another() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert ([each for each in store.outcomes if isinstance(each, Lost)], holding.lost.is_set()) == ([], False)
+    assert ([outcome for outcome in store.outcomes if isinstance(outcome, Lost)], holding.lost.is_set()) == ([], False)
     assert store.row("s-0").checkpoint == Position(str(99 * 8 + 6))
     assert holding.lease == store.row("s-0")
 
@@ -42,7 +42,7 @@ def test_a_checkpoint_that_is_already_there_costs_no_write() -> None:
     store, holding = one.store, one.holding
     assert holding.checkpoint(Position("5"))
     count = len(store.writes)
-    assert [holding.checkpoint(Position(each)) for each in ("5", "4")] == [True, True]
+    assert [holding.checkpoint(Position(number)) for number in ("5", "4")] == [True, True]
     assert len(store.writes) == count
 
 

@@ -27,7 +27,7 @@ def fleet(names: str) -> tuple[Clock, FaultyStore, list[Driven]]:
     source = ListSource(even_shards(SHARDS))
     workers = [member(store, source, clock, name, f"p-{name}", MINIMAL) for name in names]
     together(workers, 100)
-    assert sorted(len(each.held) for each in workers) == [len(SHARDS) // len(names)] * len(names)
+    assert sorted(len(driven.held) for driven in workers) == [len(SHARDS) // len(names)] * len(names)
     return clock, store, workers
 
 
@@ -56,10 +56,10 @@ def test_a_deployment_does_not_wait_for_expiry() -> None:
 def test_no_death_makes_a_lease_wait_for_a_leader(victim: str) -> None:
     """Thread 1803: when the KCL 3 leader was killed, nothing was assigned for two minutes, or ever again."""
     _, store, workers = fleet("abc")
-    living = [each for each in workers if each.worker.me != victim]
+    living = [driven for driven in workers if driven.worker.me != victim]
     together(living, MINIMAL.lease_seconds + 2 * MINIMAL.cycle_seconds)
     owners = Counter(lease.owner for lease in store.list().leases)
-    assert owners == {each.worker.me: 3 for each in living}
+    assert owners == {driven.worker.me: 3 for driven in living}
 
 
 def test_a_newcomer_takes_from_several_victims_in_one_turn() -> None:
@@ -108,16 +108,16 @@ def test_children_spread_at_once_after_a_reshard() -> None:
 
 def test_no_new_shard_waits_for_a_deployment() -> None:
     """Threads 339 and 185: of 95 new shards 5 had no lease, because the worker that should create them was gone."""
-    parents = [evolve(each, open=False) for each in even_shards(tuple(f"p-{n}" for n in range(48)))]
+    parents = [evolve(shard, open=False) for shard in even_shards(tuple(f"p-{n}" for n in range(48)))]
     children = [
         evolve(each, parents=(f"p-{n // 2}",)) for n, each in enumerate(even_shards(tuple(map(str, range(96)))))
     ]
     leases = [
-        *(Lease(each.id, checkpoint=SHARD_END, hash_range=each.hash_range) for each in parents),
-        *(Lease(each.id, owner="a", parents=each.parents, hash_range=each.hash_range) for each in children[:91]),
+        *(Lease(shard.id, checkpoint=SHARD_END, hash_range=shard.hash_range) for shard in parents),
+        *(Lease(shard.id, owner="a", parents=shard.parents, hash_range=shard.hash_range) for shard in children[:91]),
     ]
     made = [action for action in plan(leases, [*parents, *children], Me("b"), MINIMAL) if isinstance(action, Create)]
-    assert [(each.lease.key, each.lease.checkpoint, each.rule) for each in made] == [
+    assert [(action.lease.key, action.lease.checkpoint, action.rule) for action in made] == [
         (str(n), TRIM_HORIZON, "L3") for n in range(91, 96)
     ]
 

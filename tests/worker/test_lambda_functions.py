@@ -173,7 +173,7 @@ def data_of(rows: list[Any]) -> list[bytes]:
 
 def reported(*numbers: int) -> dict[str, list[dict[str, str]]]:
     """Return the response that reports these records as failed."""
-    return {"batchItemFailures": [{"itemIdentifier": records(1, each)[0].sequence_number} for each in numbers]}
+    return {"batchItemFailures": [{"itemIdentifier": records(1, number)[0].sequence_number} for number in numbers]}
 
 
 def handled_by(function: Function, given_now: FunctionSettings = REPORTING, count: int = 6) -> ReaderHarness:
@@ -379,7 +379,7 @@ def test_one_call_is_at_work_at_a_time_in_a_process(app: str) -> None:
     OVERLAPS.clear()
     SEEN.clear()
     listed = four_shards()
-    source = ListSource(listed, {each.id: ShardRecords(records(250), size=250, ended=True) for each in listed})
+    source = ListSource(listed, {shard.id: ShardRecords(records(250), size=250, ended=True) for shard in listed})
     options = Options(initial_position="TRIM_HORIZON", checkpoint_seconds=0)
     with leasehold.worker(source, f"lambda:{app}.handler", leases=f"memory://{app}", **options):
         until(lambda: sum(count for count, _ in SEEN) == 1000, "all shards are handled")

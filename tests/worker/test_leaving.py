@@ -154,7 +154,7 @@ def test_a_handler_that_hangs_does_not_keep_a_worker_from_ending(caplog: pytest.
     runner = Runner(joined(store, stream_of_five()), hang, drain_seconds=0.5)
     ran = Ran(runner)
     assert begun.wait(WAIT)
-    (held,) = (each for each in runner.worker.holdings if each.key == "s-0")
+    (held,) = (holding for holding in runner.worker.holdings if holding.key == "s-0")
     runner.stop()
     assert ran.ended()
     assert ran.faults == []

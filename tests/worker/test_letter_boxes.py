@@ -63,7 +63,7 @@ def test_a_letter_that_cannot_take_its_name_leaves_nothing_behind(tmp_path: Path
     (tmp_path / FULL.name).mkdir()
     with pytest.raises(DeadLetterError, match=r"^no letter could be written: "):
         FolderSink(tmp_path).put(FULL)
-    assert [each.name for each in tmp_path.iterdir()] == [FULL.name]
+    assert [path.name for path in tmp_path.iterdir()] == [FULL.name]
     with pytest.raises(DeadLetterError, match=r"^a letter could not be read: "):
         FolderSink(tmp_path).get(FULL.name)
     with pytest.raises(DeadLetterError, match=r"^a letter could not be removed: "):
@@ -201,9 +201,9 @@ def test_letters_and_their_records_are_put_into_a_stream_under_their_keys(kinesi
     """The dead letter has the record's partition key, so a replayed record goes to the shard it came from."""
     sink = open_stream("kinesis://orders?region=eu-west-1&endpoint=http://h:1")
     plain = evolve(FULL, record=RECORD._replace(partition_key=None, explicit_hash_key=None))
-    for each in (FULL, plain):
-        sink.put(each)
-        sink.put_back(each)
+    for entry in (FULL, plain):
+        sink.put(entry)
+        sink.put_back(entry)
     name = {"StreamName": "orders"}
     assert kinesis.puts == [
         {**name, "Data": FULL.line, "PartitionKey": "k"},

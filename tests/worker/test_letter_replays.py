@@ -51,7 +51,7 @@ class Folder:
 def test_each_letter_is_handed_over_in_order_and_removed_when_it_is_done() -> None:
     """A crash of the handler loses no dead letter, and records of one key stay in order."""
     first, second, third, gone = (letter(number) for number in (7, 20, 100, 30))
-    lines: dict[str, bytes | None] = {each.name: each.line for each in (third, first, second)}
+    lines: dict[str, bytes | None] = {entry.name: entry.line for entry in (third, first, second)}
     folder = Folder({"z.txt": b"", **lines, gone.name: None, "a.txt": b"", "1-0-x-y.json": b"{", "2-0-x-y.json": b"["})
     folder.failing = {second.name: ValueError("again")}
     assert replay(folder, folder.deliver, folder.tell) == ReplayVerdict(done=2, failed=1, strange=4)

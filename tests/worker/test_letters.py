@@ -140,8 +140,8 @@ def test_a_record_that_is_buried_twice_has_one_letter_and_each_group_its_own(tmp
 def filled(folder: Path, *letters: DeadLetterEntry) -> Path:
     """Return a folder with these dead letters."""
     folder.mkdir()
-    for each in letters:
-        (folder / each.name).write_bytes(each.line)
+    for entry in letters:
+        (folder / entry.name).write_bytes(entry.line)
     return folder
 
 
@@ -272,8 +272,8 @@ def lying_in_a_bucket(letters: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
 
 def lying(sink: FolderSink | ObjectSink, letters: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
     """Write all, each a second time by another worker, and return what is there."""
-    for each in (*letters, *(evolve(each, worker="w-3", attempts=11, text="again") for each in letters)):
-        sink.put(each)
+    for entry in (*letters, *(evolve(entry, worker="w-3", attempts=11, text="again") for entry in letters)):
+        sink.put(entry)
     assert all(place_of(name) for name in sink.names())
     return [dead_letter_from(sink.get(name) or b"") for name in sink.names()]
 
@@ -284,8 +284,8 @@ def test_every_distinct_letter_is_there_once_however_many_workers_lay_it_into_th
     found: Callable[[list[DeadLetterEntry]], list[DeadLetterEntry]], letters: list[DeadLetterEntry]
 ) -> None:
     """No group's dead letter replaces another's."""
-    there = [of_record(each) for each in found(letters)]
-    assert sorted(there, key=repr) == sorted({of_record(each) for each in letters}, key=repr)
+    there = [of_record(entry) for entry in found(letters)]
+    assert sorted(there, key=repr) == sorted({of_record(entry) for entry in letters}, key=repr)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def test_groups_that_differ_by_an_option_of_their_urls_have_letters_of_their_own
     for source, store in (one, one, other):
         dead_letter_of(url(tmp_path), source, store)(delivery(), ValueError("poison"))
     written = [dead_letter_from(file.read_bytes()) for file in tmp_path.iterdir()]
-    assert sorted((each.source, each.table) for each in written) == sorted([one, other])
+    assert sorted((entry.source, entry.table) for entry in written) == sorted([one, other])
 
 
 def test_options_that_say_no_place_make_no_other_letter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ def test_letters_of_a_stream_are_counted_by_what_became_of_them(monkeypatch: pyt
     assert stream.replay(monkeypatch) == ReplayVerdict(done=2, failed=2, strange=2)
     assert stream.delivered == [letter(number) for number in (1, 2, 3, 4)]
     again = [evolve(letter(2), error="ValueError", text="again"), evolve(letter(4), error="OSError", text="too")]
-    assert stream.put == [evolve(each, alone=1, worker="r-1", time_ms=9008) for each in again]
+    assert stream.put == [evolve(entry, alone=1, worker="r-1", time_ms=9008) for entry in again]
     assert stream.told == [
         "the letter at 1001: ValueError: again",
         "the letter at 1002: it is no letter: it is not JSON",

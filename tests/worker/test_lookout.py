@@ -117,7 +117,7 @@ def test_a_listing_that_has_ended_does_not_go_on() -> None:
     store.asked.clear()
     worker.renew(clock.now)
     notes = [dict(write.notes) for write in store.asked if isinstance(write, RenewLease)]
-    assert {each[CALL] for each in notes if CALL in each} == {"8 2 s-0"}
+    assert {note[CALL] for note in notes if CALL in note} == {"8 2 s-0"}
 
 
 def test_a_thief_that_asked_nobody_is_noticed_by_the_next_listing() -> None:

@@ -118,7 +118,7 @@ def test_a_batch_larger_than_the_bound_goes_alone() -> None:
     woken: list[str] = []
     budget = MemoryBudget(MOST, woken.append)
     small, large, later = (share_of(budget, key, size) for key, size in (("a", 1), ("b", 2 * MOST), ("c", 1)))
-    assert [each.ask() for each in (small, large, later)] == [True, False, False], "in the order in which they ask"
+    assert [share.ask() for share in (small, large, later)] == [True, False, False], "in the order in which they ask"
     small.clear()
     assert (woken, large.ask(), later.ask()) == (["b"], True, False)
     large.clear()
@@ -155,7 +155,7 @@ def test_a_batch_smaller_than_was_asked_for_lets_in_who_waits() -> None:
     woken: list[str] = []
     budget = MemoryBudget(MOST, woken.append)
     share, other = (share_of(budget, key, MOST) for key in "ab")
-    assert [each.ask() for each in (share, other)] == [True, False]
+    assert [asking.ask() for asking in (share, other)] == [True, False]
     share.hold(batch(0))
     assert (woken, budget.used) == (["b"], MOST)
 
@@ -165,7 +165,7 @@ def test_who_leaves_the_line_is_not_let_in_afterwards() -> None:
     woken: list[str] = []
     budget = MemoryBudget(MOST, woken.append)
     share, other = (share_of(budget, key, MOST) for key in "ab")
-    assert [each.ask() for each in (share, other)] == [True, False]
+    assert [asking.ask() for asking in (share, other)] == [True, False]
     other.clear()
     share.clear()
     assert (woken, budget.used) == ([], 0)

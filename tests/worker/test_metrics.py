@@ -216,7 +216,7 @@ def test_two_workers_of_one_program_are_both_told(late: bool, monkeypatch: pytes
     reader, gauges = InMemoryMetricReader(), list[WorkerMetrics]()
     steps: list[Callable[[], object]] = [
         partial(program.on_set_meter_provider, MeterProvider([reader])),
-        lambda: gauges.extend(WorkerMetrics(each.worker) for each in fleet),
+        lambda: gauges.extend(WorkerMetrics(driven.worker) for driven in fleet),
     ]
     for step in reversed(steps) if late else steps:
         step()

@@ -66,7 +66,7 @@ def _sick(layout: str, lost: Lost, clock: Clock) -> tuple[Store, Store, OneWay]:
         return EtagStore(objects, ObjectLayout("fleet")), EtagStore(line, ObjectLayout("fleet")), line
     cells = MemoryStore().cells()
     line = OneWay(cells, lost, clock, frozenset({"list", "read"}))
-    healthy, sick = (SessionStore(each, gather=0.0) for each in (cells, line))
+    healthy, sick = (SessionStore(connection, gather=0.0) for connection in (cells, line))
     return healthy, sick, line
 
 
@@ -108,7 +108,7 @@ def test_no_shard_waits_longer_than_two_lease_times_for_a_worker_with_a_one_way_
     for _ in range(1200):
         together([well, sick], 0.5)
         for key in read_at:
-            if key in well.held or any(each.key == key and not each.expired for each in sick.worker.holdings):
+            if key in well.held or any(holding.key == key and not holding.expired for holding in sick.worker.holdings):
                 read_at[key] = clock.now
         longest = max(longest, clock.now - min(read_at.values()))
     # If reads still succeed, the sick worker steals again, and the lease it took stands still from its

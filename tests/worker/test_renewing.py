@@ -131,8 +131,8 @@ def test_a_lease_is_looked_at_when_it_is_due_and_at_every_beat() -> None:
     leases = [Lease(f"s-{place}", owner="a", version=Version("1")) for place in range(3)]
     identity = Identity("a", "p", lambda: "")
     first, second, third = held = tuple(
-        Holding(store, each, identity=identity, clock=lambda: clock.now, begun=0.0, lease_seconds=10.0)
-        for each in leases
+        Holding(store, lease, identity=identity, clock=lambda: clock.now, begun=0.0, lease_seconds=10.0)
+        for lease in leases
     )
     released: list[Holding] = []
     renewing = Renewing(Config(lease_seconds=10.0), released.append)
@@ -153,7 +153,7 @@ def test_a_lease_is_looked_at_when_it_is_due_and_at_every_beat() -> None:
     )
     with_fourth = (first, third, fourth)
     assert looked_at(1.8, with_fourth) == [fourth]
-    assert {each.key for each in looked_at(3.4, with_fourth)} == {"s-0", "s-2", "s-4"}
+    assert {lease.key for lease in looked_at(3.4, with_fourth)} == {"s-0", "s-2", "s-4"}
 
 
 def claimed(store: FaultyStore, key: str) -> Lease:

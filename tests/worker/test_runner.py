@@ -259,8 +259,8 @@ def test_renewals_that_keep_failing_end_the_run_before_the_leases_expire(
     renewals = [name for what, name in worker.done if what == "renew"]
     assert len(renewals) >= 7, "after half of the lease's time"
     assert set(renewals) == {"leasehold-renew"}
-    ends = [each for each in caplog.records if each.getMessage() == "the worker ends: unexpected fault"]
-    assert [str(each.exc_info[1]) for each in ends if each.exc_info] == ["no renewal"]
+    ends = [record for record in caplog.records if record.getMessage() == "the worker ends: unexpected fault"]
+    assert [str(record.exc_info[1]) for record in ends if record.exc_info] == ["no renewal"]
 
 
 def test_a_turn_that_failed_is_tried_again_and_a_run_that_went_well_complains_of_nothing(
@@ -280,7 +280,7 @@ def test_a_turn_that_failed_is_tried_again_and_a_run_that_went_well_complains_of
         assert handled.wait(WAIT)
     assert names == {"leasehold-handle"}, "a slow handler would hold up the reading of other shards"
     assert {name for what, name in worker.done if what == "turn"} == {"leasehold-turn"}
-    messages = [each.getMessage() for each in caplog.records if each.name == "leasehold.runner"]
+    messages = [record.getMessage() for record in caplog.records if record.name == "leasehold.runner"]
     assert messages == ["trying again in 0.25 s: unexpected fault"]
 
 
@@ -375,7 +375,7 @@ def test_the_first_reason_ends_a_run_and_the_others_are_not_told(caplog: pytest.
         runner._fail(fault)  # noqa: SLF001  as two ending tasks do
     with pytest.raises(WorkerError, match=r"^the worker cannot go on: OSError: first$"):
         run_to_its_end(runner)
-    errors = [str(each.exc_info[1]) for each in caplog.records if each.exc_info]
+    errors = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
     assert errors == ["first"]
 
 
@@ -389,7 +389,7 @@ def test_a_worker_with_more_than_it_can_renew_says_so_once(
         runner._renew(time.monotonic())  # noqa: SLF001  as its task does
     runner.stop()
     runner.run()
-    (message,) = (each.getMessage() for each in caplog.records if each.name == "leasehold.runner")
+    (message,) = (record.getMessage() for record in caplog.records if record.name == "leasehold.runner")
     assert message.startswith("0 leases are held, and 60 renewals at a time are too few to renew each in 5.3 s")
 
 

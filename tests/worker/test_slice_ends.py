@@ -155,7 +155,7 @@ def test_a_verdict_counts_what_the_handler_was_done_with(monkeypatch: pytest.Mon
 
     def does(handling: Handling) -> None:
         assert handling.dead_letter is None
-        replies.extend(handling.handler(each) for each in batches)
+        replies.extend(handling.handler(batch) for batch in batches)
 
     assert sliced(monkeypatch, handle, does) == SliceVerdict(True, 5, 0, 0)
     assert (got, replies) == (batches, [None, False, None])
@@ -198,14 +198,14 @@ def test_a_verdict_counts_letters_and_shards_and_tells_the_users_own(monkeypatch
 
     def does(counted: Handling) -> None:
         assert counted.dead_letter is not None
-        for each in batches:
-            assert counted.dead_letter(each, error) is None
+        for batch in batches:
+            assert counted.dead_letter(batch, error) is None
         happens: Any = counted.observer
         for happening in ("initialize", "shard-ended", "shard-ended", "shard-ended", "stopped"):
             happens(happening, holding)
 
     assert sliced(monkeypatch, handling, does) == SliceVerdict(True, 0, 2, 3)
-    assert dead_lettered == [(each, error) for each in batches]
+    assert dead_lettered == [(batch, error) for batch in batches]
     assert {who for _, who in reported} == {holding}
     assert [what for what, _ in reported] == ["initialize", *["shard-ended"] * 3, "stopped"]
 

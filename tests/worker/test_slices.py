@@ -39,7 +39,7 @@ def test_a_reader_brings_what_arrived_in_time_and_nothing_else(
     # Times rise, except by some seconds.
     rows = [record(number, seconds + more) for number, (seconds, more) in enumerate(sorted(gaps), 1)]
     source = Timed(shard_logs={"s-0": ShardRecords(rows, size=size, ended=ended)}, tells_last=tells_last)
-    within = [int(each.sequence_number) for each in rows if SINCE / 1000 <= (each.arrived or 0) < UNTIL / 1000]
+    within = [int(row.sequence_number) for row in rows if SINCE / 1000 <= (row.arrived or 0) < UNTIL / 1000]
     assert read_to_the_end(source) == (within, True)
 
 
@@ -67,12 +67,12 @@ class Fleet:
         return Worker(store=CUT.store(self.store), source=CUT.source(self.source), me=name, config=config)
 
     def handle(self, delivery: Delivery) -> None:
-        self.handled += [int(each.sequence_number) for each in delivery.records]
+        self.handled += [int(row.sequence_number) for row in delivery.records]
 
     @property
     def wanted(self) -> list[int]:
-        rows = (each for shard_log in self.source.shard_logs.values() for each in shard_log.records)
-        return sorted(int(each.sequence_number) for each in rows if (each.arrived or 0) * 1000 < UNTIL)
+        rows = (row for shard_log in self.source.shard_logs.values() for row in shard_log.records)
+        return sorted(int(row.sequence_number) for row in rows if (row.arrived or 0) * 1000 < UNTIL)
 
 
 def side_by_side(works: Sequence[Callable[[], SliceVerdict]]) -> list[SliceVerdict]:
@@ -132,7 +132,7 @@ def test_async_handlers_and_dead_letters_count_too() -> None:
     fleet = Fleet()
 
     async def handle(delivery: Delivery) -> None:
-        if any(int(each.sequence_number) == 7 for each in delivery.records):
+        if any(int(row.sequence_number) == 7 for row in delivery.records):
             raise ValueError
         fleet.handle(delivery)
 

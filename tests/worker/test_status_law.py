@@ -203,7 +203,7 @@ class World:
             for key in self.shards if self.busy else ():
                 shard_log = self.source.shard_logs[key].records
                 new = records(self.chance.randint(0, 3), len(shard_log))
-                shard_log += [each._replace(arrived=self.wall()) for each in new]
+                shard_log += [record._replace(arrived=self.wall()) for record in new]
             self._run(min(LOOK_SECONDS, end - self.clock.now))
             self.watcher.try_look()
             each()
@@ -243,7 +243,7 @@ def stream(how: str, *, whole: bool) -> Fault:
 def hang(world: World) -> Callable[[], None]:
     """Let the handlers of one worker never end, and give them something to process."""
     world.busy = True
-    holder = world.chance.choice([each for each in world.fleet if each.worker.holdings])
+    holder = world.chance.choice([member for member in world.fleet if member.worker.holdings])
     holder.executor.hung = True
     return holder.executor.wake
 
@@ -275,7 +275,7 @@ def dead(most: int) -> Fault:
         gone = [world.fleet.pop() for _ in range(min(most, len(world.fleet)))]
 
         def heal() -> None:
-            world.fleet += [Member(each.name, world) for each in gone]
+            world.fleet += [Member(member.name, world) for member in gone]
 
         return heal
 
@@ -285,12 +285,12 @@ def dead(most: int) -> Fault:
 def paused(world: World) -> Callable[[], None]:
     """Stop every process, and let it go on later."""
     fleet = tuple(world.fleet)
-    for each in fleet:
-        each.asleep_until = float("inf")
+    for member in fleet:
+        member.asleep_until = float("inf")
 
     def heal() -> None:
-        for each in fleet:
-            each.asleep_until = 0.0
+        for member in fleet:
+            member.asleep_until = 0.0
 
     return heal
 
@@ -344,7 +344,7 @@ def test_in_a_fault_of_more_than_a_minute_the_group_is_not_ok_and_afterwards_it_
 def age(world: World, key: str) -> float:
     """Return the seconds since the arrival of the first record that no handler has finished."""
     done = world.store.row(key).checkpoint.order
-    arrivals = (each.arrived for each in world.source.shard_logs[key].records if each.position.order > done)
+    arrivals = (record.arrived for record in world.source.shard_logs[key].records if record.position.order > done)
     return world.wall() - (next(arrivals, None) or world.wall())
 
 

@@ -70,15 +70,15 @@ def test_a_hot_shard_is_left_with_little_beside_it() -> None:
     fleet = [member(store, source, clock, me, me, Config(lease_seconds=10.0)) for me in ("a-1", "b-1")]
     rates = {f"s-{n}": 750.0 if n == 0 else 100.0 for n in range(8)}
     for _ in range(300):
-        for each in fleet:
-            for holding in each.worker.holdings:
+        for driven in fleet:
+            for holding in driven.worker.holdings:
                 holding.throughput.add(int(rates[holding.key] * 1024), clock.now)
         together(fleet, 1.0)
-        for each in fleet:
-            for holding in each.worker.holdings:
+        for driven in fleet:
+            for holding in driven.worker.holdings:
                 if holding.releasing:
                     holding.release()
-    loads = [sum(rates[key] for key in each.held) for each in fleet]
+    loads = [sum(rates[key] for key in driven.held) for driven in fleet]
     assert {row.key: (row.weight or 0) / 1024 for row in store.list().leases} == pytest.approx(rates, rel=0.3)
     assert sorted(loads) == [700.0, 750.0]
 
@@ -89,13 +89,13 @@ def test_bursts_move_nothing() -> None:
     source = ListSource(even_shards(tuple(f"s-{n}" for n in range(8))))
     fleet = [member(store, source, clock, me, me, Config(lease_seconds=3.0)) for me in ("a-1", "b-1")]
     together(fleet, 10.0)
-    before = [each.held for each in fleet]
+    before = [driven.held for driven in fleet]
     for _ in range(300):
-        for each in fleet:
-            for holding in each.worker.holdings:
+        for driven in fleet:
+            for holding in driven.worker.holdings:
                 holding.throughput.add(int(draw.choice((0.0, 0.0, 1.0, 3.0)) * 102_400), clock.now)
                 if holding.releasing:
                     holding.release()
         together(fleet, 1.0)
     assert all(row.weight for row in store.list().leases)
-    assert [each.held for each in fleet] == before
+    assert [driven.held for driven in fleet] == before

@@ -31,7 +31,7 @@ FLAGS = {"create", "late_checkpoints", "wait"}
 def strange(name: str) -> list[Any]:
     """Return values that this option can't have. None stands for its default."""
     kinds = bool if name in FLAGS else int if name in COUNTS else FINE.get(name, ())
-    values = [each for each in STRANGE[1:] if not isinstance(each, kinds)]
+    values = [value for value in STRANGE[1:] if not isinstance(value, kinds)]
     return values if name in FLAGS else [*values, True]
 
 

@@ -11,8 +11,8 @@ from leasehold_lab.simulator.world.world import ListSource
 def test_a_claim_that_was_not_answered_is_taken_up_at_once_and_not_at_the_next_look() -> None:
     """Until the next look the lease would be unread for 20 s or more, which is longer than an expiry."""
     clock, store = Clock(), FaultyStore()
-    for each in four_shards():
-        store.write(CreateLease(Lease(each.id, hash_range=each.hash_range)))
+    for shard in four_shards():
+        store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
     one = member(store, ListSource(four_shards()), clock)
     store.lose_replies = 4
     one.run(3)

@@ -24,7 +24,7 @@ def test_a_large_worker_takes_what_a_small_one_may_not(order: tuple[str, ...]) -
         config = Config(Minimal(max_leases=limits[name]), lease_seconds=10.0)
         fleet.append(member(store, source, clock, me=name, config=config))
         together(fleet, 100)
-    held = {each.worker.me: sorted(each.held) for each in fleet}
+    held = {driven.worker.me: sorted(driven.held) for driven in fleet}
     assert Counter(lease.owner for lease in store.list().leases) == {"laptop-1": 4, "cluster-1": 28}
     together(fleet, 200)
-    assert {each.worker.me: sorted(each.held) for each in fleet} == held
+    assert {driven.worker.me: sorted(driven.held) for driven in fleet} == held

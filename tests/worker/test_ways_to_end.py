@@ -50,8 +50,8 @@ def ours() -> list[threading.Thread]:
 
 def settled(store: FaultyStore) -> str:
     """Wait until no worker thread is left. Return the checkpoint of the lease, which has no owner."""
-    for each in ours():
-        each.join(WAIT)
+    for thread in ours():
+        thread.join(WAIT)
     assert ours() == []
     (lease,) = store.list().leases
     assert lease.owner is None
@@ -63,9 +63,9 @@ def _leaves_handlers() -> Iterator[None]:
     """Check that a worker restores its program's signal handlers."""
     EARLIER.clear()
     EARLIER.update(threading.enumerate())
-    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
     yield
-    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == before
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == before
 
 
 class Came:
@@ -325,7 +325,7 @@ def test_read_from_several_tasks_is_refused() -> None:
 
     asyncio.run(main())
     assert seen == NUMBERS[:3]
-    assert ["another thread or task" in each for each in refused] == [True, True]
+    assert ["another thread or task" in message for message in refused] == [True, True]
     assert settled(store) == NUMBERS[2]
 
 
@@ -379,7 +379,7 @@ def test_an_error_that_ends_a_worker_is_logged_at_once(caplog: pytest.LogCapture
     async def main() -> None:
         task = asyncio.create_task(leasehold.arun(stream(), print, leases=Broken(), wait=False, worker="w-1"))
         await asyncio.wait({task})
-        logged = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
+        logged = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
         assert "worker w-1 has ended: StoreError: no such table" in logged
         with pytest.raises(StoreError):
             task.result()

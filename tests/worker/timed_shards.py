@@ -52,7 +52,7 @@ def read_to_the_end(source: Timed, start: Position = TRIM_HORIZON) -> tuple[list
     numbers: list[int] = []
     for _ in range(100):
         batch = reader.read()
-        numbers += [int(each.sequence_number) for each in batch.records]
+        numbers += [int(row.sequence_number) for row in batch.records]
         if batch.ended:
             return numbers, True
     return numbers, False

@@ -270,8 +270,8 @@ def together(members: list[Driven], seconds: float) -> None:
     """Keep the appointments of several workers in order of time."""
     clock = members[0].clock
     end = clock.now + seconds
-    while (due := min(min(each.renew_due, each.turn_due) for each in members)) <= end:
+    while (due := min(min(driven.renew_due, driven.turn_due) for driven in members)) <= end:
         clock.now = max(clock.now, due)
-        for each in members:
-            each.step()
+        for driven in members:
+            driven.step()
     clock.now = end
