@@ -123,7 +123,7 @@ def test_a_batch_that_is_given_up_cancels_its_keys() -> None:
 
 
 def test_a_part_cannot_be_checkpointed() -> None:
-    """A checkpoint of a part would cover unfinished records of other keys."""
+    """Only the whole batch can be checkpointed, because a part does not know how far the other keys are."""
     harness = ReaderHarness(ShardRecords(keyed("a", "b", "a")))
     refused: list[str] = []
 

@@ -1,4 +1,4 @@
-"""How often a lease is checkpointed: once a second, and at once where another worker would start from it."""
+"""How often a lease is checkpointed: once a second, and at once if another worker will start from it."""
 
 from reading_bench import ReaderHarness, data
 from virtual_fleet import FaultyStore

@@ -361,7 +361,7 @@ def test_the_error_that_ends_a_worker_in_the_background_is_raised_by_its_block()
 
 
 def test_workers_of_one_process_have_ids_of_their_own() -> None:
-    """Otherwise two workers in one notebook would take each other's leases for their own."""
+    """Two workers in one notebook hold separate leases."""
     made = [consumption(stream(), FaultyStore(), print, Options()).me for _ in range(2)]
     assert made[0] != made[1]
 

@@ -182,7 +182,7 @@ def test_where_all_threads_hang_the_batch_is_withdrawn() -> None:
 
 
 def test_a_batch_that_has_just_begun_is_not_withdrawn() -> None:
-    """Otherwise the batch would be processed here and by the lease's next owner."""
+    """A batch is withdrawn only if its handler has not begun, so that no other worker processes it at the same time."""
     watched = Watched({"slow_seconds": 5.0})
     watched.begin()
     watched.executor.waiting.clear()

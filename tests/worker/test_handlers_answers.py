@@ -105,7 +105,7 @@ def test_a_callable_that_does_not_fit_is_refused_with_the_names_of_its_arguments
 
 
 def test_a_coroutine_that_nobody_awaits_is_closed() -> None:
-    """Python would otherwise warn of it when it is garbage-collected."""
+    """Python does not warn of it when it is garbage-collected."""
     left = later(None)
     assert str(fault_of(left)).startswith("it returned a value (coroutine): ")
     assert inspect.getcoroutinestate(left) == inspect.CORO_CLOSED

@@ -61,7 +61,7 @@ def test_a_worker_that_was_alone_watches_its_heir_at_once() -> None:
 
 
 def test_a_request_seen_in_a_listing_is_answered_by_a_gift() -> None:
-    """Otherwise the owner, whose plan saw the next owner first, would release the lease to any worker."""
+    """The lease goes to the worker that requested it, even if the owner's plan saw that worker first."""
     clock, store = Clock(), FaultyStore()
     one, _two = pair(clock, store)
     asked_for(store)
@@ -205,7 +205,7 @@ def test_an_heir_that_leaves_asks_for_nothing_beside_that() -> None:
 
 
 def test_a_release_waits_for_the_batch_in_hand() -> None:
-    """Otherwise another worker could own the lease while its batch is still being processed."""
+    """No other worker owns the lease while its batch is still being processed."""
     clock, store = Clock(), FaultyStore()
     one, _two = pair(clock, store)
     consumer(one).busy = True

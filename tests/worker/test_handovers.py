@@ -305,7 +305,7 @@ def test_a_call_that_is_given_up_before_it_answers_is_cancelled_when_it_does() -
 
 
 def test_what_no_loop_awaits_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python would otherwise warn of it later and elsewhere, and its objects would stay in memory until then."""
+    """Its objects are freed at once, and Python does not warn of it later and elsewhere."""
 
     def refused(*_told: object) -> Thread:
         raise RuntimeError("can't start new thread")

@@ -71,7 +71,7 @@ def test_a_note_is_no_sign_of_life() -> None:
 
 
 def test_a_handler_is_given_a_number_that_fences_or_none() -> None:
-    """A number that stays 0 would let every former owner in."""
+    """If the store does not count owners, the handler gets None rather than a number that never rises."""
     stores = FaultyStore(), FaultyStore(Capabilities(counts_owners=False))
     tokens = [Delivery((), Position("1"), None, Held(store=store).holding).epoch for store in stores]
     assert tokens == [1, None]

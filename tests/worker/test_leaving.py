@@ -86,7 +86,7 @@ def test_a_thread_that_cannot_be_started_ends_the_run(monkeypatch: pytest.Monkey
 
 
 def test_a_worker_without_a_thread_left_takes_its_requests_back_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise its peers would give leases to a worker that has ended."""
+    """No other worker gives a lease to a worker that has ended."""
     worker, closed = joined(FaultyStore(), stream_of_five()), list[bool]()
     close = worker.close
 

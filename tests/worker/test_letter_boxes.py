@@ -147,7 +147,7 @@ def test_letters_lie_right_under_the_prefix(bucket: Bucket, place: str, prefix: 
 
 
 def test_a_bucket_that_is_not_there_is_said_at_the_start(bucket: Bucket) -> None:
-    """It is not left to the first record that fails."""
+    """The start fails, instead of the first record that needs the bucket."""
     bucket.absent = True
     with pytest.raises(DeadLetterError, match=r"^there is no bucket 'b'$"):
         dead_letters("s3://b/p")

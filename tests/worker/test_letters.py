@@ -302,7 +302,7 @@ def test_every_distinct_letter_is_there_once_however_many_workers_lay_it_into_th
 def test_groups_that_differ_by_an_option_of_their_urls_have_letters_of_their_own(
     one: tuple[str, str], other: tuple[str, str], tmp_path: Path
 ) -> None:
-    """Otherwise a replay of one group would remove the dead letters of the other."""
+    """A replay of one group leaves the dead letters of the other alone."""
     for source, store in (one, one, other):
         dead_letter_of(url(tmp_path), source, store)(delivery(), ValueError("poison"))
     written = [dead_letter_from(file.read_bytes()) for file in tmp_path.iterdir()]

@@ -64,7 +64,7 @@ def test_the_bulletins_row_is_renewed_every_beat_and_the_others_seldom() -> None
 
 
 def test_a_bulletin_travels_where_checkpoints_do_the_renewing() -> None:
-    """Otherwise a worker that reads another row would see it change and never get any news (C4)."""
+    """A worker that reads any row of the lookout gets its news, also if checkpoints renew that row (C4)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
@@ -162,7 +162,7 @@ def test_no_action_touches_a_lease_that_was_not_just_read(monkeypatch: pytest.Mo
 
 
 def test_a_gift_is_taken_up_without_a_listing() -> None:
-    """Otherwise the lease would be unread until the next listing, and the giver would take it back (H3)."""
+    """The next owner accepts a gift before its next listing, so that the giver does not take it back (H3)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")

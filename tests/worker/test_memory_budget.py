@@ -257,7 +257,7 @@ def test_a_batch_that_was_forgotten_and_read_again_has_the_attempts_that_were_le
 
 
 def test_a_batch_that_was_forgotten_before_the_first_checkpoint_is_read_again_from_where_latest_was() -> None:
-    """LATEST in the row would mean the present tip, and what was read of the shard would be skipped."""
+    """It is read from the pinned position, because LATEST in the row means the present tip."""
 
     def fails_once(_delivery: Delivery) -> None:
         if len(harness.handed) == 1:

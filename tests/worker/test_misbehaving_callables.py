@@ -147,7 +147,7 @@ def test_a_measure_that_raises_skips_nothing(caplog: pytest.LogCaptureFixture) -
 
 
 def test_an_observer_that_would_have_to_be_awaited_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    """Otherwise it would never run, and only Python's own warning would show why."""
+    """An async observer never runs, and the log says so."""
 
     async def observe(_happening: Happening, _holding: Holding) -> None:
         """Never runs."""

@@ -84,7 +84,7 @@ def test_a_checkpoint_stores_position_measure_and_children() -> None:
 
 
 def test_the_end_of_a_shard_whose_owner_stays_ends_no_holding() -> None:
-    """With the `kcl` rules finished leases would otherwise be claimed and lost in turn forever."""
+    """With the `kcl` rules a finished lease stays with its owner, and is not claimed and lost in turn."""
     one = Held()
     assert one.holding.checkpoint(SHARD_END, keep_owner=True)
     assert (one.end, one.row.owner, one.row.ended) == ((False, ""), "ann", True)
@@ -162,7 +162,7 @@ def test_a_gift_never_moves_the_checkpoint_back() -> None:
 
 
 def test_a_lease_that_a_kcl_3_leader_moves_is_not_taken_back() -> None:
-    """Its next owner polls seldom, and would find its lease taken back each time."""
+    """Its next owner polls seldom and needs longer than a gift waits."""
     one = Held()
     one.store.rewrite("s-0", lambda row: evolve(row, next_owner="bob", yields=False, leaving=True))
     assert one.holding.annotate("a", "1")
@@ -222,7 +222,7 @@ def test_a_thief_is_named() -> None:
 
 
 def test_a_row_that_is_gone_is_made_anew_where_its_owner_was() -> None:
-    """Another worker would create it at the initial position and skip or repeat what lies between."""
+    """Nothing is skipped or repeated, unlike at the initial position, where another worker would create it."""
     one = Held()
     assert one.holding.checkpoint(Position("40"))
     before = one.holding.lease
@@ -356,7 +356,7 @@ def test_the_elder_of_two_processes_keeps_its_lease_and_signs_it_again() -> None
 
 
 def test_the_younger_of_two_processes_gives_up_when_the_elder_writes() -> None:
-    """Otherwise both would continue and process every record twice."""
+    """Only one of two processes with the same id continues."""
     younger = Held(process="p-2", replaced="p-1")
     younger.store.write(ClaimLease(younger.row, "ann", SIGNED))
     assert younger.holding.renew() is False
@@ -365,7 +365,7 @@ def test_the_younger_of_two_processes_gives_up_when_the_elder_writes() -> None:
 
 
 def test_a_process_that_slept_past_its_lease_leaves_it_to_its_successor() -> None:
-    """Otherwise it would wake up and oust the process that was started in its place."""
+    """A process that wakes up does not oust the one that was started in its place."""
     elder = Held()
     elder.store.write(ClaimLease(elder.row, "ann", (("process", "p-2/ann"),)))
     elder.clock.now = 1011.0

@@ -39,7 +39,7 @@ def test_a_return_moves_no_checkpoint_and_a_late_word_does() -> None:
 
 
 def test_a_handler_s_last_word_is_heard_before_its_lease_goes() -> None:
-    """Otherwise everything since the handler's last checkpoint would come again after a stop."""
+    """After a stop, only what the handler has not finished comes again."""
     words: list[str] = []
     harness = ReaderHarness(ShardRecords(records(6), size=2))
     reading = harness.reading(
@@ -54,7 +54,7 @@ def test_a_handler_s_last_word_is_heard_before_its_lease_goes() -> None:
 
 
 def test_without_a_word_a_release_carries_nothing() -> None:
-    """A release at the last returned batch would skip what the handler has not finished."""
+    """The release does not checkpoint the last returned batch, which the handler may not have finished."""
     words: list[str] = []
     harness = ReaderHarness(ShardRecords(records(6), size=2))
     reading = harness.reading(final_checkpoint=_heard(words))
@@ -105,7 +105,7 @@ def test_a_batch_for_which_a_thread_was_free_only_after_its_lease_had_expired_is
 
 @pytest.mark.parametrize("numbered", [False, True])
 def test_after_a_fault_before_its_first_checkpoint_it_begins_again_where_latest_was(numbered: bool) -> None:
-    """LATEST in the row would mean the present tip, and what the previous child had would be skipped."""
+    """It begins at the pinned position, because LATEST in the row means the present tip."""
 
     def does(_delivery: Delivery) -> None:
         if len(harness.handed) == 2:
@@ -201,7 +201,7 @@ def test_a_lease_goes_without_a_last_word_of_a_handler_that_was_given_up_and_han
 
 @pytest.mark.parametrize("silent", [0, 2])
 def test_a_shard_ends_by_its_word(silent: int) -> None:
-    """Ending the shard without a checkpoint would lose what the handler still holds. Java is stuck in that case."""
+    """The shard ends only when the handler has checkpointed its end, so nothing that it holds is lost."""
     words: list[str] = []
 
     def end(final_checkpoint: FinalCheckpoint) -> None:

@@ -41,7 +41,7 @@ moment = [0.0]
 
 
 def noted(found: ProgressMeter, now: float) -> Progress:
-    """Return what a row would contain now."""
+    """Return the annotation that a row gets now."""
     moment[0] = now
     reach = progress_of(Lease("s-0", notes=found.notes(now)))
     assert reach is not None
@@ -58,7 +58,7 @@ class Columns(Batch):
 
 
 def test_a_batch_of_columns_is_read_like_any_other() -> None:
-    """Otherwise each batch of Spark's fast path would fail and be read again forever."""
+    """Batches of Spark's fast path are measured without making objects of their records."""
     progress_meter = meter()
     progress_meter.read(Columns((), Position("7"), 4.0, 0.2), 0.0)
     assert noted(progress_meter, 10.0).behind == 14.0

@@ -39,7 +39,7 @@ def test_records_are_handed_over_in_order_and_checkpointed() -> None:
 
 
 def test_a_shard_is_read_under_the_number_that_its_handler_is_given() -> None:
-    """Otherwise a sink that fences by the epoch would reject that owner's own reader."""
+    """The source gets the handler's epoch, so that a sink which fences by it accepts the owner's own reader."""
     source, tokens = FaultySource(), []
     harness = ReaderHarness(source=source, does=lambda delivery: tokens.append(delivery.epoch))
     assert harness.holding.renew()
@@ -99,7 +99,7 @@ def test_latest_is_pinned_before_the_first_read_and_stays() -> None:
 
 @pytest.mark.parametrize("noted", [False, True])
 def test_reading_begins_behind_the_number_that_latest_is_pinned_to(noted: bool) -> None:
-    """Otherwise a partition that already has events would be held and never read."""
+    """A partition that already has events is read from the first event after that number."""
     source, latest = FaultySource(), Position("101", 0, "101")
     source.present = latest
     notes = latest_notes(latest) if noted else ()
@@ -110,7 +110,7 @@ def test_reading_begins_behind_the_number_that_latest_is_pinned_to(noted: bool) 
 
 
 def test_latest_is_pinned_once_whether_or_not_the_store_answers() -> None:
-    """A second pin would be later and skip what arrived in between."""
+    """Nothing is skipped by pinning a later position at a second try."""
     harness = ReaderHarness(ShardRecords(records(2)), lease=Lease("s-0", checkpoint=LATEST))
     harness.store.lose_replies = 1
     reading = harness.reading()
@@ -344,7 +344,7 @@ def test_a_handler_that_fails_on_the_last_batch_keeps_the_shard_open() -> None:
 
 
 def test_a_merged_child_waits_for_the_lease_of_its_other_parent() -> None:
-    """Otherwise the child could be read before a parent that no worker has found yet."""
+    """A child is not read before a parent that no worker has found yet."""
     child = shard("c-0", 0, 9, "s-0", "s-1")
     harness = ReaderHarness(ShardRecords(records(1), (child,), ended=True))
     harness.source.listed = [shard("s-0", 0, 4, open=False), shard("s-1", 5, 9, open=False), child]

@@ -83,7 +83,7 @@ def test_a_renewal_that_waits_for_its_answer_is_looked_at_again_a_second_later()
 
 
 def test_a_lease_not_confirmed_in_time_is_dropped_although_its_renewal_stalls() -> None:
-    """Others may own it by then, and both would process its records."""
+    """Another worker may own it by then."""
     _, alone, _ = stalled()
     (holding, *_) = alone.worker.holdings
     due = holding.confirmed + 10.0 * 4 / 3

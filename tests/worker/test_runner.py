@@ -333,7 +333,7 @@ def holding_all() -> Iterator[Runner]:
 def test_a_lease_is_told_to_go_before_its_reading_is_woken(
     holding_all: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader that checked in between would wait for its next step, seconds into the drain."""
+    """A reader that checks at once sees the request, and does not wait for its next step."""
     readings, woken = holding_all._lease_readers, list[bool]()  # noqa: SLF001
     held, wake = {holding.key: holding for holding in holding_all.worker.holdings}, readings.schedule.wake
 
@@ -394,7 +394,7 @@ def test_a_worker_with_more_than_it_can_renew_says_so_once(
 
 
 def test_a_worker_with_a_consumer_of_its_own_is_refused() -> None:
-    """Otherwise its leases would be read twice."""
+    """Its leases are read only once."""
     worker = joined(FaultyStore(), stream_of_five())
     worker.consumer = Kept()
     with pytest.raises(ValueError, match=r"^worker: it has a consumer of its own$"):

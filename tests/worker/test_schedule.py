@@ -242,7 +242,7 @@ def test_a_step_that_could_not_be_begun_is_begun_when_it_is_woken(
 
 
 def test_where_no_task_can_be_had_its_worker_is_told_and_the_step_is_called_all_the_same(calendar: Calendar) -> None:
-    """Otherwise every shard would wait forever while the worker renews its leases."""
+    """The worker does not renew its leases while every shard waits forever."""
     calendar.time.most = 1
     calendar.kept.add("a", calendar.step("a", 2.0))
     calendar.tasks.run(20.0)

@@ -39,7 +39,7 @@ def test_a_shard_that_is_read_to_its_last_record_ends_when_it_is_opened_again() 
 
 
 def test_a_reading_at_the_tip_counts_only_if_the_time_was_over_before_it() -> None:
-    """Otherwise what arrives between the read and the check of the clock would be left out."""
+    """What arrives between the read and the check of the clock is not left out."""
 
     class Late(Timed):
         def open(self, lease: Lease, start: Position) -> Reader:
@@ -108,7 +108,7 @@ def test_a_slice_may_begin_with_the_oldest_record_or_a_moment_before_its_end(sin
 
 
 def test_an_empty_slice_from_the_oldest_record_is_refused() -> None:
-    """Otherwise a worker would end at once and report that everything is read."""
+    """A worker does not report that everything is read when there was nothing to read."""
     with pytest.raises(ValueError, match="no earlier than it ends"):
         Slice(TRIM_HORIZON, 0)
 

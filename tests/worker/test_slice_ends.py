@@ -98,7 +98,7 @@ def test_a_look_that_hangs_does_not_keep_the_worker() -> None:
 
 
 def test_a_look_that_fails_ends_the_run_with_its_reason() -> None:
-    """A worker whose slice is no longer checked would go on forever."""
+    """A worker whose slice is no longer checked does not go on forever."""
     run = Run(until_stopped)
 
     def over() -> bool:

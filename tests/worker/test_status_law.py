@@ -387,7 +387,7 @@ QUIET = [0, *(pytest.param(number, marks=MORE) for number in range(1, 50))]
 
 @pytest.mark.parametrize("block", QUIET)
 def test_at_rest_the_group_is_never_anything_but_ok(block: int) -> None:
-    """A false alarm would make people ignore the next one."""
+    """There are no false alarms, which make people ignore the real ones."""
     for seed in range(1_000 + 10 * block, 1_000 + 10 * (block + 1)):
         world = World(seed)
         world.live(SETTLE_SECONDS)

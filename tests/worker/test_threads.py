@@ -113,7 +113,7 @@ def test_a_pool_grows_when_it_is_told_to_and_ends_tasks_when_it_is_made_smaller(
 
 
 def test_a_signal_given_as_it_is_taken_leaves_the_next_one_free() -> None:
-    """Otherwise a worker would sleep through a lease that it won."""
+    """A worker does not sleep through a lease that it won."""
     scheduler, queue, taken = ThreadScheduler(seconds), ThreadQueue(seconds), list[bool]()
     put = queue.put
 

@@ -63,7 +63,7 @@ def test_a_lease_that_is_not_read_keeps_its_measure() -> None:
 
 
 def test_a_hot_shard_is_left_with_little_beside_it() -> None:
-    """Otherwise one worker would be as busy as all others together, although the counts are equal."""
+    """Workers share the load, even if the counts of their leases then differ."""
     clock, store = Clock(), FaultyStore()
     eighth = 2**125
     source = ListSource([shard(f"s-{n}", n * eighth, (n + 1) * eighth - 1) for n in range(8)])
@@ -84,7 +84,7 @@ def test_a_hot_shard_is_left_with_little_beside_it() -> None:
 
 
 def test_bursts_move_nothing() -> None:
-    """If leases followed every burst, 25 moves would be made of eight leases where eight balance the group."""
+    """Leases do not follow every burst, which would take 25 moves here."""
     clock, store, draw = Clock(), FaultyStore(), Random(7)  # noqa: S311  a seed is the point
     source = ListSource(even_shards(tuple(f"s-{n}" for n in range(8))))
     fleet = [member(store, source, clock, me, me, Config(lease_seconds=3.0)) for me in ("a-1", "b-1")]

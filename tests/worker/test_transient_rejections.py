@@ -73,7 +73,7 @@ def test_a_rejection_that_lasts_releases_the_lease(error: type[SourceError], tri
 
 
 def test_a_step_that_reads_nothing_does_not_count_as_a_response() -> None:
-    """Otherwise a reader that is woken often would try forever and keep the lease."""
+    """A reader that is woken often does not try forever, and releases the lease."""
     harness, rejected = _rejecting(math.inf)
     reading = harness.reading()
     _steps(harness, reading, lambda: bool(rejected))

@@ -148,7 +148,7 @@ def test_a_stolen_lease_is_lost_within_one_renewal() -> None:
 
 
 def test_a_lease_whose_row_was_deleted_is_held_on_and_its_row_made_anew(caplog: pytest.LogCaptureFixture) -> None:
-    """Otherwise the shard would start at the initial position, although its owner knows how far it is."""
+    """The shard does not start at the initial position, because its owner knows how far it is."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     victim = one.worker.holdings[0]
@@ -285,7 +285,7 @@ def test_a_wait_for_owners_begins_anew_when_the_table_did_not_answer() -> None:
 
 
 def test_a_child_is_not_done_with_parents_whose_row_was_deleted() -> None:
-    """A child must not be read before its parent, which would then never be read to its end."""
+    """A child that has not begun waits for a parent whose row was deleted, because that parent may be unfinished."""
     clock, store = Clock(), FaultyStore()
     one, child = settled(clock, store), Lease("s-0.0", parents=("s-0",), checkpoint=TRIM_HORIZON)
     store.write(DeleteLease(store.row("s-0")))
@@ -357,7 +357,7 @@ def test_a_restart_takes_its_leases_up_at_once_without_a_move() -> None:
 
 
 def test_of_two_living_processes_with_one_id_the_younger_is_refused() -> None:
-    """Otherwise two processes would keep processing the same records, each believing that it owns them."""
+    """Only the elder of them continues to process records."""
     clock, store = Clock(), FaultyStore()
     elder = settled(clock, store)
     younger = member(store, ListSource(four_shards()), clock, process="p-2")
@@ -425,7 +425,7 @@ def test_an_outage_that_outlived_a_shard_and_its_children_skips_nothing_and_is_l
 
 
 def test_the_row_of_a_shard_that_is_gone_is_asked_for_again_where_it_changed_meanwhile() -> None:
-    """Otherwise such a row would stay, and be claimed again a minute later (L10)."""
+    """The row is deleted in a second try, instead of being claimed again a minute later (L10)."""
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-old", hash_range=(0, 1), checkpoint=Position("17"))))
     source = ListSource(four_shards())
@@ -535,7 +535,7 @@ def test_a_refused_write_names_the_lease_as_it_is() -> None:
 
 
 def test_a_worker_that_leaves_takes_nothing_more() -> None:
-    """A turn that was running as the drain began claims nothing, which no one here would read."""
+    """A turn that was running as the drain began claims nothing."""
     store = FaultyStore()
     one = member(store, ListSource(four_shards()), Clock())
     one.worker.close()
