@@ -59,7 +59,7 @@ class Poisoned:
 
 
 def poisoned(*numbers: int) -> Poisoned:
-    """Return the records that cannot be handled."""
+    """Return a handler that cannot handle these records."""
     return Poisoned(frozenset(b"%d" % number for number in numbers))
 
 

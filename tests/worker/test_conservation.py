@@ -204,7 +204,7 @@ class Conservation(RuleBasedStateMachine):
 
     @property
     def letters(self) -> bool:
-        """Return whether records may be dead-lettered."""
+        """Whether records may be dead-lettered."""
         return self.readings[0]._handling.dead_letter is not None  # noqa: SLF001  likewise
 
     def teardown(self) -> None:

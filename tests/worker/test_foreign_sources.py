@@ -38,18 +38,18 @@ class Foreign(ListSource):
             raise self.error()
 
     def shards(self) -> tuple[Shard, ...]:
-        """Return the listing, unless it is broken."""
+        """Return the listing, unless the call is broken."""
         self.listings += 1
         self._meet("shards")
         return super().shards()
 
     def gone(self, shard: str) -> bool:
-        """Return the shards that are gone, unless it is broken."""
+        """Return whether the shard is gone, unless the call is broken."""
         self._meet("gone")
         return super().gone(shard)
 
     def latest(self, lease: Lease) -> Position:
-        """Return the position of LATEST, unless it is broken; of one shard, if it is named."""
+        """Return the position of LATEST, unless the call is broken for all shards or for this one."""
         self._meet("latest", f"latest {lease.key}")
         return super().latest(lease)
 

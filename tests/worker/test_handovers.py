@@ -254,7 +254,7 @@ class Awaited:
         await asyncio.Event().wait()
 
     def begin(self) -> tuple[Thread, Callable[[], None]]:
-        """Note the thread that awaits it and how to cancel it."""
+        """Return the thread that awaits it and the function that cancels it."""
         cancel = self.loop.spawn(self.wait(), self.over.put)
         return self.thread.get(timeout=WAIT), cancel
 

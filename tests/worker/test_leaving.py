@@ -19,7 +19,7 @@ from leasehold.errors import OutcomeUnknown, StoreError, WorkerError
 
 
 def done_with(_delivery: Delivery) -> None:
-    """Return whether everything is handled."""
+    """Handle everything."""
 
 
 STARTED: list["Ran"] = []

@@ -46,7 +46,7 @@ class Stream:
     behind: list[Position] = field(factory=list)
 
     def deliver(self, one: DeadLetterEntry) -> Exception | None:
-        """Take the batch with the next fault; raise that fault if it says that no record can be taken."""
+        """Take it and return the next fault, or raise that fault if it is a DeadLetterError."""
         self.delivered.append(one)
         fault = self.faults.pop(0) if self.faults else None
         if isinstance(fault, DeadLetterError):
@@ -54,7 +54,7 @@ class Stream:
         return fault
 
     def sink(self) -> Any:  # noqa: ANN401  a sink
-        """Take dead letters, unless closed."""
+        """Return a sink that takes dead letters, unless the stream is closed."""
 
         def put(one: DeadLetterEntry) -> None:
             if self.closed:

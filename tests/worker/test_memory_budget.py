@@ -89,7 +89,7 @@ class LeaseReaders:
 
     @property
     def sizes(self) -> int:
-        """Check that the budget counts what the readers hold."""
+        """The bytes that the budget should have taken."""
         expected = {share: share.expected_bytes for share in self.asking}
         return sum(size for share, size in (self.holding | expected).items() if share in self.budget.taken)
 

@@ -153,7 +153,7 @@ class Member:
 
     @property
     def due(self) -> float:
-        """Return when it wants to be called next."""
+        """When it wants to be called next."""
         return max(min(self.dues.values()), self.asleep_until)
 
 
@@ -230,7 +230,7 @@ Fault = Callable[[World], Callable[[], None]]
 
 
 def stream(how: str, *, whole: bool) -> Fault:
-    """Let the stream, or one shard of it, return nothing."""
+    """Return a fault in which the stream, or one shard of it, returns nothing."""
 
     def begin(world: World) -> Callable[[], None]:
         keys = world.shards if whole else (world.chance.choice(world.shards),)
@@ -269,7 +269,7 @@ def store_down(world: World) -> Callable[[], None]:
 
 
 def dead(most: int) -> Fault:
-    """Kill this many workers. The others already hold as many leases as they may."""
+    """Return a fault that kills this many workers, while the others hold as many leases as they may."""
 
     def begin(world: World) -> Callable[[], None]:
         gone = [world.fleet.pop() for _ in range(min(most, len(world.fleet)))]
