@@ -63,7 +63,7 @@ class Watched:
         return self.dispatcher.begin(self.handover) or self.look(self.clock.now - 1000.0)
 
     def work(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Begin the waiting work, and stay at work until the context ends."""
+        """Run the waiting work, and then `meanwhile`."""
         self.executor.waiting.pop(0)()
         meanwhile()
 

@@ -226,7 +226,7 @@ class World:
 
 
 Fault = Callable[[World], Callable[[], None]]
-"""Breaks something, and answers what heals it."""
+"""Breaks something and returns the function that heals it."""
 
 
 def stream(how: str, *, whole: bool) -> Fault:
