@@ -210,7 +210,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
 
 
 TestEveryOrderOfEvents = EveryOrderOfEvents.TestCase
-"""Without it a reader that raised behind its advance, or a consumer that failed, could leave records out."""
+"""No record is left out by a reader that raised after it advanced, or by a consumer that failed."""
 
 
 def _read() -> Cursor:

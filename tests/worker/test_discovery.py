@@ -297,7 +297,7 @@ def test_a_contradiction_is_said_at_the_listing_that_shows_it(caplog: pytest.Log
 
 
 def test_a_stream_that_does_not_yet_say_which_it_is_counts_as_not_listed() -> None:
-    """A lease created without the stream's incarnation could not be told from one of a recreated stream."""
+    """A lease is created only with the stream's incarnation, which distinguishes it from one of a recreated stream."""
     source = Named(four_shards())
     discovery = Discovery(source)
     source.silent = True
@@ -325,7 +325,7 @@ def recreating(store: FaultyStore) -> tuple[Driven, Named]:
 
 
 def test_no_shard_begins_anew_beside_a_batch_of_the_former_stream() -> None:
-    """The batch's checkpoint must not overwrite the start of the new stream."""
+    """The new stream begins only after that batch, whose checkpoint cannot overwrite its start."""
     store = FaultyStore()
     ours, _ = recreating(store)
     recorded = ours.worker.consumer

@@ -17,7 +17,7 @@ SET = {
     for each in fields(kind)  # type: ignore[arg-type]  # each one is an attrs class
     if each.name.endswith("_seconds") and not each.name.startswith("_")
 }
-"""The durations that `--set` reaches."""
+"""The durations that `--set` can set."""
 
 
 def consumed(**options: Any) -> None:  # noqa: ANN401  each option has its own type

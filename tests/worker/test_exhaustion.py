@@ -32,7 +32,7 @@ from leasehold_lab.simulator.world.world import ListSource, ShardRecords, record
 
 SHARDS, RECORDS, PIECE = 4, 6, 3
 STARTS_MOST = 8
-"""A supervisor would have started the worker so often, at the most: each time the worker said why it has ended."""
+"""How often a supervisor may have to start the worker. Each time, the worker gave the reason for its end."""
 
 ENDED = (WorkerError, StoreError, SourceError, RuntimeError)
 

@@ -243,7 +243,7 @@ ALIKE = st.builds(
     time_ms=st.integers(0, 9),
     source=st.sampled_from(["kinesis://orders?region=eu-west-1", "kinesis://orders?region=us-east-1"]),
 )
-"""Letters of several groups, streams and shards whose ids and numbers are mostly the same."""
+"""Dead letters of several groups, streams and shards whose ids and numbers are mostly the same."""
 
 
 def of_record(letter: DeadLetterEntry) -> DeadLetterEntry:

@@ -30,7 +30,7 @@ from leasehold.balancer.model import SHARD_END, Lease, Position
 
 NOW = 1_700_000_000.0
 TIP = Progress(NOW - 5, "a", behind=0.0, end=True, read=NOW - 5, done=NOW - 5, tried=NOW - 5, lease=10.0)
-"""A lease at its tip, as its owner told five seconds ago."""
+"""The progress of a lease at its tip, as written by its owner five seconds ago."""
 
 LATE = evolve(TIP, behind=70.0, end=False, read=NOW - 70, done=NOW - 70)
 

@@ -30,7 +30,7 @@ EPOCH = 1_700_000_000.0
 
 LOOK_SECONDS = 5.0
 SETTLE_SECONDS = 100.0
-"""Time for a fleet to be at rest again: its leases are taken, and each owner has told of a reading."""
+"""Time for the workers to be at rest again: all leases are taken, and each owner has written of a read."""
 
 
 @define

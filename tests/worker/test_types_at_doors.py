@@ -23,7 +23,7 @@ FINE: dict[str, Any] = {
     "checkpoint_seconds": (int, float),
     "drain_seconds": (int, float),
 }
-"""Types of options in which some of the strange values are none."""
+"""The types of options for which some of the strange values are valid."""
 COUNTS = {"attempts", "concurrency", "memory_mib", "max_records", "threads", "timestamp_ms"}
 FLAGS = {"create", "late_checkpoints", "wait"}
 
