@@ -1,4 +1,4 @@
-"""What async handlers have seen, and waits for the threads that call handlers."""
+"""Handlers that record what they saw, and waits for the threads that call handlers."""
 
 from threading import Event, Lock
 
@@ -13,13 +13,13 @@ from leasehold_lab.simulator.world.world import ListSource
 
 
 def joined(store: FaultyStore, source: ListSource) -> Worker:
-    """A worker that starts at the beginning."""
+    """Return a worker that starts at the beginning."""
     return Worker(store=store, source=source, me="a-1", config=Config(initial_position=TRIM_HORIZON))
 
 
 @define
 class Seen:
-    """What was processed, and when it was all."""
+    """What was processed, and an event that is set when it is everything."""
 
     expected: int
     by_shard: dict[str, list[bytes]] = field(factory=dict)

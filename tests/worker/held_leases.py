@@ -13,7 +13,7 @@ from leasehold.stores.writes import (
 
 
 class Held:
-    """Ann's lease s-0, as her process p-1 holds it."""
+    """Lease s-0 of worker ann, as held by her process p-1."""
 
     def __init__(self, process: str = "p-1", replaced: str | None = None, store: FaultyStore | None = None) -> None:
         self.store, self.clock = store or FaultyStore(), Clock()

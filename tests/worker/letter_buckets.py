@@ -1,4 +1,4 @@
-"""A bucket for dead letters in memory."""
+"""An in-memory bucket for dead letters."""
 
 from attrs import define, field
 
@@ -7,7 +7,7 @@ from leasehold.errors import StoreError
 
 @define
 class Bucket:
-    """In place of S3's objects."""
+    """Replaces S3's objects."""
 
     made: list[tuple[str, str | None, str | None]] = field(factory=list)
     there: dict[str, bytes] = field(factory=dict)
@@ -23,7 +23,7 @@ class Bucket:
         return self.absent
 
     def put_body(self, name: str, body: bytes) -> None:
-        """Keep it, unless one of its name is there."""
+        """Store the object, unless one of this name exists."""
         self.there.setdefault(name, body)
 
     def names(self, prefix: str) -> tuple[str, ...]:
@@ -32,7 +32,7 @@ class Bucket:
         return tuple(name for name in self.there if name.startswith(prefix))
 
     def body(self, name: str) -> bytes | None:
-        """The one of this name."""
+        """Return the object of this name."""
         return self.there.get(name)
 
     def remove(self, name: str) -> None:

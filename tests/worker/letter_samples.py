@@ -16,6 +16,6 @@ FULL = DeadLetterEntry("t", "orders", "s-0", "l-0", RECORD, "ValueError", "poiso
 
 
 def batch(stream: str = "orders") -> Delivery:
-    """The one record of a batch, at its third attempt."""
+    """Return a batch of one record, at its third attempt."""
     holding = DeadLetterHolding.of(evolve(FULL, stream=stream))
     return Delivery((RECORD,), RECORD.position, None, holding, None, 3)

@@ -1,4 +1,4 @@
-"""What a worker has told OpenTelemetry."""
+"""The metrics that a worker has exported to OpenTelemetry."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ Series = dict[tuple[str, str], float]
 
 
 def told(reader: InMemoryMetricReader) -> Series:
-    """Every number by its metric's name and its lease or worker."""
+    """Return every value by the name of its metric and its lease or worker."""
     data = reader.get_metrics_data()
     numbers: Series = {}
     for metric in data.resource_metrics[0].scope_metrics[0].metrics if data else ():

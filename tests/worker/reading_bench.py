@@ -1,4 +1,4 @@
-"""A held shard whose every step, call and clock a test sets."""
+"""A held shard whose every step, call and clock a test controls."""
 
 import math
 from collections.abc import Callable
@@ -62,7 +62,7 @@ class ReaderHarness:
         return self.consumer.begun[0]
 
     def handle(self, delivery: Delivery) -> None:
-        """Remember what was handed over, then do what the test says."""
+        """Note the batch, then do what the test says."""
         self.handed.append([record.data for record in delivery.records])
         self.does(delivery)
 
@@ -70,9 +70,9 @@ class ReaderHarness:
         self,
         budget: MemoryBudget | None = None,
         dispatcher: Dispatcher | None = None,
-        **policy: Any,  # noqa: ANN401  any of its settings
+        **policy: Any,  # noqa: ANN401  any setting of Handling
     ) -> LeaseReader:
-        """A reading of what it holds, which checkpoints every batch unless the policy says otherwise."""
+        """Return a reader of the held lease, which checkpoints every batch unless the policy says otherwise."""
 
         def observe(happening: Happening, _holding: Holding) -> None:
             self.happened.append(happening)
@@ -81,7 +81,7 @@ class ReaderHarness:
         return LeaseReader(self.worker, self.holding, handling, budget, dispatcher)
 
     def steps(self, reading: LeaseReader, count: int) -> float:
-        """That many steps, each when it wishes to be called."""
+        """Take this many steps, each when the reader wants to be called."""
         for _ in range(count):
             due = self.dues.get(reading, self.clock.now)
             self.clock.now = max(self.clock.now, due if due < math.inf else self.clock.now)
@@ -89,11 +89,11 @@ class ReaderHarness:
         return self.dues[reading]
 
     def rob(self) -> None:
-        """Another worker takes the lease."""
+        """Let another worker steal the lease."""
         self.store.write(StealLease(self.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
 
     def until_over(self, reading: LeaseReader) -> None:
-        """Steps until there is nothing left to do."""
+        """Take steps until there is nothing left to do."""
         due = self.clock.now
         for _ in range(100):
             self.clock.now = max(self.clock.now, due)
@@ -104,5 +104,5 @@ class ReaderHarness:
 
 
 def data(count: int, start: int = 0) -> list[bytes]:
-    """The data of the numbered records."""
+    """Return the data of the numbered records."""
     return [record.data for record in records(count, start)]

@@ -1,6 +1,7 @@
-"""A machine that refuses something for a while: from the n-th request for it on, and so many times.
+"""Make the system refuse a kind of request for a while, from the n-th one on.
 
-Descriptors by Python's own audit events, which come before each system call that they name: every library is refused.
+Descriptors are refused through Python's own audit events, which precede each system call that they name, so that every
+library is affected.
 """
 
 import errno
@@ -19,9 +20,9 @@ DESCRIPTORS = {"open", "socket.__new__", "sqlite3.connect"}
 
 @define
 class Refusal:
-    """What is refused: `kind` from the request of number `first` on, `count` times.
+    """Refuses `count` requests of `kind`, from number `first` on.
 
-    requests, refused  how many requests there were, and how many of them were refused
+    `requests` counts the requests made, and `refused` those that were refused.
     """
 
     kind: str
@@ -31,7 +32,7 @@ class Refusal:
     refused: int = 0
 
     def meet(self, event: str) -> None:
-        """Raises what the system would."""
+        """Count a request, and raise what the system would raise."""
         kind = DESCRIPTOR if event in DESCRIPTORS else event
         if kind != self.kind:
             return
@@ -56,12 +57,12 @@ def _heard(event: str, _about: tuple[object, ...]) -> None:
         _now.meet(event)
 
 
-sys.addaudithook(_heard)  # there is no way to take one away again: it says nothing between tests
+sys.addaudithook(_heard)  # a hook cannot be removed, so it does nothing between tests
 
 
 @contextmanager
 def refusing(refusal: Refusal) -> Iterator[None]:
-    """While this lasts, whatever asks is counted, and perhaps refused."""
+    """Count the requests while the context lasts, and refuse some of them."""
     global _now  # noqa: PLW0603  a hook has no other place
     start = Thread.start
 

@@ -7,5 +7,5 @@ from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
 
 
 def letter(number: int) -> DeadLetterEntry:
-    """A letter of this record."""
+    """Return a dead letter of this record."""
     return evolve(FULL, record=RECORD._replace(sequence_number=str(number)))

@@ -1,4 +1,4 @@
-"""Handlers whose answer is to be awaited: a batch is done when that has ended, and nothing else counts as done."""
+"""Async handlers: a batch is done only when what its handler returned has been awaited and has returned None."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
@@ -23,7 +23,7 @@ Handle = Callable[[Delivery], Awaitable[None]]
 
 
 class AwaitedLater:
-    """Something to await that is no coroutine."""
+    """An awaitable that is not a coroutine."""
 
     def __init__(self, inner: Awaitable[None]) -> None:
         self.inner = inner
@@ -33,7 +33,7 @@ class AwaitedLater:
 
 
 class Called:
-    """An object that can be called."""
+    """A callable object."""
 
     def __init__(self, handle: Handle) -> None:
         self.handle = handle
@@ -62,14 +62,13 @@ KINDS: dict[str, Callable[[Handle], Handle]] = {
     "partial": lambda handle: partial(with_more, "more", handle),
     "object": Called,
     "decorator": decorated,
-    "lambda": lambda handle: lambda delivery: handle(delivery),  # noqa: PLW0108  the very kind
+    "lambda": lambda handle: lambda delivery: handle(delivery),  # noqa: PLW0108  a lambda is what is tested
     "awaitable": lambda handle: lambda delivery: AwaitedLater(handle(delivery)),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_awaitable_is_awaited(kind: str) -> None:
-    """Without it nothing is processed, and all of it is checkpointed."""
     store, seen = FaultyStore(), Seen(20)
 
     async def handle(delivery: Delivery) -> None:
@@ -84,7 +83,7 @@ def test_every_awaitable_is_awaited(kind: str) -> None:
 
 
 def test_no_checkpoint_is_written_before_the_handler_has_ended() -> None:
-    """Without it a crash would lose what a handler was still awaiting."""
+    """If the worker crashes, a batch that a handler was still awaiting is read again."""
     store, began, seen = FaultyStore(), Event(), Seen(5)
     loops: list[asyncio.AbstractEventLoop] = []
     gate = asyncio.Event()
@@ -104,7 +103,7 @@ def test_no_checkpoint_is_written_before_the_handler_has_ended() -> None:
 
 
 def test_shards_that_await_hold_no_threads() -> None:
-    """Without it as few shards would be awaited side by side as there are threads."""
+    """The number of shards awaited at the same time is not limited by the number of threads."""
     store, names = FaultyStore(), tuple(f"s-{n:02}" for n in range(40))
     waiting, seen, all_wait = set[str](), Seen(40), asyncio.Event()
 
@@ -122,7 +121,6 @@ def test_shards_that_await_hold_no_threads() -> None:
 
 
 def test_an_async_dead_letter_is_awaited_before_the_shard_goes_on() -> None:
-    """Without it a batch would be gone from the shard and from the dead letter both."""
     store, letters, seen = FaultyStore(), list[str](), Seen(2)
 
     def handle(delivery: Delivery) -> None:
@@ -142,12 +140,12 @@ def test_an_async_dead_letter_is_awaited_before_the_shard_goes_on() -> None:
 
 
 def generator() -> Iterator[int]:
-    """Does nothing until it is asked."""
+    """A generator function: calling it does nothing."""
     yield 1
 
 
 async def async_generator() -> AsyncIterator[int]:
-    """Does nothing until it is asked."""
+    """An async generator function: calling it does nothing."""
     yield 1
 
 
@@ -161,7 +159,7 @@ ANSWERS: dict[str, tuple[Callable[[], object], str]] = {
 
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_an_answer_that_does_not_say_done_fails_the_batch(answer: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Without it records would be behind a checkpoint that their handler has not finished with."""
+    """A batch is checkpointed only if its handler returned None."""
     returns, says = ANSWERS[answer]
     harness = ReaderHarness()
     harness.until_over(harness.reading(attempts=1, handler=lambda _delivery: returns()))
@@ -171,7 +169,7 @@ def test_an_answer_that_does_not_say_done_fails_the_batch(answer: str, caplog: p
 
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_a_dead_letter_that_does_not_say_done_has_taken_nothing(answer: str) -> None:
-    """Without it the log would say that a batch was dead-lettered which nobody has."""
+    """A batch counts as dead-lettered only if the dead letter returned None."""
     returns, _ = ANSWERS[answer]
 
     def fails(_delivery: Delivery) -> None:
@@ -183,7 +181,7 @@ def test_a_dead_letter_that_does_not_say_done_has_taken_nothing(answer: str) -> 
 
 
 def test_an_awaited_handler_must_end_with_none_too() -> None:
-    """Without it an async function that returns another's coroutine would process nothing."""
+    """An async handler that returns another coroutine has not processed its batch."""
     store, tries, stopped = FaultyStore(), list[int](), Event()
 
     async def inner(_delivery: Delivery) -> None:
@@ -206,7 +204,7 @@ def test_an_awaited_handler_must_end_with_none_too() -> None:
 
 
 def plain(_batch: Delivery) -> None:
-    """A handler that fits."""
+    """A valid handler."""
 
 
 @pytest.mark.parametrize(
@@ -221,13 +219,12 @@ def plain(_batch: Delivery) -> None:
     ],
 )
 def test_an_object_that_can_never_handle_anything_is_refused_at_the_start(given: dict[str, object], says: str) -> None:
-    """Without it a worker would take leases, and find at its first batch that it cannot call its handler."""
     with pytest.raises(ValueError, match=says):
         Handling(**given)  # type: ignore[arg-type]
 
 
 def test_a_task_that_raises_system_exit_ends_the_worker_in_good_order() -> None:
-    """Without it the event loop would end, and every batch that it awaits would be held for ever."""
+    """The event loop goes on, so that the batches it awaits are not held forever."""
     store, tasks = FaultyStore(), list[asyncio.Task[None]]()
 
     async def ends() -> None:

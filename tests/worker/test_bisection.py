@@ -1,4 +1,4 @@
-"""A batch that keeps failing is narrowed to the records that fail: those are dead-lettered, all others are handled."""
+"""Bisection: a failing batch is narrowed to the records that fail. Only those are dead-lettered."""
 
 import logging
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from leasehold_lab.simulator.world.world import ShardRecords, records
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """That handlers fail is the point."""
+    """Silence the log, because handlers are meant to fail."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -29,7 +29,7 @@ def _quiet() -> Iterator[None]:
 
 @define
 class Poisoned:
-    """A handler that raises where a poisoned record is in its batch, and what became of each record."""
+    """A handler that raises if its batch contains a poisoned record, and records what became of each record."""
 
     poison: frozenset[bytes]
     one_by_one: bool = False
@@ -39,7 +39,7 @@ class Poisoned:
     dug: list[int] = field(factory=list)
 
     def __call__(self, delivery: Delivery) -> None:
-        """Handle all of it or nothing; or each record, which is checkpointed then, up to a poisoned one."""
+        """Handle the whole batch or nothing; or handle and checkpoint record by record, up to a poisoned one."""
         given_now = [record.data for record in delivery.records]
         self.attempts.append((given_now, delivery.attempts))
         for record in delivery.records if self.one_by_one else ():
@@ -59,12 +59,12 @@ class Poisoned:
 
 
 def poisoned(*numbers: int) -> Poisoned:
-    """These records cannot be handled."""
+    """Return a handler that cannot handle these records."""
     return Poisoned(frozenset(b"%d" % number for number in numbers))
 
 
 def test_the_halves_of_a_failing_batch_are_handed_over_in_order() -> None:
-    """Without it good records of a batch would be lost to the dead letters, or overtake each other."""
+    """No good record is dead-lettered, and none overtakes another."""
     handler = poisoned(5)
     harness = ReaderHarness(ShardRecords(records(8)), does=handler)
     harness.steps(harness.reading(attempts=2, dead_letter=handler.dead_letter), 12)
@@ -84,7 +84,7 @@ def test_the_halves_of_a_failing_batch_are_handed_over_in_order() -> None:
 
 
 def test_of_an_odd_number_the_greater_half_comes_first() -> None:
-    """A batch of three would be handed over record by record: the halves are what keeps a search short."""
+    """A batch of three is split into two and one, which keeps the search short."""
     handler = poisoned(2)
     harness = ReaderHarness(ShardRecords(records(3)), does=handler)
     harness.steps(harness.reading(attempts=1, dead_letter=handler.dead_letter), 6)
@@ -92,7 +92,7 @@ def test_of_an_odd_number_the_greater_half_comes_first() -> None:
 
 
 def test_no_wait_delays_the_search_for_a_poisoned_record() -> None:
-    """Without it a poisoned record would block its shard for longer than the attempts with their waits."""
+    """The search does not block the shard for longer than the attempts and their waits take."""
     handler = poisoned(*range(8))
     harness = ReaderHarness(ShardRecords(records(8)), does=handler)
     reading = harness.reading(attempts=1, dead_letter=handler.dead_letter)
@@ -102,7 +102,7 @@ def test_no_wait_delays_the_search_for_a_poisoned_record() -> None:
 
 
 def test_a_search_ends_between_two_pieces_where_the_lease_must_go() -> None:
-    """Without it a release would wait for the search, or lose what was done in it."""
+    """A release does not wait for the end of the search, and what the search has finished is checkpointed."""
     handler = poisoned(3)
     harness = ReaderHarness(ShardRecords(records(4)), does=handler)
     reading = harness.reading(attempts=1, dead_letter=handler.dead_letter, checkpoint_seconds=3600)
@@ -115,7 +115,7 @@ def test_a_search_ends_between_two_pieces_where_the_lease_must_go() -> None:
 
 
 def test_a_record_that_neither_takes_stops_the_shard_behind_those_that_are_done() -> None:
-    """Without it a letter that could not be written would be a record lost."""
+    """A record whose dead letter cannot be written is not skipped."""
     handler = poisoned(2)
 
     def fails(_delivery: Delivery, _error: Exception) -> None:
@@ -128,7 +128,6 @@ def test_a_record_that_neither_takes_stops_the_shard_behind_those_that_are_done(
 
 
 def test_without_a_dead_letter_nothing_is_halved() -> None:
-    """Without it a handler would be called with parts of a batch that nobody can dead-letter."""
     handler = poisoned(3)
     harness = ReaderHarness(ShardRecords(records(4)), does=handler)
     harness.until_over(harness.reading(attempts=2))
@@ -137,7 +136,7 @@ def test_without_a_dead_letter_nothing_is_halved() -> None:
 
 
 def test_a_half_of_a_batch_of_columns_has_columns() -> None:
-    """Without it `batch.to_arrow` would make objects of every record that is handed over again."""
+    """`batch.to_arrow` of a half still uses the source's columns."""
     harness = ReaderHarness()
     attempts = Attempts(Handling(harness.handle, attempts=1, dead_letter=lambda *_: None), harness.holding, uniform)
     batch = Batch(KinesisRecords.of(records(4)), None, 0.0, 0.0)
@@ -148,12 +147,12 @@ def test_a_half_of_a_batch_of_columns_has_columns() -> None:
 
 CASES = st.tuples(
     st.integers(1, 12),  # records
-    st.integers(1, 12),  # most in a batch
+    st.integers(1, 12),  # batch size limit
     st.frozensets(st.integers(0, 11), max_size=12),  # poisoned
-    st.lists(st.tuples(st.booleans(), st.integers(1, 12)), max_size=60),  # forgotten then, and the next batch's size
+    st.lists(st.tuples(st.booleans(), st.integers(1, 12)), max_size=60),  # batch forgotten, next batch's size
     st.integers(1, 3),  # attempts
     st.booleans(),  # whether the handler checkpoints each record
-    st.sampled_from((0.0, 3600.0)),  # seconds between two checkpoints
+    st.sampled_from((0.0, 3600.0)),  # checkpoint_seconds
     st.none() | st.integers(1, 12),  # max_records
 )
 
@@ -163,7 +162,7 @@ CASES = st.tuples(
 def test_all_records_but_the_poisoned_are_handled_in_order_though_faults_are_forgotten(
     case: tuple[int, int, frozenset[int], list[tuple[bool, int]], int, bool, float, int | None],
 ) -> None:
-    """Without it a record could be passed over where the batch comes again with another end."""
+    """No record is passed over, even if the batch comes again with a different end."""
     count, size, numbers, support, attempts, one_by_one, seconds, limit = case
     handler = poisoned(*numbers)
     handler.one_by_one = one_by_one
@@ -189,8 +188,8 @@ def test_all_records_but_the_poisoned_are_handled_in_order_though_faults_are_for
         assert step < 1000
         done = handler.handled + handler.dead_lettered
         assert set(data(_passed(harness))) <= set(done)
-    assert handler.dead_lettered == [each for each in data(count) if each in handler.poison]
-    assert handler.handled == [each for each in data(count) if each not in handler.poison]
+    assert handler.dead_lettered == [value for value in data(count) if value in handler.poison]
+    assert handler.handled == [value for value in data(count) if value not in handler.poison]
     assert limit is None or max(len(given_now) for given_now, _ in handler.attempts) <= limit
     harness.holding.ask_release()
     harness.until_over(reading)
@@ -198,7 +197,7 @@ def test_all_records_but_the_poisoned_are_handled_in_order_though_faults_are_for
 
 
 def test_a_batch_of_more_than_max_records_is_dispatched_in_parts_with_attempts_of_their_own() -> None:
-    """A part that failed and passed leaves the next part all its attempts."""
+    """After a part that failed and then passed, the next part has all its attempts."""
     calls: list[tuple[list[bytes], int]] = []
 
     def fails_once(delivery: Delivery) -> None:
@@ -216,13 +215,12 @@ def test_a_batch_of_more_than_max_records_is_dispatched_in_parts_with_attempts_o
 
 
 def _passed(harness: ReaderHarness) -> int:
-    """How many records the checkpoint covers."""
+    """Return how many records the checkpoint covers."""
     checkpoint = harness.store.row("s-0").checkpoint
     return int(checkpoint.sequence) - 99 if checkpoint.numbered else 0
 
 
 def test_a_record_that_passed_is_left_out_of_a_batch_that_comes_again() -> None:
-    """Handled records would be handed over once more, although nothing had gone wrong with them."""
     harness, batch = ReaderHarness(), Batch(tuple(records(4)), None, 0.0, 0.2)
     attempts = Attempts(Handling(lambda _batch: None), harness.holding, lambda least, _most: least)
     assert attempts.piece(batch).read_to == batch.records[3].position
@@ -234,18 +232,18 @@ def test_a_record_that_passed_is_left_out_of_a_batch_that_comes_again() -> None:
 
 
 def batch_of(*numbers: int) -> Batch:
-    """A reading of these records, 4 s behind."""
+    """Return a batch of these records, 4 s behind."""
     return Batch(tuple(Record(b"", str(number)) for number in numbers), None, 4.0, 0.0, in_columns=len)
 
 
 def tried(attempts: int) -> Attempts:
-    """Attempts with a dead letter, whose waits are as long as they may be."""
+    """Attempts with a dead letter, each wait as long as its maximum."""
     handling = Handling(lambda _batch: None, attempts=attempts, least_wait_seconds=1.0, dead_letter=lambda *_all: None)
     return Attempts(handling, ReaderHarness().holding, lambda _least, most: most)
 
 
 def numbers_of(piece: Delivery) -> tuple[list[int], int]:
-    """The records of a piece, and which attempt it is."""
+    """Return the numbers of the piece's records and its attempt."""
     return [int(record.sequence_number) for record in piece.records], piece.attempts
 
 
@@ -253,7 +251,10 @@ FAULT = ValueError("poison")
 
 
 def test_a_piece_is_as_its_batch_was_read_and_waits_are_drawn() -> None:
-    """A handler would not know how far it is behind; or all shards of a broken database come back at once."""
+    """A piece has its batch's lag.
+
+    The waits are random so that the shards of a broken database do not retry together.
+    """
     attempts, batch = tried(5), batch_of(7, 8)
     piece = attempts.piece(batch)
     assert (piece.behind_seconds, piece.to_arrow(), numbers_of(piece)) == (4.0, 2, ([7, 8], 1))
@@ -261,14 +262,14 @@ def test_a_piece_is_as_its_batch_was_read_and_waits_are_drawn() -> None:
 
 
 def test_the_first_record_there_is_comes_again_too() -> None:
-    """The first event of a hub has number 0: after a fault of its batch it would be skipped."""
+    """The first event of an event hub has number 0. It must not be skipped after its batch failed."""
     attempts, batch = tried(5), batch_of(0, 1)
     attempts.failed(attempts.piece(batch), FAULT)
     assert numbers_of(attempts.piece(batch)) == ([0, 1], 2)
 
 
 def test_the_record_behind_a_buried_one_has_all_its_attempts() -> None:
-    """A batch that grew while its first record was dead-lettered would be searched for poison at its first fault."""
+    """A batch that grew while its first record was dead-lettered starts again at its first attempt."""
     attempts, batch = tried(2), batch_of(7)
     assert attempts.failed(attempts.piece(batch), FAULT) == TryAgain(3.0)
     assert isinstance(attempts.failed(attempts.piece(batch), FAULT), ToDeadLetter)
@@ -277,7 +278,7 @@ def test_the_record_behind_a_buried_one_has_all_its_attempts() -> None:
 
 
 def test_records_that_failed_together_stay_suspect_where_the_batch_has_another_end() -> None:
-    """The records behind the new end would have all their attempts again, and the search begin anew."""
+    """The search continues, and records after the new end get no attempts of their own."""
     attempts, whole, short = tried(1), batch_of(*range(1, 9)), batch_of(*range(1, 7))
     assert attempts.failed(attempts.piece(whole), FAULT) == TryAgain(0.0)
     assert numbers_of(attempts.piece(whole)) == ([1, 2, 3, 4], 2)
@@ -291,7 +292,7 @@ def test_records_that_failed_together_stay_suspect_where_the_batch_has_another_e
 
 
 def test_a_batch_that_nobody_could_await_is_searched_for_no_record() -> None:
-    """All its records would be dead-lettered, though no handler had seen one of them."""
+    """If the awaiting itself fails, no record is dead-lettered, because no handler has seen one."""
     attempts, batch = tried(1), batch_of(1, 2)
     assert attempts.failed(attempts.piece(batch), NotAwaited("no loop")) == Hopeless("no loop")
     assert numbers_of(attempts.piece(batch))[0] == [1, 2]

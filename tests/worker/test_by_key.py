@@ -1,4 +1,4 @@
-"""The keys of a batch side by side: each in order, the batch done when all are, none at work when it comes again."""
+"""Keys of a batch processed concurrently: each key in order, and the batch is done when all its keys are."""
 
 import asyncio
 from collections import defaultdict
@@ -18,18 +18,18 @@ from leasehold_lab.simulator.world.world import ShardRecords
 
 
 def keyed(*keys: str | None) -> list[Record]:
-    """A record of each of these keys, in order."""
+    """Return one record for each of these keys, in order."""
     return [Record(b"%d" % number, str(100 + number), partition_key=key) for number, key in enumerate(keys)]
 
 
 def delivery(records: list[Record]) -> Delivery:
-    """The records as a batch."""
+    """Return the records as a batch."""
     return Delivery(records, records[-1].position, None, ReaderHarness().holding)
 
 
 @define
 class NotingHandler:
-    """A handler that notes who is at work, and lets others begin before it ends."""
+    """A handler that notes which keys are at work, and yields to others before it ends."""
 
     order: dict[str | None, list[int]] = field(factory=lambda: defaultdict(list))
     at_work: set[str | None] = field(factory=set)
@@ -49,10 +49,10 @@ class NotingHandler:
 
 @given(st.lists(st.sampled_from(("a", "b", "c", "d", None)), min_size=1, max_size=20), st.integers(1, 5))
 def test_each_key_is_in_order_and_so_many_are_at_work(keys: list[str | None], most: int) -> None:
-    """Without it records of one key would overtake each other, or a database would meet more calls than meant."""
+    """Each key is processed in order, and at most the given number of keys at once."""
     handler, records = NotingHandler(), keyed(*keys)
     asyncio.run(awaited(by_key(handler, most), delivery(records)))
-    wanted = {key: [100 + at for at, each in enumerate(keys) if each == key] for key in keys}
+    wanted = {key: [100 + index for index, other in enumerate(keys) if other == key] for key in keys}
     assert handler.order == wanted
     assert handler.most == min(most, len(set(keys)))
 
@@ -63,7 +63,7 @@ async def awaited(handler: object, batch: Delivery) -> None:
 
 
 def test_a_fault_waits_for_the_keys_at_work_and_no_other_begins() -> None:
-    """Without it a record would be at work twice when the batch comes again, and its key's order be lost."""
+    """When the batch comes again, no record of it is still at work."""
     seen: list[str] = []
 
     async def handle(batch: Delivery) -> None:
@@ -78,7 +78,7 @@ def test_a_fault_waits_for_the_keys_at_work_and_no_other_begins() -> None:
     async def outcome() -> BaseException | None:
         try:
             await awaited(by_key(handle, 2), delivery(keyed("a", "b", "c")))
-        except BaseException as error:  # noqa: BLE001  what comes out is the point
+        except BaseException as error:  # noqa: BLE001  the error is what is tested
             return error
         return None
 
@@ -89,8 +89,6 @@ def test_a_fault_waits_for_the_keys_at_work_and_no_other_begins() -> None:
 
 @pytest.mark.parametrize("answer", ["value", "cancelled"])
 def test_a_key_that_does_not_say_done_fails_the_batch(answer: str) -> None:
-    """Without it a record would be behind a checkpoint that its handler has not finished with."""
-
     async def handle(batch: Delivery) -> object:
         if batch.records[0].partition_key == "a":
             return None
@@ -103,7 +101,7 @@ def test_a_key_that_does_not_say_done_fails_the_batch(answer: str) -> None:
 
 
 def test_a_batch_that_is_given_up_cancels_its_keys() -> None:
-    """Without it they would go on while another worker handles the same records."""
+    """No key continues while another worker handles the same records."""
     ended: list[str] = []
 
     async def handle(batch: Delivery) -> None:
@@ -125,7 +123,7 @@ def test_a_batch_that_is_given_up_cancels_its_keys() -> None:
 
 
 def test_a_part_cannot_be_checkpointed() -> None:
-    """Without it the unfinished records of other keys would be behind a checkpoint."""
+    """Only the whole batch can be checkpointed, because a part does not know how far the other keys are."""
     harness = ReaderHarness(ShardRecords(keyed("a", "b", "a")))
     refused: list[str] = []
 
@@ -142,30 +140,30 @@ def test_a_part_cannot_be_checkpointed() -> None:
 
 
 def test_a_part_of_columns_is_told_as_columns_too() -> None:
-    """Without it `batch.to_arrow` would tell of the whole batch."""
-    told: list[int] = []
+    """`batch.to_arrow` of a part contains that part only."""
+    counts: list[int] = []
 
     async def handle(batch: Delivery) -> None:
-        told.append(batch.to_arrow())
+        counts.append(batch.to_arrow())
 
     records = keyed("a", "b", "a")
     batch = Batch(records, None, None, 0.0, in_columns=len)
     asyncio.run(
         awaited(by_key(handle, 1), Delivery(records, Position("102"), None, ReaderHarness().holding, batch.in_columns))
     )
-    assert told == [2, 1]
+    assert counts == [2, 1]
 
 
 async def takes_more(_more: str, _batch: Delivery) -> None:
     """An async handler with an argument of its own."""
 
 
-def plain(_batch: Delivery) -> Any:  # noqa: ANN401  as a function without types says
+def plain(_batch: Delivery) -> Any:  # noqa: ANN401  as in an untyped function
     """A handler that is not async."""
 
 
 def test_only_what_can_be_side_by_side_is_taken() -> None:
-    """Without it a plain handler would be called for one key after the other, and nobody would know."""
+    """A handler that is not async is rejected, because it could only be called for one key after another."""
     by_key(partial(takes_more, "more"), 1)
     with pytest.raises(ValueError, match="only an `async def` handler"):
         by_key(plain, 2)

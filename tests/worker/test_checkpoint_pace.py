@@ -1,4 +1,4 @@
-"""How often a lease is checkpointed: once a second, and at once where another worker would start from it."""
+"""How often a lease is checkpointed: once a second, and at once if another worker will start from it."""
 
 from reading_bench import ReaderHarness, data
 from virtual_fleet import FaultyStore
@@ -10,7 +10,7 @@ from leasehold_lab.simulator.world.world import ShardRecords, records
 
 
 def kept(store: FaultyStore) -> list[str]:
-    """The checkpoints that were asked for, in order."""
+    """Return the checkpoints that were requested, in order."""
     return [write.position.sequence for write in store.asked if isinstance(write, CheckpointLease)]
 
 
@@ -19,18 +19,18 @@ def ignore(_delivery: Delivery) -> None:
 
 
 def test_by_default_a_lease_is_checkpointed_once_a_second() -> None:
-    """Without it a table would be billed for every batch: five writes a second for each shard."""
+    """A table is billed per write, so a busy shard does not checkpoint every batch."""
     store = FaultyStore()
     harness = ReaderHarness(ShardRecords(records(50), size=1), store=store)
     assert Handling(ignore).checkpoint_seconds == CHECKPOINT_SECONDS
     harness.steps(harness.reading(checkpoint_seconds=CHECKPOINT_SECONDS), 60)
-    assert harness.handed == [[each] for each in data(50)]
-    # A batch every 0.2 s for 10 s: the first, then one a second, and the last record after no more than a second.
+    assert harness.handed == [[value] for value in data(50)]
+    # A batch every 0.2 s for 10 s: checkpoint the first, then one per second, and the last record within a second.
     assert (len(kept(store)), kept(store)[-1]) == (11, "149")
 
 
 def test_a_checkpoint_within_a_batch_and_a_release_are_written_at_once() -> None:
-    """Without it a handler that asks for a checkpoint would wait for it, and a stop would repeat what was handled."""
+    """A handler that requests a checkpoint does not wait for it, and a stop repeats nothing that was handled."""
     store = FaultyStore()
     harness = ReaderHarness(ShardRecords(records(6), size=2), store=store)
     harness.does = lambda delivery: delivery.checkpoint(delivery.records[0])
@@ -43,10 +43,10 @@ def test_a_checkpoint_within_a_batch_and_a_release_are_written_at_once() -> None
 
 
 def test_a_checkpoint_that_failed_is_made_up_for_soon() -> None:
-    """Without it one stall of the store would keep a busy shard's checkpoint back for another `checkpoint_seconds`."""
+    """After the store stalled once, a busy shard does not wait another `checkpoint_seconds`."""
     harness = ReaderHarness(ShardRecords(records(4), size=2))
     reading = harness.reading(checkpoint_seconds=3600)
-    harness.steps(reading, 1)  # opened
+    harness.steps(reading, 1)  # it opens the reader
     harness.store.down = True
     harness.steps(reading, 1)
     assert (harness.handed, harness.store.row("s-0").checkpoint) == ([data(2)], TRIM_HORIZON)

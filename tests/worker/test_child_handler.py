@@ -1,4 +1,4 @@
-"""Children behind a worker: a shard that ends, its child, and a stop."""
+"""Child processes as handlers: the end of a shard, its children, and a stop."""
 
 import logging
 import sys
@@ -21,7 +21,7 @@ CHILD = Path(__file__).parents[1] / "multilang" / "child.py"
 
 
 def test_a_shard_its_child_and_a_stop(caplog: pytest.LogCaptureFixture) -> None:
-    """The end of a shard that its child did not checkpoint, or a stop that it does not hear, loses records."""
+    """The child process is told of the end of its shard and of a stop, so that no record is lost."""
     caplog.set_level(logging.INFO, "leasehold.child")
     parent, child = shard("s-0", 0, 9, open=False), shard("s-1", 0, 9, "s-0")
     source, store = ListSource(), MemoryStore()
@@ -41,12 +41,12 @@ def test_a_shard_its_child_and_a_stop(caplog: pytest.LogCaptureFixture) -> None:
         thread.join()
     rows = {row.key: (row.checkpoint, row.owner) for row in store.list().leases}
     assert rows == {"s-0": (SHARD_END, None), "s-1": (Position("102"), None)}
-    told = [
+    messages = [
         record.message.split(": ")[1]
         for record in caplog.records
         if record.name == "leasehold.child" and "INFO" not in record.message
     ]
-    assert told == [
+    assert messages == [
         "started", "got initialize 0", "got processRecords 3", "got processRecords 1", "got shardEnded 0",
         "ended with status 0",
         "started", "got initialize 0", "got processRecords 3", "got shutdownRequested 0", "got leaseLost 0",

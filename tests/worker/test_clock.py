@@ -1,4 +1,4 @@
-"""The clock that leases are held by goes on while the machine is suspended."""
+"""The clock by which leases are held includes the time that the machine is suspended."""
 
 import time
 
@@ -11,7 +11,7 @@ from leasehold_lab.simulator.world.world import ListSource
 
 
 def test_a_worker_counts_the_seconds_of_a_suspension(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a laptop that wakes up would hand over what others have been reading for hours."""
+    """A laptop that wakes up knows that its leases have expired."""
     monkeypatch.setattr(time, "CLOCK_BOOTTIME", 7, raising=False)
     monkeypatch.setattr(time, "clock_gettime", {7: 5000.0}.__getitem__)
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
@@ -19,7 +19,6 @@ def test_a_worker_counts_the_seconds_of_a_suspension(monkeypatch: pytest.MonkeyP
 
 
 def test_a_system_without_such_a_clock_has_a_monotonic_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it nothing would run there."""
     monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     assert seconds() == 100.0

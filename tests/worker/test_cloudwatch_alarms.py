@@ -1,4 +1,4 @@
-"""CloudWatch's alarms go off in the incidents that they are for, by what real workers tell OpenTelemetry in them."""
+"""Each CloudWatch alarm fires in the incident it is for, from the metrics that real workers export."""
 
 import math
 import subprocess
@@ -37,7 +37,7 @@ GIVEN = {"Application": "orders", "Topic": "arn:aws:sns:eu-west-1:123456789012:o
 
 
 class Fleet:
-    """Two workers that hold six leases, and what they tell, a minute after the other."""
+    """Two workers that hold six leases, and the metrics they export minute by minute."""
 
     def __init__(self, incident: Incident) -> None:
         self.incident, self.clock, self.store = incident, Clock(), FaultyStore()
@@ -45,7 +45,7 @@ class Fleet:
         meter = MeterProvider([self.reader], Resource({"service.name": "orders"})).get_meter("test")
         source, config = ListSource(even_shards(LEASES)), Config(lease_seconds=10.0)
         self.members = [member(self.store, source, self.clock, me, me, config) for me in ("a-1", "b-1")]
-        self.metrics = [WorkerMetrics(each.worker, meter) for each in self.members]
+        self.metrics = [WorkerMetrics(driven.worker, meter) for driven in self.members]
         self.passed: dict[int, int] = {}
         together(self.members, 60)
 
@@ -64,15 +64,15 @@ class Fleet:
                 self._pass_on(key)
             self.passed[number] = switches
         together(self.members, 60)
-        for each, metrics in zip(self.members, self.metrics, strict=True):
-            self._read(each, metrics, minute)
+        for driven, metrics in zip(self.members, self.metrics, strict=True):
+            self._read(driven, metrics, minute)
 
     def _pass_on(self, key: str) -> None:
-        """Have its worker give up on a record of this lease, so that the other one takes it."""
-        for each in self.members:
-            for holding in each.worker.holdings:
+        """Make the owner give up on a record of this lease, so that the other worker takes it."""
+        for driven in self.members:
+            for holding in driven.worker.holdings:
                 if holding.key == key:
-                    each.worker.exclude(key, 90.0)
+                    driven.worker.exclude(key, 90.0)
                     holding.ask_release()
                     holding.release()
 
@@ -96,7 +96,7 @@ class Fleet:
 
 
 def points(incident: Incident, began: float) -> Iterator[Point]:
-    """All that is told in an incident, once a minute."""
+    """Return all metrics exported during an incident, once a minute."""
     fleet = Fleet(incident)
     for minute in range(MINUTES):
         fleet.minute(minute)
@@ -105,7 +105,7 @@ def points(incident: Incident, began: float) -> Iterator[Point]:
 
 @pytest.fixture(scope="module")
 def cloudwatch_url() -> Iterator[str]:
-    """A CloudWatch in a process of its own: moto in this one would have a hand in every client of boto3 made here."""
+    """Run CloudWatch (moto) in a process of its own, because moto would patch every boto3 client in this one."""
     with moto() as service:
         yield service.url
 
@@ -127,15 +127,15 @@ def cloudwatch_url() -> Iterator[str]:
     ],
 )
 def test_the_alarms_of_each_incident_go_off_alone(incident: Incident, wanted: set[str], cloudwatch_url: str) -> None:
-    """An alarm that never goes off is found out on the day it was for."""
+    """Each incident sets off its own alarms and no others."""
     began = time.time() // 60 * 60 - 60 * MINUTES
-    told = list(points(incident, began))
+    minutes = list(points(incident, began))
     exporter = yaml.safe_load((ALARMS / "collector.yml").read_text())["exporters"]["awsemf"]
     requests.post(f"{cloudwatch_url}/moto-api/reset", timeout=60).raise_for_status()
     with closing(boto3.client("cloudwatch", endpoint_url=cloudwatch_url)) as client:
         for alarm in template((ALARMS / "cloudwatch.yml").read_text(), GIVEN):
             client.put_metric_alarm(**alarm)
-        collect(client, exporter, told)
+        collect(client, exporter, minutes)
         names = [alarm["AlarmName"] for alarm in client.describe_alarms()["MetricAlarms"]]
         fired = {name for name in names if in_alarm(client, name, began + 60 * MINUTES)}
     assert len(names) == 6
@@ -144,11 +144,11 @@ def test_the_alarms_of_each_incident_go_off_alone(incident: Incident, wanted: se
 
 @pytest.mark.slow
 def test_cloudformation_would_take_the_template() -> None:
-    """A template that is refused warns nobody; its resources' schemas are Amazon's own."""
-    said = subprocess.run(
+    """The template is valid against Amazon's own resource schemas."""
+    result = subprocess.run(
         [Path(sys.executable).with_name("cfn-lint"), ALARMS / "cloudwatch.yml"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (said.returncode, said.stdout + said.stderr) == (0, "")
+    assert (result.returncode, result.stdout + result.stderr) == (0, "")

@@ -14,58 +14,56 @@ from leasehold_lab.simulator.world.world import ShardRecords, records
 
 
 def told(given: Sequence[Record]) -> list[bytes]:
-    """Columns of a kind: the data, last record first."""
+    """Return columns of a kind: the data, last record first."""
     return [record.data for record in given][::-1]
 
 
 def in_columns(batch: Batch) -> Batch:
-    """The batch of a source that knows how to make columns of it."""
+    """Return the batch of a source that can make columns of it."""
     return evolve(batch, in_columns=told)
 
 
 def test_a_handler_is_given_the_columns_of_its_source() -> None:
-    """Without it a handler would pay for an object for each record to make columns of them again."""
-    had: list[object] = []
+    """A handler that wants columns does not pay for an object per record."""
+    received: list[object] = []
     harness = ReaderHarness(
         ShardRecords(records(3)),
         source=FaultySource(on_read=in_columns),
-        does=lambda batch: had.append(batch.to_arrow()),
+        does=lambda batch: received.append(batch.to_arrow()),
     )
     harness.steps(harness.reading(), 2)
-    assert had == [data(3)[::-1]]
+    assert received == [data(3)[::-1]]
 
 
 def test_columns_leave_out_what_a_failed_handler_has_done() -> None:
-    """Without it records that the handler has checkpointed would be handled twice."""
-    had: list[object] = []
+    """Records that the handler has checkpointed are not in the columns of the next attempt."""
+    received: list[object] = []
 
     def fail_once(batch: Delivery) -> None:
-        had.append(batch.to_arrow())
-        if len(had) == 1:
+        received.append(batch.to_arrow())
+        if len(received) == 1:
             batch.checkpoint(batch.records[0])
             raise ValueError
 
     harness = ReaderHarness(ShardRecords(records(3)), source=FaultySource(on_read=in_columns), does=fail_once)
     harness.steps(harness.reading(), 4)
-    assert had == [data(3)[::-1], data(2, 1)[::-1]]
+    assert received == [data(3)[::-1], data(2, 1)[::-1]]
 
 
 def test_a_source_without_columns_says_so() -> None:
-    """Without it the handler would fail on a None, and its author would look in the wrong place."""
-    had: list[str] = []
+    received: list[str] = []
 
     def ask(batch: Delivery) -> None:
-        with pytest.raises(ValueError, match=r"this source has no columns; take batch\.records") as said:
+        with pytest.raises(ValueError, match=r"this source has no columns; take batch\.records") as refused:
             batch.to_arrow()
-        had.append(str(said.value))
+        received.append(str(refused.value))
 
     harness = ReaderHarness(ShardRecords(records(1)), does=ask)
     harness.steps(harness.reading(), 2)
-    assert len(had) == 1
+    assert len(received) == 1
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it the author of a handler would install pyspark for three megabytes of columns, or the wrong thing."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ModuleNotFoundError, match=r"needs pyarrow; install leasehold\[arrow\]"):
         rows_in_columns("pyarrow")

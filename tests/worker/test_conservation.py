@@ -1,7 +1,7 @@
-"""Law of conservation: once all is taken or dropped, budget, calls and readers are as at the start.
+"""Law of conservation: once every batch is taken or dropped, budget, calls and readers are as at the start.
 
-A state machine over the holders of a worker's memory and threads: readings that share a budget, an executor and an
-event loop, under any order of reading, handing over, failing, giving up, losing, releasing and dropping.
+A state machine over the holders of a worker's memory and threads: readers that share a budget, an executor and an event
+loop, under any order of reading, dispatching, failing, giving up, losing, releasing and dropping.
 """
 
 import asyncio
@@ -35,16 +35,16 @@ pytestmark = pytest.mark.slow
 
 
 class Conservation(RuleBasedStateMachine):
-    """What a worker holds for its readings, and all that may become of it."""
+    """What a worker holds for its readers, and everything that may happen to it."""
 
     @initialize(size=st.integers(1, 4), letters=st.booleans(), asynchronous=st.booleans(), narrow=st.booleans())
     def begin(self, size: int, *, letters: bool, asynchronous: bool, narrow: bool) -> None:
-        """Four held shards of twelve records each."""
+        """Start with four held shards of twelve records each."""
         self.clock, self.store, self.executor, consumer = Clock(), FaultyStore(), ManualExecutor(), Kept()
         self.source = FaultySource(four_shards(), {f"s-{n}": ShardRecords(records(12), size=size) for n in range(4)})
         self.source.on_read, self.raises = self._raise, list[Exception]()
-        for each in four_shards():
-            self.store.write(CreateLease(Lease(each.id, hash_range=each.hash_range)))
+        for shard in four_shards():
+            self.store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
         self.worker = Worker(
             store=self.store,
             source=self.source,
@@ -61,7 +61,7 @@ class Conservation(RuleBasedStateMachine):
         assert len(consumer.begun) == SHARDS
         self.ended: list[BaseException] = []
         self.dispatcher = Dispatcher(self.executor, end=self.ended.append)
-        # So little that batches push each other out.
+        # So small that batches displace each other.
         self.budget = MemoryBudget((size + 1) * RECORD_BYTES if narrow else math.inf)
         self.outcomes: list[str] = []
         self.handled: dict[str, list[str]] = {}
@@ -81,15 +81,15 @@ class Conservation(RuleBasedStateMachine):
         ]
         self.dues = [self.clock.now] * SHARDS
 
-    # What handlers do
+    # Handler behavior
 
     def handle(self, delivery: Delivery) -> None:
-        """As the test says, or everything is done."""
+        """Do what the test says, or handle everything."""
         what = self.outcomes.pop() if self.outcomes else "done"
         if what == "raises":
             raise ValueError(what)
         if what == "answers":
-            return what  # type: ignore[return-value]  # a user's function may
+            return what  # type: ignore[return-value]  # a user's function may return anything
         self.handled.setdefault(delivery.shard, []).extend(record.sequence_number for record in delivery.records)
         return None
 
@@ -98,20 +98,20 @@ class Conservation(RuleBasedStateMachine):
         return self.handle(delivery)
 
     def dead_letter(self, _delivery: Delivery, _error: Exception) -> None:
-        """It takes any."""
+        """Accept every record."""
 
-    # What happens
+    # Rules
 
     @rule(place=PLACES, times=st.integers(1, 3))
     def step(self, place: int, times: int) -> None:
-        """A reading is called, when it is due or by whoever hurries it."""
+        """Call a reader, whether it is due or someone wakes it."""
         for _ in range(times):
             if self.dues[place] < math.inf:
                 self.step_at(place)
 
     @rule(times=st.integers(1, 4))
     def flow(self, times: int) -> None:
-        """All goes on for a while, as it mostly does."""
+        """Let everything run for a while, as it mostly does."""
         for _ in range(times):
             for place in range(SHARDS):
                 self.step(place, 1)
@@ -125,7 +125,7 @@ class Conservation(RuleBasedStateMachine):
 
     @rule(what=st.sampled_from(["raises", "answers", "done"]))
     def next_call(self, what: str) -> None:
-        """The next call of a handler ends like this."""
+        """Let the handler's next call end like this."""
         self.outcomes.append(what)
 
     def _raise(self, _batch: Batch) -> None:
@@ -134,13 +134,13 @@ class Conservation(RuleBasedStateMachine):
 
     @rule(last=st.booleans())
     def work(self, *, last: bool) -> None:
-        """A thread takes the first call that waits, or the last."""
+        """Let a thread take the first or the last waiting call."""
         if self.executor.waiting:
             self._work(-1 if last else 0)
 
     @rule(fault=st.sampled_from([SourceUnavailable("slow down"), MemoryError(), ValueError("odd")]))
     def fault_of_source(self, fault: Exception) -> None:
-        """The next reading raises, behind its advance."""
+        """Let the next read raise after it has advanced."""
         self.raises.append(fault)
 
     @rule(place=PLACES)
@@ -149,21 +149,21 @@ class Conservation(RuleBasedStateMachine):
 
     @rule(place=PLACES)
     def release(self, place: int) -> None:
-        """The lease is to be released."""
+        """Ask for the release of the lease."""
         self.holdings[place].ask_release()
 
     @rule(down=st.booleans())
     def store_is(self, *, down: bool) -> None:
-        """The table answers, or does not."""
+        """Make the table respond, or not."""
         self.store.down = down
 
     @rule(stuck=st.booleans(), refuses=st.booleans())
     def crew_is(self, *, stuck: bool, refuses: bool) -> None:
-        """All threads hang, or the system has no more."""
+        """Make all threads hang, or the system have no more."""
         self.executor.stuck, self.executor.refuses = stuck, refuses
 
     def step_at(self, place: int) -> None:
-        """As a guarded step: what it raises is for its guard."""
+        """Call a step as a guarded step: its guard handles what it raises."""
         try:
             self.dues[place] = self.readings[place].step(self.clock.now)
         except (MemoryError, ValueError):
@@ -171,21 +171,21 @@ class Conservation(RuleBasedStateMachine):
 
     def _work(self, place: int) -> None:
         work = self.executor.waiting.pop(place)
-        calls = dict(self.dispatcher._at_work)  # noqa: SLF001  what is given back is the point
+        calls = dict(self.dispatcher._at_work)  # noqa: SLF001  the test checks what is returned
         work()
-        for each in calls.values():
-            self._wait(each)
+        for call in calls.values():
+            self._wait(call)
 
     def _wait(self, call: Any) -> None:  # noqa: ANN401  a handover
-        """An awaited call ends on the loop, in a moment."""
+        """Let an awaited call end on the loop after a moment."""
         while call.begun is not None and call.found is None:
             pass
 
-    # What stays so
+    # Invariants
 
     @invariant()
     def room_is_what_is_held(self) -> None:
-        """Never more or less is counted than the shares hold."""
+        """The budget counts exactly what the shares hold."""
         if hasattr(self, "budget"):
             budget = self.budget
             assert budget.used == sum(budget.taken.values())
@@ -194,7 +194,7 @@ class Conservation(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_behind_a_checkpoint_unhandled(self) -> None:
-        """The first law holds meanwhile."""
+        """The first law holds throughout: no checkpoint covers a record that was not handled."""
         if hasattr(self, "budget"):
             for row in [self.store.row(f"s-{number}") for number in range(SHARDS)]:
                 done = self.handled.get(row.key, [])
@@ -208,7 +208,7 @@ class Conservation(RuleBasedStateMachine):
         return self.readings[0]._handling.dead_letter is not None  # noqa: SLF001  likewise
 
     def teardown(self) -> None:
-        """Everything is dropped, in whatever state it is, and nothing of it is left."""
+        """Drop everything in whatever state it is, and check that nothing is left."""
         if not hasattr(self, "budget"):
             return
         self.store.down = self.executor.stuck = self.executor.refuses = False
@@ -227,10 +227,10 @@ class Conservation(RuleBasedStateMachine):
                 break
         self.dispatcher.close()
         left = self.dispatcher._at_work, self.executor.waiting, self.budget.taken, self.budget.waiting, self.budget.idle  # noqa: SLF001
-        assert [list(each) for each in left] == [[]] * 5
-        assert (self.budget.used, [each for each in self.source.readers if not each.closed]) == (0, [])
+        assert [list(rest) for rest in left] == [[]] * 5
+        assert (self.budget.used, [reader for reader in self.source.readers if not reader.closed]) == (0, [])
         assert {row.owner for row in self.store.list().leases} == {None} or any(h.lost.is_set() for h in self.holdings)
-        assert [each for each in self.dues if each < math.inf] == []
+        assert [due for due in self.dues if due < math.inf] == []
 
 
 Conservation.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

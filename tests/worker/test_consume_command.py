@@ -32,7 +32,7 @@ SOURCE_BY_ARN = "kinesis://arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
 
 EVENTS = (SOURCE, "--store", STORE, "--events")
 HANDLER = (SOURCE, "--store", STORE, "--handler")
-SECRET = "hunter2"  # noqa: S105  it opens nothing
+SECRET = "hunter2"  # noqa: S105  a made-up password
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ SECRET = "hunter2"  # noqa: S105  it opens nothing
     ],
 )
 def test_bad_usage_is_one_sentence_and_exit_status_2(arguments: tuple[str, ...], says: str) -> None:
-    """Without it a typing error would start a worker with other settings than meant, or print a stack or a secret."""
+    """Bad usage never prints a stack or a secret."""
     done = CliRunner().invoke(app, arguments)
     assert (done.exit_code, done.stdout) == (2, "")
     assert says in done.stderr
@@ -83,7 +83,7 @@ def test_bad_usage_is_one_sentence_and_exit_status_2(arguments: tuple[str, ...],
 
 
 def test_a_stream_out_of_reach_of_its_credentials_ends_with_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it whoever watches over the process would think that it had finished."""
+    """A supervisor can tell this from a run that has finished."""
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(variable, raising=False)
     done = CliRunner().invoke(app, [SOURCE, "--store", "memory://no-credentials", "--events"])
@@ -92,7 +92,7 @@ def test_a_stream_out_of_reach_of_its_credentials_ends_with_status_1(monkeypatch
 
 
 def test_a_first_start_need_not_wait_for_a_stream_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong endpoint would look like a stream that is down for a while, and a deployment would never fail."""
+    """A deployment with a wrong endpoint fails; it does not wait for the stream forever."""
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(variable, "test")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
@@ -107,10 +107,10 @@ def test_a_first_start_need_not_wait_for_a_stream_that_does_not_answer(monkeypat
 def test_a_store_that_does_not_answer_at_the_start_is_asked_again(
     wait: str, asked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fleet that is started while its store is slow for seconds would end, all of it."""
+    """Workers that are started while their store is slow for seconds do not end."""
     answers: list[str] = []
 
-    def slow_to_answer(url: str, **options: Any) -> Store:  # noqa: ANN401  as the function it stands for
+    def slow_to_answer(url: str, **options: Any) -> Store:  # noqa: ANN401  the signature of the replaced function
         answers.append(url)
         if len(answers) < 3:
             raise OutcomeUnknown("table 'orders': the service cannot be reached")
@@ -128,7 +128,6 @@ def test_a_store_that_does_not_answer_at_the_start_is_asked_again(
 def test_a_function_is_found_in_the_folder_the_command_is_called_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it a handler beside the user would not be found."""
     (tmp_path / "my_handlers.py").write_text("def handle(batch):\n    return len(batch.records)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", ["elsewhere"])
@@ -136,26 +135,26 @@ def test_a_function_is_found_in_the_folder_the_command_is_called_in(
 
 
 def test_event_lines_tell_every_record_before_its_checkpoint() -> None:
-    """Without it nobody could judge from outside what was delivered."""
+    """Whoever watches from outside can see what was delivered."""
     store, out = FaultyStore(), io.StringIO()
     source = ListSource(four_shards()[:1], {"s-0": ShardRecords(records(2))})
     lines = EventLines("a-1", out, wall=lambda: 1.5)
     worker = Worker(store=store, source=source, me="a-1", config=Config(initial_position=TRIM_HORIZON))
     runner = Runner(worker, lines.handling)
-    write_now, told = store.write, []
+    write_now, totals = store.write, []
 
     def stopped_by_a_checkpoint(write: Write) -> Outcome:
         if isinstance(write, CheckpointLease):
             runner.stop()
-            told.append(out.getvalue().count('"record"'))
+            totals.append(out.getvalue().count('"record"'))
         return write_now(write)
 
     store.write = stopped_by_a_checkpoint  # type: ignore[method-assign]
     run_to_its_end(runner)
-    said = [json.loads(line) for line in out.getvalue().splitlines()]
-    assert told == [2]
+    events = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert totals == [2]
     common = {"t": 1500, "worker": "a-1", "shard": "s-0"}
-    assert said == [
+    assert events == [
         common | {"event": "initialize"},
         common
         | {
@@ -180,7 +179,7 @@ def test_event_lines_tell_every_record_before_its_checkpoint() -> None:
 
 
 def test_an_event_of_one_stream_among_several_says_which() -> None:
-    """Without it equal shard ids of two streams could not be told apart."""
+    """Two streams may have equal shard ids."""
     out = io.StringIO()
     lease = Lease("1:orders:2:s-0", stream="1:orders:2", shard="s-0")
     holding = Holding(

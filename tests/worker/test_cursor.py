@@ -1,4 +1,4 @@
-"""The state machine behind every reading: its marks, its orders, and the law that nothing is passed over."""
+"""The state machine behind every lease reader: its marks, the order of its steps, and that nothing is skipped."""
 
 from collections.abc import Callable
 
@@ -27,14 +27,14 @@ RECORDS = 12
 
 
 def at(number: int) -> Position:
-    """The position of the n-th record; before the first, and behind the last."""
+    """Return the position of the n-th record, or one before the first or after the last."""
     if number == 0:
         return TRIM_HORIZON
     return SHARD_END if number > RECORDS else Position(str(number))
 
 
 def place(position: Position) -> int:
-    """The place of a position among the records; of a time, how many came before it."""
+    """Return the index of a position among the records; for a time, how many records arrived before it."""
     if position.sequence == "AT_TIMESTAMP":
         return position.sub
     return RECORDS + 1 if position.ended else int(position.sequence) if position.numbered else 0
@@ -48,14 +48,14 @@ class Stream:
     broken: str = ""
 
     def open(self, start: Position) -> "StreamReader":
-        assert start != LATEST  # that is the tip of now: what came since it was pinned would be skipped
+        assert start != LATEST  # LATEST would mean the present tip, and skip what arrived since it was pinned
         self.readers += 1
         return StreamReader(self, place(start))
 
 
 @define
 class StreamReader:
-    """Reads up to three records at a time, and the end of the shard with the last."""
+    """Reads up to three records at a time, and the end of the shard together with the last record."""
 
     stream: Stream
     place: int
@@ -66,7 +66,7 @@ class StreamReader:
         self.place = min(self.place + 3, RECORDS)
         if self.stream.broken == "reading":
             raise SourceUnavailable("it raised behind its advance")
-        records = tuple(Record(b"", str(each)) for each in range(first, self.place + 1))
+        records = tuple(Record(b"", str(number)) for number in range(first, self.place + 1))
         return Batch(records, records[-1].position if records else None, None, 0.0, ended=self.place == RECORDS)
 
     def close(self) -> None:
@@ -74,13 +74,14 @@ class StreamReader:
 
 
 class EveryOrderOfEvents(RuleBasedStateMachine):
-    """A consumer that acknowledges late, in parts, or never; readings that fail, rows that are dropped, new owners.
+    """A consumer that acknowledges late, in parts, or never; failing reads, dropped rows, and new owners.
 
-    rows      what is read and not delivered
-    given     what the consumer of now was handed, and has not acknowledged
-    finished  how far some consumer has finished; what the lease must never pass
-    stored    what the lease says; where it says LATEST, what that was pinned to
-    pinned    that, as the source tells it: a time or a number; None where the lease has begun otherwise
+    Attributes:
+        rows: What was read and not delivered.
+        given: What the present consumer was given and has not acknowledged.
+        finished: How far any consumer has finished. The lease must never pass it.
+        stored: The checkpoint of the lease; if that is LATEST, the position to which it was pinned.
+        pinned: That position as the source returns it (a time or a number), or None if the lease began otherwise.
     """
 
     def __init__(self) -> None:
@@ -99,7 +100,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
 
     @initialize(stored=st.integers(0, RECORDS), latest=st.sampled_from(["", "", "a time", "a number"]))
     def begin(self, stored: int, latest: str) -> None:
-        """The lease says where it was read before, or that it begins at the tip of when it was made."""
+        """The lease contains a checkpoint, or starts at the tip as of its creation."""
         self.finished = self.stored = stored
         if latest and stored:
             self.pinned = at(stored) if latest == "a number" else at_timestamp(stored)
@@ -132,7 +133,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
 
     @rule(most=st.integers(1, 5))
     def deliver(self, most: int) -> None:
-        """Hand over some of the rows: they follow what was handed over before without a gap."""
+        """Deliver some of the rows. They follow those delivered before without a gap."""
         if self.cursor.order(write=False) != DeliverRows():
             return
         last = self._number(self.cursor.delivered)
@@ -144,17 +145,17 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
     @precondition(lambda self: self.cursor.out)
     @rule(share=st.floats(0, 1))
     def acknowledge(self, share: float) -> None:
-        """The consumer has finished with a part, perhaps with none, of what it was given."""
-        least, most = self._number(self.cursor.acknowledged), self._number(self.cursor.delivered)
-        done = least + round(share * (most - least))
+        """The consumer has finished with a part, perhaps an empty one, of what it was given."""
+        least, limit = self._number(self.cursor.acknowledged), self._number(self.cursor.delivered)
+        done = least + round(share * (limit - least))
         self.finished = max(self.finished, done)
-        self.given = [each for each in self.given if each > done]
-        # Of what was read from a time on, the record before that time has no number that the consumer could name.
+        self.given = [number for number in self.given if number > done]
+        # If reading began at a time, the record before that time has no number that the consumer could name.
         self.cursor.consumer_acknowledged(at(done) if done > least else self.cursor.acknowledged)
 
     @rule()
     def store(self) -> None:
-        """Write a checkpoint where one is due."""
+        """Write a checkpoint if one is due."""
         match self.cursor.order():
             case StoreCheckpoint(to):
                 assert self.stored < place(to) <= self.finished
@@ -170,7 +171,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
 
     @rule()
     def fail(self) -> None:
-        """The consumer has failed: it is given again what it did not finish with, and nothing before that."""
+        """The consumer has failed: it is given again what it did not finish, and nothing before that."""
         self.rows.clear()
         self.given.clear()
         self.cursor.consumer_gone()
@@ -180,7 +181,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
 
     @rule(crash=st.booleans())
     def change_owner(self, crash: bool) -> None:
-        """The lease goes to another owner, by a release once nothing is out, or by a crash at any moment."""
+        """Change the owner: by a release once nothing is out, or by a crash at any moment."""
         order = self.cursor.order(leaving=True)
         if not crash and order == AwaitEvent():
             assert self.given or self.cursor.out
@@ -196,20 +197,20 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
 
     @invariant()
     def marks_are_in_order(self) -> None:
-        """Held rows are those between two marks, and one reader at most is open."""
+        """Held rows lie between two marks, and at most one reader is open."""
         marks = [
-            self._number(each)
-            for each in (self.cursor.committed, self.cursor.acknowledged, self.cursor.delivered, self.cursor.read)
+            self._number(mark)
+            for mark in (self.cursor.committed, self.cursor.acknowledged, self.cursor.delivered, self.cursor.read)
         ]
         assert marks == sorted(marks)
         assert self.stored <= self.finished
-        assert [each for each in self.rows if not marks[2] < each <= marks[3]] == []
+        assert [number for number in self.rows if not marks[2] < number <= marks[3]] == []
         assert len(self.rows) == min(marks[3], RECORDS) - min(marks[2], RECORDS)
         assert self.stream.readers == int(self.cursor.reader_open) <= 1
 
 
 TestEveryOrderOfEvents = EveryOrderOfEvents.TestCase
-"""Without it a reader that raised behind its advance, or a consumer that failed, could leave records out."""
+"""No record is left out by a reader that raised after it advanced, or by a consumer that failed."""
 
 
 def _read() -> Cursor:
@@ -271,12 +272,12 @@ def _ended() -> Cursor:
     ],
 )
 def test_each_line_of_the_table_of_orders(cursor: Callable[[], Cursor], flags: dict[str, bool], order: object) -> None:
-    """Without it a line of the table could change places with another, and say something else than the code."""
+    """`Cursor.order` agrees with every row of the table."""
     assert cursor().order(**flags) == order
 
 
 def test_more_than_was_delivered_cannot_be_acknowledged() -> None:
-    """Without it a consumer could move the checkpoint past records that it was never handed."""
+    """A consumer cannot move the checkpoint past records that it was never given."""
     cursor = _read()
     with pytest.raises(ValueError, match=r"^cursor: .*6.* is acknowledged, and only what lies before .*3.* was"):
         cursor.consumer_acknowledged(at(6))
@@ -284,7 +285,7 @@ def test_more_than_was_delivered_cannot_be_acknowledged() -> None:
 
 
 def test_a_consumer_may_begin_before_or_behind_what_the_lease_says() -> None:
-    """Without it a query that goes on behind its own last batch, or before it, could not use the same marks."""
+    """A query that continues after, or before, its last batch can use the same marks."""
     behind, before = _resumed(), Cursor(at(5))
     before.begun_at(at(2))
     behind.consumer_acknowledged(at(4))
@@ -294,13 +295,13 @@ def test_a_consumer_may_begin_before_or_behind_what_the_lease_says() -> None:
 
 
 def test_more_than_is_acknowledged_cannot_be_stored() -> None:
-    """Without it a driver's mistake could have the lease say that records are done which nobody has finished with."""
+    """A driver's mistake cannot mark records as done that no consumer has finished."""
     with pytest.raises(ValueError, match=r"^cursor: committed, acknowledged, delivered, read must not fall"):
         _out().checkpoint_stored(at(4))
 
 
 def test_rows_are_dropped_also_where_their_reader_cannot_be_closed() -> None:
-    """Without it rows that nobody has would be waited for, without a pause and for ever."""
+    """Dropped rows are never waited for."""
 
     class Unclosed(StreamReader):
         def close(self) -> None:
@@ -315,7 +316,7 @@ def test_rows_are_dropped_also_where_their_reader_cannot_be_closed() -> None:
 
 
 def test_a_reader_that_cannot_be_opened_is_not_open() -> None:
-    """Without it the order of events would be to read, with no reader, where one is to be opened."""
+    """After a failed open, the next step is to open a reader, not to read."""
 
     def refuses(_start: Position) -> StreamReader:
         raise SourceUnavailable("the service asks to slow down")
@@ -327,7 +328,7 @@ def test_a_reader_that_cannot_be_opened_is_not_open() -> None:
 
 
 def test_no_event_moves_a_mark_back() -> None:
-    """Without it an older word of a source, a consumer or a lease could have records read and written again."""
+    """A late event of a source, a consumer or a lease makes no record come again."""
     cursor = _done()
     cursor.batch_read(at(4))
     cursor.rows_delivered(at(4))

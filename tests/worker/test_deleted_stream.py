@@ -1,4 +1,4 @@
-"""A stream that is deleted while a fleet reads it: its checkpoints outlive it."""
+"""A stream that is deleted while workers read it: its checkpoints outlive it."""
 
 import pytest
 from attrs import define
@@ -19,24 +19,24 @@ HOUR = 3600.0
 
 @define
 class Deletable(ListSource):
-    """A stream that answers nothing but its name once it is gone."""
+    """A stream of which only the name remains once it is deleted."""
 
     deleted: bool = False
 
     def shards(self) -> tuple[Shard, ...]:
-        """The listing, while there is one."""
+        """Return the listing while the stream exists."""
         if self.deleted:
             raise SourceError("stream 'orders': it does not exist")
         return super().shards()
 
     def gone(self, shard: str) -> bool:
-        """What no longer exists cannot say so of its shards."""
+        """A stream that no longer exists cannot say so about its shards."""
         self.shards()
         return super().gone(shard)
 
 
 def test_the_leases_and_checkpoints_of_a_deleted_stream_stay(caplog: pytest.LogCaptureFixture) -> None:
-    """Without it a stream deleted by mistake, or made anew, would be begun from scratch, and nobody be told."""
+    """If the stream was deleted by mistake or recreated, its checkpoints remain and the loss is logged."""
     clock, store, source = Clock(), FaultyStore(), Deletable(four_shards())
     source.shard_logs["s-0"] = ShardRecords(records(3))
     happened: list[str] = []
@@ -55,12 +55,12 @@ def test_the_leases_and_checkpoints_of_a_deleted_stream_stay(caplog: pytest.LogC
         "s-3": "TRIM_HORIZON",
     }
     assert (store.row("s-0").checkpoint, happened) == (Position("102"), ["initialize"])
-    said = "the shards could not be listed, trying again until they can: stream 'orders': it does not exist"
-    assert caplog.text.count(said) == 1
+    message = "the shards could not be listed, trying again until they can: stream 'orders': it does not exist"
+    assert caplog.text.count(message) == 1
 
 
 def test_a_listing_that_fails_is_said_again_when_its_reason_changes(caplog: pytest.LogCaptureFixture) -> None:
-    """A log of one line for each turn hides all else; one that says a thing once for ever hides the next fault."""
+    """The same fault is not logged at every turn, yet the next one is."""
     reasons = ["throttled", "throttled", "forbidden", "", "throttled"]
     discovery = Discovery(FaultySource(faults=[SourceUnavailable(why) if why else None for why in reasons]))
     for turn in range(len(reasons)):

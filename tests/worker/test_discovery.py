@@ -1,4 +1,4 @@
-"""What a worker says about listings of shards, and what keeps it from listing at all."""
+"""What a worker logs about listings of shards, and when it lists at all."""
 
 import logging
 
@@ -25,22 +25,22 @@ BROKEN = Listing((), (Malformed("s-1", "leaseCounter", "is missing"),))
 
 
 def test_a_row_that_cannot_be_read_keeps_its_own_line_back_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    """Without it one bad row left every new shard unread; or its children would start at the tip, past its rest."""
+    """One unreadable row leaves no other shard unread. Its own children wait, so as not to start at the tip."""
     family = [*four_shards(), shard("s-1a", 25, 49, "s-1"), shard("s-1b", 25, 49, "s-1a"), shard("s-3a", 75, 99, "s-3")]
     source = ListSource(family)
     discovery = Discovery(source)
     listed = [discovery.shards(now, BROKEN, ME) for now in (0.0, 1.0)]
     assert [shards and [each.id for each in shards] for shards in listed] == [["s-0", "s-2", "s-3", "s-3a"], None]
-    said = (
+    message = (
         "row s-1: leaseCounter is missing; until it is mended no lease is made for shards of its line, "
         "and none is deleted"
     )
-    assert [text for text in caplog.messages if "s-1:" in text] == [said], "once, not every turn"
+    assert [text for text in caplog.messages if "s-1:" in text] == [message], "once, not every turn"
     assert discovery.shards(2.0, HEALTHY, ME) == tuple(family)
 
 
 def test_no_lease_goes_while_a_row_cannot_be_read() -> None:
-    """Without it a finished lease could go before the child whose row is bad was begun."""
+    """A finished lease stays, because the unreadable row may belong to a child that has not begun."""
     discovery = Discovery(ListSource(four_shards(), missing={"s-9"}))
     shards = discovery.shards(0.0, BROKEN, ME) or ()
     assert not discovery.deletable(Lease("s-0"), shards)
@@ -50,7 +50,7 @@ def test_no_lease_goes_while_a_row_cannot_be_read() -> None:
 
 
 def test_partitions_wait_for_the_row_of_another() -> None:
-    """Without it a new partition under LATEST would skip its first events: the bad row may say that reading began."""
+    """Under LATEST a new partition waits, because the unreadable row may show that reading has begun."""
     partitions = [Shard(str(number)) for number in range(3)]
     discovery = Discovery(ListSource(partitions))
     assert discovery.shards(0.0, Listing((), (Malformed("1", "offset", "is missing"),)), ME) == ()
@@ -59,7 +59,7 @@ def test_partitions_wait_for_the_row_of_another() -> None:
 
 
 def test_a_hole_is_looked_up_at_every_third_reading_that_shows_it() -> None:
-    """Without it one stale reading would cost a listing, and a hole that stays would cost one each turn."""
+    """One stale read costs no listing, and a hole that stays does not cost one every turn."""
     source = ListSource(four_shards())
     discovery = Discovery(source)
     discovery.shards(0.0, HEALTHY, ME)
@@ -69,7 +69,7 @@ def test_a_hole_is_looked_up_at_every_third_reading_that_shows_it() -> None:
 
 
 def fleet(count: int, history: History = History()) -> list[tuple[Me, Discovery, ListSource]]:  # noqa: B008  frozen
-    """Workers with a stream each, to tell who lists, that have all listed at their start."""
+    """Workers with one stream each (to see which of them lists), all of which have listed at their start."""
     sources = [ListSource(four_shards()) for _ in range(count)]
     workers = [(Me(f"w-{n}", 0, history), Discovery(source), source) for n, source in enumerate(sources)]
     for me, discovery, _ in workers:
@@ -78,7 +78,7 @@ def fleet(count: int, history: History = History()) -> list[tuple[Me, Discovery,
 
 
 def test_a_sight_of_the_whole_fleet_is_listed_for_by_a_few_in_turns() -> None:
-    """Without it five hundred workers would ask at once, and be throttled together, for what one answer tells."""
+    """A large group is not throttled by listing all at once for the same information."""
     workers = fleet(100)
     owned = Listing(tuple(Lease(f"s-{n}", owner=me.worker) for n, (me, *_) in enumerate(workers)))
 
@@ -96,7 +96,7 @@ def test_a_sight_of_the_whole_fleet_is_listed_for_by_a_few_in_turns() -> None:
 
 
 def test_where_bulletins_are_heard_the_worker_that_looks_lists() -> None:
-    """Without it the one worker that reads the table for all would seldom list, and the others never."""
+    """The worker that reads the table for all the others also lists the shards."""
     ((me, discovery, source),) = fleet(1, History(hearing=BulletinState()))
     owned = Listing(tuple(Lease(f"s-{n}", owner=f"w-{n}") for n in range(100)))
     for times in range(1, 6):
@@ -105,7 +105,7 @@ def test_where_bulletins_are_heard_the_worker_that_looks_lists() -> None:
 
 
 def test_a_wrong_listing_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    """Without it nobody would know why no lease is created."""
+    """The log says why no lease is created."""
     source = ListSource([shard("s-0", 0, 9), shard("c-0", 0, 2**128 - 1, "s-0")])
     Discovery(source).shards(0.0, HEALTHY, ME)
     assert caplog.messages == ["shard s-0 is open but has a child, c-0: one of the two is out of date"]
@@ -113,7 +113,7 @@ def test_a_wrong_listing_is_said(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_stream_that_never_answered_is_an_error_and_one_that_did_is_waited_for() -> None:
-    """Without it a misspelt name would be waited for, or a passing refusal would end a worker at work."""
+    """A misspelled name is an error. A passing rejection does not end a worker at work."""
     source = FaultySource(four_shards())
     source.faults = [SourceUnavailable("slow down"), SourceError("no such stream")]
     discovery = Discovery(source)
@@ -128,7 +128,7 @@ def test_a_stream_that_never_answered_is_an_error_and_one_that_did_is_waited_for
 
 
 def test_a_lease_stays_while_the_source_cannot_say_that_its_shard_is_gone() -> None:
-    """Without it an outage of the source could cost checkpoints."""
+    """An outage of the source costs no checkpoints."""
 
     class Silent(ListSource):
         def gone(self, shard: str) -> bool:
@@ -141,7 +141,7 @@ def test_a_lease_stays_while_the_source_cannot_say_that_its_shard_is_gone() -> N
 
 
 def test_one_worker_lists_once_for_a_finished_lease_whose_children_have_begun() -> None:
-    """Without it finished leases, which Java workers count as load, would stay for minutes; or everybody would list."""
+    """Finished leases, which Java workers count as load, are removed soon, and by one worker's listing."""
     source = ListSource(four_shards())
     source.end("s-0", shard("c-0", 0, 12, "s-0"), shard("c-1", 13, 24, "s-0"))
     workers = [(Me(name), Discovery(source)) for name in ("a-1", "b-1")]
@@ -153,11 +153,11 @@ def test_one_worker_lists_once_for_a_finished_lease_whose_children_have_begun() 
             discovery.shards(1.0, HEALTHY, me, leases)
         return source.listings
 
-    assert [listings_at(at) for at in (TRIM_HORIZON, Position("7"), Position("8"))] == [2, 3, 3]
+    assert [listings_at(position) for position in (TRIM_HORIZON, Position("7"), Position("8"))] == [2, 3, 3]
 
 
 def test_the_row_of_a_shard_that_there_is_not_goes_once_it_was_tried() -> None:
-    """Without it such a row is claimed and refused once a minute, with an ERROR each time, until the next listing."""
+    """The row is removed early, so it isn't claimed and rejected once a minute until the next listing."""
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards(), missing={"s-9"})
     worker = Worker(store=store, source=source, me="a-1", config=KCL, consumer=Kept(), clock=clock, process="p-1")
     ours = Driven(worker, clock)
@@ -170,12 +170,12 @@ def test_the_row_of_a_shard_that_there_is_not_goes_once_it_was_tried() -> None:
     tried.ask_release()
     assert tried.release()
     ours.run(40.0)
-    # One listing showed that it is to go, another that it is gone.
+    # One listing showed that the row must go, another that it is gone.
     assert (source.listings, {lease.key for lease in store.list().leases}) == (3, {"s-0", "s-1", "s-2", "s-3"})
 
 
 def test_the_shards_are_listed_again_every_five_minutes() -> None:
-    """What a listing missed, and no hole shows, would stay without a lease for ever; sooner, requests are wasted."""
+    """The regular listing finds what an earlier listing missed and no hole shows."""
     discovery = Discovery(ListSource(four_shards()))
     times = (0.0, 1.0, 299.9, 300.0, 300.1, 599.9, 600.0)
     assert [discovery.shards(now, HEALTHY, ME) is not None for now in times] == [
@@ -186,10 +186,10 @@ def test_the_shards_are_listed_again_every_five_minutes() -> None:
 
 
 def test_a_fault_is_said_when_it_comes_and_when_it_goes(caplog: pytest.LogCaptureFixture) -> None:
-    """A fault said at every turn dead-letter the rest of the log; one that is never called over is searched for."""
+    """A fault is logged when it starts and when it ends, not at every turn."""
     discovery = Discovery(FaultySource(four_shards(), faults=[SourceUnavailable(why) for why in ("no", "no", "yet")]))
-    found = [discovery.shards(float(now), HEALTHY, ME) is not None for now in range(6)]
-    assert found == [False, False, False, True, False, False]
+    listed = [discovery.shards(float(now), HEALTHY, ME) is not None for now in range(6)]
+    assert listed == [False, False, False, True, False, False]
     again = "the shards could not be listed, trying again until they can: "
     assert caplog.messages == [f"{again}no", f"{again}yet", "the shards are listed again"]
 
@@ -197,7 +197,7 @@ def test_a_fault_is_said_when_it_comes_and_when_it_goes(caplog: pytest.LogCaptur
 @pytest.mark.parametrize("config", [KCL, Config(initial_position=TRIM_HORIZON)], ids=["kcl", "minimal"])
 @pytest.mark.parametrize("joined", [False, True], ids=["new group", "later"])
 def test_a_listing_that_was_refused_is_asked_for_again_within_seconds(config: Config, *, joined: bool) -> None:
-    """Without it one request too many would leave a new group unread until the next reading of the whole table."""
+    """A single rejected request does not leave a new group unread until the next read of the whole table."""
     clock, source = Clock(), FaultySource(four_shards())
     ours = member(FaultyStore(), source, clock, config=config)
     if joined:
@@ -212,17 +212,17 @@ def test_a_listing_that_was_refused_is_asked_for_again_within_seconds(config: Co
 def test_a_lease_that_contradicts_its_shard_is_said_at_the_second_listing_and_noted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Without it one stale listing would call a split a fault; or a shard would be read by nobody, in silence."""
+    """One stale listing is not reported as a contradiction. At the second, it is logged and annotated."""
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
     store.write(CreateLease(Lease("s-0", checkpoint=SHARD_END)))
     ours = member(store, source, clock, config=Config(lease_seconds=10.0))
     clock.now += ours.worker.turn(clock.now) - clock.now
     assert (source.listings, ours.worker.discovery.contradictions) == (1, ())
     ours.run(60)
-    (found,) = ours.worker.discovery.contradictions
-    assert (found.kind, ours.held) == ("ended and open", ["s-1", "s-2", "s-3"])
-    assert caplog.messages.count(found.what) == 1
-    assert noted(store.list().leases) == (found.what,)
+    (contradiction,) = ours.worker.discovery.contradictions
+    assert (contradiction.kind, ours.held) == ("ended and open", ["s-1", "s-2", "s-3"])
+    assert caplog.messages.count(contradiction.what) == 1
+    assert noted(store.list().leases) == (contradiction.what,)
     source.end("s-0", shard("c-0", 0, 2**126 - 1, "s-0"))
     ours.worker.hurry()
     ours.turn_due = clock.now
@@ -231,7 +231,7 @@ def test_a_lease_that_contradicts_its_shard_is_said_at_the_second_listing_and_no
 
 
 def test_a_lease_without_the_note_begins_anew_by_itself_if_told_so() -> None:
-    """Without it a table of a version before would keep a shard unread although the operator asked for it."""
+    """The option also works for rows written by a version without the annotation."""
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
     store.write(CreateLease(Lease("s-0", checkpoint=SHARD_END)))
     store.write(CreateLease(Lease("s-1", checkpoint=Position("7"))))
@@ -248,14 +248,14 @@ def test_a_lease_without_the_note_begins_anew_by_itself_if_told_so() -> None:
 
 
 def test_another_start_is_refused() -> None:
-    """Without it a slip of the pen would be read as LATEST, and skip records."""
+    """A typing error must not be read as LATEST, which skips records."""
     with pytest.raises(ValueError, match=r"^if_recreated: 'EARLIEST' is neither TRIM_HORIZON nor LATEST$"):
         Worker(store=FaultyStore(), source=ListSource(), me="a-1", if_recreated="EARLIEST")  # type: ignore[arg-type]
 
 
 @define
 class Named(ListSource):
-    """A stream that tells which of its name it is, where it answers."""
+    """A stream that reports its incarnation when it responds."""
 
     name: str = "1"
     silent: bool = False
@@ -267,7 +267,7 @@ class Named(ListSource):
 
 
 def test_leases_of_a_former_stream_are_let_go_and_not_taken_up_again() -> None:
-    """Without it checkpoints of one stream would be written from the records of another."""
+    """A checkpoint of one stream is never written from the records of another."""
     clock, store, source = Clock(), FaultyStore(), Named(four_shards())
     ours = member(store, source, clock, config=Config(lease_seconds=10.0))
     ours.run(30)
@@ -286,32 +286,32 @@ def test_leases_of_a_former_stream_are_let_go_and_not_taken_up_again() -> None:
 
 
 def test_a_contradiction_is_said_at_the_listing_that_shows_it(caplog: pytest.LogCaptureFixture) -> None:
-    """It would be said at the next listing, which is five minutes away."""
+    """The contradiction is not left for the next listing, five minutes later."""
     discovery = Discovery(ListSource(four_shards()))
     listing = Listing((Lease("s-0", checkpoint=SHARD_END),))
     for now in range(2):
         discovery.want()
         discovery.shards(float(now), listing, ME, listing.leases)
-    (found,) = discovery.contradictions
-    assert caplog.messages == [found.what]
+    (contradiction,) = discovery.contradictions
+    assert caplog.messages == [contradiction.what]
 
 
 def test_a_stream_that_does_not_yet_say_which_it_is_counts_as_not_listed() -> None:
-    """Leases would be made that note no stream, and one made anew under its name would not be told apart."""
+    """A lease is created only with the stream's incarnation, which distinguishes it from one of a recreated stream."""
     source = Named(four_shards())
     discovery = Discovery(source)
     source.silent = True
     assert discovery.shards(0.0, HEALTHY, ME) is None
     source.silent = False
-    found = discovery.shards(1.0, HEALTHY, ME)
-    assert (len(found or ()), discovery.incarnation) == (4, "1")
+    shards = discovery.shards(1.0, HEALTHY, ME)
+    assert (len(shards or ()), discovery.incarnation) == (4, "1")
     source.silent = True
     discovery.want()
     assert (len(discovery.shards(2.0, HEALTHY, ME) or ()), discovery.incarnation) == (4, "1"), "as it said before"
 
 
 def recreating(store: FaultyStore) -> tuple[Driven, Named]:
-    """A worker that holds four leases of a stream which has just been made anew, and is to begin it."""
+    """A worker that holds four leases of a stream which was just recreated, and is to start it from its beginning."""
     source, clock = Named(four_shards()), Clock()
     worker = Worker(
         store=store, source=source, me="a-1", config=KCL, consumer=Kept(), clock=clock, if_recreated="TRIM_HORIZON"
@@ -325,17 +325,17 @@ def recreating(store: FaultyStore) -> tuple[Driven, Named]:
 
 
 def test_no_shard_begins_anew_beside_a_batch_of_the_former_stream() -> None:
-    """The checkpoint of that batch would be written over the beginning of the new stream."""
+    """The new stream begins only after that batch, whose checkpoint cannot overwrite its start."""
     store = FaultyStore()
     ours, _ = recreating(store)
-    kept = ours.worker.consumer
-    assert isinstance(kept, Kept)
-    kept.busy = True
+    recorded = ours.worker.consumer
+    assert isinstance(recorded, Kept)
+    recorded.busy = True
     for _ in range(3):
         ours.worker.hurry()
         ours.worker.turn(ours.clock.now)
     assert {row.checkpoint for row in store.list().leases} == {Position("17")}
-    kept.busy = False
+    recorded.busy = False
     ours.worker.hurry()
     ours.worker.turn(ours.clock.now)
     assert ours.held == [], "asked for before the consumer is told, or it would find nothing to do"
@@ -346,7 +346,7 @@ def test_no_shard_begins_anew_beside_a_batch_of_the_former_stream() -> None:
 
 @pytest.mark.parametrize(("refused", "resets"), [(ReleaseLease, 0), (ResetLease, 1)])
 def test_a_pass_ends_at_the_first_step_that_another_worker_took(refused: type[Write], resets: int) -> None:
-    """A step planned on rows as they were would be taken after another worker has gone on."""
+    """The later steps were planned on rows that another worker has changed since."""
     store = FaultyStore()
     ours, _ = recreating(store)
     ours.worker.hurry()

@@ -1,4 +1,4 @@
-"""Durations in the wrong unit: too few are refused, and more than is usual is accepted with a warning."""
+"""Durations in the wrong unit: a value that is too small is rejected, an unusually large one is a warning."""
 
 import logging
 import math
@@ -14,19 +14,19 @@ from leasehold.balancer.config import RULE_SETS, Config
 SET = {
     each.name
     for kind in (Config, *RULE_SETS)
-    for each in fields(kind)  # type: ignore[arg-type]  # each is a class of attrs
+    for each in fields(kind)  # type: ignore[arg-type]  # each one is an attrs class
     if each.name.endswith("_seconds") and not each.name.startswith("_")
 }
-"""The durations that `--set` reaches."""
+"""The durations that `--set` can set."""
 
 
-def consumed(**options: Any) -> None:  # noqa: ANN401  of each kind
-    """Check these options as the command does; nothing is opened."""
+def consumed(**options: Any) -> None:  # noqa: ANN401  each option has its own type
+    """Check these options as the command does, without opening anything."""
     consumption("kinesis://orders?region=eu-west-1", "memory://x", lambda _batch: None, options, dashed)  # type: ignore[arg-type]
 
 
 def test_every_duration_has_limits() -> None:
-    """An option that is a duration cannot be added without saying which values are plausible."""
+    """A new option that is a duration must define its plausible values."""
     durations = {name for name, kind in get_type_hints(Options).items() if kind == (Seconds | None)}
     assert durations | SET | {"time_to_live"} == set(DURATION_LIMITS)
 
@@ -38,7 +38,7 @@ def test_a_setting_is_checked_as_its_option_is(
     as_text: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """`--set lease_seconds=10000` and Python's `set={"lease_seconds": 10000}` are warned of, once."""
+    """`--set lease_seconds=10000` and Python's `set={"lease_seconds": 10000}` warn once."""
     limits = DURATION_LIMITS[name]
 
     def given(seconds: float) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def test_a_setting_is_checked_as_its_option_is(
 
 @pytest.mark.parametrize("option", DURATION_LIMITS)
 def test_a_duration_is_refused_below_its_least_and_warned_of_above_what_is_usual(option: str) -> None:
-    """Both limits themselves are fine."""
+    """Both limits themselves are accepted without a warning."""
     limits = DURATION_LIMITS[option]
     assert checked_duration(option, limits.least, option) == ""
     with pytest.raises(ValueError, match=f"^{option}: .* s is less than {limits.least:g} s"):

@@ -1,4 +1,4 @@
-"""How many threads call handlers, in which order, and what becomes of those that are slow: one move after the other."""
+"""How many threads call handlers, in which order, and what happens to slow ones, one step at a time."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from leasehold.adapters.consumer.executors import InlineExecutor, ThreadExecutor
 class Hands:
     """Threads that the test runs itself, each until it has no more to do.
 
-    refuses  whether no further one can be started
+    `refuses` makes the system start no further thread.
     """
 
     waiting: list[Callable[[], None]] = field(factory=list)
@@ -25,7 +25,7 @@ class Hands:
     refuses: bool = False
 
     def __call__(self, *, target: Callable[[], None], name: str, daemon: bool) -> "Hands":
-        """A thread that is to be started."""
+        """Return a thread to be started."""
         assert daemon, "it would keep the process while a handler hangs"
         if not self.refuses:
             self.waiting.append(target)
@@ -33,12 +33,12 @@ class Hands:
         return self
 
     def start(self) -> None:
-        """Start the latest one, which waits until the test runs it."""
+        """Start the latest thread, which waits until the test runs it."""
         if self.refuses:
             raise RuntimeError("can't start new thread")
 
     def work(self, name: str, during: Callable[[], object] = lambda: None) -> Work:
-        """Work that is told when it is done."""
+        """Return work that is notified when it is done."""
 
         def do() -> None:
             during()
@@ -56,7 +56,7 @@ class Hands:
 
 @pytest.fixture
 def hands(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hands]:
-    """In place of the system's threads."""
+    """Return the test's threads, which replace those of the system."""
     made = Hands()
     monkeypatch.setattr("leasehold.adapters.threads.Thread", made)
     yield made
@@ -64,7 +64,7 @@ def hands(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hands]:
 
 
 def test_as_many_threads_as_usual_begin_what_came_first(hands: Hands) -> None:
-    """More would handle more batches at once than the user asked for; and a shard would wait for those after it."""
+    """No more handlers run at once than the user asked for, and batches start in order of arrival."""
     executor = ThreadExecutor(2)
     for name in "abc":
         executor.start(hands.work(name))
@@ -77,7 +77,7 @@ def test_as_many_threads_as_usual_begin_what_came_first(hands: Hands) -> None:
 
 
 def test_a_closed_crew_begins_nothing_more(hands: Hands) -> None:
-    """A worker that ends would hand over batches whose leases are released."""
+    """A worker that ends does not dispatch batches whose leases are released."""
     executor = ThreadExecutor(1)
     executor.start(hands.work("a"))
     executor.close()
@@ -86,7 +86,7 @@ def test_a_closed_crew_begins_nothing_more(hands: Hands) -> None:
 
 
 def test_another_thread_stands_in_for_a_slow_one_until_that_returns(hands: Hands) -> None:
-    """One hung handler would stop all shards, or leave a thread more for each slow batch."""
+    """One hung handler does not stop all shards, and slow batches do not leave extra threads behind."""
     executor = ThreadExecutor(1, most=3)
     other = hands.work("b", executor.close)
 
@@ -106,7 +106,7 @@ def test_another_thread_stands_in_for_a_slow_one_until_that_returns(hands: Hands
 
 
 def test_a_slow_thread_goes_on_where_nobody_stands_in(hands: Hands) -> None:
-    """Nobody would take the next batch."""
+    """If no replacement can be started, the slow thread takes the next batch when it returns."""
     executor = ThreadExecutor(1, most=1)
     slow = hands.work("a", lambda: executor.replace(slow))
     executor.start(slow)
@@ -116,7 +116,7 @@ def test_a_slow_thread_goes_on_where_nobody_stands_in(hands: Hands) -> None:
 
 
 def test_only_what_is_at_work_can_be_slow(hands: Hands) -> None:
-    """Whatever is over or has not begun would count as a thread that hangs, until no other may be started."""
+    """Work that is over or has not begun does not count toward the limit of hanging threads."""
     executor = ThreadExecutor(1, most=1)
     waiting = hands.work("b", executor.close)
     over = hands.work("a")
@@ -131,9 +131,9 @@ def test_only_what_is_at_work_can_be_slow(hands: Hands) -> None:
 
 
 def test_work_that_ends_its_thread_is_at_work_no_longer(hands: Hands) -> None:
-    """It would count as a thread that hangs, until no other may be started; and its batch stay in memory."""
-    told: list[BaseException] = []
-    executor = ThreadExecutor(1, most=1, failed=told.append)
+    """The ended thread does not count toward the limit of hanging threads, and its batch is freed."""
+    errors: list[BaseException] = []
+    executor = ThreadExecutor(1, most=1, failed=errors.append)
 
     def end() -> None:
         executor.replace(ends)
@@ -143,7 +143,7 @@ def test_work_that_ends_its_thread_is_at_work_no_longer(hands: Hands) -> None:
     ends = hands.work("a", end)
     executor.start(ends)
     hands.run()
-    assert ([*map(type, told)], executor.stuck) == ([SystemExit], False)
+    assert ([*map(type, errors)], executor.stuck) == ([SystemExit], False)
     executor.replace(ends)
     assert not executor.stuck
     executor.start(hands.work("b", executor.close))
@@ -153,7 +153,7 @@ def test_work_that_ends_its_thread_is_at_work_no_longer(hands: Hands) -> None:
 
 @pytest.mark.parametrize(("usual", "most"), [(1, 2), (3, 1)])
 def test_there_is_a_most_and_a_crew_of_slow_threads_alone_is_stuck(hands: Hands, usual: int, most: int) -> None:
-    """Each slow batch would cost the process one thread more; and nobody would learn that nothing begins any more."""
+    """The number of threads has an upper limit. Once all of them are slow, the executor reports that it is stuck."""
     executor = ThreadExecutor(usual, most)
     bound, stuck = max(usual, most), list[bool]()
 
@@ -181,7 +181,6 @@ def test_there_is_a_most_and_a_crew_of_slow_threads_alone_is_stuck(hands: Hands,
 
 
 def test_a_stand_in_goes_on_while_the_slow_thread_is_at_work(hands: Hands) -> None:
-    """After one batch of another shard all would wait for the slow one again."""
     executor = ThreadExecutor(1, most=3)
 
     def hung() -> None:
@@ -196,7 +195,7 @@ def test_a_stand_in_goes_on_while_the_slow_thread_is_at_work(hands: Hands) -> No
 
 
 def test_each_slow_thread_is_replaced_as_the_first_was(hands: Hands) -> None:
-    """An executor would shrink, or stand still at the second batch that hangs, once a slow thread has ended."""
+    """The executor neither shrinks nor stalls at the second batch that hangs, after a slow thread has ended."""
     executor = ThreadExecutor(1, most=2)
     first = hands.work("a", lambda: executor.replace(first))
     second = hands.work("b", lambda: executor.replace(second))
@@ -208,7 +207,6 @@ def test_each_slow_thread_is_replaced_as_the_first_was(hands: Hands) -> None:
 
 
 def test_a_thread_that_has_returned_counts_until_it_ends(hands: Hands) -> None:
-    """There would be more threads than usual after each batch."""
     executor = ThreadExecutor(1)
     last = hands.work("c", executor.close)
     executor.start(hands.work("a"))
@@ -218,7 +216,7 @@ def test_a_thread_that_has_returned_counts_until_it_ends(hands: Hands) -> None:
 
 
 def test_waiting_work_can_be_taken_back_and_begun_work_cannot(hands: Hands) -> None:
-    """A batch whose lease is lost would be handed over all the same, or its end be waited for in vain."""
+    """A batch whose lease is lost is not dispatched, unless it has already begun."""
     executor = ThreadExecutor(1)
     first = hands.work("a", lambda: withdrawn.append(executor.withdraw(first)))
     second, last = hands.work("b"), hands.work("c", executor.close)
@@ -231,7 +229,10 @@ def test_waiting_work_can_be_taken_back_and_begun_work_cannot(hands: Hands) -> N
 
 
 def test_without_a_first_thread_nothing_waits_and_with_one_it_does_all(hands: Hands) -> None:
-    """A batch would wait for a thread that never comes, or be handed over although that was denied."""
+    """If no thread can be started, the batch is rejected rather than queued.
+
+    With one thread, everything waits for it.
+    """
     executor = ThreadExecutor(2)
     hands.refuses = True
     with pytest.raises(RuntimeError, match="can't start new thread"):
@@ -247,7 +248,7 @@ def test_without_a_first_thread_nothing_waits_and_with_one_it_does_all(hands: Ha
 
 
 def test_one_thread_takes_one_batch_after_the_other_and_ends_with_its_crew() -> None:
-    """A thread that waits would not be told of the next batch, or stay when the worker is gone."""
+    """A waiting thread is notified of the next batch and of the close."""
     executor, threads, done = ThreadExecutor(1), set[Thread](), SimpleQueue[None]()
 
     def work() -> None:
@@ -264,7 +265,7 @@ def test_one_thread_takes_one_batch_after_the_other_and_ends_with_its_crew() -> 
 
 
 def test_threads_that_wait_take_what_comes_before_another_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An executor would have more threads than there were ever batches side by side."""
+    """The executor never has more threads than there were batches at the same time."""
     waits, started, both = Semaphore(0), list[Thread](), Barrier(2)
 
     class Told(Condition):
@@ -292,7 +293,7 @@ def test_threads_that_wait_take_what_comes_before_another_is_started(monkeypatch
 
 
 def test_a_thread_that_waits_keeps_nothing_of_its_last_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of megabytes would stay in each thread until that has another to hand over."""
+    """A batch of megabytes is freed when it is done, not when the thread gets the next one."""
     waits = Semaphore(0)
 
     class Told(Condition):
@@ -301,10 +302,10 @@ def test_a_thread_that_waits_keeps_nothing_of_its_last_batch(monkeypatch: pytest
             return super().wait(timeout)
 
     class Batch:
-        """Something large."""
+        """A large object."""
 
         def handle(self) -> None:
-            """It is handled."""
+            """Handle it."""
 
     monkeypatch.setattr("leasehold.adapters.consumer.executors.Condition", Told)
     executor, batch = ThreadExecutor(1), Batch()
@@ -317,7 +318,7 @@ def test_a_thread_that_waits_keeps_nothing_of_its_last_batch(monkeypatch: pytest
 
 
 def test_a_call_in_line_is_over_when_it_was_started() -> None:
-    """Steps that are driven one by one would not know what a handler did."""
+    """Tests that run steps one by one see what a handler did."""
     executor, done = InlineExecutor(), list[str]()
     executor.start(lambda: done.append("a"))
     assert (done, executor.stuck, executor.withdraw(done.clear)) == (["a"], False, False)

@@ -1,7 +1,7 @@
-"""Whatever the system refuses for a while, at whatever step: nothing is skipped, nothing is held unread, all goes on.
+"""If the system rejects requests for a while, at any step, nothing is skipped or held unread and work goes on.
 
-A real worker with threads of the machine's is run once to count what it asks of the system, and then once for each of
-these requests, from which on so many are refused.
+A real worker on real threads is run once to count what it requests of the system, and then once for each of these
+requests, from which on a number of requests are rejected.
 """
 
 import asyncio
@@ -32,13 +32,13 @@ from leasehold_lab.simulator.world.world import ListSource, ShardRecords, record
 
 SHARDS, RECORDS, PIECE = 4, 6, 3
 STARTS_MOST = 8
-"""A supervisor would have started the worker so often, at the most: each time the worker said why it has ended."""
+"""How often a supervisor may have to start the worker. Each time, the worker gave the reason for its end."""
 
 ENDED = (WorkerError, StoreError, SourceError, RuntimeError)
 
 pytestmark = [
     pytest.mark.slow,
-    # asyncio leaves a loop half made where it is refused a descriptor, and says so as it is collected.
+    # If asyncio is refused a descriptor, it leaves a half-created loop, and warns when that is garbage-collected.
     pytest.mark.filterwarnings("ignore:unclosed event loop:ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -46,7 +46,7 @@ pytestmark = [
 
 @define
 class Handled:
-    """What handlers are done with, by shard."""
+    """The records that handlers have finished, by shard."""
 
     folder: Path
     asynchronous: bool
@@ -56,7 +56,7 @@ class Handled:
 
     @property
     def handler(self) -> Handler:
-        """A plain function, or one to be awaited."""
+        """A plain function, or an async one."""
         return self.later if self.asynchronous else self.at_once
 
     def at_once(self, delivery: Delivery) -> None:
@@ -74,7 +74,7 @@ class Handled:
 
 
 def started(store: Store, handled: Handled, refusal: Refusal) -> str:
-    """Run a worker until everything is handled or it ends by itself; why it has ended, "" if it was told to."""
+    """Run a worker until everything is handled or it ends by itself. Return the reason, or "" if it was told to end."""
     shard_logs = (ShardRecords(records(RECORDS), size=PIECE, wait_seconds=0.01) for _ in range(SHARDS))
     source = ListSource(four_shards(), {f"s-{number}": shard_log for number, shard_log in enumerate(shard_logs)})
     config = Config(initial_position=TRIM_HORIZON, lease_seconds=10.0)
@@ -110,7 +110,7 @@ def started(store: Store, handled: Handled, refusal: Refusal) -> str:
 
 
 def goes_on(handled: Handled, kind: str, first: int, count: int) -> int:
-    """Run it under this refusal, as a supervisor would; how many requests of the kind there were."""
+    """Run it under this refusal, restarting it as a supervisor would. Return the number of requests of the kind."""
     store, refusal, reasons = MemoryStore(), Refusal(kind, first, count), list[str]()
     for shard in four_shards():
         store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
@@ -132,13 +132,13 @@ def goes_on(handled: Handled, kind: str, first: int, count: int) -> int:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Faults are waited for a moment."""
+    """Shorten the waits after faults."""
     monkeypatch.setattr("leasehold.adapters.consumer.runner.STEP_FAULT_WAITS", (0.02, 0.02, 0.02))
     monkeypatch.setattr("leasehold.adapters.consumer.runner.FAULT_SECONDS", 0.02)
     monkeypatch.setattr("leasehold.adapters.consumer.runner.EXCLUDED_SECONDS", 0.05)
     monkeypatch.setattr("leasehold.adapters.consumer.runner.start_seconds", lambda *_of_whom: 0.0)
     before = set(threading.enumerate())
-    logging.disable(logging.CRITICAL)  # what is logged is kept, and the half of a loop with it
+    logging.disable(logging.CRITICAL)  # captured log records would keep half-created loops alive
     yield
     logging.disable(logging.NOTSET)
     for thread in set(threading.enumerate()) - before:
@@ -151,7 +151,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["plain", "async"])
 @pytest.mark.parametrize("kind", [THREAD, DESCRIPTOR], ids=["threads", "descriptors"])
 def test_reading_goes_on_after_a_passing_refusal(kind: str, asynchronous: bool, count: int, tmp_path: Path) -> None:
-    """A worker would freeze, hold shards that it does not read, or give up records that nothing is the matter with."""
+    """A worker neither freezes, nor holds shards it does not read, nor gives up on good records."""
     requests = goes_on(Handled(tmp_path, asynchronous), kind, 10**6, 0)
     assert requests > 0 or (kind, asynchronous) == (DESCRIPTOR, False), "the refusal is one in name alone"
     for first in range(requests):

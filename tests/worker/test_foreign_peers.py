@@ -1,4 +1,4 @@
-"""Peers of other makes in the group: slow ones are named once, thieves are noticed soon, and the seconds suit them."""
+"""Workers of other libraries in the group: slow ones are named once, steals are noticed soon, durations suit them."""
 
 import logging
 
@@ -29,20 +29,18 @@ SOURCE = "eventhubs://contoso/flights"
     ],
 )
 def test_over_event_hubs_the_seconds_suit_official_workers(rules: RuleSet, seconds: tuple[float, float, float]) -> None:
-    """At ten seconds every official peer, renewing every thirty, would count as dead; at forty they would rob us."""
+    """Official workers renew every 30 s. At 10 s we would take them for dead; at 40 s they would steal from us."""
     config = paced(Config(rules=rules), {"rules"})
     assert (config.lease_seconds, config.cycle_seconds, config.renew_seconds) == seconds
 
 
 def test_a_lease_that_was_asked_for_stays() -> None:
-    """A setting that is silently replaced cannot be trusted."""
-    asked = Config(lease_seconds=6.0, cycle_seconds=45.0)
-    assert paced(asked, {"lease_seconds", "cycle_seconds"}) == asked
-    assert paced(evolve(asked, cycle_seconds=45.0), {"lease_seconds"}).cycle_seconds == 12.05
+    config = Config(lease_seconds=6.0, cycle_seconds=45.0)
+    assert paced(config, {"lease_seconds", "cycle_seconds"}) == config
+    assert paced(evolve(config, cycle_seconds=45.0), {"lease_seconds"}).cycle_seconds == 12.05
 
 
 def test_the_command_tells_a_hub_from_a_stream() -> None:
-    """Without it the right seconds would stand in the code and nowhere else."""
     settings = {"rules": "event-hubs", "dialect": "python", "cycle_seconds": 10}
     assert configuration_for(SOURCE, settings) == Config(
         rules=EventHubs("python"), lease_seconds=180.0, cycle_seconds=10.0, renew_seconds=20.0
@@ -51,14 +49,14 @@ def test_the_command_tells_a_hub_from_a_stream() -> None:
 
 
 def settled(clock: Clock, store: FaultyStore) -> Driven:
-    """A worker that holds all four leases, has just renewed them, and looks often."""
+    """A worker that holds all four leases, has just renewed them, and reads the table often."""
     one = member(store, ListSource(four_shards()), clock, config=evolve(KCL, cycle_seconds=2.0))
     one.run(3)
     return one
 
 
 def test_a_thief_that_a_reading_shows_is_believed_before_the_next_renewal() -> None:
-    """Official workers steal without a word: until the next renewal, up to 20 s, two would work on one partition."""
+    """Official workers steal without asking, so waiting for the next renewal means up to 20 s with two readers."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     victim = one.worker.holdings[0]
@@ -69,7 +67,7 @@ def test_a_thief_that_a_reading_shows_is_believed_before_the_next_renewal() -> N
 
 
 def test_a_slow_peer_is_named_once_with_the_setting(caplog: pytest.LogCaptureFixture) -> None:
-    """A group of two minds about expiry robs itself for ever, and nobody would know why."""
+    """Workers that disagree about expiry steal from each other forever, so the warning names the setting."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     store.write(StealLease(store.row("s-0"), "sdk-1"))
@@ -77,7 +75,7 @@ def test_a_slow_peer_is_named_once_with_the_setting(caplog: pytest.LogCaptureFix
         for _ in range(4):
             one.run(0.8 * KCL.lease_seconds)
             store.write(RenewLease(store.row("s-0")))
-    said = [record.getMessage() for record in caplog.records if "sdk-1" in record.getMessage()]
-    assert len(said) == 1
-    assert said[0].startswith("worker sdk-1 let ")
-    assert "--lease-seconds here" in said[0]
+    messages = [record.getMessage() for record in caplog.records if "sdk-1" in record.getMessage()]
+    assert len(messages) == 1
+    assert messages[0].startswith("worker sdk-1 let ")
+    assert "--lease-seconds here" in messages[0]

@@ -38,18 +38,18 @@ class Foreign(ListSource):
             raise self.error()
 
     def shards(self) -> tuple[Shard, ...]:
-        """The listing, if it is not broken."""
+        """Return the listing, unless the call is broken."""
         self.listings += 1
         self._meet("shards")
         return super().shards()
 
     def gone(self, shard: str) -> bool:
-        """Likewise."""
+        """Return whether the shard is gone, unless the call is broken."""
         self._meet("gone")
         return super().gone(shard)
 
     def latest(self, lease: Lease) -> Position:
-        """Likewise; of one shard, if it is named."""
+        """Return the position of LATEST, unless the call is broken for all shards or for this one."""
         self._meet("latest", f"latest {lease.key}")
         return super().latest(lease)
 
@@ -59,7 +59,7 @@ class Foreign(ListSource):
 def test_a_broken_source_keeps_no_worker_from_a_dead_workers_leases(
     error: Callable[[], Exception], broken: str
 ) -> None:
-    """Without it each turn would fail at that call, and the leases of the dead would be read by nobody."""
+    """A failing call of the source does not end the turn, so dead workers' leases are still taken over."""
     clock, store, source = Clock(), FaultyStore(), Foreign(error)
     dead, ours = member(store, source, clock, "a-1", "p-1", CONFIG), member(store, source, clock, "b-1", "p-2", CONFIG)
     together([dead, ours], 60.0)
@@ -75,7 +75,7 @@ def test_a_broken_source_keeps_no_worker_from_a_dead_workers_leases(
 
 @each_error
 def test_a_listing_that_raised_is_asked_for_again_within_seconds(error: Callable[[], Exception]) -> None:
-    """Without it the children of a split would wait for the next listing, minutes later."""
+    """The children of a split do not wait minutes for the next regular listing."""
     clock, source = Clock(), Foreign(error)
     ours = member(FaultyStore(), source, clock, config=CONFIG)
     ours.run(60.0)
@@ -91,7 +91,7 @@ def test_a_listing_that_raised_is_asked_for_again_within_seconds(error: Callable
 
 @each_error
 def test_a_shard_whose_latest_cannot_be_told_delays_its_own_lease_alone(error: Callable[[], Exception]) -> None:
-    """Without it one partition that does not answer would keep a new group from reading all the others."""
+    """One partition that does not respond does not keep a new group from reading the others."""
     clock, store, source = Clock(), FaultyStore(), Foreign(error)
     source.broken.add("latest s-2")
     ours = member(store, source, clock, config=Config(lease_seconds=LEASE_SECONDS, initial_position=LATEST))

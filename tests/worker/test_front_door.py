@@ -1,4 +1,4 @@
-"""`leasehold.run`, `arun`, `worker` and `read`, over shards in memory: what they hand over, acknowledge and release."""
+"""`leasehold.run`, `arun`, `worker` and `read` over in-memory shards: what they process, acknowledge and release."""
 
 import asyncio
 import doctest
@@ -41,49 +41,49 @@ BEGINNING = Options(initial_position="TRIM_HORIZON", checkpoint_seconds=0)
 
 
 def stream(shards: int = 4, count: int = 6, size: int = 2) -> ListSource:
-    """Shards of some records each, in batches of `size`."""
+    """Return a stream of shards with some records each, in batches of `size`."""
     listed = four_shards()[:shards]
-    return ListSource(listed, {each.id: ShardRecords(records(count), size=size) for each in listed})
+    return ListSource(listed, {shard.id: ShardRecords(records(count), size=size) for shard in listed})
 
 
 class Complete(ListSource):
-    """A stream to which nothing is added any more."""
+    """A stream that gets no more records."""
 
     def settled(self, _lease: Lease, _until: float) -> Settled:
-        """At once: the first reading that brings nothing shows the end."""
+        """The first empty read shows the end of the shard."""
         return Settled()
 
 
 class NoStream(ListSource):
-    """A stream that there is not."""
+    """A stream that does not exist."""
 
     def shards(self) -> NoReturn:
         raise SourceError("no such stream")
 
 
 def handed(batch: leasehold.Delivery) -> tuple[str, list[int]]:
-    """The shard, and the numbers of its records."""
-    return batch.shard, [int(each.sequence_number) for each in batch.records]
+    """Return the shard and the numbers of its records."""
+    return batch.shard, [int(record.sequence_number) for record in batch.records]
 
 
 def rows(store: FaultyStore) -> dict[str, tuple[str | None, str]]:
-    """Owner and checkpoint of each lease."""
+    """Return the owner and checkpoint of each lease."""
     return {lease.key: (lease.owner, lease.checkpoint.sequence) for lease in store.list().leases}
 
 
 def test_importing_costs_what_the_planner_costs() -> None:
-    """Without it a program that only plans would load a worker, and wait for it."""
+    """A program that only plans does not load the worker."""
     code = "import sys; import {0}; print(len(sys.modules), *(m for m in sys.modules if m.startswith('leasehold.a')))"
-    told = [
+    outputs = [
         subprocess.run([sys.executable, "-c", code.format(name)], capture_output=True, text=True, check=True).stdout
         for name in ("leasehold.balancer", "leasehold")
     ]
-    assert told[0] == told[1]
-    assert len(told[0].split()) == 1
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0].split()) == 1
 
 
 def test_completion_shows_every_name() -> None:
-    """Without it an editor's completion and `dir` would hide the worker behind the planner."""
+    """`dir` and an editor's completion show all public names."""
     wanted = {"Delivery", "arun", "plan", "produce", "read", "run", "worker", "__version__"}
     assert wanted - set(dir(leasehold)) == set()
     assert all(hasattr(leasehold, name) for name in dir(leasehold))
@@ -100,8 +100,7 @@ def test_completion_shows_every_name() -> None:
     ],
 )
 def test_options_are_those_of_the_command(command: Any, options: type, own: set[str]) -> None:  # noqa: ANN401  typer's
-    """Without it an option of the command would be missing here, or have another name."""
-    names = {str(each.name) for each in get_command(command).params} - {"help"}
+    names = {str(parameter.name) for parameter in get_command(command).params} - {"help"}
     assert {name.removesuffix("_") if name == "set_" else name for name in names - own} == set(get_type_hints(options))
 
 
@@ -132,12 +131,11 @@ def test_options_are_those_of_the_command(command: Any, options: type, own: set[
     ],
 )
 def test_bad_usage_is_said_before_anything_is_opened(options: dict[str, Any], says: str) -> None:
-    """Without it a typing error would start a worker with other settings than meant."""
-    given: dict[str, Any] = {"source": ORDERS, "leases": "memory://bad", "handler": lambda _batch: None} | options
-    source, handler = given.pop("source"), given.pop("handler")
-    calls: list[Callable[[], object]] = [lambda: leasehold.run(source, handler, **given)]
+    arguments: dict[str, Any] = {"source": ORDERS, "leases": "memory://bad", "handler": lambda _batch: None} | options
+    source, handler = arguments.pop("source"), arguments.pop("handler")
+    calls: list[Callable[[], object]] = [lambda: leasehold.run(source, handler, **arguments)]
     if "concurrency" not in options and "handler" not in options:
-        calls.append(lambda: leasehold.read(source, **given))
+        calls.append(lambda: leasehold.read(source, **arguments))
     for call in calls:
         with pytest.raises((ValueError, TypeError)) as caught:
             call()
@@ -145,7 +143,6 @@ def test_bad_usage_is_said_before_anything_is_opened(options: dict[str, Any], sa
 
 
 def test_a_producers_bad_usage_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a wrong option would be found by a stream that loses records."""
     monkeypatch.setattr("leasehold.adapters.producing.clients_of", lambda *_: pytest.fail("it was opened"))
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"linger": 3}, "linger: there is no such option; did you mean 'linger_ms'?"),
@@ -162,7 +159,7 @@ def test_a_producers_bad_usage_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_next_step_acknowledges_the_batch_before() -> None:
-    """Without it a consumer that dies at work on a batch would never see it again."""
+    """A batch is processed again if its consumer fails or dies before it asks for the next one."""
     store, seen = FaultyStore(), list[int]()
     with leasehold.read(stream(shards=1), leases=store, **BEGINNING) as batches:
         for batch in batches:
@@ -175,7 +172,7 @@ def test_the_next_step_acknowledges_the_batch_before() -> None:
 
 
 def test_several_shards_are_handed_over_in_turn() -> None:
-    """Without it one busy shard would keep the others from the one loop that reads them."""
+    """One busy shard does not keep the others from the loop that reads them."""
     store, seen = FaultyStore(), list[tuple[str, list[int]]]()
     batches = leasehold.read(stream(), leases=store, **BEGINNING)
     for batch in batches:
@@ -183,14 +180,14 @@ def test_several_shards_are_handed_over_in_turn() -> None:
         if len(seen) == 12:
             batches.stop()
     by_shard = {shard: [n for each, numbers in seen for n in numbers if each == shard] for shard, _ in seen}
-    assert by_shard == {f"s-{n}": [int(each.sequence_number) for each in records(6)] for n in range(4)}
+    assert by_shard == {f"s-{n}": [int(record.sequence_number) for record in records(6)] for n in range(4)}
     assert {owner for owner, _ in rows(store).values()} == {None}
     last = records(6)[-1].sequence_number
     assert {checkpoint for _, checkpoint in rows(store).values()} == {last}
 
 
 def test_break_leaves_the_batch_unacknowledged_and_releases() -> None:
-    """Without it what a consumer gave up on would be behind a checkpoint, or its leases held by nobody who reads."""
+    """A batch that the loop leaves by `break` is not checkpointed, and its lease has no owner afterwards."""
     store = FaultyStore()
     for _batch in leasehold.read(stream(shards=1), leases=store, **BEGINNING):
         break
@@ -198,11 +195,11 @@ def test_break_leaves_the_batch_unacknowledged_and_releases() -> None:
     (again,) = [
         handed(batch) for batch, _ in zip(leasehold.read(stream(1), leases=store, **BEGINNING), "1", strict=False)
     ]
-    assert again[1] == [int(each.sequence_number) for each in records(2)]
+    assert again[1] == [int(record.sequence_number) for record in records(2)]
 
 
 def test_an_exception_leaves_the_batch_unacknowledged_and_releases() -> None:
-    """Without it a loop that fails would lose the batch it failed on."""
+    """The batch at which the loop failed is processed again."""
     store = FaultyStore()
 
     def fail() -> None:
@@ -217,7 +214,7 @@ def test_an_exception_leaves_the_batch_unacknowledged_and_releases() -> None:
 
 
 def test_a_checkpoint_that_a_loop_writes_by_itself_is_kept() -> None:
-    """Without it a long batch would come again whole, though its consumer said how far it was."""
+    """After an explicit checkpoint within a long batch, only the rest comes again."""
     store = FaultyStore()
     for batch in leasehold.read(stream(1, size=6), leases=store, **BEGINNING):
         assert batch.checkpoint(batch.records[2])
@@ -226,11 +223,11 @@ def test_a_checkpoint_that_a_loop_writes_by_itself_is_kept() -> None:
 
 
 def test_a_new_loop_over_the_same_batches_begins_with_the_one_that_is_out() -> None:
-    """Without it a batch that was left by `break` would be acknowledged by the next loop, which never saw it."""
+    """A batch that was left by `break` is not acknowledged by the next loop, which gets it again."""
     with leasehold.read(stream(1), leases=FaultyStore(), **BEGINNING) as batches:
         first, again = _first(batches), _first(batches)
         assert handed(first) == handed(again)
-        assert handed(next(batches))[1] == [int(each.sequence_number) for each in records(4)[2:]]
+        assert handed(next(batches))[1] == [int(record.sequence_number) for record in records(4)[2:]]
 
 
 def _first(batches: Iterable[leasehold.Delivery]) -> leasehold.Delivery:
@@ -240,38 +237,37 @@ def _first(batches: Iterable[leasehold.Delivery]) -> leasehold.Delivery:
 
 
 def test_a_batch_whose_lease_is_lost_while_it_waits_is_not_handed_over() -> None:
-    """Without it a slow loop would be given records that another worker has handled."""
+    """A slow loop gets no records that another worker has processed."""
     store = FaultyStore()
     with leasehold.read(stream(2), leases=store, **BEGINNING) as batches:
         first = next(batches)
         other = ({"s-0", "s-1"} - {first.shard}).pop()
-        reading = batches._reading  # noqa: SLF001  what waits is nobody else's to see
+        reading = batches._reading  # noqa: SLF001  the waiting batch is not visible from outside
         with reading.waiting.changed:
             assert reading.waiting.changed.wait_for(lambda: reading.waiting._works, WAIT)  # noqa: SLF001  likewise
         assert reading.background is not None
         runner = reading.background._runner  # noqa: SLF001  likewise
         assert runner is not None
-        (holding,) = [each for each in runner.worker.holdings if each.key == other]
+        (holding,) = [held for held in runner.worker.holdings if held.key == other]
         holding.drop("taken")
         assert next(batches).shard == first.shard
 
 
 def test_closing_before_the_first_step_opens_nothing() -> None:
-    """Without it a program that ends early would wait for a stream."""
+    """A program that ends early does not wait for a stream."""
     batches = leasehold.read(ORDERS, leases="dynamodb://orders-app")
     batches.close()
     assert list(batches) == []
 
 
 def test_a_fault_of_the_worker_is_raised_by_the_next_step() -> None:
-    """Without it a loop would wait for ever for a worker that has ended."""
+    """A loop does not wait forever for a worker that has ended."""
     source = NoStream()
     with pytest.raises(SourceError, match="no such stream"):
         next(leasehold.read(source, leases=FaultyStore(), wait=False))
 
 
 def test_an_async_loop_reads_while_others_run() -> None:
-    """Without it a loop in an event loop would hold up everything else there."""
     store, seen, ticks = FaultyStore(), list[tuple[str, list[int]]](), list[int]()
 
     async def tick() -> None:
@@ -296,7 +292,7 @@ def test_an_async_loop_reads_while_others_run() -> None:
 
 
 def test_arun_awaits_handlers_in_the_callers_loop_and_drains_when_cancelled() -> None:
-    """Without it a handler could not use the connections of its program, and leases would be left to expire."""
+    """A handler can use its program's connections, and no lease is left to expire."""
     store = FaultyStore()
 
     async def main() -> None:
@@ -320,7 +316,7 @@ def test_arun_awaits_handlers_in_the_callers_loop_and_drains_when_cancelled() ->
 
 
 def test_run_and_read_behave_inside_a_running_loop() -> None:
-    """Without it a cell of a notebook, whose thread runs an event loop, could not read at all."""
+    """The thread that runs a notebook's cells has a running event loop."""
     store, seen = FaultyStore(), list[tuple[str, list[int]]]()
 
     async def handle(batch: leasehold.Delivery) -> None:
@@ -341,12 +337,12 @@ def test_run_and_read_behave_inside_a_running_loop() -> None:
 
 
 def finite() -> Complete:
-    """A stream of two records, as a slice wants it."""
+    """A stream of two records for a slice."""
     return Complete(four_shards()[:1], {"s-0": ShardRecords(records(2))})
 
 
 def test_a_worker_in_the_background_ends_with_its_block() -> None:
-    """Without it a test or a notebook would leave workers behind that hold leases."""
+    """No worker that holds leases is left behind by a test or a notebook."""
     store, came = FaultyStore(), threading.Event()
     with leasehold.worker(stream(), lambda _batch: came.set(), leases=store, **BEGINNING) as worker:
         assert came.wait(WAIT)
@@ -356,7 +352,6 @@ def test_a_worker_in_the_background_ends_with_its_block() -> None:
 
 
 def test_the_error_that_ends_a_worker_in_the_background_is_raised_by_its_block() -> None:
-    """Without it a worker that could not go on would look like one that did."""
     source = NoStream()
     with (
         pytest.raises(SourceError, match="no such stream"),
@@ -366,15 +361,15 @@ def test_the_error_that_ends_a_worker_in_the_background_is_raised_by_its_block()
 
 
 def test_workers_of_one_process_have_ids_of_their_own() -> None:
-    """Without it two workers of a notebook would take each other's leases for their own."""
+    """Two workers in one notebook hold separate leases."""
     made = [consumption(stream(), FaultyStore(), print, Options()).me for _ in range(2)]
     assert made[0] != made[1]
 
 
 def test_a_handling_keeps_what_no_option_replaces() -> None:
-    """Without it the default of an option would undo what a program has set."""
-    kept = consumption(stream(), FaultyStore(), Handling(print, attempts=2, slow_seconds=9.0), Options(attempts=3))
-    assert (kept.handling.attempts, kept.handling.slow_seconds) == (3, 9.0)
+    """An option's default does not replace what the program has set."""
+    consumed = consumption(stream(), FaultyStore(), Handling(print, attempts=2, slow_seconds=9.0), Options(attempts=3))
+    assert (consumed.handling.attempts, consumed.handling.slow_seconds) == (3, 9.0)
 
 
 RUN = """
@@ -403,7 +398,7 @@ print("drained", flush=True)
 
 @pytest.mark.parametrize("program", [RUN, ARUN, READ], ids=["run", "arun", "read"])
 def test_a_signal_drains(program: str, tmp_path: Any) -> None:  # noqa: ANN401  a path
-    """Without it each deployment would leave leases to expire, unread for ten seconds."""
+    """A deployment does not leave leases to expire, which takes ten seconds."""
     url = f"sqlite:///{tmp_path}/leases.db"
     with subprocess.Popen([sys.executable, "-c", program, url], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -411,13 +406,13 @@ def test_a_signal_drains(program: str, tmp_path: Any) -> None:  # noqa: ANN401  
         os.kill(process.pid, signal.SIGTERM)
         assert (process.stdout.read(), process.wait(WAIT)) == ("drained\n", 0)
     with closing(open_store(url)) as store:
-        assert [(each.owner, each.checkpoint) for each in store.list().leases] == [
+        assert [(lease.owner, lease.checkpoint) for lease in store.list().leases] == [
             (None, Position(records(2)[-1].sequence_number))
         ]
 
 
 def test_old_names_go_on() -> None:
-    """Without it a program written before would end at its first line."""
+    """Programs that use the old names still run."""
     from leasehold.adapters import Handling, Runner, Worker, by_key, dead_letters, open_source, run  # noqa: PLC0415
 
     assert list(inspect.signature(run).parameters)[:2] == ["worker", "handling"]
@@ -427,7 +422,6 @@ def test_old_names_go_on() -> None:
 
 @pytest.mark.parametrize("name", ["run", "arun", "worker", "read"])
 def test_the_example_of_each_name_runs(name: str) -> None:
-    """Without it the first thing that an editor shows of a function could be wrong."""
     books = [Record(data, str(7 + n), partition_key="customer-7") for n, data in enumerate((b"a book", b"a lamp"))]
     orders = Complete(even_shards(("shard-0",)), {"shard-0": ShardRecords(books)})
     (test,) = doctest.DocTestFinder(recurse=False).find(getattr(leasehold, name), name, globs={"orders": orders})
@@ -437,7 +431,6 @@ def test_the_example_of_each_name_runs(name: str) -> None:
 @pytest.mark.services
 @pytest.mark.usefixtures("leasehold_credentials")
 def test_the_example_of_produce_runs(leasehold_kinesis: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it the first thing that an editor shows of a producer could be wrong."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_KINESIS", leasehold_kinesis.url)
     with closing(Stream(leasehold_kinesis.url, "bookshop", 1)):
         (test,) = doctest.DocTestFinder(recurse=False).find(leasehold.produce, "produce", globs={})

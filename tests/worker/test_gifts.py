@@ -1,4 +1,4 @@
-"""What a worker remembers of its requests and gifts, call by call, and how a store that fails leaves it."""
+"""What a worker remembers of its requests and gifts, call by call, also when the store fails."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 class Taker:
-    """A worker's requests and gifts, with what it was told."""
+    """A worker's requests and gifts, and what it was notified of."""
 
     def __init__(self, me: str = "ann", lease_seconds: float = 10.0) -> None:
         self.store, self.clock = FaultyStore(), Clock()
@@ -34,25 +34,28 @@ class Taker:
         )
 
     def owned(self, key: str = "s-0", owner: str = "ann") -> Lease:
-        """A lease that somebody who answers requests has claimed."""
+        """Return a lease claimed by an owner that responds to requests."""
         self.store.write(CreateLease(Lease(key)))
         self.store.write(ClaimLease(self.store.row(key), owner))
         return self.store.row(key)
 
     def asked(self, key: str = "s-0", next_owner: str = "bob", owner: str = "ann") -> Lease:
-        """Such a lease with an heir."""
+        """Return such a lease with a next owner."""
         self.store.write(RequestLease(self.owned(key, owner), next_owner))
         return self.store.row(key)
 
     def given(self, key: str = "s-0") -> Lease:
-        """A lease of ann's that was given to bob, who does not accept."""
-        asked = self.asked(key)
-        self.store.write(GiveLease(asked, asked.checkpoint))
+        """Return a lease that ann gave to bob, who does not accept it."""
+        requested = self.asked(key)
+        self.store.write(GiveLease(requested, requested.checkpoint))
         return self.store.row(key)
 
 
 def test_a_gift_is_taken_back_two_seconds_after_it_was_given_and_not_before() -> None:
-    """Nobody would read the lease until it expires, or an heir that is on its way be robbed of it."""
+    """Earlier, the lease would be taken from a next owner that is about to accept.
+
+    Later, it would be unread too long.
+    """
     one = Taker()
     gift = one.given()
     one.handoffs.gave(gift, 1000.0)
@@ -63,13 +66,12 @@ def test_a_gift_is_taken_back_two_seconds_after_it_was_given_and_not_before() ->
     assert one.handoffs.check_timeouts(1002.0) == math.inf
     assert one.held == [(one.store.row("s-0"), 1002.0)]
     assert one.store.row("s-0").owner == "ann"
-    # It is forgotten: the heir's next move is not answered by another theft.
+    # The gift is forgotten: the next owner's next write is not answered by another steal.
     assert one.handoffs.check_timeouts(1100.0) == math.inf
     assert len(one.held) == 1
 
 
 def test_the_next_call_is_due_when_the_first_gift_is() -> None:
-    """A later gift would put off the earlier one."""
     one = Taker()
     one.handoffs.gave(one.given("s-0"), 1000.0)
     one.handoffs.gave(one.given("s-1"), 1001.0)
@@ -79,14 +81,14 @@ def test_the_next_call_is_due_when_the_first_gift_is() -> None:
 
 
 def test_a_fleet_of_short_leases_waits_a_third_of_them_for_its_heirs() -> None:
-    """A gift would expire while its giver still waits."""
+    """With a lease of 3 s the giver waits 1 s, so that the gift does not expire first."""
     one = Taker(lease_seconds=3.0)
     one.handoffs.gave(one.given(), 1000.0)
     assert one.handoffs.check_timeouts(1000.5) == 1001.0
 
 
 def test_many_gifts_are_taken_back_by_the_map_that_is_given() -> None:
-    """Each write would wait for the one before, and the last lease be unread for as long as all of them take."""
+    """With a concurrent `map`, the writes do not wait for each other."""
     one, batches = Taker(), list[int]()
 
     def each(function: Callable[[T], R], items: Iterable[T], /) -> Iterable[R]:
@@ -103,20 +105,20 @@ def test_many_gifts_are_taken_back_by_the_map_that_is_given() -> None:
 def test_an_unreachable_store_leaves_the_gift_to_be_taken_back_a_quarter_of_a_second_later(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A lost answer would leave the lease unread, or the store be asked without a pause."""
+    """A store that does not respond is not called without a pause, and the lease does not stay unread."""
     one = Taker()
     one.handoffs.gave(one.given(), 1000.0)
     one.store.down = True
     assert one.handoffs.check_timeouts(1002.0) == 1002.25
     assert (one.held, one.doubted) == ([], [])
-    assert [(each.levelname, "s-0" in each.getMessage()) for each in caplog.records] == [("WARNING", True)]
+    assert [(record.levelname, "s-0" in record.getMessage()) for record in caplog.records] == [("WARNING", True)]
     one.store.down = False
     assert one.handoffs.check_timeouts(1002.25) == math.inf
     assert [lease.owner for lease, _ in one.held] == ["ann"]
 
 
 def test_a_gift_taken_back_whose_answer_was_lost_is_doubted_and_not_held_at_once() -> None:
-    """The lease would be ours in the table and read by nobody, or held from a time that is not known."""
+    """The table may name us as the owner, but we do not know when the write was applied."""
     one = Taker()
     one.handoffs.gave(one.given(), 1000.0)
     one.store.lose_replies = 1
@@ -126,7 +128,6 @@ def test_a_gift_taken_back_whose_answer_was_lost_is_doubted_and_not_held_at_once
 
 
 def test_a_gift_that_was_accepted_in_time_stays_with_its_heir() -> None:
-    """Its giver would hold what another worker reads."""
     one = Taker()
     one.handoffs.gave(one.given(), 1000.0)
     one.store.write(ClaimLease(one.store.row("s-0"), "bob"))
@@ -135,7 +136,7 @@ def test_a_gift_that_was_accepted_in_time_stays_with_its_heir() -> None:
 
 
 def test_two_threads_may_take_the_same_gift_back() -> None:
-    """The slower one would fail, and with it the renewals that its thread has still to write."""
+    """The slower thread does not fail, so its remaining renewals are written."""
     one = Taker()
     one.handoffs.gave(one.given(), 1000.0)
 
@@ -149,7 +150,7 @@ def test_two_threads_may_take_the_same_gift_back() -> None:
 
 
 def test_a_gift_whose_row_is_gone_is_forgotten() -> None:
-    """A row that somebody deleted would end the renewals of all others by an error."""
+    """A deleted row does not end the renewals of other leases by an error."""
     one = Taker()
     one.handoffs.gave(Lease("s-9", owner="bob"), 1000.0)
     assert one.handoffs.check_timeouts(1002.0) == math.inf
@@ -157,13 +158,13 @@ def test_a_gift_whose_row_is_gone_is_forgotten() -> None:
 
 
 def test_a_request_is_made_again_for_each_lease_that_was_asked_for_and_no_other() -> None:
-    """A gift that came back would not be asked for again, or every lease of its owner would be."""
+    """Only gifts that were taken back are requested again."""
     one = Taker("bob")
     for key in ("s-0", "s-1"):
         one.handoffs.asked(one.asked(key))
     back = [Lease(key, owner="ann", yields=True) for key in ("s-0", "s-1", "s-2")]
     assert one.handoffs.again(back) == (RequestHandoff(back[0], "ann", "H4"), RequestHandoff(back[1], "ann", "H4"))
-    # What stands is not asked for again, and what has come is asked for no more.
+    # A pending request is not repeated, and a fulfilled one is over.
     assert one.handoffs.again([one.store.row("s-0")]) == ()
     one.handoffs.settled("s-0")
     one.handoffs.settled("s-7")
@@ -171,7 +172,7 @@ def test_a_request_is_made_again_for_each_lease_that_was_asked_for_and_no_other(
 
 
 def test_a_worker_that_leaves_takes_back_its_requests_and_forgets_them() -> None:
-    """An owner would drain a lease for a worker that is gone."""
+    """An owner does not drain a lease for a worker that has left."""
     one = Taker("bob")
     for key in ("s-0", "s-1"):
         one.handoffs.asked(one.asked(key))
@@ -184,7 +185,6 @@ def test_a_worker_that_leaves_takes_back_its_requests_and_forgets_them() -> None
 
 
 def test_one_request_that_cannot_be_taken_back_keeps_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    """A worker that leaves while the store is slow would leave all of its requests behind."""
     one = Taker("bob")
     for key in ("s-0", "s-1"):
         one.handoffs.asked(one.asked(key))
@@ -192,4 +192,4 @@ def test_one_request_that_cannot_be_taken_back_keeps_no_other(caplog: pytest.Log
     one.store.lose_replies = 1
     one.handoffs.withdraw()
     assert [one.store.row(key).next_owner for key in ("s-0", "s-1")] == [None, None]
-    assert [(each.levelname, "s-0" in each.getMessage()) for each in caplog.records] == [("WARNING", True)]
+    assert [(record.levelname, "s-0" in record.getMessage()) for record in caplog.records] == [("WARNING", True)]

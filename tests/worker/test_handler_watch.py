@@ -1,4 +1,4 @@
-"""What a look at a handler finds, second by second: at work, slow, over, or to be given up."""
+"""What a check of a handler finds, second by second: at work, slow, over, or to be given up."""
 
 import math
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from leasehold.adapters.worker.holding import Holding
 
 @define
 class Watched:
-    """A lease, its handler's watch, and what was said of it."""
+    """A lease, the watch of its handler, and what was reported of it."""
 
     policy: dict[str, float] = field(factory=dict)
     executor: ManualExecutor = field(factory=ManualExecutor)
@@ -53,7 +53,7 @@ class Watched:
         return self.harness.clock
 
     def begin(self, call: Callable[[], object] = lambda: None) -> Found:
-        """Hand a batch over, and look after it."""
+        """Dispatch a batch and watch it."""
 
         def handle() -> object:
             self.calls.append("handled")
@@ -63,23 +63,23 @@ class Watched:
         return self.dispatcher.begin(self.handover) or self.look(self.clock.now - 1000.0)
 
     def work(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Begin what waits; this happens while it is at work."""
+        """Run the waiting work, and then `meanwhile`."""
         self.executor.waiting.pop(0)()
         meanwhile()
 
     def at_work(self) -> None:
-        """A batch whose handler does not come back."""
+        """Dispatch a batch whose handler does not return."""
         self.begin()
         self.executor.waiting.clear()
-        self.handover.begun = self.clock.now  # as a thread of the executor does before it calls
+        self.handover.begun = self.clock.now  # as a thread of the executor does before the call
 
     def look(self, seconds: float) -> Found:
-        """Look after it so many seconds after the beginning."""
+        """Check the batch this many seconds after its beginning."""
         return self.dispatcher.look(self.handover, 1000.0 + seconds)
 
 
 def test_a_batch_waits_for_a_thread_and_is_looked_after_when_it_could_be_slow() -> None:
-    """A look too early is work for nothing, one too late leaves a hung handler unsaid."""
+    """A check before the handler can be slow is useless, and a late one leaves a hung handler unreported."""
     watched = Watched({"slow_seconds": 7.0, "handler_seconds": 30.0})
     assert watched.begin() == AtWork(1007.0)
     assert watched.look(1.0) == AtWork(1008.0)
@@ -89,7 +89,7 @@ def test_a_batch_waits_for_a_thread_and_is_looked_after_when_it_could_be_slow() 
 
 
 def test_a_call_that_is_over_is_found_once_with_its_fault() -> None:
-    """A batch would be done although its handler failed, or done twice."""
+    """A batch whose handler failed is not done, and its end is found only once."""
     watched = Watched()
     watched.begin()
     watched.work()
@@ -107,7 +107,7 @@ def test_a_call_that_is_over_is_found_once_with_its_fault() -> None:
 
 
 def test_a_batch_that_finds_its_lease_lost_or_expired_is_not_handed_over() -> None:
-    """It waited for a thread for so long that another worker handles the same records by now."""
+    """A batch that waited too long for a thread may already belong to another worker."""
     lost = Watched()
     lost.begin()
     lost.harness.holding.drop("stolen")
@@ -121,7 +121,7 @@ def test_a_batch_that_finds_its_lease_lost_or_expired_is_not_handed_over() -> No
 
 
 def test_a_slow_handler_is_said_each_time_it_took_twice_as_long() -> None:
-    """Nobody would hear of it, or hear of it at every look; and those that wait for its thread would wait on."""
+    """The slow handler's thread is replaced, and the report is repeated only when its time has doubled."""
     watched = Watched({"slow_seconds": 5.0})
     watched.at_work()
     assert watched.look(4.9) == AtWork(1005.0)
@@ -134,7 +134,7 @@ def test_a_slow_handler_is_said_each_time_it_took_twice_as_long() -> None:
 
 
 def test_a_handler_that_is_to_be_fast_is_slow_after_half_a_second() -> None:
-    """Whoever sets so little would hear of it only after two."""
+    """A short limit is checked at its own time, not after two seconds."""
     watched = Watched({"slow_seconds": 0.5})
     watched.at_work()
     assert watched.look(0.5) == AtWork(1001.0)
@@ -142,7 +142,7 @@ def test_a_handler_that_is_to_be_fast_is_slow_after_half_a_second() -> None:
 
 
 def test_a_handler_over_its_limit_is_given_up_and_says_for_how_long_it_was_at_work() -> None:
-    """Its shard would stand still for ever; and whoever reads the log must know which limit to set."""
+    """The reason names the time at work and the limit, so that the reader knows which option to set."""
     watched = Watched({"slow_seconds": 5.0, "handler_seconds": 8.0})
     watched.at_work()
     assert watched.look(7.9) == AtWork(1008.0)
@@ -151,7 +151,7 @@ def test_a_handler_over_its_limit_is_given_up_and_says_for_how_long_it_was_at_wo
 
 
 def test_an_awaited_call_that_is_given_up_is_cancelled() -> None:
-    """It would go on beside the next owner's."""
+    """It does not continue while the next owner processes the same batch."""
     cancelled: list[bool] = []
     watched = Watched({"slow_seconds": 5.0, "handler_seconds": 8.0})
     watched.at_work()
@@ -161,7 +161,7 @@ def test_an_awaited_call_that_is_given_up_is_cancelled() -> None:
 
 
 def test_a_handler_of_a_lost_lease_is_waited_for_until_it_is_slow() -> None:
-    """Its end may still tell what is done; but whoever is to begin again under that key cannot wait for ever."""
+    """Its result may show what is done, but a successor under the same key cannot wait forever."""
     watched = Watched({"slow_seconds": 5.0})
     watched.at_work()
     watched.harness.holding.drop("stolen")
@@ -170,7 +170,7 @@ def test_a_handler_of_a_lost_lease_is_waited_for_until_it_is_slow() -> None:
 
 
 def test_where_all_threads_hang_the_batch_is_withdrawn() -> None:
-    """Its lease would be held by a worker that never reads it."""
+    """A worker does not hold a lease whose batch no thread can take."""
     watched = Watched()
     watched.begin()
     watched.executor.stuck = True
@@ -182,7 +182,7 @@ def test_where_all_threads_hang_the_batch_is_withdrawn() -> None:
 
 
 def test_a_batch_that_has_just_begun_is_not_withdrawn() -> None:
-    """It would be handed over here and, with the lease, to another worker."""
+    """A batch is withdrawn only if its handler has not begun, so that no other worker processes it at the same time."""
     watched = Watched({"slow_seconds": 5.0})
     watched.begin()
     watched.executor.waiting.clear()
@@ -192,7 +192,6 @@ def test_a_batch_that_has_just_begun_is_not_withdrawn() -> None:
 
 @pytest.mark.parametrize("why", ["refused", "at work"])
 def test_a_call_that_cannot_begin_says_why(why: str) -> None:
-    """The shard would wait for a call that nobody makes, or have two handlers at work."""
     watched = Watched({"slow_seconds": 5.0, "handler_seconds": 8.0})
     if why == "refused":
         watched.executor.refuses = True
@@ -207,7 +206,7 @@ def test_a_call_that_cannot_begin_says_why(why: str) -> None:
 
 
 def test_without_a_limit_a_handler_may_take_for_ever() -> None:
-    """A batch of an hour would be done twice, and never end."""
+    """A batch may take an hour without being repeated."""
     watched = Watched({"slow_seconds": 5.0})
     watched.at_work()
     assert watched.look(1e6) == AtWork(1000.0 + 2e6)
@@ -215,10 +214,10 @@ def test_without_a_limit_a_handler_may_take_for_ever() -> None:
 
 
 def test_a_fault_of_the_observer_of_slow_handlers_goes_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody would know which of the worker's functions to mend."""
+    """The log names the function to fix."""
 
     class Refusing(list[tuple[str, float]]):
-        """Cannot be told anything."""
+        """An observer that raises at every call."""
 
         def append(self, _told: tuple[str, float]) -> None:
             raise OSError("no metrics")

@@ -1,4 +1,4 @@
-"""What is said of a callable that a user hands in, and of each answer of it."""
+"""Checks of user callables, and of what they return or raise."""
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -16,43 +16,43 @@ from leasehold.stores.printable import said
 
 @define
 class Given:
-    """A callable with a name for it."""
+    """A callable and its name."""
 
     handler: object
 
 
 def judge(given: object, *names: str) -> None:
-    """Check it as what is called with so many arguments, `batch` alone if left out."""
+    """Check a callable that is called with these arguments (by default, `batch` alone)."""
     takes(*names or ("batch",))(None, fields(Given).handler, given)
 
 
 def plain(_batch: object) -> None:
-    """Fits."""
+    """A valid handler."""
 
 
 async def later(_batch: object) -> None:
-    """Fits, too."""
+    """A valid async handler."""
 
 
 def generator(_batch: object) -> Iterator[None]:
-    """Does nothing when it is called."""
+    """A generator function: calling it does nothing."""
     yield
 
 
 async def async_generator(_batch: object) -> AsyncIterator[None]:
-    """Does nothing when it is called, either."""
+    """An async generator function: calling it does nothing."""
     yield
 
 
 class GeneratorObject:
-    """Calls that do nothing."""
+    """A callable object whose calls return generators."""
 
     def __call__(self, _batch: object) -> Iterator[None]:
         yield
 
 
 def decorated(function: Callable[..., object]) -> Callable[[object], object]:
-    """A decorator that brings one argument more."""
+    """A decorator that passes one more argument."""
 
     @wraps(function)
     def call(batch: object) -> object:
@@ -63,7 +63,7 @@ def decorated(function: Callable[..., object]) -> Callable[[object], object]:
 
 @decorated
 def of_two(_batch: object, _number: int) -> None:
-    """Is called with one argument."""
+    """A handler with two arguments, one of which the decorator supplies."""
 
 
 FITTING = [plain, later, of_two, lambda *_all: None, partial(lambda _more, _batch: None, 1), getattr, print]
@@ -71,7 +71,7 @@ FITTING = [plain, later, of_two, lambda *_all: None, partial(lambda _more, _batc
 
 @pytest.mark.parametrize("given", FITTING)
 def test_a_callable_of_one_batch_is_taken(given: Callable[..., object]) -> None:
-    """A decorated, async, partial or built-in function could not be a handler."""
+    """Decorated, async, partial and built-in functions are accepted as well."""
     judge(given)
 
 
@@ -87,13 +87,12 @@ GENERATORS = [
 
 @pytest.mark.parametrize("given", GENERATORS)
 def test_a_generator_is_refused(given: Callable[..., object]) -> None:
-    """Every batch would fail, after the worker has begun."""
     with pytest.raises(ValueError, match=r"^handler: a generator does nothing when it is called"):
         judge(given)
 
 
 def test_a_callable_that_does_not_fit_is_refused_with_the_names_of_its_arguments() -> None:
-    """Every call would fail, after the worker has begun."""
+    """The error is raised at the start, before any batch fails."""
     with pytest.raises(ValueError, match=r"^handler: 7 cannot be called$"):
         judge(7)
     with pytest.raises(ValueError, match=r"^handler: it is called with \(batch\), and .*: too many positional"):
@@ -106,7 +105,7 @@ def test_a_callable_that_does_not_fit_is_refused_with_the_names_of_its_arguments
 
 
 def test_a_coroutine_that_nobody_awaits_is_closed() -> None:
-    """Python would warn of it wherever it is collected."""
+    """Python does not warn of it when it is garbage-collected."""
     left = later(None)
     assert str(fault_of(left)).startswith("it returned a value (coroutine): ")
     assert inspect.getcoroutinestate(left) == inspect.CORO_CLOSED
@@ -116,7 +115,7 @@ def test_a_coroutine_that_nobody_awaits_is_closed() -> None:
     ("error", "kind"), [(SystemExit(3), Ending), (KeyboardInterrupt(), Ending), (GeneratorExit(), Unhandled)], ids=repr
 )
 def test_a_base_exception_becomes_an_exception_with_its_cause(error: BaseException, kind: type[Unhandled]) -> None:
-    """The policy for failed batches would not see it, or a call that asks for the end would be tried again."""
+    """The policy for failed batches handles it, and a call that asked for the end is not retried."""
     fault = fault_from(error)
     assert (type(fault), str(fault), fault.__cause__) == (kind, f"it raised {said(error)}", error)
 
@@ -124,7 +123,7 @@ def test_a_base_exception_becomes_an_exception_with_its_cause(error: BaseExcepti
 def test_a_log_line_says_what_failed_and_where_with_the_traceback_of_what_was_raised(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Nobody would know which records to look for; or the log tell a user's text twice, or the worker's own lines."""
+    """The line names the records, and repeats neither the user's message nor the worker's own stack frames."""
     batch, odd, plain = Batch((Record(b"", "7"), Record(b"", "8")), None, 0.0, 0.0), GeneratorExit(), ValueError("text")
     attempts = Attempts(Handling(lambda _batch: None), ReaderHarness().holding, lambda least, _most: least)
     for fault in (plain, Unhandled("it is odd"), fault_from(odd)):

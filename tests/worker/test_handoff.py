@@ -1,4 +1,4 @@
-"""Planned moves between two workers: asked for, given at the batch boundary, accepted by a write."""
+"""Planned moves between two workers: requested, given at a batch boundary, and accepted by a write."""
 
 import pytest
 from attrs import evolve
@@ -19,7 +19,7 @@ MINIMAL = Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
 
 
 def pair(clock: Clock, store: FaultyStore) -> tuple[Driven, Driven]:
-    """One worker with four leases, and one that has just started."""
+    """Return a worker with four leases, and one that has just started."""
     one = member(store, ListSource(four_shards()), clock, config=MINIMAL)
     one.run(10)
     assert len(one.held) == 4
@@ -32,36 +32,36 @@ def consumer(driven: Driven) -> Kept:
 
 
 def asked_for(store: FaultyStore, key: str = "s-0", next_owner: str = "b-1") -> None:
-    """A request on a lease, as its heir writes it."""
+    """Write the request of the next owner on a lease."""
     outcome = store.write(RequestLease(store.row(key), next_owner))
     assert isinstance(outcome, Done)
 
 
 def test_a_newcomer_gets_its_share_by_hand_overs_alone() -> None:
-    """Without it every planned move would cost the records since the last checkpoint."""
+    """A planned move repeats no records."""
     clock, store = Clock(), FaultyStore()
     one, two = pair(clock, store)
     together([one, two], 40)
-    assert [len(each.held) for each in (one, two)] == [2, 2]
+    assert [len(worker.held) for worker in (one, two)] == [2, 2]
     moved = [holding for holding in consumer(one).releasing if holding.lost.is_set()]
     assert {holding.why for holding in moved} == {"given to b-1"}
     assert all(holding.given is not None for holding in moved)
 
 
 def test_a_worker_that_was_alone_watches_its_heir_at_once() -> None:
-    """C13: an heir that dies with its first lease would be noticed as late as somebody who is alone looks."""
+    """A next owner that dies with its first lease is noticed as soon as in a larger group (C13)."""
     clock, store = Clock(), FaultyStore()
     one, _two = pair(clock, store)
     asked_for(store)
     one.run(MINIMAL.renew_seconds + 0.1)
     assert isinstance(store.write(ClaimLease(store.row("s-0"), "b-1")), Done)
-    one.turn_due = clock.now  # as the runner is told
+    one.turn_due = clock.now  # as the runner does when it is hurried
     one.run(3.1)
     assert one.worker.watch.sightings["s-0"].lease.owner == "b-1"
 
 
 def test_a_request_seen_in_a_listing_is_answered_by_a_gift() -> None:
-    """Without it an owner whose plan saw the heir first would let go of the lease, free for anybody."""
+    """The lease goes to the worker that requested it, even if the owner's plan saw that worker first."""
     clock, store = Clock(), FaultyStore()
     one, _two = pair(clock, store)
     asked_for(store)
@@ -72,7 +72,7 @@ def test_a_request_seen_in_a_listing_is_answered_by_a_gift() -> None:
 
 
 def test_a_worker_that_waits_for_a_lease_takes_nothing_else_from_its_former_reading() -> None:
-    """Without it a newcomer would fill up before it has seen who else joined, and take what must be given back."""
+    """A newcomer that is still waiting must not take leases that it would have to give back."""
     clock, store = Clock(), FaultyStore()
     _one, two = pair(clock, store)
     two.run(1.0)
@@ -80,7 +80,7 @@ def test_a_worker_that_waits_for_a_lease_takes_nothing_else_from_its_former_read
 
 
 def test_a_gift_that_nobody_accepts_is_taken_back_after_two_seconds() -> None:
-    """Without it a taker that died would leave the lease to expire."""
+    """A lease whose next owner has died is not left to expire."""
     clock, store = Clock(), FaultyStore()
     one, _two = pair(clock, store)
     asked_for(store)
@@ -89,13 +89,13 @@ def test_a_gift_that_nobody_accepts_is_taken_back_after_two_seconds() -> None:
     one.turn_due = clock.now
     while "s-0" not in one.held:
         store.readings.clear()
-        one.worker._look = evolve(one.worker._look, keys=("s-1",))  # noqa: SLF001  as of a large fleet
+        one.worker._look = evolve(one.worker._look, keys=("s-1",))  # noqa: SLF001  as in a large group
         one.run(0.1)
     assert (store.row("s-0").owner, store.readings[0]) == ("a-1", (None, True)), "the heir may ask again, and is seen"
 
 
 def test_a_gift_taken_back_without_an_answer_is_held_all_the_same() -> None:
-    """Without it the table would say ours, nobody would read it, and it would wait for its expiry."""
+    """A lease that the table says is ours is read."""
     clock, store = Clock(), FaultyStore()
     store.lose_replies, store.losing = 1, (TakeBackLease,)
     one, _two = pair(clock, store)
@@ -107,7 +107,7 @@ def test_a_gift_taken_back_without_an_answer_is_held_all_the_same() -> None:
 
 
 def given(store: FaultyStore) -> tuple[Driven, Driven, str]:
-    """A giver, an heir that asked for a lease and has not looked since, and that lease, which was given to it."""
+    """A giver, a next owner that requested a lease and has not read the table since, and that lease, given to it."""
     one, two = pair(Clock(), store)
     two.run(1.0)
     [wanted] = [lease.key for lease in store.list().leases if lease.next_owner == "b-1"]
@@ -116,7 +116,7 @@ def given(store: FaultyStore) -> tuple[Driven, Driven, str]:
 
 
 def taken_back(one: Driven, store: FaultyStore, wanted: str) -> None:
-    """The giver takes back what it gave, as nobody accepted it in time."""
+    """Let the giver take back a lease that was not accepted in time."""
     assert store.row(wanted).owner == "b-1"
     one.turn_due = one.clock.now
     one.run(2.1)
@@ -124,7 +124,7 @@ def taken_back(one: Driven, store: FaultyStore, wanted: str) -> None:
 
 
 def test_an_heir_that_finds_its_gift_taken_back_asks_for_it_again_at_once() -> None:
-    """Without it an heir that was late would wait for its next look at the whole table, a newcomer unseen by others."""
+    """It does not wait for its next read of the whole table."""
     store = FaultyStore(Capabilities(free_notes=False))
     one, two, wanted = given(store)
     taken_back(one, store, wanted)
@@ -134,7 +134,7 @@ def test_an_heir_that_finds_its_gift_taken_back_asks_for_it_again_at_once() -> N
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_an_heir_that_accepts_too_late_asks_again_at_once(monkeypatch: pytest.MonkeyPatch, *, whole: bool) -> None:
-    """Without it an heir whose acceptance came a moment late would wait as long, and not look at the lease again."""
+    """It does not wait for its next read of the whole table."""
     store = FaultyStore(Capabilities(free_notes=False))
     one, two, wanted = given(store)
     seen, listed = store.get([wanted]), store.list()
@@ -152,7 +152,7 @@ def test_an_heir_that_accepts_too_late_asks_again_at_once(monkeypatch: pytest.Mo
 
 
 def given_without_a_reply() -> tuple[Clock, FaultyStore, Driven, Holding]:
-    """A worker that has given a lease to the other, and was not told so."""
+    """A worker that gave a lease to the other without receiving the response."""
     clock, store = Clock(), FaultyStore()
     one, _two = pair(clock, store)
     holding = one.worker.holdings[0]
@@ -165,10 +165,10 @@ def given_without_a_reply() -> tuple[Clock, FaultyStore, Driven, Holding]:
 
 
 def test_a_gift_whose_reply_was_lost_is_not_taken_back_from_an_heir_that_has_begun() -> None:
-    """Without it the giver, which learns of its gift only later, would process the shard beside the heir."""
+    """The giver, which learns of its gift only later, does not process the shard as well."""
     clock, store, one, holding = given_without_a_reply()
-    given = store.row(holding.key)
-    store.write(ClaimLease(given, "b-1", Identity("b-1", "p-2").notes_on(given)))
+    gift = store.row(holding.key)
+    store.write(ClaimLease(gift, "b-1", Identity("b-1", "p-2").notes_on(gift)))
     assert holding.release()
     one.turn_due = clock.now
     one.run(2.1)
@@ -176,7 +176,7 @@ def test_a_gift_whose_reply_was_lost_is_not_taken_back_from_an_heir_that_has_beg
 
 
 def test_a_gift_whose_acceptance_is_not_answered_is_taken_up_a_second_later() -> None:
-    """Without it nobody would read the lease until its heir's next look at the whole table, or it expired."""
+    """The lease is not left unread until the next read of the whole table or its expiry."""
     store = FaultyStore()
     _one, two, wanted = given(store)
     assert store.row(wanted).owner == "b-1"
@@ -188,7 +188,7 @@ def test_a_gift_whose_acceptance_is_not_answered_is_taken_up_a_second_later() ->
 
 
 def test_an_heir_that_leaves_asks_for_nothing_beside_that() -> None:
-    """A turn that runs as its worker begins to leave would ask again for what was just taken back."""
+    """A turn that runs while its worker leaves does not repeat a request that was just withdrawn."""
     clock, store = Clock(), FaultyStore()
     one, two = pair(clock, store)
     together([Driven(one.worker, clock, clock.now + 1000, clock.now + 1000), two], 9)
@@ -205,11 +205,11 @@ def test_an_heir_that_leaves_asks_for_nothing_beside_that() -> None:
 
 
 def test_a_release_waits_for_the_batch_in_hand() -> None:
-    """A lease released beside a running batch is another's while that is still being handled."""
+    """No other worker owns the lease while its batch is still being processed."""
     clock, store = Clock(), FaultyStore()
     one, _two = pair(clock, store)
     consumer(one).busy = True
-    one.worker._act(Release(store.row("s-0"), "M11", next_owner="b-1"))  # noqa: SLF001  as a plan asks for it
+    one.worker._act(Release(store.row("s-0"), "M11", next_owner="b-1"))  # noqa: SLF001  as a plan requests it
     (held,) = consumer(one).releasing
     assert (held.key, held.releasing, store.row("s-0").owner) == ("s-0", True, "a-1")
     consumer(one).busy = False
@@ -218,7 +218,7 @@ def test_a_release_waits_for_the_batch_in_hand() -> None:
 
 
 def test_after_a_lease_expired_here_the_table_is_read_whole_once_and_no_oftener() -> None:
-    """A row that still names this worker would be renewed by nobody; or each look would list the whole table."""
+    """The full read finds a row that still names this worker, and is not repeated at every turn."""
     clock, store = Clock(), FaultyStore()
     one, two = pair(clock, store)
     together([one, two], 60)
@@ -242,7 +242,7 @@ def test_after_a_lease_expired_here_the_table_is_read_whole_once_and_no_oftener(
 
 
 def test_a_lease_may_go_back_and_forth() -> None:
-    """Without it a giver's mark on the row would look to a former owner like a twin of its own."""
+    """A former owner does not take the giver's mark on the row for a second process with its own id."""
     clock, store = Clock(), FaultyStore()
     one, two = pair(clock, store)
     for giver, taker in ((one, two), (two, one), (one, two), (two, one)):

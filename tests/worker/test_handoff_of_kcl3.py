@@ -1,4 +1,4 @@
-"""A worker of ours whose lease a KCL 3.x leader moves away, by KCL's own fields, on a real table."""
+"""A KCL 3.x leader moves a lease away from one of our workers through KCL's own fields, on a real table."""
 
 import pytest
 from running import running
@@ -22,7 +22,7 @@ TABLE, WAIT = "victim-of-a-leader", 20.0
 def test_a_lease_that_a_leader_moves_is_drained_checkpointed_and_given(
     dynalite_url: str, dynalite_client: DynamoDBClient
 ) -> None:
-    """Without it Java 3 would wait 30 s for us to let go, or both would process the shard, from an old checkpoint."""
+    """A Java 3 worker does not wait 30 s, and begins at the latest checkpoint after ours has stopped."""
     handled: list[str] = []
     ends: list[tuple[str, str]] = []
     gifts: list[Lease | None] = []
@@ -40,7 +40,7 @@ def test_a_lease_that_a_leader_moves_is_drained_checkpointed_and_given(
     )
     store = open_store(f"dynamodb://{TABLE}?endpoint={dynalite_url}")
     config = Config(lease_seconds=3.0, initial_position=TRIM_HORIZON)
-    # Checkpoints are so rare that only the hand-over says how far this worker came.
+    # Checkpoints are so rare that only the hand-off shows how far this worker got.
     handling = Handling(handle, observer=happened, checkpoint_seconds=1000.0)
     runner = Runner(Worker(store=store, source=source, me="ours", config=config), handling)
     with running(runner):
@@ -48,7 +48,7 @@ def test_a_lease_that_a_leader_moves_is_drained_checkpointed_and_given(
         until(lambda: len(handled) == 20)
         source.shard_logs["s-0"].records += records(5, 10)
         until(lambda: len(handled) == 25)
-        # As the leader writes it: the counter stays, and the old owner goes on under another name.
+        # As the leader writes it: the counter stays, and the old owner moves to `checkpointOwner`.
         dynalite_client.update_item(
             TableName=TABLE,
             Key=key,
@@ -58,16 +58,16 @@ def test_a_lease_that_a_leader_moves_is_drained_checkpointed_and_given(
         )
         until(lambda: ("stopped", "s-0") in ends)
         row = dynalite_client.get_item(TableName=TABLE, Key=key, ConsistentRead=True)["Item"]
-        told = {
+        attributes = {
             name: row.get(name, {}).get("S") for name in ("leaseOwner", "checkpointOwner", "handoffOwner", "checkpoint")
         }
-        assert told == {
+        assert attributes == {
             "leaseOwner": "java-1",
             "checkpointOwner": None,
             "handoffOwner": None,
             "checkpoint": handled[-1],
         }
         assert row["ownerSwitchesSinceCheckpoint"] == {"N": "0"}
-        # Java finds it at its next poll, which may be a lease's whole length away: it is no gift to be taken back.
+        # Java finds it at its next poll, up to a whole lease time later, so the gift is not taken back.
         assert gifts == [None]
     assert sorted(ends) == [("initialize", "s-0"), ("initialize", "s-1"), ("stopped", "s-0"), ("stopped", "s-1")]

@@ -1,4 +1,4 @@
-"""One call of a handler from its beginning to its end, and the calls of those that only look on."""
+"""One call of a handler from beginning to end, and calls of observers."""
 
 import asyncio
 import gc
@@ -26,7 +26,7 @@ class Fatal(BaseException):
 
 @define
 class Told:
-    """The calls of one worker, and what it was told of them."""
+    """The calls of one worker, and what it was notified of."""
 
     executor: InlineExecutor | ThreadExecutor = field(factory=InlineExecutor)
     again: list[str] = field(factory=list)
@@ -49,13 +49,13 @@ class Told:
 
 
 def fault_in(handover: Handover) -> Exception | None:
-    """What the call, which is over, failed of."""
+    """Return the fault of a call that is over."""
     assert isinstance(handover.found, CallEnded)
     return handover.found.fault
 
 
 def raising(fault: BaseException) -> Callable[[], object]:
-    """A function of a user's that raises this."""
+    """Return a user function that raises this."""
 
     def call() -> object:
         raise fault
@@ -67,7 +67,7 @@ def raising(fault: BaseException) -> Callable[[], object]:
 
 
 def test_a_call_that_returns_is_over_without_a_fault_and_its_reading_is_called_again() -> None:
-    """The shard would stand still until the next look, or count the call as one that never began."""
+    """The shard does not stand still until the next check."""
     told = Told()
     done = told.begin(lambda: None)
     assert (done.begun, done.found, told.again) == (42.0, CallEnded(None), ["s-0"])
@@ -75,7 +75,6 @@ def test_a_call_that_returns_is_over_without_a_fault_and_its_reading_is_called_a
 
 @pytest.mark.parametrize("ending", [SystemExit(3), KeyboardInterrupt()])
 def test_a_call_that_ends_the_process_ends_the_worker_with_that_reason(ending: BaseException) -> None:
-    """The worker would go on under a user who pressed Ctrl-C, or end without saying why."""
     told = Told()
     done = told.begin(raising(ending))
     assert told.reasons == [ending]
@@ -85,7 +84,7 @@ def test_a_call_that_ends_the_process_ends_the_worker_with_that_reason(ending: B
 
 
 def test_any_other_answer_or_exception_is_the_calls_fault() -> None:
-    """A batch would be done whose handler said nothing of the kind."""
+    """A batch is done only if its handler returned None."""
     told, fault = Told(), ValueError("poison")
     assert fault_in(told.begin(raising(fault))) is fault
     assert isinstance(fault_in(told.begin(lambda: 3)), Unhandled)
@@ -94,7 +93,7 @@ def test_any_other_answer_or_exception_is_the_calls_fault() -> None:
 
 
 def test_an_exception_that_ends_a_task_is_no_fault_of_the_call() -> None:
-    """A simulated process that is killed would count its handler as failed, and go on."""
+    """A simulated process that is killed does not count its handler as failed."""
     told = Told()
     with pytest.raises(Fatal):
         told.begin(raising(Fatal()))
@@ -110,7 +109,6 @@ async def _raises() -> None:
 
 
 def test_an_awaitable_is_over_when_it_was_awaited() -> None:
-    """A batch of an async handler would be done before it was begun."""
     told, done = Told(), Event()
     handover = told.begin(lambda: _waits(done))
     assert told.over.wait(WAIT)
@@ -123,7 +121,7 @@ def test_an_awaitable_is_over_when_it_was_awaited() -> None:
 
 
 def test_an_awaitable_that_is_given_up_is_cancelled() -> None:
-    """It would go on beside the next owner's handler."""
+    """It does not continue while the next owner's handler runs."""
     told, begun = Told(), Event()
 
     async def hangs() -> None:
@@ -132,7 +130,7 @@ def test_an_awaitable_that_is_given_up_is_cancelled() -> None:
 
     handover = told.begin(hangs)
     assert begun.wait(WAIT)
-    # As a look does beyond the limit.
+    # As a check does beyond the limit.
     handover.given_up = True
     handover.cancel()
     assert told.over.wait(WAIT)
@@ -141,7 +139,7 @@ def test_an_awaitable_that_is_given_up_is_cancelled() -> None:
 
 
 def test_a_handler_that_was_given_up_is_told_of_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever waits for that key to be free would not learn when it was, nor how it ended."""
+    """Waiters for that key learn when it is free and how the call ended."""
     told = Told()
     late: list[Handover] = []
 
@@ -152,21 +150,21 @@ def test_a_handler_that_was_given_up_is_told_of_when_it_ends(caplog: pytest.LogC
         """Lets the test see the call before it begins."""
 
         def start(self, work: Work) -> None:
-            (handover,) = told.dispatcher._at_work.values()  # noqa: SLF001  before anybody else can have it
+            (handover,) = told.dispatcher._at_work.values()  # noqa: SLF001  before the call begins
             late.append(handover)
             work()
 
-    told.executor = told.dispatcher._executor = Waiting()  # noqa: SLF001  the one stand-in
+    told.executor = told.dispatcher._executor = Waiting()  # noqa: SLF001  the only replaced part
     with caplog.at_level(logging.WARNING):
         told.begin(gives_up)
     assert "shard s-0: the handler that was given up has ended: it returned" in caplog.text
 
 
 def test_a_call_that_is_over_lets_its_batch_go() -> None:
-    """A batch of megabytes would stay beside the next one until garbage is collected."""
+    """A batch of megabytes is freed at once, without a garbage collection."""
 
     class Batch:
-        """Something large."""
+        """A large object."""
 
     def handles(_batch: Batch) -> None:
         pass
@@ -183,26 +181,26 @@ def test_a_call_that_is_over_lets_its_batch_go() -> None:
     assert handover.found == CallEnded(None)
 
 
-# Those that look on
+# Observers
 
 
 def test_a_fault_of_an_onlooker_is_said_once_by_its_name_and_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """Reading would end for a metric, or the log fill with one line for each batch."""
+    """A failing metric does not end reading, and does not add a log line for every batch."""
     told = Told()
     for _ in range(2):
         told.dispatcher.notify("measure", raising(ValueError("no such metric")))
-        told.dispatcher.notify("observer", lambda: 3)  # what it answers is nobody's affair
-        told.dispatcher.notify("slow", _raises)  # nobody would await it
-    said = [record.getMessage() for record in caplog.records]
-    assert [line.split(";")[0] for line in said] == ["the measure failed", "the slow failed"]
-    assert "no such metric" in said[0]
+        told.dispatcher.notify("observer", lambda: 3)  # its return value is ignored
+        told.dispatcher.notify("slow", _raises)  # an async observer would not be awaited
+    messages = [record.getMessage() for record in caplog.records]
+    assert [line.split(";")[0] for line in messages] == ["the measure failed", "the slow failed"]
+    assert "no such metric" in messages[0]
     assert told.reasons == []
 
 
 def test_an_onlooker_that_ends_the_process_ends_the_worker_and_that_is_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Ctrl-C in an observer would be lost, or said for each shard that is left."""
+    """Ctrl-C in an observer is not lost, and is logged once rather than for each remaining shard."""
     told, first, second = Told(), KeyboardInterrupt("one"), SystemExit("two")
     told.dispatcher.notify("observer", raising(first))
     told.dispatcher.notify("observer", raising(second))
@@ -211,13 +209,12 @@ def test_an_onlooker_that_ends_the_process_ends_the_worker_and_that_is_said_once
 
 
 def test_an_exception_that_ends_a_task_is_no_fault_of_an_onlooker() -> None:
-    """A simulated process that is killed in its observer would go on."""
+    """A simulated process that is killed in its observer does not continue."""
     with pytest.raises(Fatal):
         Told().dispatcher.notify("observer", raising(Fatal()))
 
 
 def test_a_task_of_a_handlers_own_that_ends_the_process_ends_the_worker() -> None:
-    """The reason would be lost with the event loop, and the worker go on without it."""
     told, ended = Told(), Event()
 
     def end(reason: BaseException) -> None:
@@ -246,7 +243,7 @@ def test_a_task_of_a_handlers_own_that_ends_the_process_ends_the_worker() -> Non
 
 @define
 class Awaited:
-    """Something that ends only when it is cancelled, and who was told of it."""
+    """An awaitable that ends only when it is cancelled, the thread that awaits it, and its result."""
 
     thread: SimpleQueue[Thread] = field(factory=SimpleQueue)
     over: SimpleQueue[Exception | None] = field(factory=SimpleQueue)
@@ -257,13 +254,13 @@ class Awaited:
         await asyncio.Event().wait()
 
     def begin(self) -> tuple[Thread, Callable[[], None]]:
-        """The thread that awaits it, and how it is cancelled."""
+        """Return the thread that awaits it and the function that cancels it."""
         cancel = self.loop.spawn(self.wait(), self.over.put)
         return self.thread.get(timeout=WAIT), cancel
 
 
 def test_a_cancelled_call_is_over_with_a_fault() -> None:
-    """A batch that was given up would count as done, or never be over."""
+    """A batch that was given up is over, but is not done."""
     awaited = Awaited()
     _, cancel = awaited.begin()
     cancel()
@@ -272,9 +269,9 @@ def test_a_cancelled_call_is_over_with_a_fault() -> None:
 
 
 def test_an_event_loop_that_is_closed_cancels_what_it_awaits_and_ends_its_thread() -> None:
-    """Each worker of a process would leave a thread behind, and batches at work that are nobody's any more."""
+    """A worker leaves neither a thread nor a running batch behind."""
     awaited = Awaited()
-    awaited.loop.close()  # it has not begun
+    awaited.loop.close()  # the loop has not begun
     thread, cancel = awaited.begin()
     assert (thread.name, thread.daemon) == ("leasehold-loop", True)
     assert awaited.begin()[0] is thread
@@ -287,11 +284,10 @@ def test_an_event_loop_that_is_closed_cancels_what_it_awaits_and_ends_its_thread
 
 
 def test_a_call_that_is_given_up_before_it_answers_is_cancelled_when_it_does() -> None:
-    """Nobody would cancel it any more, and it go on beside the next owner's."""
     told = Told()
 
     class Endless:
-        """Is never over by itself."""
+        """Never ends by itself."""
 
         def __await__(self) -> Iterator[None]:
             while True:
@@ -309,7 +305,7 @@ def test_a_call_that_is_given_up_before_it_answers_is_cancelled_when_it_does() -
 
 
 def test_what_no_loop_awaits_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python would warn of it at some other place and time, and what it holds stay until then."""
+    """Its objects are freed at once, and Python does not warn of it later and elsewhere."""
 
     def refused(*_told: object) -> Thread:
         raise RuntimeError("can't start new thread")
@@ -323,7 +319,7 @@ def test_what_no_loop_awaits_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_loop_that_could_not_begin_is_begun_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One moment without a descriptor would fail every call of the worker from then on."""
+    """If a descriptor is unavailable for a moment, later calls still work."""
     faults = [OSError("too many open files")]
 
     def loop() -> asyncio.AbstractEventLoop:
@@ -340,7 +336,6 @@ def test_a_loop_that_could_not_begin_is_begun_by_the_next_call(monkeypatch: pyte
 
 
 def test_closed_handovers_leave_no_thread() -> None:
-    """Each worker of a process would leave some behind."""
     told, threads = Told(ThreadExecutor(1)), SimpleQueue[Thread]()
 
     async def handle() -> None:
@@ -360,7 +355,7 @@ def test_closed_handovers_leave_no_thread() -> None:
 
 
 def test_a_function_that_blocks_the_event_loop_does_not_keep_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker would not end for as long as somebody's `async def` waits for something else."""
+    """A worker can end although an `async def` handler blocks."""
     monkeypatch.setattr("leasehold.adapters.consumer.executors.CLOSE_SECONDS", 0.01)
     awaited, release, ended = Awaited(), Event(), list[bool]()
 

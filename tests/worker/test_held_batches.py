@@ -1,4 +1,4 @@
-"""A batch is held, or its place in the stream is not left; and nothing is handed over under an expired lease."""
+"""A batch is either held, or the reader's position does not pass it. Nothing is dispatched under an expired lease."""
 
 from random import Random
 from typing import Never
@@ -23,12 +23,12 @@ FAULTS = (MemoryError, ValueError)
 
 
 def raises(fault: type[BaseException]) -> Never:
-    """As a call does that fails."""
+    """Raise this, as a failing call does."""
     raise fault("injected")
 
 
 def stubborn(harness: ReaderHarness, reading: LeaseReader, steps: int) -> None:
-    """So many steps; one that raises is called again, as by those who keep the schedule."""
+    """Take this many steps, calling again after one that raises, as the schedule does."""
     for _ in range(steps):
         try:
             harness.steps(reading, 1)
@@ -39,7 +39,7 @@ def stubborn(harness: ReaderHarness, reading: LeaseReader, steps: int) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_reading_that_breaks_off_is_begun_again_behind_what_is_done(fault: type[BaseException]) -> None:
-    """Without it a page that could not be unpacked would be skipped for good, and checkpoints would pass it."""
+    """A page that could not be decoded is read again, so no checkpoint passes it."""
     calls: list[int] = []
 
     def once(_batch: Batch) -> None:
@@ -56,7 +56,7 @@ def test_a_reading_that_breaks_off_is_begun_again_behind_what_is_done(fault: typ
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_batch_is_held_before_it_is_counted(fault: type[BaseException]) -> None:
-    """Without it a fault of a metric would cost the records that it was to count."""
+    """A failing metric does not cost the records that it was to count."""
     calls: list[int] = []
 
     def measure(_holding: object, batch: Batch) -> None:
@@ -70,17 +70,17 @@ def test_a_batch_is_held_before_it_is_counted(fault: type[BaseException]) -> Non
 
 
 def test_numbers_that_fall_stop_the_shard(caplog: pytest.LogCaptureFixture) -> None:
-    """Without it records of a partition made anew would be handed over, and not be read again after a crash."""
+    """Records of a recreated partition must not be processed under the old checkpoint."""
     harness = ReaderHarness(ShardRecords([*records(2, 50), *records(4)], size=2))
     reading = harness.reading()
     harness.steps(reading, 4)
-    said = (
+    message = (
         "it cannot be read: its sequence numbers fall, from 151 to 101: was the stream made anew? --if-recreated "
         "TRIM_HORIZON or LATEST has its leases begin anew; `leasehold reset` sets this one back"
     )
     assert (harness.handed, harness.store.row("s-0").checkpoint) == ([data(2, 50)], Position("151"))
     assert [text for text in caplog.messages if "fall" in text] == [
-        f"shard s-0 stops here: {said}; released, not taken again for 60 s"
+        f"shard s-0 stops here: {message}; released, not taken again for 60 s"
     ]
 
 
@@ -89,7 +89,7 @@ def test_numbers_that_fall_stop_the_shard(caplog: pytest.LogCaptureFixture) -> N
 def test_no_record_is_behind_a_checkpoint_that_its_handler_has_not_finished_with(
     seed: Random, size: int, every: float
 ) -> None:
-    """Without it any callable of a user's that raises at the wrong time could lose records."""
+    """No exception in a user callable, at any time, loses records."""
     done: set[bytes] = set()
 
     calm: list[bool] = []
@@ -114,12 +114,12 @@ def test_no_record_is_behind_a_checkpoint_that_its_handler_has_not_finished_with
 
 
 def asleep(harness: ReaderHarness) -> None:
-    """Longer than a lease lasts."""
+    """Sleep for longer than a lease lasts."""
     harness.clock.now += 11.0
 
 
 def test_no_record_is_read_under_an_expired_lease() -> None:
-    """Without it a worker that wakes up would read, and hand over, what another has been reading for long."""
+    """A worker that wakes up does not read what another has been reading in the meantime."""
     harness = ReaderHarness(ShardRecords(records(4), size=2))
     reading = harness.reading()
     harness.steps(reading, 2)
@@ -132,7 +132,7 @@ def test_no_record_is_read_under_an_expired_lease() -> None:
 
 
 def test_a_batch_that_came_as_the_lease_expired_is_not_handed_over() -> None:
-    """Without it a stop in the middle of a request would end in records handed over twice."""
+    """A pause in the middle of a request leads to no record being processed twice."""
     harness = ReaderHarness(ShardRecords(records(2)), source=FaultySource(on_read=lambda _batch: asleep(harness)))
     reading = harness.reading()
     harness.steps(reading, 2)
@@ -143,7 +143,7 @@ def test_a_batch_that_came_as_the_lease_expired_is_not_handed_over() -> None:
 
 
 def test_an_attempt_that_is_due_after_the_lease_expired_is_not_made() -> None:
-    """Without it a failing batch would be handed on after a suspension, whoever has the shard by then."""
+    """After a suspension another worker may have the shard."""
 
     def fails(_delivery: Delivery) -> None:
         raise OSError("passing")
@@ -158,7 +158,7 @@ def test_an_attempt_that_is_due_after_the_lease_expired_is_not_made() -> None:
 
 @pytest.mark.parametrize("taken", [True, False])
 def test_an_expired_lease_is_renewed_before_its_checkpoint_moves(taken: bool) -> None:
-    """Without it a store that checks no owner would take the word of a worker that slept through its lease."""
+    """Not every store checks the owner when a checkpoint is written."""
     harness = ReaderHarness()
     renewals: list[str] = []
     stored = harness.store.write
@@ -167,7 +167,7 @@ def test_an_expired_lease_is_renewed_before_its_checkpoint_moves(taken: bool) ->
         renewals.extend([write.lease.key] if isinstance(write, RenewLease) else [])
         return stored(write)
 
-    harness.store.write = counted  # type: ignore[method-assign]  # to count
+    harness.store.write = counted  # type: ignore[method-assign]  # to count the writes
     asleep(harness)
     if taken:
         harness.store.write(ClaimLease(harness.store.row("s-0"), "b-1"))
@@ -177,7 +177,7 @@ def test_an_expired_lease_is_renewed_before_its_checkpoint_moves(taken: bool) ->
 
 
 def test_a_reading_that_waits_for_room_is_woken_by_its_name_and_measures_from_then_on() -> None:
-    """Nobody would call it again; and its shard would look idle for as long as others took its budget."""
+    """The shard does not look idle for the time that it waited for the others."""
     woken: list[str] = []
     budget = MemoryBudget(1, woken.append)
     harness, other = ReaderHarness(ShardRecords(records(5))), budget.share("other")
@@ -193,7 +193,6 @@ def test_a_reading_that_waits_for_room_is_woken_by_its_name_and_measures_from_th
 
 
 def test_a_batch_that_is_done_between_two_steps_is_checkpointed_by_the_next() -> None:
-    """It would be handed over again, or its shard stand still."""
     harness, executor = ReaderHarness(ShardRecords(records(5))), ManualExecutor()
     handling = Handling(harness.handle, checkpoint_seconds=60.0)
     reading = LeaseReader(harness.worker, harness.holding, handling, dispatcher=Dispatcher(executor))

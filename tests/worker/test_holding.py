@@ -1,4 +1,4 @@
-"""Every write of one held lease, from several threads and after every kind of reply."""
+"""Every write of one held lease, from several threads and after every kind of response."""
 
 from threading import Barrier, Thread
 
@@ -16,7 +16,7 @@ from leasehold.stores.writes import ReleaseLease, RequestLease, StealLease
 
 
 def test_writes_from_many_threads_never_refuse_one_another() -> None:
-    """Without it a renewal beside a checkpoint would look like a theft."""
+    """A renewal that coincides with a checkpoint does not look like a steal."""
     one = Held()
     store, holding = one.store, one.holding
     together = Barrier(8)
@@ -31,23 +31,23 @@ def test_writes_from_many_threads_never_refuse_one_another() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert ([each for each in store.outcomes if isinstance(each, Lost)], holding.lost.is_set()) == ([], False)
+    assert ([outcome for outcome in store.outcomes if isinstance(outcome, Lost)], holding.lost.is_set()) == ([], False)
     assert store.row("s-0").checkpoint == Position(str(99 * 8 + 6))
     assert holding.lease == store.row("s-0")
 
 
 def test_a_checkpoint_that_is_already_there_costs_no_write() -> None:
-    """Without it every idle shard would write all the time."""
+    """An idle shard writes nothing."""
     one = Held()
     store, holding = one.store, one.holding
     assert holding.checkpoint(Position("5"))
     count = len(store.writes)
-    assert [holding.checkpoint(Position(each)) for each in ("5", "4")] == [True, True]
+    assert [holding.checkpoint(Position(number)) for number in ("5", "4")] == [True, True]
     assert len(store.writes) == count
 
 
 def test_a_checkpoint_may_be_left_to_the_gift() -> None:
-    """Without it an heir would wait for a checkpoint and then for a gift that stores the same position again."""
+    """The gift stores the same position, so the next owner waits for one write instead of two."""
     one = Held()
     store, holding = one.store, one.holding
     store.write(RequestLease(store.row("s-0"), "bob"))
@@ -60,7 +60,7 @@ def test_a_checkpoint_may_be_left_to_the_gift() -> None:
 
 
 def test_a_note_is_no_sign_of_life() -> None:
-    """Without it a worker would trust a lease whose version others see standing still."""
+    """Other workers see the version stand still, so an annotation does not extend the lease."""
     one = Held()
     clock, holding = one.clock, one.holding
     clock.now += 5
@@ -71,7 +71,7 @@ def test_a_note_is_no_sign_of_life() -> None:
 
 
 def test_a_handler_is_given_a_number_that_fences_or_none() -> None:
-    """Without it a handler would fence by a number that stays 0, and let every former owner in."""
+    """If the store does not count owners, the handler gets None rather than a number that never rises."""
     stores = FaultyStore(), FaultyStore(Capabilities(counts_owners=False))
     tokens = [Delivery((), Position("1"), None, Held(store=store).holding).epoch for store in stores]
     assert tokens == [1, None]
@@ -79,7 +79,7 @@ def test_a_handler_is_given_a_number_that_fences_or_none() -> None:
 
 @pytest.mark.parametrize("keep_owner", [False, True])
 def test_an_end_whose_reply_was_lost_is_an_end(*, keep_owner: bool) -> None:
-    """Without it a finished shard would be reported as lost, and its children wait for the next listing."""
+    """A finished shard is not reported as lost."""
     one = Held()
     store, holding = one.store, one.holding
     store.lose_replies = 1
@@ -90,7 +90,7 @@ def test_an_end_whose_reply_was_lost_is_an_end(*, keep_owner: bool) -> None:
 
 
 def test_a_release_whose_reply_was_lost_leaves_nothing_owned() -> None:
-    """Without it a drain would fail on the last write."""
+    """A drain does not fail because of its last write."""
     one = Held()
     store, holding = one.store, one.holding
     holding.ask_release()
@@ -102,7 +102,7 @@ def test_a_release_whose_reply_was_lost_leaves_nothing_owned() -> None:
 
 
 def test_a_lost_lease_stays_lost() -> None:
-    """Without it a reader that was told to stop could go on with another owner's lease."""
+    """A reader that was told to stop never continues on another owner's lease."""
     one = Held()
     store, holding = one.store, one.holding
     store.write(StealLease(store.row("s-0"), "bob"))
@@ -113,7 +113,7 @@ def test_a_lost_lease_stays_lost() -> None:
 
 
 def test_a_lease_that_somebody_else_set_free_is_no_gift() -> None:
-    """Without it its former owner would take it back at once, past every plan."""
+    """Its former owner must not take it back at once, against every plan."""
     one = Held()
     store, holding = one.store, one.holding
     store.write(ReleaseLease(store.row("s-0"), "ann"))
@@ -122,7 +122,7 @@ def test_a_lease_that_somebody_else_set_free_is_no_gift() -> None:
 
 
 def test_a_renewal_counts_from_its_beginning_however_late_its_answer() -> None:
-    """Without it a lease would be read on that others may have claimed: they count from when it was applied."""
+    """Other workers count from when the renewal was applied."""
     one = Held()
     store, clock, holding = one.store, one.clock, one.holding
 
@@ -137,7 +137,7 @@ def test_a_renewal_counts_from_its_beginning_however_late_its_answer() -> None:
 
 
 def test_a_table_that_was_set_back_is_said_once_and_moved_forward_again(caplog: pytest.LogCaptureFixture) -> None:
-    """Without it a table restored from a backup would have shards read twice, and nobody would know why."""
+    """If the table is restored from a backup, no shard is read twice, and the log says why."""
     one = Held()
     store, holding = one.store, one.holding
     early = store.row("s-0")
@@ -154,7 +154,7 @@ def test_a_table_that_was_set_back_is_said_once_and_moved_forward_again(caplog: 
 
 @pytest.mark.parametrize("latest", [Position("77", 0, "4520"), at_timestamp(1_700_000_000_123)])
 def test_the_time_that_latest_means_is_read_from_a_row_as_it_was_noted(latest: Position) -> None:
-    """A lease would begin at another present than the one it was made at, and skip what lies between."""
-    found = noted_latest(Lease("s-0", checkpoint=LATEST, notes=latest_notes(latest)))
-    assert found is not None
-    assert (found.sequence, found.sub, found.token) == (latest.sequence, latest.sub, latest.token)
+    """The lease begins at the tip as of its creation, skipping nothing."""
+    position = noted_latest(Lease("s-0", checkpoint=LATEST, notes=latest_notes(latest)))
+    assert position is not None
+    assert (position.sequence, position.sub, position.token) == (latest.sequence, latest.sub, latest.token)

@@ -1,4 +1,4 @@
-"""Handlers that do not return: they are said, starve nobody, and beyond a limit their leases go to others."""
+"""Handlers that do not return are logged and starve no other shard. Beyond a limit their leases are released."""
 
 from collections.abc import Iterator
 from threading import Event
@@ -28,7 +28,7 @@ from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_s
 
 @define
 class Hung:
-    """A worker on one shard whose handler hangs in a thread until it is let go; only the test moves the clock."""
+    """A worker on one shard whose handler hangs in a thread until it is let go. Only the test moves the clock."""
 
     policy: dict[str, object] = field(factory=dict)
     threads: ThreadExecutor = field(factory=lambda: ThreadExecutor(1))
@@ -47,7 +47,7 @@ class Hung:
         self.reading = self.read()
 
     def read(self) -> LeaseReader:
-        """A reading of the lease held now."""
+        """Return a reader of the currently held lease."""
         handling = Handling(
             self.harness.handle,
             slow=lambda _holding, seconds: self.slow.append(seconds),
@@ -68,12 +68,12 @@ class Hung:
         assert self.began.wait(WAIT)
 
     def later(self, seconds: float) -> float:
-        """How long the next look may wait, so much later."""
+        """Return how long the next check may wait, this much later."""
         self.harness.clock.now += seconds
         return self.reading.step(self.harness.clock.now) - self.harness.clock.now
 
     def let_go(self) -> None:
-        """Have the handler return, and be told of it."""
+        """Let the handler return, and notify the reader."""
         self.finish.set()
         assert self.ended.wait(WAIT)
 
@@ -83,19 +83,19 @@ def hung() -> Iterator[Hung]:
     """A handler that is slow after 10 s, without a limit."""
     made = Hung({"slow_seconds": 10.0})
     yield made
-    made.let_go()  # waited for: what the end of a handler given up here logs belongs to no later test
+    made.let_go()  # wait for it, so that what its end logs does not appear in a later test
 
 
 @pytest.fixture
 def limited() -> Iterator[Hung]:
-    """A handler that is slow after 10 s, and given up after 30 s."""
+    """A handler that is slow after 10 s and given up after 30 s."""
     made = Hung({"slow_seconds": 10.0, "handler_seconds": 30.0})
     yield made
     made.let_go()
 
 
 def test_thirty_hung_of_forty_starve_nobody() -> None:
-    """Without it the healthy shards get nothing as soon as every thread hangs, and all leases are renewed."""
+    """Healthy shards are still processed while all leases are renewed."""
     names = tuple(f"s-{n:02}" for n in range(40))
     store, seen, finish, hangs = FaultyStore(), Seen(30), Event(), set(names[:30])
 
@@ -114,19 +114,18 @@ def test_thirty_hung_of_forty_starve_nobody() -> None:
 
 
 def test_a_slow_handler_is_said_once_for_each_doubling(hung: Hung, caplog: pytest.LogCaptureFixture) -> None:
-    """Without it a shard that stands still looks healthy, or fills the log."""
     hung.hand_over()
     assert [hung.later(seconds) for seconds in (4, 6, 5, 5, 20, 1)] == [6, 10, 5, 20, 40, 39]
     assert hung.slow == [10, 20, 40]
-    said = [record.getMessage() for record in caplog.records]
-    assert said == [f"shard s-0: its handler has been at work on one batch for {n}.0 s" for n in (10, 20, 40)]
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [f"shard s-0: its handler has been at work on one batch for {n}.0 s" for n in (10, 20, 40)]
     hung.let_go()
     hung.later(0)
     assert hung.harness.store.row("s-0").checkpoint == Position("104")
 
 
 def test_slow_handlers_are_counted() -> None:
-    """Without it no alarm could be built on a shard that stands still."""
+    """The count lets an alarm detect a shard that stands still."""
     reader, began, slow = InMemoryMetricReader(), Event(), Event()
     finish = Event()
 
@@ -146,7 +145,6 @@ def test_slow_handlers_are_counted() -> None:
 def test_beyond_the_limit_the_lease_is_released_and_left_to_others(
     limited: Hung, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without it a shard whose handler hangs is held for ever, and read by nobody."""
     limited.hand_over()
     assert limited.later(29.5) == 0.5
     limited.later(0.5)
@@ -159,7 +157,7 @@ def test_beyond_the_limit_the_lease_is_released_and_left_to_others(
 
 
 def test_a_handler_that_returns_late_finds_its_lease_lost(limited: Hung) -> None:
-    """Without it the checkpoints of two readers of one shard would be mixed."""
+    """The checkpoints of two readers of one shard are not mixed."""
     limited.hand_over()
     limited.later(30)
     limited.later(0)
@@ -173,7 +171,6 @@ def test_a_handler_that_returns_late_finds_its_lease_lost(limited: Hung) -> None
 
 
 def test_a_shard_has_never_two_handlers_at_work_here(limited: Hung, caplog: pytest.LogCaptureFixture) -> None:
-    """Without it a lease that was given up and won again would be handled twice at a time."""
     limited.hand_over()
     limited.later(30)
     limited.later(0)
@@ -197,7 +194,7 @@ def test_a_shard_has_never_two_handlers_at_work_here(limited: Hung, caplog: pyte
 
 
 def test_the_end_of_a_handler_after_a_theft_is_still_said() -> None:
-    """Without it the option would hold only for handlers that notice the theft themselves."""
+    """The option also applies to handlers that do not notice the steal themselves."""
     hung = Hung({"late_checkpoints": True})
     hung.hand_over()
     store = hung.harness.store
@@ -211,7 +208,7 @@ def test_the_end_of_a_handler_after_a_theft_is_still_said() -> None:
 
 @pytest.mark.parametrize("wanted", ["lost", "released"])
 def test_a_batch_that_waits_goes_back_once_its_lease_is_wanted(wanted: str) -> None:
-    """Without it a drain would wait for, and hand over, what nobody has begun; an iteration that is over, for ever."""
+    """Neither a drain nor an iteration that is over waits for a batch that has not begun."""
     first = Hung()
     first.hand_over()
     second = Hung(threads=first.threads)
@@ -228,7 +225,6 @@ def test_a_batch_that_waits_goes_back_once_its_lease_is_wanted(wanted: str) -> N
 
 
 def test_a_handler_that_was_given_up_does_not_keep_the_worker() -> None:
-    """Without it a worker that let everything go would still not end."""
     store, finish, stopped = FaultyStore(), Event(), Event()
 
     def hang(_delivery: Delivery) -> None:
@@ -246,7 +242,7 @@ def test_a_handler_that_was_given_up_does_not_keep_the_worker() -> None:
 
 
 def test_a_thread_that_cannot_start_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a held lease would be renewed and never handled, for want of a thread."""
+    """A worker does not renew leases that it has no thread to process."""
     store = FaultyStore()
     runner = Runner(joined(store, ListSource(four_shards(), {"s-0": ShardRecords(records(5))})), lambda _delivery: None)
 
@@ -260,7 +256,7 @@ def test_a_thread_that_cannot_start_ends_the_worker(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_reader_is_called_no_sooner_than_it_asked_for_and_no_later_for_a_slow_handler() -> None:
-    """Without it the time a handler takes would be added to the wait between two readings."""
+    """The wait between two reads does not grow by the time a handler takes."""
     hung = Hung()
     hung.harness.shard_log.wait_seconds = 5.0
     began = hung.harness.clock.now

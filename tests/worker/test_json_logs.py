@@ -1,4 +1,4 @@
-"""Log lines as JSON: what a collector can search by."""
+"""Log lines as JSON: the fields by which a collector can search."""
 
 import json
 import logging
@@ -12,7 +12,7 @@ from leasehold_lab.simulator.world.world import ListSource
 
 
 def test_a_taken_lease_is_told_with_rule_and_outcome(caplog: pytest.LogCaptureFixture) -> None:
-    """Why a lease moved in the night would have to be read out of prose."""
+    """A collector can search by why a lease moved, without parsing the message."""
     caplog.set_level(logging.INFO, "leasehold")
     ours = member(FaultyStore(), ListSource(four_shards()), Clock())
     ours.run(60)
@@ -24,13 +24,17 @@ def test_a_taken_lease_is_told_with_rule_and_outcome(caplog: pytest.LogCaptureFi
 
 
 def test_a_line_is_one_line_whatever_it_tells() -> None:
-    """A trace or a name with a line break would be taken for lines of their own."""
+    """Line breaks in a traceback or a name do not split the line."""
     try:
-        raise ValueError("x\ny")  # noqa: TRY301  a trace is wanted
+        raise ValueError("x\ny")  # noqa: TRY301  the test needs a traceback
     except ValueError as error:
         caught = (type(error), error, error.__traceback__)
     record = logging.LogRecord("leasehold.x", logging.ERROR, "", 0, "lease %s", ("a\nb",), caught)
     line = JsonLines("w").format(record)
-    told = json.loads(line)
+    entry = json.loads(line)
     assert "\n" not in line
-    assert (told["message"], told["level"], told["trace"].endswith("ValueError: x\ny")) == ("lease a\nb", "ERROR", True)
+    assert (entry["message"], entry["level"], entry["trace"].endswith("ValueError: x\ny")) == (
+        "lease a\nb",
+        "ERROR",
+        True,
+    )

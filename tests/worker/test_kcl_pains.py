@@ -1,4 +1,4 @@
-"""What users of the Java KCL complain of, each gone with our own rules; the numbers are those of its public threads."""
+"""What users of the Java KCL report, absent with our own rules. The numbers are those of its public threads."""
 
 import math
 from collections import Counter
@@ -22,27 +22,27 @@ SHARDS = tuple(f"s-{n}" for n in range(6))
 
 
 def fleet(names: str) -> tuple[Clock, FaultyStore, list[Driven]]:
-    """Workers on six shards, at rest."""
+    """Workers at rest on six shards."""
     clock, store = Clock(), FaultyStore()
     source = ListSource(even_shards(SHARDS))
     workers = [member(store, source, clock, name, f"p-{name}", MINIMAL) for name in names]
     together(workers, 100)
-    assert sorted(len(each.held) for each in workers) == [len(SHARDS) // len(names)] * len(names)
+    assert sorted(len(driven.held) for driven in workers) == [len(SHARDS) // len(names)] * len(names)
     return clock, store, workers
 
 
 def held(owner: str, *keys: str) -> list[Lease]:
-    """Leases of a worker that renews them and answers requests."""
+    """Return the leases of a worker that renews them and responds to requests."""
     return [Lease(key, owner=owner, checkpoint=Position("7"), yields=True) for key in keys]
 
 
 def planned(leases: list[Lease], me: str, rules: RuleSet = MINIMAL.rules) -> tuple[Action, ...]:
-    """What a worker does about them."""
+    """Return what a worker plans for them."""
     return plan(leases, None, Me(me), Config(rules=rules, lease_seconds=10.0))
 
 
 def test_a_deployment_does_not_wait_for_expiry() -> None:
-    """Threads 845 and 474: a worker that ends in order keeps its leases, and nobody reads them for 20 s or more."""
+    """Threads 845 and 474: a KCL worker that shuts down keeps its leases, which are unread for 20 s or more."""
     _, store, (stays, leaves) = fleet("ab")
     leaves.worker.close()
     for holding in leaves.worker.holdings:
@@ -54,26 +54,26 @@ def test_a_deployment_does_not_wait_for_expiry() -> None:
 
 @pytest.mark.parametrize("victim", ["a", "b", "c"])
 def test_no_death_makes_a_lease_wait_for_a_leader(victim: str) -> None:
-    """Thread 1803: when the leader of KCL 3 was killed, nothing was assigned for two minutes, or ever again."""
+    """Thread 1803: when the KCL 3 leader was killed, nothing was assigned for two minutes, or ever again."""
     _, store, workers = fleet("abc")
-    living = [each for each in workers if each.worker.me != victim]
+    living = [driven for driven in workers if driven.worker.me != victim]
     together(living, MINIMAL.lease_seconds + 2 * MINIMAL.cycle_seconds)
     owners = Counter(lease.owner for lease in store.list().leases)
-    assert owners == {each.worker.me: 3 for each in living}
+    assert owners == {driven.worker.me: 3 for driven in living}
 
 
 def test_a_newcomer_takes_from_several_victims_in_one_turn() -> None:
-    """Thread 708: KCL 2 takes one lease from one victim in 20 s."""
+    """Thread 708: KCL 2 takes one lease from one worker every 20 s."""
     leases = [
         *(lease for owner in "abcd" for lease in held(owner, *(f"{owner}-{n}" for n in range(5)))),
         *held("me", "one"),
     ]
-    asked = [action.from_owner for action in planned(leases, "me") if isinstance(action, RequestHandoff)]
-    assert len(set(asked)) == len(asked) == 3
+    owners = [action.from_owner for action in planned(leases, "me") if isinstance(action, RequestHandoff)]
+    assert len(set(owners)) == len(owners) == 3
 
 
 def test_a_newcomer_counts_before_it_owns_anything() -> None:
-    """KCL counts only owners: of workers that start together, the first take what the others must take back."""
+    """KCL counts only owners. When workers start together, the first take leases that the others must take back."""
     full = held("full", *(f"f-{n}" for n in range(6)))
     alone = [*full, *held("me", "mine")]
     announced = [*held("full", *(f"f-{n}" for n in range(5))), *held("me", "mine")]
@@ -84,7 +84,7 @@ def test_a_newcomer_counts_before_it_owns_anything() -> None:
 
 
 def test_finished_shards_are_no_load() -> None:
-    """Thread 1247: parents that were read to their end counted, and their owners were left with one shard or two."""
+    """Thread 1247: parents that were read to the end counted, so their owners were left with one or two shards."""
     done = [Lease(f"d-{n}", owner="me", checkpoint=SHARD_END) for n in range(4)]
     leases = [*held("full", "f-0", "f-1", "f-2"), *held("me", "mine"), *done]
     by_kcl = [action for action in planned(leases, "me", Kcl()) if isinstance(action, RequestHandoff | Claim)]
@@ -107,23 +107,23 @@ def test_children_spread_at_once_after_a_reshard() -> None:
 
 
 def test_no_new_shard_waits_for_a_deployment() -> None:
-    """Threads 339 and 185: of 95 new shards 5 had no lease, for the worker that should have made them was gone."""
-    parents = [evolve(each, open=False) for each in even_shards(tuple(f"p-{n}" for n in range(48)))]
+    """Threads 339 and 185: of 95 new shards 5 had no lease, because the worker that should create them was gone."""
+    parents = [evolve(shard, open=False) for shard in even_shards(tuple(f"p-{n}" for n in range(48)))]
     children = [
         evolve(each, parents=(f"p-{n // 2}",)) for n, each in enumerate(even_shards(tuple(map(str, range(96)))))
     ]
     leases = [
-        *(Lease(each.id, checkpoint=SHARD_END, hash_range=each.hash_range) for each in parents),
-        *(Lease(each.id, owner="a", parents=each.parents, hash_range=each.hash_range) for each in children[:91]),
+        *(Lease(shard.id, checkpoint=SHARD_END, hash_range=shard.hash_range) for shard in parents),
+        *(Lease(shard.id, owner="a", parents=shard.parents, hash_range=shard.hash_range) for shard in children[:91]),
     ]
     made = [action for action in plan(leases, [*parents, *children], Me("b"), MINIMAL) if isinstance(action, Create)]
-    assert [(each.lease.key, each.lease.checkpoint, each.rule) for each in made] == [
+    assert [(action.lease.key, action.lease.checkpoint, action.rule) for action in made] == [
         (str(n), TRIM_HORIZON, "L3") for n in range(91, 96)
     ]
 
 
 def test_a_restart_under_the_same_id_moves_nothing() -> None:
-    """Thread 108 and others: every restart set leases moving, and a whole cluster's restart never came back to rest."""
+    """Thread 108 and others: every restart moved leases, and after a whole cluster restarted they kept moving."""
     clock, store, (stays, stops) = fleet("ab")
     before = {lease.key: lease.owner for lease in store.list().leases}
     together([stays], 5)
@@ -134,7 +134,7 @@ def test_a_restart_under_the_same_id_moves_nothing() -> None:
 
 
 def test_a_worker_with_all_leases_lets_one_go_for_a_peer_that_asks_for_nothing() -> None:
-    """A KCL 3 leader takes nothing from an owner without worker metrics: what we do not free, its workers never get."""
+    """A KCL 3 leader takes nothing from an owner without worker metrics, so its workers get only what we free."""
     rules = Minimal(release=True, expected_workers=("me", "java"))
     leases = held("me", "s-0", "s-1", "s-2", "s-3")
     still = Me("me", 0, History(owners_still=1000.0))

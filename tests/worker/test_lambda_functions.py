@@ -41,13 +41,13 @@ PLAIN = function_settings("lambda:app.handler")
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """That functions fail is the point."""
+    """Silence the log, because functions are meant to fail."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
 
 
-# Events, as the service's documentation shows them
+# Events as in the service's documentation
 
 
 def test_a_kinesis_event_has_the_published_form() -> None:
@@ -79,7 +79,7 @@ TABLE_ARN = "arn:aws:dynamodb:us-east-1:123456789012:table/Example-Table/stream/
 
 
 def test_a_dynamodb_event_has_the_published_form() -> None:
-    """The event of a change equals the published example; the API has bytes, datetimes and other capitals in it."""
+    """The event of a change equals the published example. The API has bytes, datetimes and other capitalization."""
     change: dict[str, Any] = {
         "ApproximateCreationDateTime": 1480642020,
         "Keys": {"key": {"S": "binary"}},
@@ -153,7 +153,7 @@ def test_a_response_that_cannot_be_read_fails_the_whole_batch(response: object) 
 
 @define
 class Function:
-    """A Lambda function that answers what the test says, and keeps the records of each call."""
+    """A Lambda function that responds as the test says, and keeps the records of each call."""
 
     answer: Callable[[list[bytes]], object]
     calls: list[list[bytes]] = field(factory=list)
@@ -167,17 +167,17 @@ class Function:
 
 
 def data_of(rows: list[Any]) -> list[bytes]:
-    """The data of an event's records, which are small numbers."""
+    """Return the data of an event's records, which are small numbers."""
     return [str(int(row["kinesis"]["sequenceNumber"]) - int(records(1)[0].sequence_number)).encode() for row in rows]
 
 
 def reported(*numbers: int) -> dict[str, list[dict[str, str]]]:
-    """The response that reports these records."""
-    return {"batchItemFailures": [{"itemIdentifier": records(1, each)[0].sequence_number} for each in numbers]}
+    """Return the response that reports these records as failed."""
+    return {"batchItemFailures": [{"itemIdentifier": records(1, number)[0].sequence_number} for number in numbers]}
 
 
 def handled_by(function: Function, given_now: FunctionSettings = REPORTING, count: int = 6) -> ReaderHarness:
-    """A shard of some records in one batch, and this function for it."""
+    """Return a shard of some records in one batch, and this function for it."""
     return ReaderHarness(ShardRecords(records(count)), does=LambdaFunction(function, given_now, 30.0))
 
 
@@ -195,7 +195,7 @@ def test_a_partial_failure_is_repeated_exactly_from_the_failed_record() -> None:
 
 
 def test_without_reports_any_response_is_a_success() -> None:
-    """A function that was not asked for failures returns what it likes, and its batch is done."""
+    """A function that is not asked to report failures may return anything."""
     function = Function(lambda _records: reported(2))
     harness = handled_by(function, PLAIN)
     harness.steps(harness.reading(), 3)
@@ -204,7 +204,7 @@ def test_without_reports_any_response_is_a_success() -> None:
 
 
 def test_a_poisoned_record_alone_goes_to_the_dead_letter() -> None:
-    """A record that always fails is dead-lettered by itself, and every other is reported as done before or after it."""
+    """Every other record is reported as done before or after it."""
     letters: list[bytes] = []
     poison = b"3"
     function = Function(lambda given_now: reported(3) if poison in given_now else None)
@@ -256,7 +256,7 @@ def test_whatever_a_function_reports_no_record_is_passed_over(count: int, report
 
 @pytest.mark.parametrize("raised", [ValueError("fault"), SystemExit(1), asyncio.CancelledError()])
 def test_an_exception_fails_the_batch_and_not_the_worker(raised: BaseException) -> None:
-    """On Lambda an exit ends one invocation; here it must not end a worker that has other shards."""
+    """On Lambda an exit ends one invocation. Here it must not end a worker that has other shards."""
     faults = [raised]
 
     def answer(_records: list[bytes]) -> None:
@@ -271,7 +271,7 @@ def test_an_exception_fails_the_batch_and_not_the_worker(raised: BaseException) 
 
 
 def test_a_coroutine_is_no_response() -> None:
-    """A batch is not done by a coroutine that no one awaits."""
+    """A batch is not done if its function returned a coroutine that no one awaits."""
 
     async def later() -> None:
         raise AssertionError
@@ -287,13 +287,13 @@ def test_a_coroutine_is_no_response() -> None:
 
 
 def test_the_context_has_what_lambda_gives_and_counts_down() -> None:
-    """Functions stop early by the remaining time, which is that of `handler_seconds`."""
+    """Functions stop early by the remaining time, which counts down from `handler_seconds`."""
     now = [100.0]
     function = LambdaFunction(Function(lambda _records: None), evolve(PLAIN, name="orders"), 30.0, lambda: now[0])
     function.reads(Arned())
     harness = ReaderHarness(ShardRecords(records(2)), does=function)
     harness.steps(harness.reading(), 2)
-    context = function.function.contexts[0]  # type: ignore[attr-defined]  # it is ours
+    context = function.function.contexts[0]  # type: ignore[attr-defined]  # the class above
     now[0] = 101.5
     assert context.get_remaining_time_in_millis() == 28500
     now[0] = 200.0
@@ -313,7 +313,7 @@ class Arned(ListSource):
 
 
 def test_a_function_finds_one_event_loop_in_every_call() -> None:
-    """A client that was made on the loop of the first call works in the second."""
+    """A client created on the event loop of the first call works in the second."""
     loops: list[asyncio.AbstractEventLoop] = []
 
     def answer(_records: list[bytes]) -> None:
@@ -324,7 +324,7 @@ def test_a_function_finds_one_event_loop_in_every_call() -> None:
     function = LambdaFunction(Function(answer), PLAIN, 30.0)
     for _ in range(2):
         harness = ReaderHarness(ShardRecords(records(2)), does=function)
-        thread = Thread(target=harness.steps, args=(harness.reading(), 2))  # handlers are not called in the main thread
+        thread = Thread(target=harness.steps, args=(harness.reading(), 2))  # workers call handlers in other threads
         thread.start()
         thread.join()
     assert len(loops) == 2
@@ -351,7 +351,7 @@ def of_three(event, context, more):
 
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The name of a module with Lambda functions in it, in the folder that is current."""
+    """The name of a module with Lambda functions, in the current folder."""
     name = f"app_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(APP.format(shared=__name__))
     monkeypatch.chdir(tmp_path)
@@ -375,11 +375,11 @@ def called(event: Any, _context: Any, imported: str | None) -> None:  # noqa: AN
 
 
 def test_one_call_is_at_work_at_a_time_in_a_process(app: str) -> None:
-    """Functions keep state between calls: two shards side by side would mix up what each of them reports."""
+    """Functions keep state between calls, so concurrent shards would mix up what they report."""
     OVERLAPS.clear()
     SEEN.clear()
     listed = four_shards()
-    source = ListSource(listed, {each.id: ShardRecords(records(250), size=250, ended=True) for each in listed})
+    source = ListSource(listed, {shard.id: ShardRecords(records(250), size=250, ended=True) for shard in listed})
     options = Options(initial_position="TRIM_HORIZON", checkpoint_seconds=0)
     with leasehold.worker(source, f"lambda:{app}.handler", leases=f"memory://{app}", **options):
         until(lambda: sum(count for count, _ in SEEN) == 1000, "all shards are handled")
@@ -391,7 +391,7 @@ def test_one_call_is_at_work_at_a_time_in_a_process(app: str) -> None:
 def test_the_variables_of_the_runtime_are_set_on_request_and_before_the_import(
     app: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Libraries read them when they are imported, and take them for a sign that they run on Lambda."""
+    """Libraries read these variables at import, and take them for a sign that they run on Lambda."""
     monkeypatch.setattr(os, "environ", dict(os.environ))
     described = consumption(
         ListSource(), "memory://variables", f"lambda:{app}.handler?environment=true&name=orders", {}
@@ -403,7 +403,7 @@ def test_the_variables_of_the_runtime_are_set_on_request_and_before_the_import(
 
 
 def test_a_mapping_hands_aggregates_over_whole_unless_the_source_says_otherwise(app: str) -> None:
-    """An unchanged function takes aggregates apart by itself, as it does on Lambda."""
+    """An unchanged function deaggregates by itself, as it does on Lambda."""
     for given_now, opened in (
         ("kinesis://orders", "kinesis://orders?aggregates=whole"),
         ("kinesis://orders?region=eu-west-1", "kinesis://orders?region=eu-west-1&aggregates=whole"),
@@ -432,24 +432,24 @@ def test_a_mapping_hands_aggregates_over_whole_unless_the_source_says_otherwise(
     ],
 )
 def test_a_function_that_cannot_be_called_is_refused_at_the_start(app: str, text: str, says: str) -> None:
-    """A worker must not hold leases for a function that fails every batch."""
+    """A worker does not hold leases for a function that fails every batch."""
     with pytest.raises(ValueError, match=re.escape(says)):
         consumption(ListSource(), "memory://x", text.format(app=app), {})
 
 
 def test_a_hub_has_no_mapping(app: str) -> None:
-    """Events of Event Hubs have no form that a function of a mapping knows."""
+    """Events of Event Hubs have no Lambda event format."""
     with pytest.raises(ValueError, match="kinesis:// and dynamodb-streams://"):
         consumption("eventhubs://n/h", "memory://x", f"lambda:{app}.handler", {})
 
 
 def test_the_prefix_goes_with_handlers_alone() -> None:
-    """A function is no dead letter, and a module called lambda cannot be imported by a statement either."""
+    """A function cannot be a dead letter, and a module cannot be named `lambda`, which is a Python keyword."""
     with pytest.raises(ValueError, match="rename a module that is called lambda"):
         load("lambda:app.handler")
 
 
 def test_a_path_in_the_name_is_a_package(app: str) -> None:
-    """Lambda takes slashes for dots."""
+    """Lambda accepts slashes in place of dots."""
     assert function_settings("lambda:src/app.handler").target == "src.app:handler"
     assert (app, PLAIN.name) == (app, "app")

@@ -1,4 +1,4 @@
-"""A worker that cannot go on leaves, with its reason, and within a stated time: nothing is held and not read."""
+"""A worker that cannot go on leaves within a bounded time, with its reason, and holds no lease without reading it."""
 
 import math
 import threading
@@ -19,7 +19,7 @@ from leasehold.errors import OutcomeUnknown, StoreError, WorkerError
 
 
 def done_with(_delivery: Delivery) -> None:
-    """Everything is handled."""
+    """Handle everything."""
 
 
 STARTED: list["Ran"] = []
@@ -27,7 +27,7 @@ STARTED: list["Ran"] = []
 
 @pytest.fixture(autouse=True)
 def _all_end() -> Iterator[None]:
-    """Whatever a test that fails has left running."""
+    """End whatever a failing test has left running."""
     yield
     while STARTED:
         ran = STARTED.pop()
@@ -37,7 +37,7 @@ def _all_end() -> Iterator[None]:
 
 @define
 class Ran:
-    """A runner in a thread of its own, and what its run came to."""
+    """A runner in a thread of its own, and how its run ended."""
 
     runner: Runner
     faults: list[BaseException] = field(factory=list)
@@ -51,7 +51,7 @@ class Ran:
     def _run(self) -> None:
         try:
             self.runner.run()
-        except BaseException as fault:  # noqa: BLE001  looked at below
+        except BaseException as fault:  # noqa: BLE001  checked below
             self.faults.append(fault)
 
     def ended(self) -> bool:
@@ -60,7 +60,7 @@ class Ran:
 
 
 def scarce(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The system starts no thread of this name."""
+    """Make the system start no thread of this name."""
     start = Thread.start
 
     def refuse(thread: Thread) -> None:
@@ -73,7 +73,7 @@ def scarce(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["leasehold-read", "leasehold-act", "leasehold-turn", "leasehold-renew"])
 def test_a_thread_that_cannot_be_started_ends_the_run(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Leases would be renewed for ever, and read by nobody."""
+    """Leases are not renewed forever without being read."""
     scarce(monkeypatch, name)
     store = FaultyStore()
     ran = Ran(Runner(joined(store, stream_of_five()), done_with))
@@ -86,7 +86,7 @@ def test_a_thread_that_cannot_be_started_ends_the_run(monkeypatch: pytest.Monkey
 
 
 def test_a_worker_without_a_thread_left_takes_its_requests_back_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its peers would give leases to a worker that has ended, and those lie unread until they are taken back."""
+    """No other worker gives a lease to a worker that has ended."""
     worker, closed = joined(FaultyStore(), stream_of_five()), list[bool]()
     close = worker.close
 
@@ -103,7 +103,7 @@ def test_a_worker_without_a_thread_left_takes_its_requests_back_all_the_same(mon
 
 
 def test_a_turn_that_is_ended_from_within_ends_the_run() -> None:
-    """Nobody would look any more, while leases are renewed for ever."""
+    """Leases are not renewed forever while no turn runs."""
     store = FaultyStore()
     store.fault = SystemExit(3)
     ran = Ran(Runner(joined(store, stream_of_five()), done_with))
@@ -112,10 +112,10 @@ def test_a_turn_that_is_ended_from_within_ends_the_run() -> None:
 
 
 def test_a_dispatcher_that_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No shard would be read again, while all of them are held."""
+    """Shards are not held without being read."""
     store, handled, broken = FaultyStore(), Event(), Event()
     runner = Runner(joined(store, stream_of_five()), lambda _delivery: handled.set())
-    schedule = runner._lease_readers.schedule  # noqa: SLF001  nothing outside makes it fail
+    schedule = runner._lease_readers.schedule  # noqa: SLF001  nothing public makes it fail
     take = schedule._take  # noqa: SLF001  likewise
 
     def fail_once(message: ScheduleMessage) -> None:
@@ -133,7 +133,7 @@ def test_a_dispatcher_that_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -
 
 
 def raising(fault: BaseException) -> Callable[..., NoReturn]:
-    """A callable that does nothing else."""
+    """Return a callable that raises this."""
 
     def call(*_args: object) -> NoReturn:
         raise fault
@@ -142,7 +142,7 @@ def raising(fault: BaseException) -> Callable[..., NoReturn]:
 
 
 def test_a_handler_that_hangs_does_not_keep_a_worker_from_ending(caplog: pytest.LogCaptureFixture) -> None:
-    """Neither Ctrl-C nor SIGTERM would end it."""
+    """Ctrl-C and SIGTERM still end it."""
     store, begun, finish = FaultyStore(), Event(), Event()
     others = set(threading.enumerate())
 
@@ -154,7 +154,7 @@ def test_a_handler_that_hangs_does_not_keep_a_worker_from_ending(caplog: pytest.
     runner = Runner(joined(store, stream_of_five()), hang, drain_seconds=0.5)
     ran = Ran(runner)
     assert begun.wait(WAIT)
-    (held,) = (each for each in runner.worker.holdings if each.key == "s-0")
+    (held,) = (holding for holding in runner.worker.holdings if holding.key == "s-0")
     runner.stop()
     assert ran.ended()
     assert ran.faults == []
@@ -166,7 +166,7 @@ def test_a_handler_that_hangs_does_not_keep_a_worker_from_ending(caplog: pytest.
     at_work = [thread for thread in threading.enumerate() if thread.name.startswith("leasehold-handle")]
     at_work = [thread for thread in at_work if thread not in others]
     finish.set()
-    for thread in at_work:  # the handler's late return is what is waited for
+    for thread in at_work:  # wait for the late return of the handler
         thread.join(WAIT)
         assert not thread.is_alive()
     assert store.row("s-0") == before, "nothing is written of a lease that others may have by then"
@@ -188,7 +188,7 @@ class Step:
 
 
 class Leaving:
-    """A holding whose release may not be answered; and the worker and the scheduler, as far as a reading wants them."""
+    """A holding whose release may get no response, with the parts of the worker and scheduler that a reader needs."""
 
     fatal = ()
 
@@ -204,7 +204,7 @@ class Leaving:
         return self
 
     def start(self, *_task: object) -> None:
-        """The test does the work."""
+        """Start nothing: the test does the work."""
 
     def clock(self) -> float:
         return 1000.0
@@ -227,7 +227,7 @@ class Leaving:
 
 @define
 class Guarded:
-    """A step of a holding on the schedule of a real worker, called by the test: `run` calls it once more."""
+    """A step of a holding on the schedule of a real worker. `run` calls it once more."""
 
     work: Step = field(factory=Step)
     held: Leaving = field(factory=Leaving)
@@ -253,14 +253,14 @@ class Guarded:
         self.scheduled = added.added
 
     def run(self) -> float:
-        """The time at which it wishes to be called again."""
+        """Return the time at which the step wants to be called again."""
         self.schedule._run("s-0", self.scheduled)  # noqa: SLF001  as a task would
         due: float = self.held.messages[-1].due
         return due
 
 
 def test_a_step_that_raises_four_times_in_a_row_lets_its_lease_go(caplog: pytest.LogCaptureFixture) -> None:
-    """A reading that can never go on would keep its lease; one that failed now and then would lose it."""
+    """A reader that can never continue does not keep its lease, and one that fails now and then does."""
     one = Guarded()
     one.held.answers = [OutcomeUnknown("no answer"), False, True]
     assert one.run() == 1001.0
@@ -282,7 +282,7 @@ def test_a_step_that_raises_four_times_in_a_row_lets_its_lease_go(caplog: pytest
 
 @pytest.mark.parametrize("releasing", [True, False])
 def test_a_step_that_raises_while_its_lease_is_to_go_is_not_tried_again(*, releasing: bool) -> None:
-    """A drain would wait ten seconds for a reading that fails, or another worker be robbed of what it took."""
+    """A drain does not wait ten seconds for a failing reader, and a lost lease is left to its new owner."""
     one = Guarded()
     one.work.fails, one.held.releasing, one.held.answers = 1, releasing, [True]
     if not releasing:

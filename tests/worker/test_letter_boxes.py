@@ -1,4 +1,4 @@
-"""Places that letters are kept in: a folder, a bucket and a stream, by their URLs; without a service."""
+"""Dead-letter sinks opened by URL: a folder, a bucket and a stream, without a service."""
 
 import os
 from pathlib import Path
@@ -27,7 +27,6 @@ LETTERS = "leasehold.adapters.consumer.dead_letters"
 
 
 def test_a_dead_letter_is_put_with_its_time_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A letter would say that it was dead-lettered by another group, or long ago."""
     monkeypatch.setattr(f"{LETTERS}.sinks.time", SimpleNamespace(time=lambda: 0.008))
     put, closed = list[object](), list[bool]()
     sink: Any = SimpleNamespace(put=put.append, close=lambda: closed.append(True))
@@ -40,7 +39,7 @@ def test_a_dead_letter_is_put_with_its_time_and_names(monkeypatch: pytest.Monkey
 
 
 def test_a_letter_in_a_folder_is_whole_and_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever loses power would lose the letter, behind whose record the checkpoint is."""
+    """The checkpoint passes the record, so its dead letter must survive a power failure."""
     synced = list[tuple[int, bytes | None]]()
 
     def sync(number: int) -> None:
@@ -61,11 +60,10 @@ def test_a_letter_in_a_folder_is_whole_and_on_disk(tmp_path: Path, monkeypatch: 
 
 
 def test_a_letter_that_cannot_take_its_name_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Each attempt would leave half a letter."""
     (tmp_path / FULL.name).mkdir()
     with pytest.raises(DeadLetterError, match=r"^no letter could be written: "):
         FolderSink(tmp_path).put(FULL)
-    assert [each.name for each in tmp_path.iterdir()] == [FULL.name]
+    assert [path.name for path in tmp_path.iterdir()] == [FULL.name]
     with pytest.raises(DeadLetterError, match=r"^a letter could not be read: "):
         FolderSink(tmp_path).get(FULL.name)
     with pytest.raises(DeadLetterError, match=r"^a letter could not be removed: "):
@@ -73,7 +71,7 @@ def test_a_letter_that_cannot_take_its_name_leaves_nothing_behind(tmp_path: Path
 
 
 def test_a_folder_that_is_gone_is_a_fault_of_letters(tmp_path: Path) -> None:
-    """A replay would end with a traceback, or say that there are no letters."""
+    """A replay reports it without a traceback, instead of finding no dead letters."""
     gone = FolderSink(tmp_path / "gone")
     with pytest.raises(DeadLetterError, match=r"^no letter could be written: "):
         gone.put(FULL)
@@ -85,14 +83,14 @@ def test_a_folder_that_is_gone_is_a_fault_of_letters(tmp_path: Path) -> None:
 
 
 def test_unfinished_letters_are_not_listed(tmp_path: Path) -> None:
-    """A replay would hand over half a letter."""
+    """A replay never processes half a dead letter."""
     (tmp_path / ".half.unfinished").touch()
     (tmp_path / "a.json").touch()
     assert FolderSink(tmp_path).names() == ("a.json",)
 
 
 def test_a_folder_is_made_for_letters_to_be_put_and_not_for_those_to_be_taken(tmp_path: Path) -> None:
-    """A typing error in a replay would find nothing to do, in a new folder."""
+    """A typing error in a replay does not create an empty folder."""
     place = tmp_path / "a" / "b"
     with pytest.raises(DeadLetterError, match=r"^there is no folder "):
         open_dead_letters(f"file://{place}")
@@ -129,7 +127,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
     ],
 )
 def test_letters_lie_right_under_the_prefix(bucket: Bucket, place: str, prefix: str) -> None:
-    """Two groups would read each other's letters, or a replay none."""
+    """A replay finds its own group's dead letters and no other group's."""
     bucket.there = {f"{prefix}deep/x": b"", prefix: b"", f"x{prefix}y/z": b""}
     strange = dict(bucket.there)
     sink = open_dead_letters(f"s3://{place}?region=eu-west-1&endpoint=http://h:1")
@@ -139,8 +137,8 @@ def test_letters_lie_right_under_the_prefix(bucket: Bucket, place: str, prefix: 
     sink.remove(FULL.name)
     assert bucket.there == strange
     dead_letters(f"s3://{place}")(batch(""), ValueError("poison"))
-    (told,) = (dead_letter_from(each) for name, each in bucket.there.items() if name not in strange)
-    assert (told.stream, told.table) == ("", "")
+    (dead_letter,) = (dead_letter_from(each) for name, each in bucket.there.items() if name not in strange)
+    assert (dead_letter.stream, dead_letter.table) == ("", "")
     sink.close()
     with pytest.raises(DeadLetterError, match=r"^the bucket is closed$"):
         sink.names()
@@ -149,7 +147,7 @@ def test_letters_lie_right_under_the_prefix(bucket: Bucket, place: str, prefix: 
 
 
 def test_a_bucket_that_is_not_there_is_said_at_the_start(bucket: Bucket) -> None:
-    """The first record that fails would find it out."""
+    """The start fails, instead of the first record that needs the bucket."""
     bucket.absent = True
     with pytest.raises(DeadLetterError, match=r"^there is no bucket 'b'$"):
         dead_letters("s3://b/p")
@@ -160,7 +158,7 @@ def test_a_bucket_that_is_not_there_is_said_at_the_start(bucket: Bucket) -> None
 
 @define
 class Kinesis:
-    """In place of a client of Kinesis."""
+    """Replaces a Kinesis client."""
 
     made: list[tuple[tuple[str, ...], dict[str, Any]]] = field(factory=list)
     puts: list[dict[str, object]] = field(factory=list)
@@ -178,7 +176,7 @@ class Kinesis:
         if self.code:
             raise ClientError({"Error": {"Code": self.code, "Message": "odd"}}, operation)
 
-    def describe_stream_summary(self, *, StreamName: str) -> None:  # noqa: N803  the SDK's own word
+    def describe_stream_summary(self, *, StreamName: str) -> None:  # noqa: N803  the SDK's spelling
         self.asked.append(StreamName)
         self._answer("DescribeStreamSummary")
 
@@ -193,19 +191,19 @@ class Kinesis:
 
 @pytest.fixture
 def kinesis(monkeypatch: pytest.MonkeyPatch) -> Kinesis:
-    """In place of the service."""
+    """Replace the service."""
     made = Kinesis()
     monkeypatch.setattr("boto3.client", made)
     return made
 
 
 def test_letters_and_their_records_are_put_into_a_stream_under_their_keys(kinesis: Kinesis) -> None:
-    """A record would come back to another shard than the one it came from."""
+    """The dead letter has the record's partition key, so a replayed record goes to the shard it came from."""
     sink = open_stream("kinesis://orders?region=eu-west-1&endpoint=http://h:1")
     plain = evolve(FULL, record=RECORD._replace(partition_key=None, explicit_hash_key=None))
-    for each in (FULL, plain):
-        sink.put(each)
-        sink.put_back(each)
+    for entry in (FULL, plain):
+        sink.put(entry)
+        sink.put_back(entry)
     name = {"StreamName": "orders"}
     assert kinesis.puts == [
         {**name, "Data": FULL.line, "PartitionKey": "k"},
@@ -223,7 +221,7 @@ def test_letters_and_their_records_are_put_into_a_stream_under_their_keys(kinesi
 
 
 def test_a_stream_that_takes_nothing_is_a_fault_of_letters(kinesis: Kinesis) -> None:
-    """The handler's shard would go on behind a record that lies nowhere."""
+    """The handler's shard does not pass a record whose dead letter was not stored."""
     letters = dead_letters("kinesis://orders")
     kinesis.code = "ProvisionedThroughputExceededException"
     with pytest.raises(DeadLetterError, match=r"^Kinesis asks to slow down on stream 'orders': Prov"):
@@ -231,7 +229,7 @@ def test_a_stream_that_takes_nothing_is_a_fault_of_letters(kinesis: Kinesis) -> 
 
 
 def test_a_stream_that_is_not_there_is_said_and_one_that_may_not_be_asked_about_is_taken(kinesis: Kinesis) -> None:
-    """The first record that fails would find it out; or rights to write would not be enough."""
+    """The check does not wait for the first failing record, and needs no more rights than writing."""
     kinesis.code = "ResourceNotFoundException"
     with pytest.raises(DeadLetterError, match=r"^there is no stream 'orders'$"):
         dead_letters("kinesis://orders")
@@ -244,14 +242,13 @@ def test_a_stream_that_is_not_there_is_said_and_one_that_may_not_be_asked_about_
 
 @pytest.mark.parametrize("name", ["", "a,b", "a/b"])
 def test_a_stream_of_letters_has_one_name(kinesis: Kinesis, name: str) -> None:
-    """A name that no stream has would be asked for."""
     with pytest.raises(ValueError, match=r"^letters URL: kinesis:// wants the name of one stream$"):
         open_stream(f"kinesis://{name}")
     assert kinesis.made == []
 
 
 def test_a_box_that_cannot_be_opened_is_said_with_the_word_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user would not know which of the URLs is wrong."""
+    """The error says which of the URLs is wrong."""
     with pytest.raises(ValueError, match=r"^letters URL: letters in a stream want --store"):
         open_dead_letters("kinesis://orders?endpoint=http://h:1")
     with pytest.raises(ValueError, match=r"^stream URL: records can be put back into kinesis://STREAM$"):

@@ -1,4 +1,4 @@
-"""What becomes of each letter of a replay, by what its handler answers."""
+"""What happens to each dead letter in a replay, by what its handler returns or raises."""
 
 import asyncio
 from asyncio import CancelledError
@@ -18,7 +18,7 @@ from leasehold.balancer.model import Position
 
 @define
 class Folder:
-    """Letters by name, and what was done with them in order."""
+    """Dead letters by name, and what was done with them in order."""
 
     there: dict[str, bytes | None] = field(factory=dict)
     did: list[str] = field(factory=list)
@@ -40,7 +40,7 @@ class Folder:
         """Nothing to close."""
 
     def deliver(self, one: DeadLetterEntry) -> Exception | None:
-        """Note it, and fail where the test says so."""
+        """Note the dead letter, and fail where the test says so."""
         self.did.append(f"deliver {one.name}")
         return self.failing.get(one.name)
 
@@ -49,9 +49,9 @@ class Folder:
 
 
 def test_each_letter_is_handed_over_in_order_and_removed_when_it_is_done() -> None:
-    """A letter would be lost with a crash of its handler; or records of one key overtake each other."""
+    """A crash of the handler loses no dead letter, and records of one key stay in order."""
     first, second, third, gone = (letter(number) for number in (7, 20, 100, 30))
-    lines: dict[str, bytes | None] = {each.name: each.line for each in (third, first, second)}
+    lines: dict[str, bytes | None] = {entry.name: entry.line for entry in (third, first, second)}
     folder = Folder({"z.txt": b"", **lines, gone.name: None, "a.txt": b"", "1-0-x-y.json": b"{", "2-0-x-y.json": b"["})
     folder.failing = {second.name: ValueError("again")}
     assert replay(folder, folder.deliver, folder.tell) == ReplayVerdict(done=2, failed=1, strange=4)
@@ -70,13 +70,13 @@ def test_each_letter_is_handed_over_in_order_and_removed_when_it_is_done() -> No
 
 
 def delivered(handler: Callable[[Delivery], Any]) -> Exception | None:
-    """The fault of this handler."""
+    """Return the fault of this handler."""
     with HandlerCalls(handler) as calls:
         return calls.deliver(FULL)
 
 
 def test_a_handler_is_given_the_record_as_a_batch_that_nobody_can_lose() -> None:
-    """A handler that checkpoints, or asks for its shard, would fail each letter."""
+    """A handler may checkpoint or ask for its shard during a replay."""
     got = list[Delivery]()
     assert delivered(got.append) is None
     (batch,) = got
@@ -93,7 +93,7 @@ def test_a_handler_is_given_the_record_as_a_batch_that_nobody_can_lose() -> None
 
 
 def test_an_answer_or_exception_of_a_handler_is_its_fault() -> None:
-    """A letter that failed again would be removed, or end the replay."""
+    """A dead letter that failed again is not removed, and does not end the replay."""
     error = OSError("disk")
 
     def raises(fault: BaseException) -> Callable[[Delivery], None]:
@@ -120,7 +120,7 @@ def test_an_answer_or_exception_of_a_handler_is_its_fault() -> None:
 
 
 def test_all_letters_are_awaited_on_one_event_loop_until_the_replay_ends() -> None:
-    """A client that a handler keeps would belong to a loop that is gone."""
+    """A client that a handler keeps between calls stays usable."""
     loops = list[asyncio.AbstractEventLoop]()
 
     async def handle(_batch: Delivery) -> None:
@@ -134,7 +134,7 @@ def test_all_letters_are_awaited_on_one_event_loop_until_the_replay_ends() -> No
 
 
 def test_the_lease_of_a_letter_is_named_and_nobodys() -> None:
-    """A handler that asks whether it may go on would be told that its lease is lost."""
+    """A handler that checks whether its lease is lost can go on."""
     holding = DeadLetterHolding.of(dead_letter_from(FULL.line))
     assert (holding.key, holding.lease.shard, holding.lease.stream, holding.worker) == ("l-0", "s-0", "orders", "w-1")
     assert holding.checkpoint(Position("7")) is True

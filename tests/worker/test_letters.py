@@ -1,4 +1,4 @@
-"""Dead letters: what they say, that none is lost or doubled, and that a replay removes those alone that are done."""
+"""Dead letters: their content, that none is lost or duplicated, and that a replay removes only those that are done."""
 
 import errno
 import json
@@ -58,11 +58,11 @@ LETTERS = st.builds(
 )
 
 
-# A replayed offset is sent back to the service, whose text may end with white space.
+# A replayed offset is sent back to the service, and may end with white space.
 @example(DeadLetterEntry("", "", "s-0", "s-0", Record(b"", "7", token="8 "), "E", "", 1, "w", 0))  # noqa: S106  an offset
 @given(LETTERS)
 def test_a_letter_is_one_line_that_says_all_of_itself(letter: DeadLetterEntry) -> None:
-    """Without it what is replayed would not be what had failed."""
+    """What is replayed is exactly what failed."""
     assert letter.line.count(b"\n") == 1
     assert dead_letter_from(letter.line) == letter
     assert len(letter.name) < 255
@@ -70,12 +70,12 @@ def test_a_letter_is_one_line_that_says_all_of_itself(letter: DeadLetterEntry) -
 
 
 def url(folder: Path) -> str:
-    """The folder as a place of letters."""
+    """Return the URL of the folder."""
     return f"file://{folder}"
 
 
 def poison(*numbers: int) -> tuple[ReaderHarness, list[bytes]]:
-    """A worker whose handler cannot handle these records, and what it handles."""
+    """Return a worker whose handler cannot handle these records, and a list of what it handles."""
     handled: list[bytes] = []
 
     def handle(delivery: Delivery) -> None:
@@ -87,14 +87,14 @@ def poison(*numbers: int) -> tuple[ReaderHarness, list[bytes]]:
 
 
 def test_a_record_that_fails_becomes_a_letter_that_says_where_it_came_from_and_why(tmp_path: Path) -> None:
-    """Without it nobody could find the record, mend its cause, or hand it over again."""
+    """An operator can find the record, fix the cause, and replay it."""
     harness, handled = poison(4)
     dead_letter = dead_letters(url(tmp_path / "letters"), stream="orders", table="memory://orders-app")
     harness.steps(harness.reading(attempts=2, dead_letter=dead_letter), 12)
     (file,) = (tmp_path / "letters").iterdir()
-    told = json.loads(file.read_text())
-    assert isinstance(told.pop("time_ms"), int)
-    assert told == {
+    fields = json.loads(file.read_text())
+    assert isinstance(fields.pop("time_ms"), int)
+    assert fields == {
         "table": "memory://orders-app",
         "source": "",
         "stream": "orders",
@@ -118,7 +118,7 @@ def test_a_record_that_fails_becomes_a_letter_that_says_where_it_came_from_and_w
 
 
 def test_a_letter_that_cannot_be_written_stops_the_shard(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Without it a full disk would lose the record."""
+    """A full disk loses no record."""
     harness, _ = poison(0)
     dead_letter = dead_letters(url(tmp_path / "letters"))
     (tmp_path / "letters").rmdir()
@@ -129,7 +129,7 @@ def test_a_letter_that_cannot_be_written_stops_the_shard(tmp_path: Path, caplog:
 
 
 def test_a_record_that_is_buried_twice_has_one_letter_and_each_group_its_own(tmp_path: Path) -> None:
-    """Without it a crash before the checkpoint would double letters, or one group's would stand for another's."""
+    """A crash before the checkpoint does not duplicate a dead letter, and groups do not replace each other's."""
     for table in ("one", "one", "two"):
         harness, _ = poison(4)
         dead_letter = dead_letters(url(tmp_path), table=table)
@@ -138,15 +138,15 @@ def test_a_record_that_is_buried_twice_has_one_letter_and_each_group_its_own(tmp
 
 
 def filled(folder: Path, *letters: DeadLetterEntry) -> Path:
-    """A folder with these letters."""
+    """Return a folder with these dead letters."""
     folder.mkdir()
-    for each in letters:
-        (folder / each.name).write_bytes(each.line)
+    for entry in letters:
+        (folder / entry.name).write_bytes(entry.line)
     return folder
 
 
 def test_a_replay_that_is_killed_half_way_does_the_rest_the_next_time(tmp_path: Path) -> None:
-    """Without it the letter at work would be lost, or those that are done would come again."""
+    """The dead letter at work is not lost, and those that are done do not come again."""
     folder = filled(tmp_path / "box", letter("1"), letter("2"), letter("3"))
     got: list[bytes] = []
 
@@ -165,13 +165,12 @@ def test_a_replay_that_is_killed_half_way_does_the_rest_the_next_time(tmp_path: 
 
 
 def test_a_file_that_is_no_letter_stays_and_is_said(tmp_path: Path) -> None:
-    """Without it a damaged letter would be passed over in silence."""
     folder = filled(tmp_path / "box", letter("1"))
     (folder / "notes.txt").write_text("mine")
     (folder / letter("2").name).write_text("{")
     (folder / ".half.unfinished").write_text("")
     done = CliRunner().invoke(app, ["replay", url(folder), "--handler", "gc:unfreeze"])
-    assert done.exit_code == 2  # it takes no batch
+    assert done.exit_code == 2  # it does not accept a batch
     done = CliRunner().invoke(app, ["replay", url(folder), "--handler", f"{__name__}:taken", "--json"])
     assert (done.exit_code, json.loads(done.stdout)) == (1, {"done": 1, "failed": 0, "strange": 2})
     assert "notes.txt stays: it is named as no letter is" in done.stderr
@@ -183,13 +182,13 @@ def taken(_delivery: Delivery) -> None:
 
 
 def test_a_replay_says_what_became_of_the_letters(tmp_path: Path) -> None:
-    """Without it nobody would know whether anything is left."""
+    """The report shows whether anything is left."""
     folder = filled(tmp_path / "box", letter("1"))
     done = CliRunner().invoke(app, ["replay", url(folder), "--handler", f"{__name__}:taken"])
     assert (done.exit_code, done.stdout) == (0, "1 letter: 1 handed over and removed, 0 failed again and stay\n")
 
 
-SECRET = "hunter2"  # noqa: S105  it opens nothing
+SECRET = "hunter2"  # noqa: S105  a made-up password
 TAKEN, STORE = ("--handler", "json:dumps"), ("--store", "memory://x")
 
 
@@ -211,7 +210,7 @@ TAKEN, STORE = ("--handler", "json:dumps"), ("--store", "memory://x")
     ],
 )
 def test_bad_usage_of_replay_is_one_sentence(arguments: list[str], status: int, says: str) -> None:
-    """Without it a typing error would print a stack, or a secret."""
+    """The error shows neither a stack nor a secret."""
     done = CliRunner().invoke(app, ["replay", *arguments])
     assert (done.exit_code, done.stdout) == (status, "")
     assert says in done.stderr
@@ -244,37 +243,37 @@ ALIKE = st.builds(
     time_ms=st.integers(0, 9),
     source=st.sampled_from(["kinesis://orders?region=eu-west-1", "kinesis://orders?region=us-east-1"]),
 )
-"""Letters of several groups, streams and shards whose ids and numbers are mostly the same."""
+"""Dead letters of several groups, streams and shards whose ids and numbers are mostly the same."""
 
 
 def of_record(letter: DeadLetterEntry) -> DeadLetterEntry:
-    """All that two burials of one record say alike."""
+    """Return what two dead letters of one record have in common."""
     return evolve(letter, error="", text="", attempts=0, worker="", time_ms=0)
 
 
 def lying_in_a_folder(letters: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
-    """Those that a folder has once all of them were dead-lettered there."""
+    """Return the dead letters in a folder after all were written there."""
     with TemporaryDirectory() as folder:
         return lying(FolderSink(Path(folder)), letters)
 
 
 def lying_in_a_folder_without_links(letters: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
-    """The same, where the file system has no hard links."""
+    """Return the same for a file system without hard links."""
     refused = OSError(errno.EPERM, "no links")
     with TemporaryDirectory() as folder, patch.object(Path, "hardlink_to", side_effect=refused):
         return lying(FolderSink(Path(folder)), letters)
 
 
 def lying_in_a_bucket(letters: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
-    """Those that a bucket has."""
+    """Return the dead letters in a bucket."""
     bucket: Any = Bucket()
     return lying(ObjectSink(bucket, "dead/"), letters)
 
 
 def lying(sink: FolderSink | ObjectSink, letters: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
-    """Bury all, each a second time by another worker, and read what is there."""
-    for each in (*letters, *(evolve(each, worker="w-3", attempts=11, text="again") for each in letters)):
-        sink.put(each)
+    """Write all, each a second time by another worker, and return what is there."""
+    for entry in (*letters, *(evolve(entry, worker="w-3", attempts=11, text="again") for entry in letters)):
+        sink.put(entry)
     assert all(place_of(name) for name in sink.names())
     return [dead_letter_from(sink.get(name) or b"") for name in sink.names()]
 
@@ -284,9 +283,9 @@ def lying(sink: FolderSink | ObjectSink, letters: list[DeadLetterEntry]) -> list
 def test_every_distinct_letter_is_there_once_however_many_workers_lay_it_into_the_box(
     found: Callable[[list[DeadLetterEntry]], list[DeadLetterEntry]], letters: list[DeadLetterEntry]
 ) -> None:
-    """A group's letter would replace another's: the record would be nowhere, behind its checkpoint."""
-    there = [of_record(each) for each in found(letters)]
-    assert sorted(there, key=repr) == sorted({of_record(each) for each in letters}, key=repr)
+    """No group's dead letter replaces another's."""
+    there = [of_record(entry) for entry in found(letters)]
+    assert sorted(there, key=repr) == sorted({of_record(entry) for entry in letters}, key=repr)
 
 
 @pytest.mark.parametrize(
@@ -303,15 +302,15 @@ def test_every_distinct_letter_is_there_once_however_many_workers_lay_it_into_th
 def test_groups_that_differ_by_an_option_of_their_urls_have_letters_of_their_own(
     one: tuple[str, str], other: tuple[str, str], tmp_path: Path
 ) -> None:
-    """The letters of one group would count as those of the other, and be removed with them."""
+    """A replay of one group leaves the dead letters of the other alone."""
     for source, store in (one, one, other):
         dead_letter_of(url(tmp_path), source, store)(delivery(), ValueError("poison"))
-    found = [dead_letter_from(file.read_bytes()) for file in tmp_path.iterdir()]
-    assert sorted((each.source, each.table) for each in found) == sorted([one, other])
+    written = [dead_letter_from(file.read_bytes()) for file in tmp_path.iterdir()]
+    assert sorted((entry.source, entry.table) for entry in written) == sorted([one, other])
 
 
 def test_options_that_say_no_place_make_no_other_letter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker started with another consumer would dead-letter a record of the same group a second time."""
+    """A worker started with another consumer does not dead-letter a record of the same group again."""
     monkeypatch.chdir(tmp_path)
     for source, store in (
         ("kinesis://o?region=eu-west-1&endpoint=http://a:1&poll_seconds=1", "sqlite://leases.db"),
@@ -319,30 +318,30 @@ def test_options_that_say_no_place_make_no_other_letter(tmp_path: Path, monkeypa
     ):
         dead_letter_of("file://dead", source, store)(delivery(), ValueError("poison"))
     (file,) = (tmp_path / "dead").iterdir()
-    told = dead_letter_from(file.read_bytes())
-    assert told.source == "kinesis://o?region=eu-west-1&endpoint=http://a:1"
-    assert told.table == f"sqlite://{tmp_path}/leases.db"
+    written = dead_letter_from(file.read_bytes())
+    assert written.source == "kinesis://o?region=eu-west-1&endpoint=http://a:1"
+    assert written.table == f"sqlite://{tmp_path}/leases.db"
 
 
 def delivery() -> Delivery:
-    """A batch of one record."""
+    """Return a batch of one record."""
     record = letter("7").record
     return Delivery((record,), record.position, None, DeadLetterHolding.of(letter("7")), None, 3)
 
 
 def test_a_letter_of_an_earlier_version_is_handed_over(tmp_path: Path) -> None:
-    """Those that lie there at an upgrade would be called no letters."""
-    told = json.loads(letter("7").line)
-    del told["source"]
+    """Dead letters written before an upgrade can still be replayed."""
+    fields = json.loads(letter("7").line)
+    del fields["source"]
     name = "7-0-s-0-0123456789ab.json"
-    (tmp_path / name).write_text(json.dumps(told) + "\n")
+    (tmp_path / name).write_text(json.dumps(fields) + "\n")
     got = list[DeadLetterEntry]()
     assert replay(FolderSink(tmp_path), got.append, lambda *_: None) == ReplayVerdict(done=1)
     assert (got, list(tmp_path.iterdir())) == ([letter("7")], [])
 
 
 def test_a_replay_goes_on_behind_letters_that_cannot_be_read(tmp_path: Path) -> None:
-    """One damaged file would keep all letters behind it from ever being handed over."""
+    """One damaged file does not keep the dead letters after it from being replayed."""
     sink = FolderSink(tmp_path)
     for number in ("1", "3", "5"):
         sink.put(letter(number))

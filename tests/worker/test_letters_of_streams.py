@@ -1,4 +1,4 @@
-"""What becomes of each letter of a stream, and where its replay ends; without a stream or a worker's threads."""
+"""What happens to each dead letter in a stream, and where its replay ends, without a stream or a worker's threads."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ STREAM_REPLAY = "leasehold.adapters.consumer.dead_letters.replaying"
 
 @define
 class Stream:
-    """In place of a worker's run over a stream of letters: its batches are handed over by the test."""
+    """Replaces a worker's run over a stream of dead letters: the test dispatches its batches."""
 
     runs: Callable[["Stream"], bool] = lambda _stream: True
     put: list[DeadLetterEntry] = field(factory=list)
@@ -46,15 +46,15 @@ class Stream:
     behind: list[Position] = field(factory=list)
 
     def deliver(self, one: DeadLetterEntry) -> Exception | None:
-        """Take it, with the next fault; raise it where it says that none can be handed over."""
+        """Take it and return the next fault, or raise that fault if it is a DeadLetterError."""
         self.delivered.append(one)
         fault = self.faults.pop(0) if self.faults else None
         if isinstance(fault, DeadLetterError):
             raise fault
         return fault
 
-    def sink(self) -> Any:  # noqa: ANN401  a box
-        """Takes letters, unless it is closed."""
+    def sink(self) -> Any:  # noqa: ANN401  a sink
+        """Return a sink that takes dead letters, unless the stream is closed."""
 
         def put(one: DeadLetterEntry) -> None:
             if self.closed:
@@ -64,8 +64,8 @@ class Stream:
         return SimpleNamespace(put=put)
 
     def hand_over(self, *lines: bytes) -> None:
-        """A batch with these texts, from 1000 on."""
-        rows = tuple(Record(line, str(1000 + at)) for at, line in enumerate(lines))
+        """Dispatch a batch with these texts, with numbers from 1000."""
+        rows = tuple(Record(line, str(1000 + index)) for index, line in enumerate(lines))
 
         def checkpoint(position: Position) -> bool:
             self.behind.append(position)
@@ -96,13 +96,11 @@ class Stream:
         monkeypatch.setattr(f"{STREAM_REPLAY}.run_until", run_until)
         monkeypatch.setattr(f"{STREAM_REPLAY}.is_read", is_read)
         monkeypatch.setattr(f"{STREAM_REPLAY}.time", SimpleNamespace(time=lambda: now))
-        tell = lambda name, why: self.told.append(f"{name}: {why}")  # noqa: E731  it is one line of a log
+        tell = lambda name, why: self.told.append(f"{name}: {why}")  # noqa: E731  a one-line log function
         return replay_stream(self.worker, self.sink(), self.deliver, tell, look_seconds=0.5)
 
 
 def test_letters_of_a_stream_are_counted_by_what_became_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A letter that failed again would be lost, or the user be told of another one."""
-
     def runs(stream: Stream) -> bool:
         stream.hand_over(letter(1).line, letter(2).line, b"mine")
         stream.hand_over(letter(3).line, letter(4).line, b"{}")
@@ -112,19 +110,19 @@ def test_letters_of_a_stream_are_counted_by_what_became_of_them(monkeypatch: pyt
     assert stream.replay(monkeypatch) == ReplayVerdict(done=2, failed=2, strange=2)
     assert stream.delivered == [letter(number) for number in (1, 2, 3, 4)]
     again = [evolve(letter(2), error="ValueError", text="again"), evolve(letter(4), error="OSError", text="too")]
-    assert stream.put == [evolve(each, alone=1, worker="r-1", time_ms=9008) for each in again]
+    assert stream.put == [evolve(entry, alone=1, worker="r-1", time_ms=9008) for entry in again]
     assert stream.told == [
         "the letter at 1001: ValueError: again",
         "the letter at 1002: it is no letter: it is not JSON",
         "the letter at 1001: OSError: too",
         "the letter at 1002: it is no letter: data: it is missing",
     ]
-    assert stream.behind == [Position(str(1000 + at)) for at in (0, 1, 2, 0, 1, 2)]
+    assert stream.behind == [Position(str(1000 + index)) for index in (0, 1, 2, 0, 1, 2)]
     assert stream.seconds == [0.5]
 
 
 def test_a_letter_whose_lease_is_lost_is_counted_by_the_present_owner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two replays side by side would count it twice, and hand over what follows twice."""
+    """Of two concurrent replays, only the present owner of the lease counts it and continues."""
 
     def runs(stream: Stream) -> bool:
         stream.hand_over(letter(1).line)
@@ -138,7 +136,7 @@ def test_a_letter_whose_lease_is_lost_is_counted_by_the_present_owner(monkeypatc
 
 
 def test_a_letter_that_cannot_be_kept_ends_the_replay_in_good_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would be gone, or the worker's leases stay held."""
+    """The dead letter is not lost, and the worker's leases are released."""
 
     def runs(stream: Stream) -> bool:
         with pytest.raises(SystemExit) as end:
@@ -156,7 +154,7 @@ def test_a_letter_that_cannot_be_kept_ends_the_replay_in_good_order(monkeypatch:
 
 
 def test_an_end_that_a_handler_or_a_signal_asks_for_is_no_end_of_the_letters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is told that all is replayed would remove the stream."""
+    """The stream is reported as replayed only if it is, because a user may then delete it."""
 
     def ends(_stream: Stream) -> bool:
         raise SystemExit(3)
@@ -168,8 +166,8 @@ def test_an_end_that_a_handler_or_a_signal_asks_for_is_no_end_of_the_letters(mon
         Stream(lambda _stream: False).replay(monkeypatch)
 
 
-def told(**more: Any) -> Lease:  # noqa: ANN401  the fields of a reach
-    """A row whose owner told this at 9 s."""
+def told(**more: Any) -> Lease:  # noqa: ANN401  the fields of Progress
+    """Return a row with this annotation, written by its owner at 9 s."""
     reach = Progress(**{"at": 9.0, "owner": "r-2", "end": True, "read": 9.0, **more})
     return Lease("p", owner="r-2", notes=((NOTE, reach.note),))
 
@@ -191,7 +189,7 @@ def told(**more: Any) -> Lease:  # noqa: ANN401  the fields of a reach
 def test_a_shard_is_over_when_its_owner_has_told_so_since_the_replay_began(
     row: Lease, over: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replay would end by what an earlier one has told, or never."""
+    """A replay does not end because of what an earlier one has written."""
     stream = Stream(lambda stream: stream.looks[0]())
     stream.replay(monkeypatch, now=9.0)
     (finished,) = stream.finished
@@ -200,7 +198,7 @@ def test_a_shard_is_over_when_its_owner_has_told_so_since_the_replay_began(
 
 @pytest.mark.parametrize("read", [None, 0.5])
 def test_a_shard_that_was_never_read_is_not_over(read: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replay of a moment ago would end before it has read anything."""
+    """A replay that has just begun does not end before it has read anything."""
     stream = Stream(lambda stream: stream.looks[0]())
     stream.replay(monkeypatch, now=0.75)
     assert stream.finished[0](told(read=read)) is False
@@ -208,7 +206,7 @@ def test_a_shard_that_was_never_read_is_not_over(read: float | None, monkeypatch
 
 @define
 class Script:
-    """A source and its reader that answer as told."""
+    """A source and its reader that respond as told."""
 
     answers: list[Batch]
     opened: list[tuple[Lease, Position]] = field(factory=list)
@@ -227,20 +225,20 @@ class Script:
 
 
 def rows(*workers: str) -> tuple[Record, ...]:
-    """Letters that these workers put there; "" is no letter."""
+    """Return rows with dead letters written by these workers; "" is not a dead letter."""
     lines = (evolve(FULL, worker=name).line if name else b"mine" for name in workers)
-    return tuple(Record(line, str(1 + at)) for at, line in enumerate(lines))
+    return tuple(Record(line, str(1 + index)) for index, line in enumerate(lines))
 
 
 def reader(*answers: Batch) -> tuple[DeadLetterReader, Script]:
-    """A reader of r-1's replay."""
+    """Return a reader for the replay of r-1."""
     script = Script(list(answers))
     source: Any = script
     return DeadLetterSource(source, "r-1").open(Lease("p"), TRIM_HORIZON), script
 
 
 def test_reading_ends_in_front_of_the_first_letter_that_this_replay_put_back() -> None:
-    """A letter that fails would be handed over for ever."""
+    """A dead letter that keeps failing is not replayed forever."""
     records = rows("w-1", "", "w-2", "r-1", "w-1", "r-1")
     ours, script = reader(Batch(records, Position("9"), 4.0, 0.2, ended=True, in_columns=tuple))
     assert script.opened == [(Lease("p"), TRIM_HORIZON)]
@@ -253,7 +251,7 @@ def test_reading_ends_in_front_of_the_first_letter_that_this_replay_put_back() -
 
 
 def test_a_reading_that_begins_with_our_own_letter_brings_nothing() -> None:
-    """The checkpoint would move behind it."""
+    """The checkpoint does not move past it."""
     ours, _ = reader(Batch(rows("r-1", "w-1"), None, 4.0, 0.2))
     batch = ours.read()
     assert (batch.records, batch.read_to, batch.behind_seconds) == ((), None, 0.0)
@@ -261,7 +259,7 @@ def test_a_reading_that_begins_with_our_own_letter_brings_nothing() -> None:
 
 @pytest.mark.parametrize(("behind", "says"), [(0.0, UNKNOWN_SECONDS), (None, UNKNOWN_SECONDS), (4.0, 4.0)])
 def test_a_reading_with_letters_does_not_show_that_nothing_is_left(behind: float | None, says: float) -> None:
-    """A replay would end before the letters that arrived behind them."""
+    """Dead letters that arrived after them are still replayed."""
     batch, empty = Batch(rows("w-1", "w-2"), None, behind, 0.2, ended=True), Batch((), Position("9"), behind, 0.2)
     ours, _ = reader(batch, empty)
     assert ours.read() == evolve(batch, behind_seconds=says)

@@ -1,4 +1,4 @@
-"""What a worker does as lookout or reader, seen in the table: bulletins, renewals, and what it takes up as its own."""
+"""What a worker does as lookout or reader, as seen in the table: bulletins, renewals, and the leases it takes up."""
 
 from collections import Counter
 
@@ -23,7 +23,7 @@ CONFIG = Config(initial_position=TRIM_HORIZON)
 
 
 def fleet(store: FaultyStore, clock: Clock, *names: str, shards: int = 6) -> list[Driven]:
-    """Workers at rest under the default cadence; the lookout first, then the others by rank."""
+    """Workers at rest with the default cadence: the lookout first, then the others by rank."""
     source = ListSource(even_shards(tuple(f"s-{number}" for number in range(shards))))
     members = [member(store, source, clock, name, f"p-{name}", CONFIG) for name in names]
     together(members, 60.0)
@@ -32,14 +32,14 @@ def fleet(store: FaultyStore, clock: Clock, *names: str, shards: int = 6) -> lis
 
 
 def board(store: FaultyStore, lookout: Driven) -> Lease:
-    """The row that the others read."""
+    """Return the row that the other workers read."""
     row = bulletin_row(store.list().leases, lookout.worker.me)
     assert row is not None
     return row
 
 
 def test_the_other_workers_read_one_row_and_may_read_it_stale() -> None:
-    """C4, C7: sixty workers would read the table sixty times, or pay twice for each reading of the row."""
+    """Sixty workers do not read the table sixty times, and pay half price for their reads of the row (C4, C7)."""
     clock = Clock()
     store = FaultyStore()
     lookout, *readers = fleet(store, clock, *(f"w-{number}" for number in range(6)), shards=12)
@@ -50,7 +50,7 @@ def test_the_other_workers_read_one_row_and_may_read_it_stale() -> None:
 
 
 def test_the_bulletins_row_is_renewed_every_beat_and_the_others_seldom() -> None:
-    """C2, C4: too seldom, and others stand in; too often, and the table is written for nothing."""
+    """Too seldom, and others stand in for the lookout; too often, and writes are wasted (C2, C4)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
@@ -64,7 +64,7 @@ def test_the_bulletins_row_is_renewed_every_beat_and_the_others_seldom() -> None
 
 
 def test_a_bulletin_travels_where_checkpoints_do_the_renewing() -> None:
-    """C4: whoever reads another row than the last would see it live and never hear of anything."""
+    """A worker that reads any row of the lookout gets its news, also if checkpoints renew that row (C4)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
@@ -78,7 +78,7 @@ def test_a_bulletin_travels_where_checkpoints_do_the_renewing() -> None:
 
 
 def test_a_checkpoint_is_a_renewal() -> None:
-    """C2: a lease that is checkpointed every 5 s would be written twice as often as need be."""
+    """A lease that is checkpointed every 5 s is not written twice as often as necessary (C2)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
@@ -92,7 +92,7 @@ def test_a_checkpoint_is_a_renewal() -> None:
 
 
 def test_a_finding_of_the_lookout_is_written_at_once() -> None:
-    """C6: what it freed would wait for the next beat before anybody came for it."""
+    """Leases freed by the lookout do not wait for the next beat until another worker takes them (C6)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
@@ -106,22 +106,22 @@ def test_a_finding_of_the_lookout_is_written_at_once() -> None:
 
 
 def test_a_listing_that_has_ended_does_not_go_on() -> None:
-    """C8: nobody would stand in for a lookout that listed once and stands still since."""
+    """Others stand in for a lookout that has stopped after one listing (C8)."""
     clock, store = Clock(), FaultyStore()
     lookout, _ = fleet(store, clock, "a-1", "b-1")
     worker = lookout.worker
     worker.hurry()
     worker.turn(clock.now)
-    worker._look = evolve(worker._look, notes=(("bulletin", "8 2 1"), (CALL, "8 2 s-0")))  # noqa: SLF001  as of a look
+    worker._look = evolve(worker._look, notes=(("bulletin", "8 2 1"), (CALL, "8 2 s-0")))  # noqa: SLF001  after a look
     clock.now += 3.5
     store.asked.clear()
     worker.renew(clock.now)
     notes = [dict(write.notes) for write in store.asked if isinstance(write, RenewLease)]
-    assert {each[CALL] for each in notes if CALL in each} == {"8 2 s-0"}
+    assert {note[CALL] for note in notes if CALL in note} == {"8 2 s-0"}
 
 
 def test_a_thief_that_asked_nobody_is_noticed_by_the_next_listing() -> None:
-    """C9: until its next renewal, up to 5.3 s, a robbed worker would handle records beside the thief."""
+    """The former owner does not wait for its next renewal, up to 5.3 s later, to stop processing (C9)."""
     clock = Clock()
     store = FaultyStore()
     lookout, _ = fleet(store, clock, "a-1", "b-1")
@@ -133,23 +133,23 @@ def test_a_thief_that_asked_nobody_is_noticed_by_the_next_listing() -> None:
 
 
 def test_only_what_was_just_read_is_taken_up_as_ours() -> None:
-    """C10: a lease given away since the last listing would be claimed back on the word of that listing."""
+    """A lease given away since the last listing is not claimed back because of that listing (C10)."""
     clock = Clock()
     store = FaultyStore()
     _, reader = fleet(store, clock, "a-1", "b-1")
-    kept = list(reader.held)
-    given = reader.worker.holdings[0]
-    store.write(ClaimLease(store.row(given.key), "java"))
-    given.renew()  # refused: it is java's now
+    keys = list(reader.held)
+    holding = reader.worker.holdings[0]
+    store.write(ClaimLease(store.row(holding.key), "java"))
+    holding.renew()  # rejected, because java owns it now
     store.writes.clear()
     reader.worker.turn(reader.turn_due)
-    assert given.key not in store.writes
-    assert reader.held == kept[1:]
-    assert store.row(given.key).owner == "java"
+    assert holding.key not in store.writes
+    assert reader.held == keys[1:]
+    assert store.row(holding.key).owner == "java"
 
 
 def test_no_action_touches_a_lease_that_was_not_just_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C7: others have moved on since a reader's last listing, and its plan of then would undo theirs."""
+    """Others have changed leases since a reader's last listing, and its old plan must not undo that (C7)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
@@ -162,7 +162,7 @@ def test_no_action_touches_a_lease_that_was_not_just_read(monkeypatch: pytest.Mo
 
 
 def test_a_gift_is_taken_up_without_a_listing() -> None:
-    """H3: an heir that accepts only at its next listing leaves the lease unread, and the giver takes it back."""
+    """The next owner accepts a gift before its next listing, so that the giver does not take it back (H3)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
@@ -178,7 +178,7 @@ def test_a_gift_is_taken_up_without_a_listing() -> None:
 
 
 def test_a_gift_taken_back_is_looked_at_again() -> None:
-    """C7: its owner believes that it has nothing to spare, and would not see that it is asked for once more."""
+    """Its owner believes that it has no lease to spare, and must see that it is asked for one again (C7)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
@@ -193,7 +193,7 @@ def test_a_gift_taken_back_is_looked_at_again() -> None:
 
 
 def test_where_notes_are_no_small_matter_everybody_lists() -> None:
-    """C14: a bulletin would look like a renewal; nobody may believe in one, nor write one."""
+    """Where an annotation looks like a renewal, bulletins are neither written nor read (C14)."""
     clock, store = Clock(), FaultyStore(Capabilities(free_notes=False))
     worker = member(store, ListSource(four_shards()), clock, config=CONFIG)
     worker.run(60.0)
@@ -202,9 +202,9 @@ def test_where_notes_are_no_small_matter_everybody_lists() -> None:
 
 
 def test_news_is_told_on_the_row_that_readers_know() -> None:
-    """A lookout that has just claimed its last row in shed order would tell that row alone, which nobody reads yet."""
-    store, said = FaultyStore(), note_of(Bulletin(3, 1))
-    for key, notes in (("s-1", said), ("s-5", said), ("s-3", ())):  # in shed order
+    """A lookout that has just claimed its last row in shed order also writes to the row that others read now."""
+    store, bulletin = FaultyStore(), note_of(Bulletin(3, 1))
+    for key, notes in (("s-1", bulletin), ("s-5", bulletin), ("s-3", ())):  # in shed order
         store.write(CreateLease(Lease(key)))
         store.write(ClaimLease(store.row(key), "ann", notes))
 

@@ -1,4 +1,4 @@
-"""One bound for the batches of all shards: who waits, who is let in, what is forgotten, and that all of it goes on."""
+"""One memory bound for the batches of all shards: who waits, who is admitted, and which batches are forgotten."""
 
 import heapq
 from random import Random
@@ -23,20 +23,20 @@ MOST = 5 * LEAST_BYTES
 
 
 def share_of(budget: MemoryBudget, key: str, size: int) -> MemoryShare:
-    """A reading that asks for so much."""
+    """Return the share of a reader that asks for this much."""
     share = budget.share(key)
     share.expected_bytes = size
     return share
 
 
 def batch(size: int) -> Batch:
-    """What takes so many bytes."""
+    """Return an object of this many bytes."""
     return Batch((), None, None, 0.0, size=size)
 
 
 @define
 class LeaseReaders:
-    """Some that ask, bring what they asked for or less, wait for another attempt, and finish."""
+    """Readers that ask, get what they asked for or less, wait for another attempt, and finish."""
 
     draw: Random
     woken: set[str] = field(factory=set)
@@ -55,11 +55,11 @@ class LeaseReaders:
             self.asking.append(share)
 
     def ask_again(self, _number: int) -> None:
-        """One that has waited asks; if it was let in meanwhile, it was told."""
+        """Ask again with a waiting reader; if it was admitted meanwhile, it was notified."""
         for share in self.draw.sample(self.asking, min(1, len(self.asking))):
-            told = share.key in self.woken
+            woken = share.key in self.woken
             if share.ask():
-                assert told or share is self.asking[0]
+                assert woken or share is self.asking[0]
                 self.asking.remove(share)
                 self.read(share)
 
@@ -73,7 +73,7 @@ class LeaseReaders:
             share.idle(self.draw.random())
 
     def attempt(self, _number: int) -> None:
-        """Its turn has come: it has its batch, or knows that it has not."""
+        """Its turn has come: it has its batch, or knows that there is none."""
         for share in self.draw.sample([*self.holding], min(1, len(self.holding))):
             gone = share.take_up() is None
             assert gone is (share not in self.budget.taken) is share.dropped
@@ -82,19 +82,19 @@ class LeaseReaders:
                 del self.holding[share]
 
     def finish(self, _number: int) -> None:
-        """A handler returned, or a lease was lost."""
+        """Let a handler return or a lease be lost."""
         for share in self.draw.sample([*self.holding], min(1, len(self.holding))):
             del self.holding[share]
             share.clear()
 
     @property
     def sizes(self) -> int:
-        """What the budget should have taken."""
+        """The bytes that the budget should have taken."""
         expected = {share: share.expected_bytes for share in self.asking}
         return sum(size for share, size in (self.holding | expected).items() if share in self.budget.taken)
 
     def over(self) -> None:
-        """All who hold something finish, and all who wait must have their turn."""
+        """Let all that hold something finish. Every waiting reader must then get its turn."""
         for share in self.holding:
             share.clear()
         for share in self.asking:
@@ -105,7 +105,6 @@ class LeaseReaders:
 
 @given(draw=st.randoms(use_true_random=False))
 def test_no_reader_is_let_in_beyond_the_bound_and_none_waits_for_ever(draw: Random) -> None:
-    """Without it a worker of many shards would have no bound, or stand still before one."""
     some = LeaseReaders(draw)
     does = [some.ask, some.ask, some.ask_again, some.wait, some.attempt, some.finish]
     for number in range(60):
@@ -115,11 +114,11 @@ def test_no_reader_is_let_in_beyond_the_bound_and_none_waits_for_ever(draw: Rand
 
 
 def test_a_batch_larger_than_the_bound_goes_alone() -> None:
-    """Without it one large page would stop its shard for ever, or those after it would never let it in."""
+    """A batch above the bound does not stop its own shard or keep the others waiting forever."""
     woken: list[str] = []
     budget = MemoryBudget(MOST, woken.append)
     small, large, later = (share_of(budget, key, size) for key, size in (("a", 1), ("b", 2 * MOST), ("c", 1)))
-    assert [each.ask() for each in (small, large, later)] == [True, False, False], "in the order in which they ask"
+    assert [share.ask() for share in (small, large, later)] == [True, False, False], "in the order in which they ask"
     small.clear()
     assert (woken, large.ask(), later.ask()) == (["b"], True, False)
     large.clear()
@@ -127,7 +126,7 @@ def test_a_batch_larger_than_the_bound_goes_alone() -> None:
 
 
 def test_the_batch_that_would_wait_longest_is_forgotten_first() -> None:
-    """Without it a shard whose attempt is about to be made would read again for nothing."""
+    """A shard whose next attempt is due soon does not have to read its batch again."""
     budget = MemoryBudget(MOST)
     soon, late, other = (share_of(budget, key, 2 * LEAST_BYTES) for key in "abc")
     for share, due in ((soon, 1.0), (late, 9.0)):
@@ -140,7 +139,7 @@ def test_the_batch_that_would_wait_longest_is_forgotten_first() -> None:
 
 
 def test_a_batch_that_was_taken_up_again_is_not_forgotten() -> None:
-    """A batch would be dropped in its handler's hands, and handed over twice."""
+    """A batch is not dropped while its handler has it, and so is not processed twice."""
     budget = MemoryBudget(MOST)
     share, other = (share_of(budget, key, MOST) for key in "ab")
     assert share.ask()
@@ -152,21 +151,21 @@ def test_a_batch_that_was_taken_up_again_is_not_forgotten() -> None:
 
 
 def test_a_batch_smaller_than_was_asked_for_lets_in_who_waits() -> None:
-    """They would wait until that batch is done, which may be for hours."""
+    """The waiting readers do not wait until that batch is done, which may take hours."""
     woken: list[str] = []
     budget = MemoryBudget(MOST, woken.append)
     share, other = (share_of(budget, key, MOST) for key in "ab")
-    assert [each.ask() for each in (share, other)] == [True, False]
+    assert [asking.ask() for asking in (share, other)] == [True, False]
     share.hold(batch(0))
     assert (woken, budget.used) == (["b"], MOST)
 
 
 def test_who_leaves_the_line_is_not_let_in_afterwards() -> None:
-    """Its bytes would be taken for ever, by a reading that is over."""
+    """A reader that is over holds no part of the budget."""
     woken: list[str] = []
     budget = MemoryBudget(MOST, woken.append)
     share, other = (share_of(budget, key, MOST) for key in "ab")
-    assert [each.ask() for each in (share, other)] == [True, False]
+    assert [asking.ask() for asking in (share, other)] == [True, False]
     other.clear()
     share.clear()
     assert (woken, budget.used) == ([], 0)
@@ -174,7 +173,7 @@ def test_who_leaves_the_line_is_not_let_in_afterwards() -> None:
 
 @define
 class Crowd:
-    """Many readings of one worker, each called when it wishes, under a clock of their own."""
+    """Many readers of one worker, each called when it wants to be, under a clock of their own."""
 
     shards: int
     budget: MemoryBudget
@@ -185,7 +184,7 @@ class Crowd:
     most: int = 0
 
     def handle(self, delivery: Delivery) -> None:
-        """Fail for those that fail."""
+        """Fail for the failing shards."""
         self.handed[delivery.shard] = self.handed.get(delivery.shard, 0) + 1
         self.most = max(self.most, self.budget.used)
         if delivery.shard in self.failing:
@@ -193,45 +192,45 @@ class Crowd:
         self.done.setdefault(delivery.shard, []).extend(record.sequence_number for record in delivery.records)
 
     def run(self, seconds: float, **policy: float) -> Worker:
-        """All of them for so long."""
+        """Run all readers for this long."""
         names = tuple(f"s-{number:03}" for number in range(self.shards))
         pages = [Record(bytes(LEAST_BYTES), str(number)) for number in range(3)]
         source = ListSource(even_shards(names), {name: ShardRecords(list(pages), size=1) for name in names})
-        config, kept = Config(lease_seconds=600.0, initial_position=TRIM_HORIZON), Kept()
-        worker = Worker(store=FaultyStore(), source=source, me="a", config=config, consumer=kept, clock=self.clock)
+        config, consumer = Config(lease_seconds=600.0, initial_position=TRIM_HORIZON), Kept()
+        worker = Worker(store=FaultyStore(), source=source, me="a", config=config, consumer=consumer, clock=self.clock)
         due = self.clock.now
         while len(worker.holdings) < self.shards:
             self.clock.now = due
             due = worker.turn(due)
-        handling = Handling(self.handle, attempts=1000, **policy)  # type: ignore[arg-type]  # seconds, all of them
-        readings = [LeaseReader(worker, holding, handling, self.budget) for holding in kept.begun]
+        handling = Handling(self.handle, attempts=1000, **policy)  # type: ignore[arg-type]  # all of them are durations
+        readings = [LeaseReader(worker, holding, handling, self.budget) for holding in consumer.begun]
         steps = [(self.clock.now, number) for number in range(len(readings))]
         end = self.clock.now + seconds
         while steps[0][0] <= end:
-            at, number = heapq.heappop(steps)
-            self.clock.now = max(self.clock.now, at)
+            when, number = heapq.heappop(steps)
+            self.clock.now = max(self.clock.now, when)
             heapq.heappush(steps, (readings[number].step(self.clock.now), number))
         return worker
 
 
 @define
 class Hesitant(ListSource):
-    """A stream whose readers bring nothing at first, as an iterator of Kinesis may."""
+    """A stream whose readers return nothing at first, as a Kinesis iterator may."""
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """A reader of that kind."""
+        """Return a hesitant reader."""
         return HesitantReader(super().open(lease, start))
 
 
 @define
 class HesitantReader:
-    """Empty-handed the first time."""
+    """Returns nothing from its first read."""
 
     reader: Reader
     came: bool = False
 
     def read(self) -> Batch:
-        """Nothing, then what there is."""
+        """Return nothing, then the records."""
         came, self.came = self.came, True
         return self.reader.read() if came else batch(0)
 
@@ -240,7 +239,7 @@ class HesitantReader:
 
 
 def test_a_batch_that_was_forgotten_and_read_again_has_the_attempts_that_were_left() -> None:
-    """Without it a failing shard would be tried for ever, whatever its policy, while others want its budget."""
+    """The attempts of a failing shard stay limited, even if others want its budget."""
 
     def fails(_delivery: Delivery) -> None:
         raise OSError("for good")
@@ -258,7 +257,7 @@ def test_a_batch_that_was_forgotten_and_read_again_has_the_attempts_that_were_le
 
 
 def test_a_batch_that_was_forgotten_before_the_first_checkpoint_is_read_again_from_where_latest_was() -> None:
-    """The word on the row means the tip of now, and all that was read of the shard would be skipped."""
+    """It is read from the pinned position, because LATEST in the row means the present tip."""
 
     def fails_once(_delivery: Delivery) -> None:
         if len(harness.handed) == 1:
@@ -277,7 +276,6 @@ def test_a_batch_that_was_forgotten_before_the_first_checkpoint_is_read_again_fr
 
 
 def test_many_failing_shards_hold_no_more_than_the_bound_and_starve_nobody() -> None:
-    """Without it each of a thousand failing shards would hold a page, or together they would hold all the budget."""
     failing = frozenset(f"s-{number:03}" for number in range(190))
     crowd = Crowd(200, MemoryBudget(50 * LEAST_BYTES), failing)
     worker = crowd.run(120.0, least_wait_seconds=5.0, most_wait_seconds=60.0)

@@ -1,4 +1,4 @@
-"""What a worker tells OpenTelemetry: twelve names that alarms are built on, and nothing where it is not installed."""
+"""The twelve OpenTelemetry metrics of a worker, on which alarms are built. Without OpenTelemetry it exports nothing."""
 
 import sys
 import time
@@ -33,7 +33,7 @@ SHARED = Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
 
 
 def measured(config: Config = SHARED) -> tuple[FaultyStore, Driven, InMemoryMetricReader, WorkerMetrics]:
-    """A worker that holds four leases since a minute, and what it tells."""
+    """A worker that has held four leases for a minute, and what it exports."""
     store, reader = FaultyStore(), InMemoryMetricReader()
     ours = member(store, ListSource(four_shards()), Clock(), config=config)
     ours.run(60)
@@ -41,7 +41,7 @@ def measured(config: Config = SHARED) -> tuple[FaultyStore, Driven, InMemoryMetr
 
 
 def test_the_table_the_stream_and_each_lease_are_told() -> None:
-    """Without it nobody would be woken by a fleet that falls behind, or leaves shards to nobody."""
+    """Alarms detect a group that falls behind, or shards without an owner."""
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
     shard_log = source.shard_logs["s-0"] = ShardRecords(records(30), size=20)
     shard_log.records = [record._replace(data=bytes(7)) for record in shard_log.records]
@@ -75,7 +75,7 @@ def test_the_table_the_stream_and_each_lease_are_told() -> None:
 
 
 def test_the_application_is_as_far_behind_as_its_rows_say() -> None:
-    """Nobody could scale by lag, or be woken by it: each worker knows its own leases alone."""
+    """The lag of the whole application can be used for scaling, although each worker knows only its own leases."""
     store, ours, reader, metrics = measured()
     ours.worker.holdings[0].progress.read(Batch((), None, 40.0, 0.2), ours.clock.now)
     note = Progress(time.time(), "b-1", behind=25.0, read=time.time()).note
@@ -84,14 +84,14 @@ def test_the_application_is_as_far_behind_as_its_rows_say() -> None:
     for holding in ours.worker.holdings[1:3]:
         holding.drop("it is another's now")
     ours.run(ours.turn_due - ours.clock.now)
-    found = told(reader)
+    values = told(reader)
     # Rows keep times to the millisecond.
-    assert (found["lag_max", "a-1"], found["lag_sum", "a-1"]) == pytest.approx((40.0, 90.0), abs=0.005)
+    assert (values["lag_max", "a-1"], values["lag_sum", "a-1"]) == pytest.approx((40.0, 90.0), abs=0.005)
     assert metrics is not None
 
 
 def test_a_hung_handler_of_the_worker_that_tells_is_told_too() -> None:
-    """Without it a fleet of one worker, or a hung lookout, would never say that nobody reads a lease."""
+    """A single worker, or a lookout that hangs, still reports that a lease is not read."""
     _, ours, reader, metrics = measured()
     for holding in ours.worker.holdings:
         holding.progress.read(Batch((), None, 40.0, 0.2), ours.clock.now)
@@ -103,14 +103,14 @@ def test_a_hung_handler_of_the_worker_that_tells_is_told_too() -> None:
         holding.progress.read(Batch((), None, 0.0, 0.2), ours.clock.now)
         holding.progress.done(ours.clock.now)
     ours.run(ours.turn_due - ours.clock.now)
-    found = told(reader)
-    assert (found["group_status", "a-1"], 100 <= found["lag_max", "a-1"] < 120) == (6, True)
-    assert [found["lease_status", f"s-{number}"] for number in range(4)] == [6, 0, 0, 0]
+    values = told(reader)
+    assert (values["group_status", "a-1"], 100 <= values["lag_max", "a-1"] < 120) == (6, True)
+    assert [values["lease_status", f"s-{number}"] for number in range(4)] == [6, 0, 0, 0]
     assert metrics is not None
 
 
 def test_a_lease_that_came_from_another_worker_is_counted_once() -> None:
-    """Without it a lease that passes from worker to worker looks like any other."""
+    """A lease that passes from worker to worker can be told from one that stays."""
     clock, store = Clock(), FaultyStore()
     ours = member(store, ListSource(four_shards()), clock, config=SHARED)
     ours.run(1)
@@ -122,28 +122,28 @@ def test_a_lease_that_came_from_another_worker_is_counted_once() -> None:
     metrics = WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
     for holding in 2 * ours.worker.holdings:
         metrics.read(holding, Batch((), None, 0.0, 0.2))
-    found = told(reader)
-    assert {key: value for key, value in found.items() if key[0] == "owner_switches"} == {("owner_switches", "s-0"): 1}
+    values = told(reader)
+    assert {key: value for key, value in values.items() if key[0] == "owner_switches"} == {("owner_switches", "s-0"): 1}
 
 
 def test_an_old_reading_of_the_table_is_not_told() -> None:
-    """Most workers read the table seldom: their old view would set off alarms, and keep others silent."""
+    """Most workers read the table seldom, and their old view would cause false alarms or hide real ones."""
     _, ours, reader, metrics = measured()
     assert ("total_leases", "a-1") in told(reader)
     ours.clock.now += 41
-    found = {name for name, _ in told(reader)}
-    assert found == {"total_shards", "contradictions", "worker_leases", "lease_status", "rows_remade"}
+    names = {name for name, _ in told(reader)}
+    assert names == {"total_shards", "contradictions", "worker_leases", "lease_status", "rows_remade"}
     assert metrics is not None
 
 
 def test_a_lease_no_longer_held_is_told_by_its_new_owner() -> None:
-    """Without it a lease that moved would look as far behind as on the day it left."""
+    """The former owner does not go on exporting the lag of a lease that moved."""
     _, ours, reader, metrics = measured(KCL)
     for holding in ours.worker.holdings[:2]:
         holding.progress.read(Batch((), None, 1.5, 0.2, size=10), ours.clock.now)
         holding.progress.read(
             Batch((), None, None, 0.2, fault="throttled"), ours.clock.now
-        )  # it says nothing of the tip
+        )  # without the distance to the tip
     ours.worker.holdings[0].drop("stolen")
     behind = {key: value for key, value in told(reader).items() if key[0] == "millis_behind_latest"}
     assert behind == {("millis_behind_latest", "s-1"): 1500}
@@ -154,7 +154,6 @@ def test_a_lease_no_longer_held_is_told_by_its_new_owner() -> None:
 
 
 def test_without_opentelemetry_a_worker_runs_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it an extra that nobody asked for would be needed by everybody."""
     monkeypatch.setitem(sys.modules, "leasehold.adapters.consumer.metrics", None)
     handling = Handling(lambda _batch: None)
     runner = Runner(Worker(store=FaultyStore(), source=ListSource(four_shards()), me="a-1"), handling)
@@ -179,7 +178,7 @@ def test_without_opentelemetry_a_worker_runs_all_the_same(monkeypatch: pytest.Mo
 def test_an_unknown_exporter_is_named(
     monkeypatch: pytest.MonkeyPatch, name: str | None, environment: str | None, says: str
 ) -> None:
-    """Without it a typing error would cost a fleet its alarms."""
+    """A typing error must not leave a group without alarms."""
     if environment:
         monkeypatch.setenv("OTEL_METRICS_EXPORTER", environment)
     with pytest.raises(ValueError, match=says), exporting(name):
@@ -187,7 +186,7 @@ def test_an_unknown_exporter_is_named(
 
 
 def test_the_numbers_gathered_are_exported_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without it a worker's last seconds would be missing, and standard output would not be events alone."""
+    """A worker's last seconds are exported, and standard output contains events alone."""
     with exporting("console") as meter:
         assert meter is not None
         meter.create_counter("records").add(3)
@@ -196,7 +195,7 @@ def test_the_numbers_gathered_are_exported_at_the_end(capsys: pytest.CaptureFixt
 
 
 def test_no_exporter_means_the_programs_own_provider(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a program that exports by itself would have its numbers taken away."""
+    """A program that exports by itself keeps its metrics."""
     monkeypatch.delenv("OTEL_METRICS_EXPORTER", raising=False)
     with exporting(None) as meter:
         assert meter is None
@@ -204,9 +203,9 @@ def test_no_exporter_means_the_programs_own_provider(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("late", [False, True], ids=["provider first", "workers first"])
 def test_two_workers_of_one_program_are_both_told(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it the second one's gauges would be missing, for OpenTelemetry keeps the first of a name.
+    """OpenTelemetry keeps only the first gauge of a name, so all workers of a program share one meter.
 
-    Before the program has set its provider, OpenTelemetry hands out another meter at each call, and keeps them all.
+    Before the program has set its provider, OpenTelemetry returns a new meter at each call and keeps them all.
     """
     program = opentelemetry.metrics._internal._ProxyMeterProvider()  # noqa: SLF001  one that no other test has set
     monkeypatch.setattr("opentelemetry.metrics._internal._PROXY_METER_PROVIDER", program)
@@ -214,10 +213,10 @@ def test_two_workers_of_one_program_are_both_told(late: bool, monkeypatch: pytes
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
     fleet = [member(store, source, clock, me, me, SHARED) for me in ("a-1", "b-1")]
     together(fleet, 60)
-    reader, kept = InMemoryMetricReader(), list[WorkerMetrics]()
+    reader, gauges = InMemoryMetricReader(), list[WorkerMetrics]()
     steps: list[Callable[[], object]] = [
         partial(program.on_set_meter_provider, MeterProvider([reader])),
-        lambda: kept.extend(WorkerMetrics(each.worker) for each in fleet),
+        lambda: gauges.extend(WorkerMetrics(driven.worker) for driven in fleet),
     ]
     for step in reversed(steps) if late else steps:
         step()
@@ -229,4 +228,4 @@ def test_two_workers_of_one_program_are_both_told(late: bool, monkeypatch: pytes
         for point in metric.data.data_points
         if metric.name == "worker_leases"
     ]
-    assert (len(kept), sorted(held)) == (2, [("a-1", 2), ("b-1", 2)])
+    assert (len(gauges), sorted(held)) == (2, [("a-1", 2), ("b-1", 2)])

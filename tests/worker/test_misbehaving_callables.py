@@ -1,4 +1,4 @@
-"""What users hand in may raise anything: a batch fails, a worker ends in good order, and nothing is held unread."""
+"""User callables may raise anything: a batch fails or a worker ends in good order, and no lease is held unread."""
 
 import os
 import subprocess
@@ -30,11 +30,11 @@ from leasehold_lab.simulator.world.world import ShardRecords, records
 
 
 class Odd(BaseException):
-    """No Exception."""
+    """Not a subclass of Exception."""
 
 
 def raising(error: BaseException) -> Callable[..., None]:
-    """A callable that raises this, whatever it is called with."""
+    """Return a callable that raises this for any arguments."""
 
     def raises(*_given: object) -> None:
         raise error
@@ -44,7 +44,7 @@ def raising(error: BaseException) -> Callable[..., None]:
 
 @pytest.mark.parametrize("error", [CancelledError(), GeneratorExit(), Odd("odd")], ids=repr)
 def test_every_exception_of_a_handler_fails_its_batch(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
-    """Without it the shard is frozen for ever, unsaid, and hangs the drain."""
+    """The shard is not stuck silently, and does not hold up the drain."""
     harness = ReaderHarness(does=raising(error))
     harness.until_over(harness.reading(attempts=2))
     row = harness.store.row("s-0")
@@ -58,7 +58,7 @@ def test_every_exception_of_a_handler_fails_its_batch(error: BaseException, capl
 def test_an_exception_that_cannot_be_shown_is_tried_again_and_buried(
     by: str, base: type[BaseException], tmp_path: Path
 ) -> None:
-    """Without it the thread that tells of such a fault ends, and its shard is held and never read again."""
+    """The thread that reports such a fault survives, so its shard is still read."""
     letters = dead_letters(f"file://{tmp_path}")
     harness = ReaderHarness(does=raising(unsayable(by, base)))
     harness.steps(harness.reading(attempts=2, dead_letter=letters), 40)
@@ -69,7 +69,7 @@ def test_an_exception_that_cannot_be_shown_is_tried_again_and_buried(
 @pytest.mark.parametrize("by", SHOWN_BY)
 @pytest.mark.parametrize("whose", ["observer", "measure", "dead_letter"])
 def test_an_observer_may_raise_an_exception_that_cannot_be_shown(by: str, whose: str) -> None:
-    """Without it likewise; a dead letter that fails stops its shard."""
+    """An observer or a measure that raises it changes nothing, and a dead letter that raises it stops its shard."""
     stops = whose == "dead_letter"
     harness = ReaderHarness(does=raising(ValueError("poison")) if stops else lambda _delivery: None)
     policy: dict[str, Any] = {whose: raising(unsayable(by))}
@@ -79,7 +79,7 @@ def test_an_observer_may_raise_an_exception_that_cannot_be_shown(by: str, whose:
 
 
 def test_a_dead_letter_is_given_an_exception_whatever_was_raised() -> None:
-    """Without it a dead letter that is written for exceptions could meet something else."""
+    """A dead letter written for exceptions gets nothing else."""
     letters: list[Exception] = []
     harness = ReaderHarness(ShardRecords(records(1)), does=raising(CancelledError()))
     harness.steps(harness.reading(attempts=1, dead_letter=lambda _delivery, error: letters.append(error)), 3)
@@ -89,7 +89,7 @@ def test_a_dead_letter_is_given_an_exception_whatever_was_raised() -> None:
 
 @pytest.mark.parametrize("error", [CancelledError(), Odd(), OSError("disk full")], ids=repr)
 def test_every_exception_of_a_dead_letter_stops_the_shard(error: BaseException) -> None:
-    """Without it the shard is frozen for ever, unsaid, and hangs the drain."""
+    """The shard is not stuck silently, and does not hold up the drain."""
     harness = ReaderHarness(does=raising(OSError()))
     harness.until_over(harness.reading(attempts=1, dead_letter=raising(error)))
     assert (harness.happened, harness.store.row("s-0").checkpoint) == (["initialize", "stopped"], TRIM_HORIZON)
@@ -100,7 +100,6 @@ def test_every_exception_of_a_dead_letter_stops_the_shard(error: BaseException) 
 def test_a_callable_that_asks_for_the_end_gets_it_in_good_order(
     where: str, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without it the shard is frozen, or the end is asked for and nobody hears it."""
     store, letters = FaultyStore(), list[Delivery]()
     asks = raising(error)
     handling = {
@@ -114,21 +113,20 @@ def test_a_callable_that_asks_for_the_end_gets_it_in_good_order(
     assert ended.value is error
     assert [lease.owner for lease in store.list().leases] == [None] * 4
     assert letters == [], "what ends the worker is no poison"
-    told = [record for record in caplog.records if record.getMessage() == f"the worker ends: {said(error)}"]
-    assert len(told) == 1
+    messages = [record for record in caplog.records if record.getMessage() == f"the worker ends: {said(error)}"]
+    assert len(messages) == 1
 
 
 def test_an_observer_that_raises_breaks_neither_reading_nor_leaving(caplog: pytest.LogCaptureFixture) -> None:
-    """Without it the worker drops all, and neither reads nor ends."""
-    store, seen, told = FaultyStore(), Seen(20), list[Happening]()
+    store, seen, happenings = FaultyStore(), Seen(20), list[Happening]()
 
     def observe(happening: Happening, _holding: Holding) -> None:
-        told.append(happening)
+        happenings.append(happening)
         raise OSError("nobody listens")
 
     with running(Runner(joined(store, stream_of_five()), Handling(seen.add, observer=observe))):
         assert seen.all.wait(WAIT)
-    assert (sorted(told), seen.by_shard) == (
+    assert (sorted(happenings), seen.by_shard) == (
         ["initialize"] * 4 + ["stopped"] * 4,
         {f"s-{n}": data(5) for n in range(4)},
     )
@@ -137,7 +135,7 @@ def test_an_observer_that_raises_breaks_neither_reading_nor_leaving(caplog: pyte
 
 
 def test_a_measure_that_raises_skips_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """Without it the batch that was read would be dropped, and the next one read and checkpointed."""
+    """The batch that was read is not dropped, and no checkpoint passes it."""
 
     def measure(_holding: Holding, _batch: Batch) -> None:
         raise MemoryError("no room to count")
@@ -149,7 +147,7 @@ def test_a_measure_that_raises_skips_nothing(caplog: pytest.LogCaptureFixture) -
 
 
 def test_an_observer_that_would_have_to_be_awaited_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    """Without it an async observer would never run, and only Python's own warning would tell."""
+    """An async observer never runs, and the log says so."""
 
     async def observe(_happening: Happening, _holding: Holding) -> None:
         """Never runs."""
@@ -161,7 +159,7 @@ def test_an_observer_that_would_have_to_be_awaited_is_said(caplog: pytest.LogCap
 
 
 def test_events_that_nobody_reads_any_more_end_the_worker_in_good_order() -> None:
-    """Without it `--events | head` leaves a worker that drops and wins leases for ever, and does not end."""
+    """After `--events | head` the worker does not keep taking and dropping leases."""
     store = FaultyStore()
     nobody, end = os.pipe()
     os.close(nobody)
@@ -183,7 +181,7 @@ consume.app()
 
 
 def test_a_command_whose_output_is_cut_off_ends_as_a_tool_in_a_pipe_does() -> None:
-    """Without it Python would add a traceback of its own, after ours, as it flushes what is left."""
+    """Python flushes its output at exit, and must not add a traceback there."""
     command = [sys.executable, "-c", CONSUME, "kinesis://a-stream", "--store", "memory://cut", "--events"]
     more = ["--initial-position", "TRIM_HORIZON"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -192,10 +190,10 @@ def test_a_command_whose_output_is_cut_off_ends_as_a_tool_in_a_pipe_does() -> No
         assert process.stderr is not None
         assert '"event": ' in process.stdout.readline()
         process.stdout.close()
-        said = process.stderr.read()
+        error_output = process.stderr.read()
         assert process.wait(WAIT) == 141
-    assert "Traceback" not in said
-    assert "the worker ends: SystemExit: 141" in said
+    assert "Traceback" not in error_output
+    assert "the worker ends: SystemExit: 141" in error_output
 
 
 @pytest.mark.parametrize(
@@ -213,7 +211,7 @@ def test_a_command_whose_output_is_cut_off_ends_as_a_tool_in_a_pipe_does() -> No
 def test_a_handlers_file_that_cannot_be_imported_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str
 ) -> None:
-    """Without it a missing bracket prints a stack, most of which is ours."""
+    """A missing bracket does not print a stack, most of which would be ours."""
     (tmp_path / "mine.py").write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(sys.path))
@@ -224,7 +222,7 @@ def test_a_handlers_file_that_cannot_be_imported_is_one_sentence(
 
 
 def test_a_file_beside_the_user_does_not_stand_for_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a stray `graphlib.py` in the working folder would be what the worker itself imports."""
+    """A stray `graphlib.py` in the working folder is not what the worker itself imports."""
     (tmp_path / "graphlib.py").write_text("TopologicalSorter = None\n")
     (tmp_path / "beside.py").write_text("import graphlib\n\n\ndef handle(batch):\n    return graphlib.__file__\n")
     monkeypatch.chdir(tmp_path)

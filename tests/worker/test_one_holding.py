@@ -1,4 +1,4 @@
-"""One held lease, write by write: what each stores, what a refusal means, and why it ended."""
+"""One held lease, write by write: what each stores, what a refusal means, and why the holding ended."""
 
 import pytest
 from attrs import evolve
@@ -27,7 +27,6 @@ SIGNED = (("process", "p-1/ann"),)
 
 
 def test_a_new_holding_is_ours_from_when_its_claim_began() -> None:
-    """It would count as expired at once, or as lost before anything was read."""
     one = Held()
     holding = one.holding
     assert (holding.key, holding.worker, holding.epoch, holding.fence) == ("s-0", "ann", 1, 1)
@@ -41,7 +40,7 @@ def test_a_new_holding_is_ours_from_when_its_claim_began() -> None:
 
 
 def test_a_lease_is_expired_when_more_than_its_seconds_have_passed_and_not_before() -> None:
-    """Others may claim it only after that: before, two would read; later, one would read what another has."""
+    """Other workers may claim it only after that, so until then only its owner reads, and afterwards only they do."""
     one = Held()
     one.clock.now = 1010.0
     assert not one.holding.expired
@@ -50,7 +49,7 @@ def test_a_lease_is_expired_when_more_than_its_seconds_have_passed_and_not_befor
 
 
 def test_a_renewal_carries_the_measure_the_callers_notes_and_what_the_row_lacks() -> None:
-    """Rules that weigh leases would weigh an old measure, and a row taken back would bear no process."""
+    """Rules that weigh leases need a current measure, and a row taken back needs its process again."""
     one = Held()
     one.clock.now, seen = 1003.0, one.row
     assert one.holding.renew((("b", "2"),))
@@ -64,7 +63,7 @@ def test_a_renewal_carries_the_measure_the_callers_notes_and_what_the_row_lacks(
 
 
 def test_an_epoch_is_that_of_the_claim_while_renewals_count_on() -> None:
-    """A handler would see a new owner at every renewal."""
+    """A handler does not see a new owner at every renewal."""
     one = Held()
     assert one.holding.renew()
     assert (one.holding.lease.epoch, one.holding.claimed.epoch, one.holding.epoch) == (2, 1, 1)
@@ -72,7 +71,7 @@ def test_an_epoch_is_that_of_the_claim_while_renewals_count_on() -> None:
 
 
 def test_a_checkpoint_stores_position_measure_and_children() -> None:
-    """A restart would begin elsewhere, or the table of a KCL fleet lack the children of a shard."""
+    """A restart begins there, and a table shared with the KCL contains the children of a shard."""
     one = Held()
     assert one.holding.checkpoint(Position("5"))
     assert one.holding.checkpoint(SHARD_END, children=("s-1", "s-2"))
@@ -85,14 +84,14 @@ def test_a_checkpoint_stores_position_measure_and_children() -> None:
 
 
 def test_the_end_of_a_shard_whose_owner_stays_ends_no_holding() -> None:
-    """Under `kcl` finished leases would be claimed and lost in turn for ever."""
+    """With the `kcl` rules a finished lease stays with its owner, and is not claimed and lost in turn."""
     one = Held()
     assert one.holding.checkpoint(SHARD_END, keep_owner=True)
     assert (one.end, one.row.owner, one.row.ended) == ((False, ""), "ann", True)
 
 
 def test_an_expired_lease_is_renewed_before_its_checkpoint_and_a_fresh_one_is_not() -> None:
-    """Not every store checks the owner of a checkpoint; and a renewal before each would double the writes."""
+    """Not every store checks the owner of a checkpoint, but renewing before each one would double the writes."""
     one = Held()
     assert one.holding.checkpoint(Position("5"))
     one.clock.now = 1011.0
@@ -101,7 +100,7 @@ def test_an_expired_lease_is_renewed_before_its_checkpoint_and_a_fresh_one_is_no
 
 
 def test_a_late_checkpoint_moves_forward_and_says_whether_it_did() -> None:
-    """What was handled before a theft would be handled again, or be thought stored."""
+    """What was processed before a steal is not repeated, and the caller knows whether the checkpoint was stored."""
     one = Held()
     one.store.write(StealLease(one.row, "bob"))
     assert one.holding.checkpoint_late(Position("5")) is True
@@ -110,7 +109,7 @@ def test_a_late_checkpoint_moves_forward_and_says_whether_it_did() -> None:
 
 
 def test_a_request_seen_in_a_listing_counts_unless_we_wrote_since() -> None:
-    """An heir that took its request back would be given the lease, or a KCL 3.x move be answered as one of ours."""
+    """A next owner that withdrew its request is not given the lease, and a KCL 3.x move is not taken for ours."""
     one = Held()
     old = one.row
     assert one.holding.renew()
@@ -133,7 +132,7 @@ def test_a_request_seen_in_a_listing_counts_unless_we_wrote_since() -> None:
 def test_an_owner_parts_from_what_another_asked_for(
     next_owner: str | None, *, yields: bool, leaving: bool, releasing: bool
 ) -> None:
-    """A lease would be given to nobody, or a request wait until its heir steals."""
+    """A next owner that waits for the release need not steal, and nothing is released if there is none."""
     one = Held()
     one.store.rewrite("s-0", lambda row: evolve(row, next_owner=next_owner, yields=yields, leaving=leaving))
     assert one.holding.annotate("a", "1")
@@ -141,7 +140,7 @@ def test_an_owner_parts_from_what_another_asked_for(
 
 
 def test_a_lease_is_given_to_its_heir_with_the_position_in_the_same_write() -> None:
-    """The heir would begin behind where the giver stopped, and two writes cost twice the pause."""
+    """The next owner begins where the giver stopped, and one write takes half as long as two."""
     one = Held()
     one.store.write(RequestLease(one.row, "bob"))
     assert one.holding.renew()
@@ -153,7 +152,7 @@ def test_a_lease_is_given_to_its_heir_with_the_position_in_the_same_write() -> N
 
 
 def test_a_gift_never_moves_the_checkpoint_back() -> None:
-    """An heir would begin before what is already stored."""
+    """The next owner does not begin before what is already stored."""
     one = Held()
     assert one.holding.checkpoint(Position("9"))
     one.store.write(RequestLease(one.row, "bob"))
@@ -163,7 +162,7 @@ def test_a_gift_never_moves_the_checkpoint_back() -> None:
 
 
 def test_a_lease_that_a_kcl_3_leader_moves_is_not_taken_back() -> None:
-    """Its heir polls seldom, and would find its lease taken back each time."""
+    """Its next owner polls seldom and needs longer than a gift waits."""
     one = Held()
     one.store.rewrite("s-0", lambda row: evolve(row, next_owner="bob", yields=False, leaving=True))
     assert one.holding.annotate("a", "1")
@@ -172,7 +171,7 @@ def test_a_lease_that_a_kcl_3_leader_moves_is_not_taken_back() -> None:
 
 
 def test_a_lease_that_nobody_asked_for_is_checkpointed_and_released() -> None:
-    """What was handled last would be handled again by the next owner."""
+    """The next owner does not repeat what was processed last."""
     one = Held()
     one.holding.ask_release()
     assert one.holding.releasing
@@ -183,7 +182,7 @@ def test_a_lease_that_nobody_asked_for_is_checkpointed_and_released() -> None:
 
 
 def test_a_lease_may_be_released_to_a_stranger() -> None:
-    """A KCL 3.x worker would never get what its leader means it to have (M14)."""
+    """A KCL 3.x worker gets the lease that its leader assigns to it (M14)."""
     one = Held()
     one.holding.ask_release("java-1")
     assert one.holding.release()
@@ -191,14 +190,14 @@ def test_a_lease_may_be_released_to_a_stranger() -> None:
 
 
 def test_a_holding_that_is_not_to_part_keeps_its_lease() -> None:
-    """A drain that came too early would release what is being read."""
+    """A drain that came too early does not release a lease that is being read."""
     one = Held()
     assert one.holding.release(Position("7")) is False
     assert (one.end, one.row.owner, one.row.checkpoint) == ((False, ""), "ann", Position("7"))
 
 
 def test_a_gift_refused_because_the_heir_took_its_request_back_leaves_the_lease_ours() -> None:
-    """Nobody would read a lease that its owner has given to a worker that no longer wants it."""
+    """A lease is not left unread because it was given to a worker that no longer wants it."""
     one = Held()
     one.store.write(RequestLease(one.row, "bob"))
     assert one.holding.renew()
@@ -215,7 +214,7 @@ def test_a_gift_refused_because_the_heir_took_its_request_back_leaves_the_lease_
 
 
 def test_a_thief_is_named() -> None:
-    """Whoever looks for the reason of a duplicate would not find it."""
+    """The name helps to find the reason for duplicates."""
     one = Held()
     one.store.write(StealLease(one.row, "bob"))
     assert one.holding.renew() is False
@@ -223,11 +222,11 @@ def test_a_thief_is_named() -> None:
 
 
 def test_a_row_that_is_gone_is_made_anew_where_its_owner_was() -> None:
-    """Whoever made it first would begin at the initial position, and what lies between would be skipped."""
+    """Nothing is skipped or repeated, unlike at the initial position, where another worker would create it."""
     one = Held()
     assert one.holding.checkpoint(Position("40"))
     before = one.holding.lease
-    one.store._table.rows.clear()  # noqa: SLF001  behind everybody's back
+    one.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
     assert one.holding.checkpoint(Position("50"))
     after = one.store.row("s-0")
     assert (after.owner, after.checkpoint, after.epoch) == ("ann", Position("50"), before.epoch + EPOCHS_UNSEEN + 2)
@@ -235,7 +234,7 @@ def test_a_row_that_is_gone_is_made_anew_where_its_owner_was() -> None:
 
 
 def test_a_row_that_another_made_anew_is_taken_over_unless_it_is_further() -> None:
-    """A newcomer would read from the initial position what its owner still has in hand."""
+    """A newcomer must not read from the initial position what the owner still has in hand."""
     for owner in (None, "bob"):
         one = Held()
         for number in range(40, 50):
@@ -252,7 +251,7 @@ def test_a_row_that_another_made_anew_is_taken_over_unless_it_is_further() -> No
 
 @pytest.mark.parametrize("owner", [None, "bob"])
 def test_a_row_taken_over_is_moved_forward_signed_and_taken_from_its_present_owner(owner: str | None) -> None:
-    """A crash before the next checkpoint would read all again, and a restart would not know the lease for its own."""
+    """A crash before the next checkpoint must not repeat everything, and a restart must know the lease as its own."""
     one = Held()
     for number in range(40, 50):
         assert one.holding.checkpoint(Position(str(number)))
@@ -267,10 +266,10 @@ def test_a_row_taken_over_is_moved_forward_signed_and_taken_from_its_present_own
 
 
 def test_the_fate_of_a_deleted_row_is_told() -> None:
-    """Nobody would learn that the table was emptied, nor that records may be unread."""
+    """The log says that the table was emptied, and that records may be unread."""
     one = Held()
     assert one.holding.checkpoint(Position("40"))
-    one.store._table.rows.clear()  # noqa: SLF001  behind everybody's back
+    one.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
     assert one.holding.renew()
     one.store.rewrite("s-0", lambda row: counted(evolve(row, owner="bob", checkpoint=Position("70")), 2))
     assert not one.holding.renew()
@@ -279,20 +278,20 @@ def test_the_fate_of_a_deleted_row_is_told() -> None:
 
 
 def test_a_lease_that_expired_leaves_its_missing_row_to_the_worker() -> None:
-    """A row that went while its owner slept may be that of a finished shard, so the owner writes none."""
+    """A row deleted while its owner slept may belong to a finished shard, so the owner does not recreate it."""
     one = Held()
     assert one.holding.checkpoint(Position("40"))
-    one.store._table.rows.clear()  # noqa: SLF001  behind everybody's back
+    one.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
     one.clock.now += 60
     assert one.holding.renew() is False
     assert (one.end, one.store.list().leases, one.remade) == ((True, "its row is gone"), (), [])
 
 
 def test_a_row_made_anew_goes_again_if_its_owner_slept_meanwhile() -> None:
-    """The write of an owner that stood still in it counts as that of one whose lease had expired."""
+    """If the owner slept during the write, its lease counts as expired and the recreated row is deleted."""
     one = Held()
     assert one.holding.checkpoint(Position("40"))
-    one.store._table.rows.clear()  # noqa: SLF001  behind everybody's back
+    one.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
 
     def sleep() -> None:
         if isinstance(one.store.asked[-1], CreateLease):
@@ -304,16 +303,16 @@ def test_a_row_made_anew_goes_again_if_its_owner_slept_meanwhile() -> None:
 
 
 def test_the_row_of_a_finished_shard_is_not_made_anew() -> None:
-    """A parent would be read again while its children are."""
+    """A parent must not be read again while its children are."""
     one = Held()
     assert one.holding.checkpoint(SHARD_END, keep_owner=True)
-    one.store._table.rows.clear()  # noqa: SLF001  behind everybody's back
+    one.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
     assert one.holding.renew() is False
     assert (one.end, one.store.list().leases) == ((True, "its row is gone"), ())
 
 
 def test_an_end_that_another_wrote_is_an_end_and_no_theft() -> None:
-    """A shard that is done would be reported as stolen."""
+    """A shard that is done is not reported as stolen."""
     one = Held()
     one.store.rewrite("s-0", lambda row: evolve(row, owner=None, checkpoint=SHARD_END, version=Version("9")))
     assert one.holding.checkpoint(SHARD_END) is True
@@ -325,7 +324,7 @@ def test_an_end_that_another_wrote_is_an_end_and_no_theft() -> None:
 
 
 def test_our_own_write_whose_answer_was_lost_is_written_again_on_top() -> None:
-    """A slow network would look like a theft."""
+    """A slow network does not look like a steal."""
     one = Held()
     one.store.lose_replies = 1
     with pytest.raises(OutcomeUnknown):
@@ -337,7 +336,7 @@ def test_our_own_write_whose_answer_was_lost_is_written_again_on_top() -> None:
 
 
 def test_a_store_that_refuses_its_owner_three_times_is_not_asked_for_ever() -> None:
-    """A thread would spin, and nobody learn that the store contradicts itself."""
+    """The thread does not loop forever, and the contradiction is reported."""
     one = Held()
     one.store.refuses = (RenewLease,)
     with pytest.raises(OutcomeUnknown, match="lease s-0: 3 writes were refused although we own it"):
@@ -346,7 +345,7 @@ def test_a_store_that_refuses_its_owner_three_times_is_not_asked_for_ever() -> N
 
 
 def test_the_elder_of_two_processes_keeps_its_lease_and_signs_it_again() -> None:
-    """A restart beside a process that still runs would make two readers of one lease."""
+    """A restart next to a process that still runs does not lead to two readers of one lease."""
     elder = Held()
     elder.store.write(ClaimLease(elder.row, "ann", (("process", "p-2/ann"),)))
     elder.clock.now = 1004.0
@@ -357,7 +356,7 @@ def test_the_elder_of_two_processes_keeps_its_lease_and_signs_it_again() -> None
 
 
 def test_the_younger_of_two_processes_gives_up_when_the_elder_writes() -> None:
-    """Both would go on, and each record be handled twice."""
+    """Only one of two processes with the same id continues."""
     younger = Held(process="p-2", replaced="p-1")
     younger.store.write(ClaimLease(younger.row, "ann", SIGNED))
     assert younger.holding.renew() is False
@@ -366,7 +365,7 @@ def test_the_younger_of_two_processes_gives_up_when_the_elder_writes() -> None:
 
 
 def test_a_process_that_slept_past_its_lease_leaves_it_to_its_successor() -> None:
-    """It would wake up and oust the one that was started in its place."""
+    """A process that wakes up does not oust the one that was started in its place."""
     elder = Held()
     elder.store.write(ClaimLease(elder.row, "ann", (("process", "p-2/ann"),)))
     elder.clock.now = 1011.0
@@ -376,7 +375,7 @@ def test_a_process_that_slept_past_its_lease_leaves_it_to_its_successor() -> Non
 
 
 def test_a_lease_is_lost_once_for_its_first_reason_and_told_once() -> None:
-    """A drain would be counted twice, or its reason be replaced by that of the clean-up."""
+    """A drain is counted once, and the cleanup does not replace its reason."""
     one = Held()
     one.holding.drop("its handler hangs")
     one.holding.drop("closed")
@@ -387,7 +386,7 @@ def test_a_lease_is_lost_once_for_its_first_reason_and_told_once() -> None:
 
 
 def test_a_dropped_lease_is_not_released_any_more() -> None:
-    """A worker would free a lease that it no longer owns, or that it dropped because it could not tell."""
+    """A worker does not free a lease that it lost, or that it dropped because it did not know the owner."""
     one = Held()
     one.holding.ask_release()
     one.holding.drop("closed")
@@ -396,7 +395,7 @@ def test_a_dropped_lease_is_not_released_any_more() -> None:
 
 
 def test_a_gift_whose_answer_was_lost_can_be_taken_back_until_the_heir_has_signed() -> None:
-    """Its giver would take back what the heir already reads, or leave to nobody what it never accepted."""
+    """The giver must not take back a lease that its next owner already reads, nor leave one that was never accepted."""
     one = Held()
     one.store.write(RequestLease(one.row, "bob"))
     assert one.holding.renew()
@@ -409,7 +408,7 @@ def test_a_gift_whose_answer_was_lost_can_be_taken_back_until_the_heir_has_signe
 
 
 def test_a_release_goes_by_the_owner_and_not_by_the_version() -> None:
-    """A renewal whose answer was lost would keep a leaving worker's lease until it expires."""
+    """A renewal without a response does not keep a leaving worker's lease until it expires."""
     one = Held()
     one.store.lose_replies = 1
     with pytest.raises(OutcomeUnknown):
@@ -420,7 +419,7 @@ def test_a_release_goes_by_the_owner_and_not_by_the_version() -> None:
 
 
 def test_the_end_of_a_shard_that_was_dropped_is_not_written_and_said_so() -> None:
-    """Its children would be made while another worker still reads it."""
+    """Its children must not be created while another worker still reads it."""
     one = Held()
     one.holding.drop("closed")
     assert one.holding.checkpoint(SHARD_END) is False
@@ -433,7 +432,7 @@ def test_the_end_of_a_shard_that_was_dropped_is_not_written_and_said_so() -> Non
     ids=["by the renewal before it", "by its own write"],
 )
 def test_an_end_refused_to_the_last_and_then_lost_is_no_end(refused: type[Write], now: float) -> None:
-    """A shard would be reported as finished that its thief still reads."""
+    """A shard that its new owner still reads is not reported as finished."""
     one = Held()
     one.store.refuses = (refused,)
     one.clock.now = now
@@ -451,7 +450,7 @@ def test_an_end_refused_to_the_last_and_then_lost_is_no_end(refused: type[Write]
 
 
 def test_the_elder_process_signs_again_whatever_it_writes() -> None:
-    """The younger one learns by that note that the elder lives, and would go on if a checkpoint did not bring it."""
+    """The younger process learns from the annotation that the elder lives, also if only checkpoints are written."""
     elder = Held()
     elder.store.write(ClaimLease(elder.row, "ann", (("process", "p-2/ann"),)))
     assert elder.holding.checkpoint(Position("5")) is True
@@ -459,7 +458,7 @@ def test_the_elder_process_signs_again_whatever_it_writes() -> None:
 
 
 def test_a_renewal_carries_what_was_read_a_second() -> None:
-    """Rules that weigh leases would weigh what an earlier owner measured: 100 here, and 200 in this minute."""
+    """Rules that weigh leases use the average of an earlier owner's measure (100) and this minute's (200)."""
     one = Held()
     one.holding.throughput.add(12_000, 1000.0)
     one.clock.now = 1060.0
@@ -468,15 +467,15 @@ def test_a_renewal_carries_what_was_read_a_second() -> None:
 
 
 def test_the_loss_of_a_lease_has_a_reason_to_read() -> None:
-    """Told before its reason is there, the log would say nothing, and a second process of one id go on."""
+    """The reason must be set before `lost`, because the log and the check for a second process read it then."""
     one = Held()
-    said: list[tuple[str, bool]] = []
+    reasons: list[tuple[str, bool]] = []
     lost_is_set = one.holding.lost.set
 
     def told() -> None:
-        said.append((one.holding.why, one.holding.duplicate_process))
+        reasons.append((one.holding.why, one.holding.duplicate_process))
         lost_is_set()
 
     one.holding.lost.set = told  # type: ignore[method-assign]
     one.holding.drop("left to expire")
-    assert said == [("left to expire", False)]
+    assert reasons == [("left to expire", False)]

@@ -1,4 +1,4 @@
-"""One dead letter: its fields, what is left out of them, and what is no letter."""
+"""One dead letter: its fields, which may be missing, and what is rejected."""
 
 import base64
 import json
@@ -22,35 +22,33 @@ from leasehold.adapters.sources.protocol import Record
 
 
 def said(**fields: object) -> bytes:
-    """A letter as somebody wrote it: what it needs, and these."""
+    """Return a dead letter as another program writes it: the required fields and these."""
     needed = {"shard": "s", "lease": "l", "sequence_number": "7", "data": base64.b64encode(b"d").decode()}
     return json.dumps(needed | fields).encode()
 
 
 def test_a_letter_needs_little() -> None:
-    """A letter that another program wrote could not be handed over."""
+    """Dead letters written by other programs can be replayed."""
     assert dead_letter_from(said()) == DeadLetterEntry("", "", "s", "l", Record(b"d", "7"), "", "", 0, "", 0)
 
 
 @pytest.mark.parametrize("field", ["shard", "lease", "sequence_number", "data"])
 def test_a_missing_field_of_a_letter_is_named(field: str) -> None:
-    """A record would be handed over as one of another shard, or as an empty one."""
-    told = json.loads(said())
-    del told[field]
+    """A record is not replayed as one of another shard, or as an empty one."""
+    fields = json.loads(said())
+    del fields[field]
     with pytest.raises(BadDeadLetter, match=rf"^{field}: it is missing$"):
-        dead_letter_from(json.dumps(told).encode())
+        dead_letter_from(json.dumps(fields).encode())
 
 
 @pytest.mark.parametrize("line", [b"{", b"", b"\xff", b"[" * 100_000])
 def test_a_text_that_is_not_json_is_no_letter(line: bytes) -> None:
-    """One damaged letter would end a replay."""
     with pytest.raises(BadDeadLetter, match=r"^it is not JSON$"):
         dead_letter_from(line)
 
 
 @pytest.mark.parametrize("line", [b"[]", b"7", b"null"])
 def test_json_that_is_no_object_is_no_letter(line: bytes) -> None:
-    """One damaged letter would end a replay."""
     with pytest.raises(BadDeadLetter, match=r"^it is no object$"):
         dead_letter_from(line)
 
@@ -78,7 +76,7 @@ DECIMAL = "it wants a decimal number, as a text"
     ],
 )
 def test_a_field_of_another_kind_is_named(field: str, value: object, says: str) -> None:
-    """A damaged letter would be handed over as a record that never was."""
+    """A damaged dead letter is not replayed as a record that never existed."""
     with pytest.raises(BadDeadLetter) as refused:
         dead_letter_from(said(**{field: value}))
     assert str(refused.value) == f"{field}: {says}"
@@ -86,26 +84,25 @@ def test_a_field_of_another_kind_is_named(field: str, value: object, says: str) 
 
 @pytest.mark.parametrize("number", [0, WHOLE_MOST - 1])
 def test_whole_numbers_are_taken_up_to_the_bound(number: int) -> None:
-    """A letter of ours could not be read."""
     assert dead_letter_from(said(attempts=number)).attempts == number
 
 
 def test_letters_are_sorted_by_the_place_of_their_records() -> None:
-    """Records of one key would overtake each other."""
+    """Records of one key stay in order."""
     assert place_of(FULL.name) == (7, 3, FULL.name)
     assert place_of("notes.txt") is None
     assert place_of(f"x{FULL.name}") is None
 
 
 def test_a_letter_says_where_its_record_came_from_and_of_what_it_failed() -> None:
-    """Nobody could find the record, or mend its cause."""
+    """An operator can find the record and fix the cause."""
     made = dead_letter_for(batch(), ValueError("poison"), stream="other", table="t", now=9.0084)
     assert made == evolve(FULL, attempts=3, time_ms=9008)
     assert dead_letter_for(batch(""), ValueError("poison"), stream="other", table="t", now=0.0084).stream == "other"
 
 
 def test_a_letter_tells_what_was_raised_and_no_cause_of_the_users_own() -> None:
-    """The letter would say only that something was no exception, or hide what the handler chose to raise."""
+    """It contains what the handler chose to raise rather than our wrapper or its cause."""
     error = ValueError("mine")
     error.__cause__ = OSError("disk")
 
@@ -120,6 +117,6 @@ def test_a_letter_tells_what_was_raised_and_no_cause_of_the_users_own() -> None:
 
 
 def test_a_letter_that_failed_again_tells_of_that_attempt() -> None:
-    """The next reader would search for a cause that is mended."""
+    """The next reader does not search for a cause that has been fixed."""
     again = failed_again(FULL, OSError("y" * 2 * TEXT_MOST), worker="r-1", now=9.0124)
     assert again == evolve(FULL, alone=1, error="OSError", text="y" * TEXT_MOST, worker="r-1", time_ms=9012)

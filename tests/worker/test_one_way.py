@@ -1,4 +1,4 @@
-"""L-one-way: a worker whose requests arrive and whose responses do not, or the reverse, holds up no shard for long.
+"""L-one-way: a worker that loses either its requests or its responses holds up no shard for long.
 
 No shard is unread for longer than two lease times while another worker is healthy.
 """
@@ -28,22 +28,21 @@ Lost = Literal["every response", "responses to writes", "every request"]
 
 
 class OneWay:
-    """A connection that loses one direction from a time on.
+    """A connection that loses one direction from some time on.
 
-    Attributes:
-        since: The time from which it does.
+    `since` is the time from which it does.
     """
 
     def __init__(self, far: Any, lost: Lost, clock: Clock, reads: frozenset[str]) -> None:  # noqa: ANN401  a store, or objects
         self._far, self._lost, self._clock, self._reads = far, lost, clock, reads
         self.since = float("inf")
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the far side has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  any attribute of the far side
         there = getattr(self._far, name)
         if not callable(there) or name in {"close", "prove"}:
             return there
 
-        def call(*given: Any, **named: Any) -> Any:  # noqa: ANN401  as the far side
+        def call(*given: Any, **named: Any) -> Any:  # noqa: ANN401  the far side's signature
             sick = self._clock.now >= self.since
             if sick and self._lost == "every request":
                 raise OutcomeUnknown("the request is lost")
@@ -56,7 +55,7 @@ class OneWay:
 
 
 def _sick(layout: str, lost: Lost, clock: Clock) -> tuple[Store, Store, OneWay]:
-    """A healthy worker's store, a sick worker's on the same table, and what loses its responses."""
+    """Return a healthy worker's store, a sick worker's store on the same table, and what loses its responses."""
     if layout == "rows":
         table = FaultyStore()
         line = OneWay(table, lost, clock, frozenset({"list", "get"}))
@@ -67,7 +66,7 @@ def _sick(layout: str, lost: Lost, clock: Clock) -> tuple[Store, Store, OneWay]:
         return EtagStore(objects, ObjectLayout("fleet")), EtagStore(line, ObjectLayout("fleet")), line
     cells = MemoryStore().cells()
     line = OneWay(cells, lost, clock, frozenset({"list", "read"}))
-    healthy, sick = (SessionStore(each, gather=0.0) for each in (cells, line))
+    healthy, sick = (SessionStore(connection, gather=0.0) for connection in (cells, line))
     return healthy, sick, line
 
 
@@ -75,7 +74,7 @@ CONFIGS = {
     "kcl": Config(Kcl(), lease_seconds=LEASE_SECONDS),
     "kcl-rust": Config(KclRust(), lease_seconds=LEASE_SECONDS),
     "minimal": Config(Minimal(), lease_seconds=LEASE_SECONDS),
-    # In the proportions of the SDKs: a look every quarter of a lease time.
+    # In the proportions of the SDKs: the table is read four times per lease time.
     "event-hubs": Config(EventHubs(), lease_seconds=LEASE_SECONDS, cycle_seconds=LEASE_SECONDS / 4),
 }
 
@@ -87,7 +86,7 @@ CONFIGS = {
 def test_no_shard_waits_longer_than_two_lease_times_for_a_worker_with_a_one_way_line(
     layout: str, lost: Lost, rules: str, from_the_start: bool
 ) -> None:
-    """The sick worker's claims and renewals arrive, so that its leases look alive to others."""
+    """The sick worker's claims and renewals arrive, so its leases look alive to others."""
     clock = Clock()
     config = CONFIGS[rules]
     healthy_store, sick_store, line = _sick(layout, lost, clock)
@@ -109,10 +108,10 @@ def test_no_shard_waits_longer_than_two_lease_times_for_a_worker_with_a_one_way_
     for _ in range(1200):
         together([well, sick], 0.5)
         for key in read_at:
-            if key in well.held or any(each.key == key and not each.expired for each in sick.worker.holdings):
+            if key in well.held or any(holding.key == key and not holding.expired for holding in sick.worker.holdings):
                 read_at[key] = clock.now
         longest = max(longest, clock.now - min(read_at.values()))
-    # If reads are still answered, the sick worker steals again, and the lease that it took stands still from its
+    # If reads still succeed, the sick worker steals again, and the lease it took stands still from its
     # second try on, at its next look.
     looks = 2 * config.cycle_seconds if lost == "responses to writes" else 0.0
     assert longest <= 2 * LEASE_SECONDS + looks

@@ -1,4 +1,4 @@
-"""A handler that checkpoints by itself: what it returns from is not done by that."""
+"""Handlers that checkpoint by themselves: a batch is not done when they return."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ def _heard(
 
 
 def test_a_return_moves_no_checkpoint_and_a_late_word_does() -> None:
-    """A batch that a child still holds in memory would be skipped after its end."""
+    """A batch that a child process still holds in memory is not skipped after the child ends."""
     harness = ReaderHarness(ShardRecords(records(6), size=2))
     reading = harness.reading(final_checkpoint=_heard([]))
     harness.steps(reading, 3)
@@ -39,7 +39,7 @@ def test_a_return_moves_no_checkpoint_and_a_late_word_does() -> None:
 
 
 def test_a_handler_s_last_word_is_heard_before_its_lease_goes() -> None:
-    """A stop would have all since its last checkpoint come again."""
+    """After a stop, only what the handler has not finished comes again."""
     words: list[str] = []
     harness = ReaderHarness(ShardRecords(records(6), size=2))
     reading = harness.reading(
@@ -54,21 +54,21 @@ def test_a_handler_s_last_word_is_heard_before_its_lease_goes() -> None:
 
 
 def test_without_a_word_a_release_carries_nothing() -> None:
-    """A release that said how far the handler had returned would skip what it has not finished with."""
+    """The release does not checkpoint the last returned batch, which the handler may not have finished."""
     words: list[str] = []
     harness = ReaderHarness(ShardRecords(records(6), size=2))
     reading = harness.reading(final_checkpoint=_heard(words))
     harness.steps(reading, 3)
     harness.holding.ask_release()
-    asked = harness.clock.now
+    asked_at = harness.clock.now
     harness.until_over(reading)
     row = harness.store.row("s-0")
     assert (words, row.owner, row.checkpoint) == (["leaving"], None, TRIM_HORIZON)
-    assert harness.clock.now == asked, "the lease does not wait"
+    assert harness.clock.now == asked_at, "the lease does not wait"
 
 
 def test_after_a_fault_it_begins_again_at_its_checkpoint() -> None:
-    """A new child has none of the batches that the one before it was given and had not finished with."""
+    """A new child process has none of the batches that the previous one had not finished."""
 
     def does(delivery: Delivery) -> None:
         if len(harness.handed) == 2:
@@ -87,7 +87,7 @@ def test_after_a_fault_it_begins_again_at_its_checkpoint() -> None:
 
 
 def test_a_batch_for_which_a_thread_was_free_only_after_its_lease_had_expired_is_handed_over_later() -> None:
-    """It would count as handed over, and the next batch be read in its place."""
+    """The batch does not count as dispatched, so the next batch is not read in its place."""
     harness, executor = ReaderHarness(ShardRecords(records(4), size=2)), ManualExecutor()
     reading = harness.reading(dispatcher=Dispatcher(executor), final_checkpoint=_heard([]))
     harness.steps(reading, 2)
@@ -96,7 +96,7 @@ def test_a_batch_for_which_a_thread_was_free_only_after_its_lease_had_expired_is
     harness.steps(reading, 1)
     assert harness.holding.renew()
     for _ in range(6):
-        harness.dues[reading] = min(harness.dues[reading], harness.clock.now + 1.0)  # a call's end wakes its reading
+        harness.dues[reading] = min(harness.dues[reading], harness.clock.now + 1.0)  # a call's end wakes its reader
         harness.steps(reading, 1)
         while executor.waiting:
             executor.waiting.pop()()
@@ -105,7 +105,7 @@ def test_a_batch_for_which_a_thread_was_free_only_after_its_lease_had_expired_is
 
 @pytest.mark.parametrize("numbered", [False, True])
 def test_after_a_fault_before_its_first_checkpoint_it_begins_again_where_latest_was(numbered: bool) -> None:
-    """The word on the row means the tip of now: what the child before was given would be skipped, and then lost."""
+    """It begins at the pinned position, because LATEST in the row means the present tip."""
 
     def does(_delivery: Delivery) -> None:
         if len(harness.handed) == 2:
@@ -122,7 +122,7 @@ def test_after_a_fault_before_its_first_checkpoint_it_begins_again_where_latest_
 
 
 def test_a_batch_that_always_fails_stops_its_shard() -> None:
-    """Batches before it come again and pass: each of them would begin the count anew, for ever."""
+    """Earlier batches that come again and pass do not restart the count of attempts."""
 
     def does(delivery: Delivery) -> None:
         if delivery.records[-1].data == data(1, 5)[0]:
@@ -138,7 +138,7 @@ def test_a_batch_that_always_fails_stops_its_shard() -> None:
 
 
 def test_after_a_fault_in_its_last_word_a_lease_that_stays_is_read_from_its_checkpoint() -> None:
-    """The heir takes its request back, and a new child goes on behind what the one before it had not finished with."""
+    """If the next owner withdraws its request, a new child does not skip what the previous one had not finished."""
 
     def fail(_final_checkpoint: FinalCheckpoint) -> None:
         raise OSError("the child has ended")
@@ -148,13 +148,13 @@ def test_after_a_fault_in_its_last_word_a_lease_that_stays_is_read_from_its_chec
     reading = harness.reading(final_checkpoint=_heard(words, fail))
     harness.steps(reading, 3)
     harness.holding.asked(evolve(harness.holding.lease, next_owner="b-1"))
-    harness.steps(reading, 6)  # the row names nobody, as the gift finds
+    harness.steps(reading, 6)  # the row has no next owner, as the gift finds
     assert (words, harness.happened, harness.store.row("s-0").owner) == (["leaving"], ["initialize"], "a-1")
     assert harness.handed == [data(2), data(2, 2), data(2), data(2, 2), data(2, 4)]
 
 
 def test_what_its_last_word_has_checkpointed_before_it_failed_is_not_handed_over_again() -> None:
-    """A child that is started at the row's checkpoint would be given records from before it."""
+    """A new child starts at the row's checkpoint, and must not get records from before it."""
 
     def fail(final_checkpoint: FinalCheckpoint) -> None:
         if len(words) == 1:
@@ -173,7 +173,7 @@ def test_what_its_last_word_has_checkpointed_before_it_failed_is_not_handed_over
 def test_a_lease_goes_without_a_last_word_where_no_thread_can_hear_it(
     caplog: pytest.LogCaptureFixture, begun: bool
 ) -> None:
-    """Asked in vain again and again, without a pause, it would be held by a worker that cannot read it."""
+    """A worker that cannot read the lease neither holds it nor keeps asking in a loop."""
     harness, executor, words = ReaderHarness(ShardRecords(records(2))), ManualExecutor(refuses=not begun), list[str]()
     reading = harness.reading(dispatcher=Dispatcher(executor), final_checkpoint=_heard(words))
     harness.steps(reading, 2)
@@ -184,7 +184,7 @@ def test_a_lease_goes_without_a_last_word_where_no_thread_can_hear_it(
 
 
 def test_a_lease_goes_without_a_last_word_of_a_handler_that_was_given_up_and_hangs() -> None:
-    """Likewise; and its thread, which nobody can stop, may be at work for ever."""
+    """The worker does not keep asking in a loop, because the thread may be at work forever."""
     harness, executor, words = ReaderHarness(ShardRecords(records(2))), ManualExecutor(), list[str]()
 
     def hang(_delivery: Delivery) -> None:
@@ -201,7 +201,7 @@ def test_a_lease_goes_without_a_last_word_of_a_handler_that_was_given_up_and_han
 
 @pytest.mark.parametrize("silent", [0, 2])
 def test_a_shard_ends_by_its_word(silent: int) -> None:
-    """An end that nobody has checkpointed would lose what the handler still holds; Java is stuck then."""
+    """The shard ends only when the handler has checkpointed its end, so nothing that it holds is lost."""
     words: list[str] = []
 
     def end(final_checkpoint: FinalCheckpoint) -> None:
@@ -218,6 +218,6 @@ def test_a_shard_ends_by_its_word(silent: int) -> None:
 
 
 def test_a_handler_that_checkpoints_by_itself_goes_without_a_dead_letter() -> None:
-    """A letter says that a record is done; here only the handler's own checkpoint does."""
+    """A dead letter marks a record as done, and here only the handler's own checkpoint does."""
     with pytest.raises(ValueError, match=r"^dead_letter: a handler that checkpoints by itself goes without one$"):
         Handling(lambda _batch: None, final_checkpoint=lambda _parting: None, dead_letter=lambda _batch, _error: None)

@@ -1,4 +1,4 @@
-"""What an owner writes of how far behind it is, and what a listing makes of it."""
+"""What an owner writes about its lag, and what a listing makes of it."""
 
 import pytest
 from attrs import evolve
@@ -30,18 +30,18 @@ EMPTY = Batch((), None, 0.0, 0.2)
 
 
 def meter(lease: Lease | None = None) -> ProgressMeter:
-    """A meter of worker a that writes notes, by a wall clock that starts at NOW with the other clock at 0."""
+    """Return a meter of worker a that writes annotations, by a wall clock at NOW when the other clock is at 0."""
     moment[0] = 0.0
-    found = ProgressMeter(lease or Lease("s-0"), "a")
-    found.tell("vm-7", lambda: NOW + moment[0], 0.0)
-    return found
+    progress_meter = ProgressMeter(lease or Lease("s-0"), "a")
+    progress_meter.tell("vm-7", lambda: NOW + moment[0], 0.0)
+    return progress_meter
 
 
 moment = [0.0]
 
 
 def noted(found: ProgressMeter, now: float) -> Progress:
-    """What a row would say now."""
+    """Return the annotation that a row gets now."""
     moment[0] = now
     reach = progress_of(Lease("s-0", notes=found.notes(now)))
     assert reach is not None
@@ -49,53 +49,53 @@ def noted(found: ProgressMeter, now: float) -> Progress:
 
 
 class Columns(Batch):
-    """Records that came as columns, as for Spark: counted, and none of them an object here."""
+    """Records in columns, as for Spark. They are counted without becoming objects."""
 
     @property
     def count(self) -> int:
-        """As many as there are rows."""
+        """The number of rows."""
         return 3
 
 
 def test_a_batch_of_columns_is_read_like_any_other() -> None:
-    """Without it each batch of Spark's fast way would be a fault, and read again for ever."""
-    found = meter()
-    found.read(Columns((), Position("7"), 4.0, 0.2), 0.0)
-    assert noted(found, 10.0).behind == 14.0
-    found.done(moment[0])
-    assert noted(found, 10.0).behind == 4.0
+    """Batches of Spark's fast path are measured without making objects of their records."""
+    progress_meter = meter()
+    progress_meter.read(Columns((), Position("7"), 4.0, 0.2), 0.0)
+    assert noted(progress_meter, 10.0).behind == 14.0
+    progress_meter.done(moment[0])
+    assert noted(progress_meter, 10.0).behind == 4.0
 
 
 def test_a_batch_at_work_counts_as_unread_until_it_is_done() -> None:
-    """A hung handler would look as far behind as on the day it hung."""
-    found = meter()
-    found.read(BATCH, 0.0)
-    assert noted(found, 10.0).behind == 15.0
-    found.done(moment[0])
-    done = noted(found, 10.0)
+    """The lag of a hung handler grows."""
+    progress_meter = meter()
+    progress_meter.read(BATCH, 0.0)
+    assert noted(progress_meter, 10.0).behind == 15.0
+    progress_meter.done(moment[0])
+    done = noted(progress_meter, 10.0)
     assert (done.behind, done.end, done.arrived, done.read, done.host) == (4.0, False, NOW - 5, NOW, "vm-7")
-    found.read(EMPTY, 11.0)
-    tip = noted(found, 12.0)
+    progress_meter.read(EMPTY, 11.0)
+    tip = noted(progress_meter, 12.0)
     assert (tip.behind, tip.end, tip.arrived) == (0.0, True, NOW - 5)
 
 
 @pytest.mark.parametrize(("wait", "grows"), [(SILENT_SECONDS + 1, True), (0.0, False)])
 def test_a_handler_falls_behind_although_one_read_brings_all_that_waits(wait: float, grows: bool) -> None:
-    """What counts is how long the first record in hand has waited; the service calls such a read the tip."""
+    """Lag is how long the first unfinished record has waited. The service reports such a read as at the tip."""
     wall = [NOW]
-    found = ProgressMeter(Lease("s-0"), "a", 0.0)
-    found.tell("vm", lambda: wall[0], 0.0)
-    found.read(Batch((Record(b"x", "7", arrived=NOW - wait),), Position("7"), 0.0, 0.2), 0.0)
+    progress_meter = ProgressMeter(Lease("s-0"), "a", 0.0)
+    progress_meter.tell("vm", lambda: wall[0], 0.0)
+    progress_meter.read(Batch((Record(b"x", "7", arrived=NOW - wait),), Position("7"), 0.0, 0.2), 0.0)
     for step in range(1, STEPS + 1):
         now = step * STEP_SECONDS
         wall[0] = NOW + now
-        # Of 20 s only 2 s of records are handled; without a wait, all of them.
-        found.progressed(now, wall[0] - wait - (0.9 * now if grows else 0.0))
-    assert found.progress(now, wall[0]).grows == grows
+        # Only 2 s of the records of 20 s are handled; without a wait, all of them.
+        progress_meter.progressed(now, wall[0] - wait - (0.9 * now if grows else 0.0))
+    assert progress_meter.progress(now, wall[0]).grows == grows
 
 
 def test_the_age_of_the_first_record_lasts_until_a_handler_is_done_with_it() -> None:
-    """Neither a failed reading, nor an empty answer on the way, nor another owner, makes it younger."""
+    """A failing read, an empty response on the way, or a change of owner does not reset it."""
     first = meter()
     first.read(BATCH, 0.0)
     first.failed("its handler raised X", 30.0)
@@ -109,89 +109,87 @@ def test_the_age_of_the_first_record_lasts_until_a_handler_is_done_with_it() -> 
     assert second.progress(0.0, NOW + 100.0).behind == 105.0
     second.read(evolve(EMPTY, behind_seconds=3.0), 1.0)
     second.done(1.0)
-    told = second.progress(2.0, NOW + 102.0)
-    assert (told.behind, told.fault, told.done) == (107.0, "throttled", left.done)
+    progress = second.progress(2.0, NOW + 102.0)
+    assert (progress.behind, progress.fault, progress.done) == (107.0, "throttled", left.done)
     second.read(BATCH, 3.0)
     second.progressed(4.0, NOW + 104.0)
     assert second.progress(5.0, NOW + 105.0).oldest is not None
     second.done(5.0)
-    told = second.progress(5.0, NOW + 105.0)
-    assert (told.behind, told.oldest, told.fault) == (4.0, None, "")
+    progress = second.progress(5.0, NOW + 105.0)
+    assert (progress.behind, progress.oldest, progress.fault) == (4.0, None, "")
 
 
 def test_an_answer_at_the_tip_ends_the_age_of_what_an_earlier_owner_left() -> None:
-    """Nothing waits where the stream says that nothing is there."""
     left = Progress(NOW - 50, "a", behind=10.0, oldest=NOW - 60, fault="x", done=NOW - 70)
-    found = meter(Lease("s-0", notes=((NOTE, left.note),)))
-    assert found.progress(0.0, NOW).behind == 60.0
-    found.read(EMPTY, 1.0)
-    found.done(1.0)
-    told = noted(found, 1.0)
-    assert (told.behind, told.oldest, told.fault) == (0.0, None, "")
+    progress_meter = meter(Lease("s-0", notes=((NOTE, left.note),)))
+    assert progress_meter.progress(0.0, NOW).behind == 60.0
+    progress_meter.read(EMPTY, 1.0)
+    progress_meter.done(1.0)
+    progress = noted(progress_meter, 1.0)
+    assert (progress.behind, progress.oldest, progress.fault) == (0.0, None, "")
 
 
 def test_an_answer_that_does_not_end_is_a_fault_until_it_does() -> None:
-    """A service that sends its answer byte by byte is named as the cause."""
-    found = meter()
-    found.asking(0.0)
-    assert noted(found, SILENT_SECONDS).fault == ""
-    assert noted(found, SILENT_SECONDS + 1).fault == DRIPS
-    found.read(EMPTY, SILENT_SECONDS + 2)
-    assert noted(found, 100.0).fault == ""
-    found.asking(100.0)
-    found.failed("throttled", 101.0)
-    assert noted(found, 200.0).fault == "throttled"
+    """A service that sends its response byte by byte is named as the cause."""
+    progress_meter = meter()
+    progress_meter.asking(0.0)
+    assert noted(progress_meter, SILENT_SECONDS).fault == ""
+    assert noted(progress_meter, SILENT_SECONDS + 1).fault == DRIPS
+    progress_meter.read(EMPTY, SILENT_SECONDS + 2)
+    assert noted(progress_meter, 100.0).fault == ""
+    progress_meter.asking(100.0)
+    progress_meter.failed("throttled", 101.0)
+    assert noted(progress_meter, 200.0).fault == "throttled"
 
 
 def test_a_look_at_a_request_that_is_under_way_is_no_reading() -> None:
-    """The time of the last answer stays."""
-    found = meter()
-    found.read(EMPTY, 0.0)
-    found.done(0.0)
-    found.read(evolve(EMPTY, behind_seconds=None, answered=False), 50.0)
-    found.done(50.0)
-    told = noted(found, 50.0)
-    assert (told.read, told.done, told.behind) == (NOW, NOW, 50.0)
+    progress_meter = meter()
+    progress_meter.read(EMPTY, 0.0)
+    progress_meter.done(0.0)
+    progress_meter.read(evolve(EMPTY, behind_seconds=None, answered=False), 50.0)
+    progress_meter.done(50.0)
+    progress = noted(progress_meter, 50.0)
+    assert (progress.read, progress.done, progress.behind) == (NOW, NOW, 50.0)
 
 
 def test_a_reader_that_reads_nothing_falls_behind() -> None:
-    """A throttled shard would stay at the lag of its last reading, and no alarm tell."""
-    found = meter()
-    found.read(EMPTY, 0.0)
-    assert noted(found, SILENT_SECONDS - 1).behind == 0.0
-    assert noted(found, 100.0).behind == 100.0
+    """The lag of a throttled shard grows, so that an alarm notices it."""
+    progress_meter = meter()
+    progress_meter.read(EMPTY, 0.0)
+    assert noted(progress_meter, SILENT_SECONDS - 1).behind == 0.0
+    assert noted(progress_meter, 100.0).behind == 100.0
 
 
 def test_no_time_is_told_unasked_and_every_time_afterwards() -> None:
-    """A simulated fleet would write real times; and what nobody ever could read would say nothing of it."""
+    """A simulated worker does not write real times, and a reader that never could read still writes that."""
     assert ProgressMeter(Lease("s-0"), "a").notes(1.0) == ()
     assert not ProgressMeter(Lease("s-0"), "a").untold(1_000.0)
-    found = meter()
-    assert (found.untold(FIRST_SECONDS - 1), found.untold(FIRST_SECONDS)) == (False, True)
-    noted(found, FIRST_SECONDS)
+    progress_meter = meter()
+    assert (progress_meter.untold(FIRST_SECONDS - 1), progress_meter.untold(FIRST_SECONDS)) == (False, True)
+    noted(progress_meter, FIRST_SECONDS)
     again = FIRST_SECONDS + TELL_SECONDS
-    assert (found.untold(again - 1), found.untold(again)) == (False, True)
+    assert (progress_meter.untold(again - 1), progress_meter.untold(again)) == (False, True)
 
 
 def test_a_handler_that_has_ended_is_at_work_no_more() -> None:
-    """A shard that waits for its next attempt would look as if its handler hung."""
+    """A shard that waits for its next attempt does not look as if its handler hung."""
     for ended in (ProgressMeter.rested, lambda each: each.done(2.0)):
-        found = meter()
-        found.working(1.0)
-        assert noted(found, 2.0).work == NOW + 1.0
-        ended(found)
-        assert noted(found, 3.0).work is None
+        progress_meter = meter()
+        progress_meter.working(1.0)
+        assert noted(progress_meter, 2.0).work == NOW + 1.0
+        ended(progress_meter)
+        assert noted(progress_meter, 3.0).work is None
 
 
 def test_moves_are_counted_from_owner_to_owner() -> None:
-    """A lease that flaps between two workers would look as quiet as any other."""
+    """A lease that flaps between two workers does not look stable."""
     first = Progress(NOW, "b", moves=2)
     row = Lease("s-0", owner="b", idle=1.0, notes=((NOTE, first.note),))
     for worker, moves in (("b", 2), ("a", 3)):
-        found = ProgressMeter(row, worker)
-        found.tell("vm", lambda: NOW, 0.0)
-        found.read(EMPTY, 0.0)
-        assert noted(found, 0.0).moves == moves
+        progress_meter = ProgressMeter(row, worker)
+        progress_meter.tell("vm", lambda: NOW, 0.0)
+        progress_meter.read(EMPTY, 0.0)
+        assert noted(progress_meter, 0.0).moves == moves
     assert lag_of(evolve(row, owner="a"), NOW, 10.0).moves == 3
 
 
@@ -214,12 +212,12 @@ def test_moves_are_counted_from_owner_to_owner() -> None:
     ],
 )
 def test_a_note_that_cannot_be_read_says_nothing(note: str) -> None:
-    """Anybody who may write to the table could end every command that looks at it."""
+    """A writer with access to the table cannot break the commands that read it."""
     assert progress_of(Lease("s-0", notes=((NOTE, note),))) is None
 
 
 def row(owner: str | None, reach: Progress, idle: float = 1.0) -> Lease:
-    """A lease with this note."""
+    """Return a lease with this annotation."""
     return Lease("s-0", owner=owner, idle=idle, notes=((NOTE, reach.note),))
 
 
@@ -241,7 +239,7 @@ TOLD = Progress(NOW - 10, "a", "vm-7", 1, behind=2.0, end=False, arrived=NOW - 1
     ],
 )
 def test_a_row_tells_of_lag(lease: Lease, lag: LeaseLag) -> None:
-    """A lease that nobody reads would look as good as on the day it was left."""
+    """A lease that no worker reads does not keep its last good values."""
     assert lag_of(lease, NOW, 10.0) == lag
 
 
@@ -252,10 +250,10 @@ def test_a_row_tells_of_lag(lease: Lease, lag: LeaseLag) -> None:
         (row("a", evolve(TOLD, read=NOW - 10 - SILENT_SECONDS)), False),
         (row("a", evolve(TOLD, read=NOW - 11 - SILENT_SECONDS)), True),
         (row("a", evolve(TOLD, read=None)), True),
-        # The first record that is not handled is known, and so is its age.
+        # The first unhandled record is known, and so is its age.
         (row("a", evolve(TOLD, read=NOW - 90, oldest=NOW - 91)), False),
         (row("a", evolve(TOLD, behind=None, read=None)), False),
-        # Nobody has asked since.
+        # No request was made since.
         (row(None, TOLD), False),
         (row(None, evolve(TOLD, at=NOW - 90, read=NOW - 90)), True),
         (row("a", evolve(TOLD, at=NOW - 90, read=NOW - 90), idle=99.0), True),
@@ -263,21 +261,21 @@ def test_a_row_tells_of_lag(lease: Lease, lag: LeaseLag) -> None:
     ],
 )
 def test_lag_is_a_lower_bound_where_the_stream_has_not_answered(lease: Lease, at_least: bool) -> None:
-    """A number that counts silence is marked wherever it is shown."""
+    """A lag that includes silence is marked wherever it is shown."""
     lag = lag_of(lease, NOW, 10.0)
     whole = fleet_lag({"s-0": lag, "s-1": LeaseLag(1.0)})
     assert (lag.at_least, lag.as_json().get("at_least", False), whole.at_least) == (at_least,) * 3
 
 
 def test_the_application_is_as_far_behind_as_its_worst_lease() -> None:
-    """An alarm on the whole would need every lease's own series."""
+    """One alarm on the whole does not need a series for each lease."""
     rows = [evolve(row("a", TOLD), key="s-0"), evolve(row(None, TOLD), key="s-1"), Lease("s-2", owner="j", idle=1.0)]
     whole = fleet_lag(lags_of([*rows, Lease("s-3", checkpoint=SHARD_END)], NOW, 10.0))
     assert (whole.most, whole.total) == (12.0, 14.0)
 
 
 def test_a_renewal_carries_the_note_and_only_where_notes_are_free() -> None:
-    """Nobody but the owner would ever know how far behind it is; or blobs' readers would see a renewal too many."""
+    """Others learn an owner's lag. On blobs, where annotations look like renewals, it is not written."""
     clock, store = Clock(), FaultyStore()
     source = ListSource(four_shards())
     source.shard_logs["s-0"] = ShardRecords(records(3), size=20)
@@ -291,13 +289,13 @@ def test_a_renewal_carries_the_note_and_only_where_notes_are_free() -> None:
     assert progress_of(store.get(["s-0"])[0]) is None
     clock.now += TELL_SECONDS
     ours.worker.renew(clock.now)
-    told = progress_of(store.get(["s-0"])[0])
-    assert told is not None
-    assert (told.owner, told.host, told.read) == (holding.lease.owner, "vm-7", NOW - TELL_SECONDS)
+    progress = progress_of(store.get(["s-0"])[0])
+    assert progress is not None
+    assert (progress.owner, progress.host, progress.read) == (holding.lease.owner, "vm-7", NOW - TELL_SECONDS)
 
 
 def test_the_stream_is_asked_where_no_row_tells() -> None:
-    """Of a fleet of Java workers no lag would be known at all."""
+    """The lag of Java workers is known, too."""
     java = Lease("s-0", owner="java", checkpoint=Position("10"))
     assert asked(FaultySource(four_shards(), present=Position("12")), [java], {"s-0": LeaseLag()}) == {
         "s-0": LeaseLag(None, 2)
@@ -309,17 +307,17 @@ def test_the_stream_is_asked_where_no_row_tells() -> None:
     source.shard_logs["s-0"] = ShardRecords(waiting, size=20)
     assert asked(source, [evolve(java, checkpoint=Position("100"))], {"s-0": LeaseLag()})["s-0"].seconds == 30.0
     assert [reader.closed for reader in source.readers] == [True]
-    # Nobody has been at LATEST yet, so that a batch read there tells nothing.
+    # No worker has read at LATEST yet, so a batch read there shows nothing.
     unknown = {"s-0": LeaseLag()}
     assert asked(source, [evolve(java, checkpoint=LATEST)], unknown) == unknown
     assert len(source.readers) == 1
 
 
 def test_how_far_behind_is_unknown_until_a_reading_has_told() -> None:
-    """A shard of which nobody knows anything would be said to be at its end; the worker's metrics would fail."""
-    found = meter()
-    assert found.behind(0.0) is None
-    found.read(Batch((), None, None, 0.2), 1.0)
-    assert found.behind(40.0) is None
-    found.read(EMPTY, 41.0)
-    assert found.behind(41.0) == 0.0
+    """A shard without data is not reported as at its end, and the worker's metrics do not fail."""
+    progress_meter = meter()
+    assert progress_meter.behind(0.0) is None
+    progress_meter.read(Batch((), None, None, 0.2), 1.0)
+    assert progress_meter.behind(40.0) is None
+    progress_meter.read(EMPTY, 41.0)
+    assert progress_meter.behind(41.0) == 0.0

@@ -1,4 +1,4 @@
-"""One held lease being read, step by step: order, faults, thefts, ends."""
+"""One held lease being read, step by step: order, faults, steals, ends."""
 
 import math
 from collections.abc import Callable
@@ -31,7 +31,6 @@ from leasehold_lab.simulator.world.world import (
 
 
 def test_records_are_handed_over_in_order_and_checkpointed() -> None:
-    """Without it a restart would hand them all over again."""
     harness = ReaderHarness(ShardRecords(records(5), size=2))
     harness.steps(harness.reading(), 4)
     assert harness.handed == [data(2), data(2, 2), data(1, 4)]
@@ -40,7 +39,7 @@ def test_records_are_handed_over_in_order_and_checkpointed() -> None:
 
 
 def test_a_shard_is_read_under_the_number_that_its_handler_is_given() -> None:
-    """Without it what repeats a batch under the ownership's number would be shut out by that ownership's own reader."""
+    """The source gets the handler's epoch, so that a sink which fences by it accepts the owner's own reader."""
     source, tokens = FaultySource(), []
     harness = ReaderHarness(source=source, does=lambda delivery: tokens.append(delivery.epoch))
     assert harness.holding.renew()
@@ -51,7 +50,7 @@ def test_a_shard_is_read_under_the_number_that_its_handler_is_given() -> None:
 
 
 def test_checkpoints_may_be_spared() -> None:
-    """Without it a busy shard would cost a write for each batch."""
+    """A busy shard does not cost a write per batch."""
     harness = ReaderHarness(ShardRecords(records(5), size=1))
     reading = harness.reading(checkpoint_seconds=60)
     harness.steps(reading, 6)
@@ -63,7 +62,7 @@ def test_checkpoints_may_be_spared() -> None:
 
 
 def test_a_child_waits_for_its_parents() -> None:
-    """Without it records of one key would be handed over in the wrong order (L12)."""
+    """Records of one key stay in order (L12)."""
     harness = ReaderHarness(lease=Lease("s-0", parents=("p",)))
     placed(harness.store, Lease("p", owner="z-1", checkpoint=Position("3")))
     reading = harness.reading()
@@ -75,18 +74,18 @@ def test_a_child_waits_for_its_parents() -> None:
 
 
 def test_a_child_begins_with_what_was_had_of_its_parents() -> None:
-    """Without it rows that a sink sent again behind a split would be handed over twice (R4)."""
-    had = Had()
-    had.note(Tag("q", 1, 0, "0", "e", 9), Position("5"))
-    parent = Lease("p", checkpoint=evolve(SHARD_END, token=had.token), hash_range=(0, 9))
+    """Rows that a sink sends again after a split are recognized as duplicates (R4)."""
+    history = Had()
+    history.note(Tag("q", 1, 0, "0", "e", 9), Position("5"))
+    parent = Lease("p", checkpoint=evolve(SHARD_END, token=history.token), hash_range=(0, 9))
     harness = ReaderHarness(lease=Lease("s-0", parents=("p",)))
     start = ReadingStart(harness.holding, harness.source, MINIMAL).find({"p": parent})
     assert start == TRIM_HORIZON
-    assert start.token == inherited([parent]) != ""  # equality of positions leaves tokens out
+    assert start.token == inherited([parent]) != ""  # comparing positions ignores tokens
 
 
 def test_latest_is_pinned_before_the_first_read_and_stays() -> None:
-    """Without it what arrives before the first checkpoint would be lost with a crash."""
+    """What arrives before the first checkpoint is not lost in a crash."""
     harness = ReaderHarness(ShardRecords(records(2)), lease=Lease("s-0", checkpoint=LATEST))
     harness.steps(harness.reading(), 1)
     pinned = at_timestamp(FIRST_MS + 2)
@@ -100,7 +99,7 @@ def test_latest_is_pinned_before_the_first_read_and_stays() -> None:
 
 @pytest.mark.parametrize("noted", [False, True])
 def test_reading_begins_behind_the_number_that_latest_is_pinned_to(noted: bool) -> None:
-    """A partition that has events already would be held and never read."""
+    """A partition that already has events is read from the first event after that number."""
     source, latest = FaultySource(), Position("101", 0, "101")
     source.present = latest
     notes = latest_notes(latest) if noted else ()
@@ -111,7 +110,7 @@ def test_reading_begins_behind_the_number_that_latest_is_pinned_to(noted: bool) 
 
 
 def test_latest_is_pinned_once_whether_or_not_the_store_answers() -> None:
-    """Without it the second try would pin a later present, and skip what arrived in between."""
+    """Nothing is skipped by pinning a later position at a second try."""
     harness = ReaderHarness(ShardRecords(records(2)), lease=Lease("s-0", checkpoint=LATEST))
     harness.store.lose_replies = 1
     reading = harness.reading()
@@ -124,7 +123,7 @@ def test_latest_is_pinned_once_whether_or_not_the_store_answers() -> None:
 
 
 def test_a_record_that_a_reader_passed_and_did_not_deliver_is_read_again() -> None:
-    """Without it a source of a user's own that raises in the midst of a reading would lose what it had fetched."""
+    """A source that raises in the middle of a read does not lose what it fetched."""
 
     def break_off_once(_batch: Batch) -> None:
         if len(harness.source.opened) == 1:
@@ -136,7 +135,7 @@ def test_a_record_that_a_reader_passed_and_did_not_deliver_is_read_again() -> No
 
 
 def test_no_record_is_read_while_latest_cannot_be_pinned() -> None:
-    """Without it the first read could come before the note that makes it safe."""
+    """The annotation that makes the first read safe is written before it."""
     harness = ReaderHarness(ShardRecords(), lease=Lease("s-0", checkpoint=LATEST))
     harness.store.down = True
     harness.steps(harness.reading(), 2)
@@ -144,7 +143,7 @@ def test_no_record_is_read_while_latest_cannot_be_pinned() -> None:
 
 
 def test_a_lease_that_is_lost_while_latest_is_pinned_is_left_unread() -> None:
-    """It would be read from wherever the thief begins, without a word to the observer that it is lost."""
+    """The observer is told that the lease is lost."""
     harness = ReaderHarness(lease=Lease("s-0", checkpoint=LATEST))
     harness.rob()
     harness.until_over(harness.reading())
@@ -152,11 +151,11 @@ def test_a_lease_that_is_lost_while_latest_is_pinned_is_left_unread() -> None:
 
 
 def test_a_shard_that_opens_only_at_the_second_try_is_told_then() -> None:
-    """An observer would be told of the end of what it never heard the beginning of."""
+    """The observer gets no end without a beginning."""
 
     @define
     class Shut(FaultySource):
-        """Opens nothing the first time."""
+        """Fails to open the first time."""
 
         def open(self, lease: Lease, start: Position) -> Reader:
             if not harness.source.opened:
@@ -170,7 +169,7 @@ def test_a_shard_that_opens_only_at_the_second_try_is_told_then() -> None:
 
 
 def test_a_link_is_closed_before_anybody_hears_that_its_lease_is_left() -> None:
-    """Whoever hears of it would find the former owner's link still in the way of the next."""
+    """The former owner's link is not in the way of the next owner."""
     source, closed = FaultySource(), list[bool]()
     harness = ReaderHarness(source=source)
     reading = harness.reading(observer=lambda _happening, _holding: closed.append(source.readers[0].closed))
@@ -190,7 +189,7 @@ class Uncountable(Batch):
 
 
 def test_a_batch_that_could_not_be_held_is_read_again() -> None:
-    """It would count as read, and none of its records be handed over."""
+    """It does not count as read, so none of its records is lost."""
 
     def broken_once(batch: Batch) -> Batch:
         made = Uncountable if len(harness.source.opened) == 1 else Batch
@@ -202,7 +201,7 @@ def test_a_batch_that_could_not_be_held_is_read_again() -> None:
 
 
 def test_a_lease_that_was_lost_in_a_handler_is_left_at_once_where_no_checkpoint_is_due() -> None:
-    """The next owner's word would come only with the next reading of what is not ours any more."""
+    """The observer is told at once, not after another read."""
 
     def robbed(_delivery: Delivery) -> None:
         if len(harness.handed) == 2:
@@ -215,7 +214,7 @@ def test_a_lease_that_was_lost_in_a_handler_is_left_at_once_where_no_checkpoint_
 
 
 def test_a_time_that_only_the_settings_know_is_taken_from_them() -> None:
-    """Without it a row written by KCL would start somewhere else."""
+    """A row written by the KCL starts where the settings say."""
     start = at_timestamp(1_600_000_000_000)
     harness = ReaderHarness(
         lease=Lease("s-0", checkpoint=Position("AT_TIMESTAMP")), config=evolve(MINIMAL, initial_position=start)
@@ -225,7 +224,7 @@ def test_a_time_that_only_the_settings_know_is_taken_from_them() -> None:
 
 
 def test_a_handler_that_raises_gets_the_rest_of_its_batch_again() -> None:
-    """Without it one passing fault would lose records, or repeat those already checkpointed."""
+    """A passing fault loses no record, and repeats none that is already checkpointed."""
 
     def fails_once(delivery: Delivery) -> None:
         if len(harness.handed) == 1:
@@ -239,7 +238,7 @@ def test_a_handler_that_raises_gets_the_rest_of_its_batch_again() -> None:
 
 
 def test_a_reading_that_is_hurried_waits_for_its_time_all_the_same() -> None:
-    """Without it a handler that fails at once burns all its attempts at once, and a shard is asked too often."""
+    """A handler that fails at once does not use up its attempts at once, and a shard is not read too often."""
 
     def fails_once(_delivery: Delivery) -> None:
         if len(harness.handed) == 1:
@@ -259,7 +258,7 @@ def test_a_reading_that_is_hurried_waits_for_its_time_all_the_same() -> None:
 
 
 def test_a_handler_that_keeps_raising_stops_its_shard_and_skips_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """Without it a poisoned record would be skipped silently, or retried for ever by the same worker."""
+    """A poisoned record is neither skipped silently nor retried forever by the same worker."""
 
     def fails(_delivery: Delivery) -> None:
         raise OSError("for good")
@@ -275,22 +274,22 @@ def test_a_handler_that_keeps_raising_stops_its_shard_and_skips_nothing(caplog: 
 
 
 def test_a_handler_whose_lease_was_stolen_is_told_so() -> None:
-    """Without it a handler could commit on the strength of a checkpoint that was refused."""
-    told: list[bool] = []
+    """A handler must not commit because of a checkpoint that was rejected."""
+    lost: list[bool] = []
 
     def robbed(delivery: Delivery) -> None:
         harness.rob()
-        told.append(delivery.checkpoint())
-        told.append(delivery.lost)
+        lost.append(delivery.checkpoint())
+        lost.append(delivery.lost)
 
     harness = ReaderHarness(does=robbed)
     harness.until_over(harness.reading())
-    assert (told, harness.happened) == ([False, True], ["initialize", "lease-lost"])
+    assert (lost, harness.happened) == ([False, True], ["initialize", "lease-lost"])
     assert harness.store.row("s-0").checkpoint == TRIM_HORIZON
 
 
 def test_after_a_theft_work_done_may_be_said_late() -> None:
-    """Without the option the thief would do again what was done already."""
+    """With `late_checkpoints` the new owner does not repeat what was done."""
 
     def robbed(_delivery: Delivery) -> None:
         harness.rob()
@@ -302,7 +301,7 @@ def test_after_a_theft_work_done_may_be_said_late() -> None:
 
 
 def test_a_checkpoint_beyond_the_batch_is_refused() -> None:
-    """Without it a handler could skip records it never saw."""
+    """A handler cannot skip records it never saw."""
     refused: list[str] = []
 
     def overreaches(delivery: Delivery) -> None:
@@ -316,7 +315,7 @@ def test_a_checkpoint_beyond_the_batch_is_refused() -> None:
 
 
 def test_a_shard_ends_after_its_last_record_and_its_childrens_leases() -> None:
-    """Without this order a crash in between would strand the children, or skip the tail (L3)."""
+    """In this order a crash in between neither strands the children nor skips the tail (L3)."""
     children = (shard("c-0", 0, 4, "s-0"), shard("c-1", 5, 9, "s-0"))
     harness = ReaderHarness(ShardRecords(records(3), children, ended=True))
     harness.until_over(harness.reading())
@@ -333,7 +332,7 @@ def test_a_shard_ends_after_its_last_record_and_its_childrens_leases() -> None:
 
 
 def test_a_handler_that_fails_on_the_last_batch_keeps_the_shard_open() -> None:
-    """Without it the end of a shard could overtake its last records."""
+    """The end of a shard does not overtake its last records."""
 
     def fails(_delivery: Delivery) -> None:
         raise OSError("for good")
@@ -345,7 +344,7 @@ def test_a_handler_that_fails_on_the_last_batch_keeps_the_shard_open() -> None:
 
 
 def test_a_merged_child_waits_for_the_lease_of_its_other_parent() -> None:
-    """Without it the child could be read before a parent that nobody has met yet."""
+    """A child is not read before a parent that no worker has found yet."""
     child = shard("c-0", 0, 9, "s-0", "s-1")
     harness = ReaderHarness(ShardRecords(records(1), (child,), ended=True))
     harness.source.listed = [shard("s-0", 0, 4, open=False), shard("s-1", 5, 9, open=False), child]
@@ -355,7 +354,7 @@ def test_a_merged_child_waits_for_the_lease_of_its_other_parent() -> None:
 
 
 def test_an_end_without_named_children_looks_them_up() -> None:
-    """Without it services that do not name children would leave the rest of the stream unread."""
+    """Some services do not name children."""
     harness = ReaderHarness(ShardRecords(records(1), ended=True))
     harness.source.listed = [shard("s-0", 0, 9, open=False), shard("c-0", 0, 9, "s-0")]
     harness.until_over(harness.reading())
@@ -363,7 +362,7 @@ def test_an_end_without_named_children_looks_them_up() -> None:
 
 
 def test_kcl_keeps_the_owner_of_a_finished_lease() -> None:
-    """Without it a fleet under KCL's rules would count its load differently from KCL."""
+    """The KCL counts such leases as load, so a group with its rules must count the same."""
     harness = ReaderHarness(ShardRecords(records(1), ended=True), config=KCL)
     harness.until_over(harness.reading())
     assert (harness.store.row("s-0").owner, harness.store.row("s-0").ended) == ("a-1", True)
@@ -371,8 +370,6 @@ def test_kcl_keeps_the_owner_of_a_finished_lease() -> None:
 
 
 def test_a_shard_that_cannot_be_read_stops_and_is_released() -> None:
-    """Without it a worker would hold for ever what it cannot read."""
-
     class Broken(ListSource):
         def open(self, lease: Lease, start: Position) -> Never:
             raise SourceError(f"{lease.key} at {start.sequence}: no such shard")
@@ -383,7 +380,7 @@ def test_a_shard_that_cannot_be_read_stops_and_is_released() -> None:
 
 
 def test_a_checkpoint_of_unknown_outcome_is_settled_before_the_next() -> None:
-    """Without it a lost reply would either stop the reader or move a checkpoint back."""
+    """A lost response neither stops the reader nor moves a checkpoint back."""
     harness = ReaderHarness(ShardRecords(records(4), size=2))
     reading = harness.reading()
     harness.steps(reading, 1)
@@ -394,7 +391,7 @@ def test_a_checkpoint_of_unknown_outcome_is_settled_before_the_next() -> None:
 
 
 def test_parting_comes_before_another_attempt_and_keeps_what_is_done() -> None:
-    """Without it a failing handler would hold up every shutdown."""
+    """A failing handler does not hold up a shutdown."""
 
     def fails_on_the_second(delivery: Delivery) -> None:
         if delivery.records[0].data == b"2":
@@ -410,7 +407,7 @@ def test_parting_comes_before_another_attempt_and_keeps_what_is_done() -> None:
 
 
 def test_a_lease_that_starts_at_a_time_that_nobody_says_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever finds that old records are handled would not know of which lease."""
+    """If old records are processed, the log names the lease."""
     harness = ReaderHarness(lease=Lease("s-0", checkpoint=Position("AT_TIMESTAMP")))
     harness.steps(harness.reading(), 2)
     assert harness.source.opened == [("s-0", TRIM_HORIZON)]
@@ -418,7 +415,7 @@ def test_a_lease_that_starts_at_a_time_that_nobody_says_is_named(caplog: pytest.
 
 
 def unlinked_for(seconds: float) -> Callable[[Batch], Batch]:
-    """Readings that say for how long the link was not ours."""
+    """Return a callback for reads that says for how long the link was not ours."""
     return lambda batch: evolve(batch, unlinked_seconds=seconds)
 
 
@@ -428,7 +425,7 @@ def unlinked_for(seconds: float) -> Callable[[Batch], Batch]:
 def test_a_link_that_opened_late_hands_nothing_over_once_the_lease_is_anothers(
     renewals: float, handed: list[list[bytes]]
 ) -> None:
-    """Without it a link that opens after a theft drives the thief's out, and hands over what that one handed over."""
+    """A link that opens after a steal drives out the new owner's, and must not repeat what that one processed."""
     source = FaultySource(on_read=unlinked_for(renewals * MINIMAL.renew_seconds))
     harness = ReaderHarness(source=source)
     reading = harness.reading()
@@ -439,7 +436,7 @@ def test_a_link_that_opened_late_hands_nothing_over_once_the_lease_is_anothers(
 
 
 def test_a_link_that_opened_late_waits_until_a_renewal_has_shown_whose_the_lease_is() -> None:
-    """Without it a store that is away for a moment would let a former owner hand over all the same."""
+    """If the store is away for a moment, a former owner does not process records."""
     source = FaultySource(on_read=unlinked_for(MINIMAL.lease_seconds))
     harness = ReaderHarness(source=source)
     reading = harness.reading()
@@ -461,7 +458,7 @@ def test_a_link_that_opened_late_waits_until_a_renewal_has_shown_whose_the_lease
 def test_a_late_checkpoint_is_never_back_and_never_beyond_what_was_handled(
     sizes: list[int], stolen: int, new_owner: int, fails: int
 ) -> None:
-    """Without it a theft would set the new owner back, or put records behind a checkpoint that nobody handled."""
+    """A steal neither sets the new owner back nor moves the checkpoint past unprocessed records."""
     calls = iter(range(100))
     before: list[Position] = []
 
@@ -488,7 +485,7 @@ def test_a_late_checkpoint_is_never_back_and_never_beyond_what_was_handled(
 
 
 def test_a_doubt_outlives_the_batch_that_raised_it() -> None:
-    """Without it a batch that was forgotten for want of budget would be read again, and handed over unconfirmed."""
+    """A batch that was forgotten for lack of budget and read again is still unconfirmed."""
     source = FaultySource(on_read=unlinked_for(MINIMAL.lease_seconds))
     harness = ReaderHarness(source=source)
     reading = harness.reading()
@@ -496,7 +493,7 @@ def test_a_doubt_outlives_the_batch_that_raised_it() -> None:
     harness.store.down = True
     harness.steps(reading, 1)
     source.on_read = unlinked_for(0.0)
-    reading._memory.drop()  # noqa: SLF001  as another reading does that wants its budget
+    reading._memory.drop()  # noqa: SLF001  as a reader does that needs the budget
     harness.store.down = False
     harness.rob()
     harness.until_over(reading)
@@ -504,7 +501,7 @@ def test_a_doubt_outlives_the_batch_that_raised_it() -> None:
 
 
 def test_a_doubt_ends_with_one_renewal_and_its_batch_is_handed_over_once() -> None:
-    """Without it a link that opened late once would cost a renewal with each batch from then on."""
+    """A link that once opened late does not cost a renewal for every later batch."""
     source = FaultySource(on_read=unlinked_for(MINIMAL.lease_seconds))
     harness = ReaderHarness(ShardRecords(records(4), size=2), source=source)
     reading = harness.reading()
@@ -519,13 +516,13 @@ def test_a_doubt_ends_with_one_renewal_and_its_batch_is_handed_over_once() -> No
         renewals.extend([write] if isinstance(write, RenewLease) else [])
         return stored(write)
 
-    harness.store.write = counted  # type: ignore[method-assign]  # to count
+    harness.store.write = counted  # type: ignore[method-assign]  # to count the writes
     harness.steps(reading, 4)
     assert (harness.handed, len(renewals)) == ([data(2), data(2, 2)], 1)
 
 
 def test_after_a_theft_with_nothing_done_nothing_is_written() -> None:
-    """Without it every theft of an idle shard would end in a fault in place of an end."""
+    """The steal of an idle shard does not end in a fault."""
     harness = ReaderHarness()
     reading = harness.reading(late_checkpoints=True)
     harness.steps(reading, 1)

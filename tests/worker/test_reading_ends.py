@@ -1,4 +1,4 @@
-"""How the reading of a lease ends, step by step: stolen in between, asked to part, or ended by a user's exception."""
+"""How the reading of a lease ends, step by step: stolen meanwhile, asked to release, or ended by a user's exception."""
 
 import logging
 import math
@@ -24,18 +24,18 @@ from leasehold_lab.simulator.world.world import ListReader, ShardRecords, record
 
 
 def of_kind(store: FaultyStore, kind: type[Write]) -> list[Write]:
-    """The writes of this kind that were asked for."""
+    """Return the requested writes of this kind."""
     return [write for write in store.asked if isinstance(write, kind)]
 
 
 def found_robbed(harness: ReaderHarness) -> None:
-    """It is taken, and a renewal tells so."""
+    """Let it be stolen, and let a renewal find that out."""
     harness.rob()
     assert not harness.holding.renew()
 
 
 def test_a_batch_read_while_the_lease_was_lost_is_not_handed_over() -> None:
-    """Two workers would handle it; and the observer must hear why reading ended."""
+    """Only the new owner processes it, and the observer is told why reading ended."""
     source = FaultySource()
     harness = ReaderHarness(source=source)
     source.on_read = lambda _batch: found_robbed(harness)
@@ -44,7 +44,7 @@ def test_a_batch_read_while_the_lease_was_lost_is_not_handed_over() -> None:
 
 
 def test_a_worker_that_slept_before_the_end_of_its_shard_creates_no_children() -> None:
-    """The children may have been finished and deleted by others meanwhile."""
+    """Other workers may have finished and deleted the children meanwhile."""
     for slept_in in (None, CreateLease):
         harness = ReaderHarness()
         children = (Shard("s-1", parents=("s-0",)), Shard("s-2", parents=("s-0",)))
@@ -64,7 +64,7 @@ def test_a_worker_that_slept_before_the_end_of_its_shard_creates_no_children() -
 
 
 def test_a_theft_during_the_handler_ends_the_reading_in_the_same_step() -> None:
-    """Its observer would hear of it only when the next batch is due, and hold its state until then."""
+    """The observer does not hold its state until the next batch is due."""
     for lost in (ReaderHarness.rob, found_robbed):
         harness = ReaderHarness(ShardRecords(records(2), wait_seconds=60.0))
         harness.does = lambda _delivery, harness=harness, lost=lost: lost(harness)  # type: ignore[misc]
@@ -74,7 +74,7 @@ def test_a_theft_during_the_handler_ends_the_reading_in_the_same_step() -> None:
 
 
 def test_a_theft_between_two_halves_of_a_failing_batch_ends_the_reading() -> None:
-    """The second half would be handed over here and to the thief."""
+    """The second half is not processed both here and by the new owner."""
 
     def fails_whole(delivery: Delivery) -> None:
         if len(delivery.records) > 1:
@@ -88,7 +88,7 @@ def test_a_theft_between_two_halves_of_a_failing_batch_ends_the_reading() -> Non
 
 
 def test_a_batch_that_its_handler_checkpointed_whole_before_it_raised_is_done() -> None:
-    """An empty batch would be handed over, or the shard stand still."""
+    """No empty batch is dispatched, and the shard does not stand still."""
 
     def checkpoints_then_fails(delivery: Delivery) -> None:
         if len(harness.handed) == 1:
@@ -104,7 +104,7 @@ def test_a_batch_that_its_handler_checkpointed_whole_before_it_raised_is_done() 
 
 
 def test_at_the_end_of_a_shard_no_time_is_lost() -> None:
-    """Its children would wait for the time of a next reading that never comes."""
+    """The children do not wait for the time of a next read that never comes."""
     harness = ReaderHarness(ShardRecords(records(2), ended=True, wait_seconds=60.0))
     reading = harness.reading()
     harness.steps(reading, 1)
@@ -112,7 +112,7 @@ def test_at_the_end_of_a_shard_no_time_is_lost() -> None:
 
 
 def test_an_heir_waits_for_the_running_batch_and_for_nothing_else() -> None:
-    """The shard stands still for each write and each second between the last record here and the first one there."""
+    """Each further write or second would be time in which no worker reads the shard."""
     store = FaultyStore()
     harness = ReaderHarness(ShardRecords(records(2), wait_seconds=60.0), lease=Lease("s-0"), store=store)
 
@@ -128,9 +128,9 @@ def test_an_heir_waits_for_the_running_batch_and_for_nothing_else() -> None:
     assert harness.steps(reading, 1) == harness.clock.now
     assert harness.steps(reading, 1) == math.inf
     assert of_kind(store, CheckpointLease) == []
-    (given,) = of_kind(store, GiveLease)
-    assert isinstance(given, GiveLease)
-    assert (given.position, store.row("s-0").owner) == (Position("101"), "b-1")
+    (gift,) = of_kind(store, GiveLease)
+    assert isinstance(gift, GiveLease)
+    assert (gift.position, store.row("s-0").owner) == (Position("101"), "b-1")
     assert harness.happened == ["initialize", "stopped"]
 
 
@@ -138,7 +138,7 @@ def test_an_heir_waits_for_the_running_batch_and_for_nothing_else() -> None:
 def test_an_exception_that_ends_the_process_releases_the_lease_at_once(
     who: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Ctrl-C in a user's function: others would wait for the lease to expire."""
+    """After Ctrl-C in a user callable, others do not wait until the lease expires."""
 
     def interrupted(_delivery: Delivery, _error: Exception | None = None) -> None:
         raise KeyboardInterrupt
@@ -159,7 +159,7 @@ def test_an_exception_that_ends_the_process_releases_the_lease_at_once(
 
 
 def test_the_log_names_the_record_that_is_skipped_and_why(caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody could find it again in the stream."""
+    """An operator can find the record again in the stream."""
 
     def fails(_delivery: Delivery) -> None:
         raise ValueError("poison")
@@ -171,7 +171,7 @@ def test_the_log_names_the_record_that_is_skipped_and_why(caplog: pytest.LogCapt
 
 
 def test_the_log_names_the_record_that_nothing_took(caplog: pytest.LogCaptureFixture) -> None:
-    """The shard stands still for it, and somebody has to mend it."""
+    """The shard stands still at this record until an operator fixes the cause."""
 
     def fails(*_given: object) -> None:
         raise OSError("disk full")
@@ -182,7 +182,7 @@ def test_the_log_names_the_record_that_nothing_took(caplog: pytest.LogCaptureFix
 
 
 def test_a_lease_stolen_before_its_shards_end_is_lost_and_not_ended() -> None:
-    """The observer would close the books of a shard whose last records somebody else handles again."""
+    """The observer must not treat a shard as complete whose last records another worker processes again."""
     harness = ReaderHarness(ShardRecords(records(1), ended=True))
     reading = harness.reading()
     harness.steps(reading, 2)
@@ -192,24 +192,24 @@ def test_a_lease_stolen_before_its_shards_end_is_lost_and_not_ended() -> None:
 
 
 def test_an_heir_that_takes_its_request_back_leaves_the_shard_where_it_is() -> None:
-    """The shard would be given to nobody, and its reading end while the lease stays here."""
+    """The lease is not released to nobody, and its reading goes on."""
     harness = ReaderHarness(ShardRecords(records(2)))
     reading = harness.reading()
     harness.steps(reading, 1)
     harness.holding.asked(evolve(harness.holding.lease, next_owner="b-1"))
     assert harness.holding.releasing
-    harness.clock.now += 11.0  # the row names nobody any more, as the renewal finds
+    harness.clock.now += 11.0  # the row has no next owner any more, as the renewal finds
     assert reading.step(harness.clock.now) == harness.clock.now
     assert (harness.happened, harness.store.row("s-0").owner) == (["initialize"], "a-1")
     harness.steps(reading, 1)
     assert harness.handed == [data(2)]
 
 
-# What a look at a handler answers
+# Results of checking a handler
 
 
 def handed_over(harness: ReaderHarness) -> tuple[LeaseReader, ManualExecutor]:
-    """A reading whose batch waits for a thread, of which the test has the say."""
+    """Return a reader whose batch waits for a thread, which the test controls."""
     executor = ManualExecutor()
     reading = harness.reading(dispatcher=Dispatcher(executor), slow_seconds=42.0, bench_seconds=30.0)
     harness.steps(reading, 2)
@@ -218,7 +218,7 @@ def handed_over(harness: ReaderHarness) -> tuple[LeaseReader, ManualExecutor]:
 
 
 def test_a_handler_that_takes_its_time_is_looked_after_when_it_could_be_slow_and_nothing_is_read() -> None:
-    """A hung handler would never be said to hang; or a second batch be read beside the one at work."""
+    """A hung handler is reported, and no second batch is read while one is at work."""
     read: list[Batch] = []
     harness = ReaderHarness(ShardRecords(records(2), size=1), source=FaultySource(on_read=read.append))
     reading, executor = handed_over(harness)
@@ -228,7 +228,7 @@ def test_a_handler_that_takes_its_time_is_looked_after_when_it_could_be_slow_and
 
 
 def test_a_handler_whose_lease_is_lost_is_left_at_once() -> None:
-    """The successor under the same key could not begin."""
+    """The successor under the same key can begin."""
     harness = ReaderHarness(ShardRecords(records(2)))
     reading, _ = handed_over(harness)
     harness.holding.drop("stolen")
@@ -236,7 +236,6 @@ def test_a_handler_whose_lease_is_lost_is_left_at_once() -> None:
 
 
 def test_a_handler_that_is_given_up_costs_its_lease_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    """The shard would be held by a worker that cannot read it, or move without a word."""
     harness = ReaderHarness(ShardRecords(records(2)))
     reading, executor = handed_over(harness)
     executor.stuck = True
@@ -245,7 +244,7 @@ def test_a_handler_that_is_given_up_costs_its_lease_and_the_log_says_why(caplog:
 
 
 def test_an_expired_lease_waits_for_its_renewal_and_reads_nothing() -> None:
-    """Another worker may have it by now; in a loop it would wait at the cost of a processor."""
+    """Another worker may own the lease by now, and a loop would use up a processor."""
     harness = ReaderHarness()
     harness.clock.now += 11.0
     assert harness.reading().step(harness.clock.now) == harness.clock.now + EXPIRED_SECONDS
@@ -253,7 +252,7 @@ def test_an_expired_lease_waits_for_its_renewal_and_reads_nothing() -> None:
 
 
 def test_an_observer_that_fails_is_named_as_such(caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody would know which of the worker's functions to mend."""
+    """The log says which of the worker's functions to fix."""
 
     def fails(*_told: object) -> None:
         raise OSError("no such file")
@@ -265,14 +264,13 @@ def test_an_observer_that_fails_is_named_as_such(caplog: pytest.LogCaptureFixtur
 
 
 def test_the_first_batch_is_checkpointed_at_once_on_a_machine_that_has_just_started() -> None:
-    """Where the clock counts from the start of the machine, what was handled first would be handled twice."""
+    """The clock may count from the start of the machine, so that it is close to 0."""
     harness = ReaderHarness(clock=Clock(0.25))
     harness.steps(harness.reading(checkpoint_seconds=60), 2)
     assert harness.store.row("s-0").checkpoint == Position("104")
 
 
 def test_reading_goes_on_at_the_stored_number() -> None:
-    """Every take-over would begin the shard anew."""
     harness = ReaderHarness(lease=Lease("s-0", checkpoint=Position("101")))
     harness.steps(harness.reading(), 2)
     assert harness.source.opened == [("s-0", Position("101"))]
@@ -282,11 +280,11 @@ def test_reading_goes_on_at_the_stored_number() -> None:
 def test_a_reading_without_room_asks_again_after_a_second_and_measures_from_then_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A wake-up that was missed would stop the shard for good; and it would look idle for as long as it waited."""
+    """A missed wake-up does not stop the shard for good, and the shard does not look idle while it waits."""
     harness = ReaderHarness(ShardRecords(records(2)))
     reading = harness.reading()
     harness.steps(reading, 1)
-    monkeypatch.setattr(reading._memory, "ask", lambda: False)  # noqa: SLF001  the one stand-in
+    monkeypatch.setattr(reading._memory, "ask", lambda: False)  # noqa: SLF001  the only replaced part
     now = harness.clock.now
     harness.holding.throughput.add(600, now - MEASURE_SECONDS)
     assert reading.step(now) == now + MEMORY_SECONDS == now + 1.0
@@ -295,7 +293,7 @@ def test_a_reading_without_room_asks_again_after_a_second_and_measures_from_then
 
 @pytest.mark.parametrize("how", ["done", "broken", "interrupted", "stolen"])
 def test_room_is_free_once_a_batch_is_not_needed(how: str) -> None:
-    """The memory of shards that left would be missing to those that stay, for ever."""
+    """The memory of shards that left is available to those that stay."""
 
     def handle(_delivery: Delivery) -> None:
         if how == "stolen":

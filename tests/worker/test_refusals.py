@@ -1,4 +1,4 @@
-"""A refusal after a first success, as new roles and refreshed tokens bring, is waited for and ends no worker."""
+"""A rejection after a first success, as with new roles and refreshed tokens, is waited for and ends no worker."""
 
 import pytest
 from virtual_fleet import Driven, FaultyStore, four_shards, member
@@ -15,7 +15,7 @@ ALL = ["s-0", "s-1", "s-2", "s-3"]
 
 
 class Choosy(ListSource):
-    """A source that refuses a table with a lease of another stream in it."""
+    """A source that rejects a table with a lease of another stream in it."""
 
     def reads(self, lease: Lease) -> bool:
         if lease.key == "stranger":
@@ -24,7 +24,7 @@ class Choosy(ListSource):
 
 
 def at_work(store: FaultyStore, source: ListSource) -> Driven:
-    """A worker that holds everything."""
+    """Return a worker that holds everything."""
     driven = member(store, source, Clock())
     driven.run(30.0)
     assert driven.held == ALL
@@ -32,7 +32,7 @@ def at_work(store: FaultyStore, source: ListSource) -> Driven:
 
 
 def test_a_refused_listing_is_waited_for_and_what_is_held_is_read_on(caplog: pytest.LogCaptureFixture) -> None:
-    """Without it one 403 would end a worker that has worked for hours."""
+    """One 403 does not end a worker that has run for hours."""
     store = FaultyStore()
     driven = at_work(store, ListSource(four_shards()))
     store.fault = REFUSED
@@ -42,7 +42,7 @@ def test_a_refused_listing_is_waited_for_and_what_is_held_is_read_on(caplog: pyt
 
 
 def test_a_lease_that_the_source_does_not_know_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
-    """Without it one row of another fleet's would end every worker that shares the table."""
+    """One row of another group does not end the workers that share the table."""
     store = FaultyStore()
     driven = at_work(store, Choosy(four_shards()))
     store.write(CreateLease(Lease("stranger")))
@@ -52,7 +52,7 @@ def test_a_lease_that_the_source_does_not_know_is_waited_for(caplog: pytest.LogC
 
 
 def test_after_the_leases_expired_a_worker_goes_on_trying(caplog: pytest.LogCaptureFixture) -> None:
-    """Without it a fleet would have to be started by hand after an outage longer than its leases."""
+    """After an outage longer than the leases no worker has to be started by hand."""
     store = FaultyStore()
     driven = at_work(store, ListSource(four_shards()))
     store.fault, store.down = REFUSED, True
@@ -65,7 +65,7 @@ def test_after_the_leases_expired_a_worker_goes_on_trying(caplog: pytest.LogCapt
 
 
 def test_a_store_or_a_source_that_was_never_of_use_is_an_error() -> None:
-    """Without it a misspelt name, or a right that is missing, would be waited for in silence."""
+    """A misspelled name or a missing right is not waited for silently."""
     store = FaultyStore()
     store.fault = REFUSED
     with pytest.raises(StoreError, match="403"):
@@ -77,7 +77,7 @@ def test_a_store_or_a_source_that_was_never_of_use_is_an_error() -> None:
 
 
 class Dated(ListSource):
-    """A stream that tells its incarnation."""
+    """A stream that reports its incarnation."""
 
     def __init__(self, name: str) -> None:
         super().__init__(four_shards())
@@ -88,7 +88,7 @@ class Dated(ListSource):
 
 
 def test_a_worker_started_on_another_streams_table_ends_naming_both_and_leaves_the_table_alone() -> None:
-    """The group whose table it is reads on, and none of its rows is written."""
+    """The group that owns the table reads on, and none of its rows is written."""
     store, clock = FaultyStore(), Clock()
     owner = member(store, Dated("orders"), clock)
     owner.run(30.0)

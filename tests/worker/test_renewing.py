@@ -1,4 +1,4 @@
-"""Renewals that stall: no other lease waits for them, and nobody works for long on what they were to confirm."""
+"""Renewals that stall: no other lease waits for them, and an unconfirmed lease is soon dropped."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ from leasehold_lab.simulator.world.world import ListSource
 
 @define
 class Stalling:
-    """Begins what it is asked to; of one lease nothing comes back."""
+    """Starts what it is given; renewals of one lease never return."""
 
     key: str
     begun: list[str] = field(factory=list)
@@ -40,7 +40,7 @@ class Stalling:
 
 
 def stalled() -> tuple[FaultyStore, Driven, Stalling]:
-    """A worker of four leases, one of which gets no answer any more."""
+    """A worker of four leases, one of which gets no more responses."""
     store, stalling = FaultyStore(), Stalling("s-0")
     alone = member(store, ListSource(four_shards()), Clock())
     alone.run(1)
@@ -50,7 +50,7 @@ def stalled() -> tuple[FaultyStore, Driven, Stalling]:
 
 
 def test_a_renewal_that_stalls_holds_up_no_other() -> None:
-    """A request that hangs for as long as a client library waits would cost a worker everything it holds."""
+    """A request that hangs as long as the client library waits costs no other lease."""
     store, alone, _ = stalled()
     before = store.row("s-1").epoch
     _, *others = alone.worker.holdings
@@ -60,17 +60,17 @@ def test_a_renewal_that_stalls_holds_up_no_other() -> None:
 
 
 def test_a_renewal_that_stalls_is_not_begun_again_beside_itself() -> None:
-    """Requests that hang would fill the pool, and then nothing would be renewed after all."""
+    """Hanging requests must not fill the pool, or nothing would be renewed."""
     _, alone, stalling = stalled()
     alone.run(9)
     assert stalling.begun.count("s-0") == 1
 
 
 def test_a_renewal_that_waits_for_its_answer_is_looked_at_again_a_second_later() -> None:
-    """Each would be looked at twenty times a second for as long as its request has no answer."""
+    """Leases that wait for a response are not checked twenty times a second."""
     _, alone, _ = stalled()
     alone.run(6)
-    alone.each_renewal = lambda function, items: ()  # noqa: ARG005  nothing is answered any more
+    alone.each_renewal = lambda function, items: ()  # noqa: ARG005  no renewal gets a response any more
     waits, drop_at = [], alone.worker.holdings[0].confirmed + 10.0 * 4 / 3
     for _ in range(4):
         alone.clock.now = max(alone.clock.now, alone.renew_due)
@@ -78,12 +78,12 @@ def test_a_renewal_that_waits_for_its_answer_is_looked_at_again_a_second_later()
         waits.append(round(due - alone.clock.now, 6))
         alone.renew_due = due
     assert alone.clock.now < drop_at
-    # The leases wait each for itself: of three, two are looked at together.
+    # Each lease waits by itself, and two of three are checked together.
     assert round(waits[1] + waits[2], 3) == 1.0
 
 
 def test_a_lease_not_confirmed_in_time_is_dropped_although_its_renewal_stalls() -> None:
-    """Others may have it by then: two would hand over its records."""
+    """Another worker may own it by then."""
     _, alone, _ = stalled()
     (holding, *_) = alone.worker.holdings
     due = holding.confirmed + 10.0 * 4 / 3
@@ -101,7 +101,7 @@ class HangingStore(FaultyStore):
         self.hanging, self.answer = Event(), Event()
 
     def write(self, write: Write) -> Outcome:
-        """In time, or much later."""
+        """Write at once, or much later."""
         if isinstance(write, RenewLease) and write.lease.key == "s-0":
             self.hanging.set()
             assert self.answer.wait(2 * WAIT)
@@ -110,7 +110,7 @@ class HangingStore(FaultyStore):
 
 @pytest.mark.slow
 def test_a_runner_goes_on_renewing_beside_a_request_that_hangs() -> None:
-    """The same among threads."""
+    """The same with real threads."""
     store = HangingStore()
     config = Config(lease_seconds=10.0, renew_seconds=0.1, initial_position=Position("TRIM_HORIZON"))
     worker = Worker(store=store, source=ListSource(four_shards()), me="a-1", config=config)
@@ -126,13 +126,13 @@ def test_a_runner_goes_on_renewing_beside_a_request_that_hangs() -> None:
 
 
 def test_a_lease_is_looked_at_when_it_is_due_and_at_every_beat() -> None:
-    """All would be gone through twenty times a second, or one that must be handed over found seconds late."""
+    """Leases are not all checked twenty times a second, nor is a lease to be released found seconds late."""
     clock, store = Clock(), FaultyStore()
     leases = [Lease(f"s-{place}", owner="a", version=Version("1")) for place in range(3)]
     identity = Identity("a", "p", lambda: "")
     first, second, third = held = tuple(
-        Holding(store, each, identity=identity, clock=lambda: clock.now, begun=0.0, lease_seconds=10.0)
-        for each in leases
+        Holding(store, lease, identity=identity, clock=lambda: clock.now, begun=0.0, lease_seconds=10.0)
+        for lease in leases
     )
     released: list[Holding] = []
     renewing = Renewing(Config(lease_seconds=10.0), released.append)
@@ -153,11 +153,11 @@ def test_a_lease_is_looked_at_when_it_is_due_and_at_every_beat() -> None:
     )
     with_fourth = (first, third, fourth)
     assert looked_at(1.8, with_fourth) == [fourth]
-    assert {each.key for each in looked_at(3.4, with_fourth)} == {"s-0", "s-2", "s-4"}
+    assert {lease.key for lease in looked_at(3.4, with_fourth)} == {"s-0", "s-2", "s-4"}
 
 
 def claimed(store: FaultyStore, key: str) -> Lease:
-    """The row of a new lease that a owns."""
+    """Return the row of a new lease owned by a."""
     created = store.write(CreateLease(Lease(key)))
     assert isinstance(created, Done)
     outcome = store.write(ClaimLease(created.lease, "a"))
@@ -166,7 +166,7 @@ def claimed(store: FaultyStore, key: str) -> Lease:
 
 
 def held_since(clock: Clock, *begun: float) -> tuple[Holding, ...]:
-    """Leases s-0, s-1 and so on of one worker, each held since its time."""
+    """Return leases s-0, s-1 and so on of one worker, each held since its time."""
     store, identity = FaultyStore(), Identity("a", "p", lambda: "")
     return tuple(
         Holding(
@@ -182,7 +182,7 @@ def held_since(clock: Clock, *begun: float) -> tuple[Holding, ...]:
 
 
 def test_leases_that_one_write_renews_come_due_together() -> None:
-    """Without this each lease of a session would ask for a write of its own, and a fleet pay for each."""
+    """The leases of a session share one write, which a group pays for once."""
     clock = Clock()
     held = held_since(clock, 0.0, 2.0, 4.0)
     for holding in held:
@@ -206,7 +206,7 @@ def test_leases_that_one_write_renews_come_due_together() -> None:
 
 
 def test_leases_that_came_together_are_renewed_in_the_order_of_their_keys() -> None:
-    """A simulated fleet would write in another order each time, and no failure of it come again."""
+    """A simulation writes in the same order every time, so that its failures can be reproduced."""
     clock = Clock(6.0)
     held = held_since(clock, *[0.0] * 9)
     for holding in held[::2]:

@@ -1,4 +1,4 @@
-"""Threads that keep schedule: one batch of a shard at a time, and an end that leaves nothing owned."""
+"""The runner's threads: one batch of a shard at a time, and a run that ends with nothing owned."""
 
 import math
 import os
@@ -42,19 +42,19 @@ def _raised(fault: BaseException) -> NoReturn:
 @pytest.fixture
 def schedule() -> Iterator[Schedule]:
     """A pool of four threads."""
-    kept = Schedule(4, ThreadScheduler(time.monotonic), _raised)
-    yield kept
-    kept.close(time.monotonic() + WAIT)
+    made = Schedule(4, ThreadScheduler(time.monotonic), _raised)
+    yield made
+    made.close(time.monotonic() + WAIT)
 
 
 def joined(store: FaultyStore, source: ListSource) -> Worker:
-    """A worker that starts at the beginning."""
+    """Return a worker that starts at the beginning."""
     config = Config(lease_seconds=10.0, initial_position=Position("TRIM_HORIZON"))
     return Worker(store=store, source=source, me="a-1", config=config)
 
 
 def test_no_step_runs_beside_itself(schedule: Schedule) -> None:
-    """Without it one shard's batches could be handled side by side."""
+    """The batches of one shard are never processed concurrently."""
     busy, beside, calls = Lock(), [], []
 
     def step(now: float) -> float:
@@ -62,7 +62,7 @@ def test_no_step_runs_beside_itself(schedule: Schedule) -> None:
             beside.append(now)
             return now
         calls.append(now)
-        schedule.wake("s")  # asked for while it runs
+        schedule.wake("s")  # woken while it runs
         busy.release()
         return float("inf") if len(calls) == 200 else now
 
@@ -72,7 +72,7 @@ def test_no_step_runs_beside_itself(schedule: Schedule) -> None:
 
 
 def test_stopping_finishes_the_running_batch_checkpoints_and_releases() -> None:
-    """Without it every deployment would repeat a batch and wait for expiry."""
+    """A deployment neither repeats a batch nor makes others wait for the leases to expire."""
     store, started, finish = FaultyStore(), Event(), Event()
 
     def handle(_delivery: Delivery) -> None:
@@ -92,7 +92,7 @@ def test_stopping_finishes_the_running_batch_checkpoints_and_releases() -> None:
 
 
 def test_a_worker_that_waits_for_its_first_look_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C15: whoever starts by mistake need not wait until it has begun."""
+    """A worker that was started by mistake need not begin first (C15)."""
     store = FaultyStore()
     runner = Runner(joined(store, stream_of_five()), lambda _delivery: None)
     monkeypatch.setattr("leasehold.adapters.consumer.runner.start_seconds", lambda *_: 1e6)
@@ -102,7 +102,7 @@ def test_a_worker_that_waits_for_its_first_look_can_be_stopped(monkeypatch: pyte
 
 
 def test_renewals_go_on_while_a_handler_is_slow() -> None:
-    """Without it a batch that takes longer than a lease would be handled by two workers, each time."""
+    """A batch that takes longer than a lease is processed by one worker only."""
     store, started, finish = FaultyStore(), Event(), Event()
     config = Config(lease_seconds=10.0, renew_seconds=0.1, initial_position=Position("TRIM_HORIZON"))
 
@@ -122,9 +122,9 @@ def test_renewals_go_on_while_a_handler_is_slow() -> None:
 
 
 def test_a_loss_is_told_at_once_while_a_shard_waits_to_be_read_on() -> None:
-    """Without it a handler learns 10 s late that a peer took its partition, and its link with it."""
+    """The handler learns at once, and not 10 s later, that another worker took its partition."""
     store, waiting, lost = FaultyStore(), Event(), Event()
-    # What is lost stays lost for an hour: a lease won again would wake the reading, too.
+    # A lost lease stays lost for an hour, because a lease won again would also wake the reader.
     config = Config(rules=Kcl(), lease_seconds=3600.0, renew_seconds=0.1, initial_position=Position("TRIM_HORIZON"))
     source = ListSource([Shard("s-0")], {"s-0": ShardRecords(wait_seconds=1e6)})
     worker = Worker(store=store, source=source, me="a-1", config=config)
@@ -143,7 +143,7 @@ def test_a_loss_is_told_at_once_while_a_shard_waits_to_be_read_on() -> None:
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_signal_drains_and_gives_the_handlers_back(name: str) -> None:
-    """Without it a container that is told to stop, or a terminal that is closed, would leave its leases owned."""
+    """A container that stops, or a terminal that closes, leaves no lease owned."""
     ending = signal.Signals[name]
     hung_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
     before = signal.getsignal(ending)
@@ -164,7 +164,7 @@ def test_a_signal_drains_and_gives_the_handlers_back(name: str) -> None:
 
 
 def test_in_another_thread_than_the_main_one_no_signal_is_listened_to() -> None:
-    """Python refuses it there, and a worker that somebody runs in a thread of theirs would end with that fault."""
+    """Python raises an error there, which must not end a worker that runs in its caller's thread."""
     before, seen = signal.getsignal(signal.SIGTERM), list[Any]()
 
     def work() -> None:
@@ -177,7 +177,6 @@ def test_in_another_thread_than_the_main_one_no_signal_is_listened_to() -> None:
 
 
 def test_a_worker_under_nohup_goes_on_when_its_terminal_is_closed() -> None:
-    """Without it `nohup leasehold consume` would end with the session that it was to outlive."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     calls: list[str] = []
 
@@ -195,7 +194,7 @@ def test_a_worker_under_nohup_goes_on_when_its_terminal_is_closed() -> None:
 
 
 def test_a_measure_of_the_users_own_is_told_beside_the_metrics() -> None:
-    """Without it what a program counts for itself would be silent wherever OpenTelemetry is installed."""
+    """A program's own measure is also called where OpenTelemetry is installed."""
     measured: list[int] = []
     seen = Event()
 
@@ -210,25 +209,25 @@ def test_a_measure_of_the_users_own_is_told_beside_the_metrics() -> None:
 
 
 def test_a_stream_that_does_not_exist_ends_the_run_with_its_reason() -> None:
-    """Without it a misspelt stream would look like an empty one."""
+    """A misspelled stream does not look like an empty one."""
     missing = FaultySource(faults=[SourceError("stream 'orders': it does not exist")])
     with pytest.raises(SourceError, match="it does not exist"):
         run(joined(FaultyStore(), missing), lambda _delivery: None)
 
 
 class Counted(Worker):
-    """Counts its turns and renewals, and the threads that do them; as many as the test says raise."""
+    """Counts its turns and renewals and the threads that run them. As many of them raise as the test says."""
 
     failing: Counter[str]
     done: list[tuple[str, str]]
 
     def turn(self, now: float, each: ParallelMap = map) -> float:
-        """Take what is free, or raise."""
+        """Take free leases, or raise."""
         self._begin("turn", "no turn")
         return super().turn(now, each=each)
 
     def renew(self, now: float, each: BackgroundMap = map) -> float:
-        """Renew what is held, or raise."""
+        """Renew held leases, or raise."""
         self._begin("renew", "no renewal")
         return super().renew(now, each=each)
 
@@ -240,7 +239,7 @@ class Counted(Worker):
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, lease_seconds: float = 3.0) -> Counted:
-    """A worker that begins at once, and waits no longer than it must."""
+    """Return a worker that begins at once and waits no longer than necessary."""
     monkeypatch.setattr("leasehold.adapters.consumer.runner.start_seconds", lambda *_: 0.0)
     monkeypatch.setattr("leasehold.adapters.consumer.runner.RETRY_SECONDS", 0.25)
     config = Config(lease_seconds=lease_seconds, initial_position=Position("TRIM_HORIZON"))
@@ -252,7 +251,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, lease_seconds: float = 3.0) -> Coun
 def test_renewals_that_keep_failing_end_the_run_before_the_leases_expire(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A worker would read on while others take its leases, and nobody would be told why it ended."""
+    """A worker must not read on while others take its leases, and the log says why it ended."""
     worker = counted(monkeypatch)
     worker.failing["renew"] = 100
     with pytest.raises(WorkerError, match=r"^the worker cannot go on: RuntimeError: no renewal$"):
@@ -260,14 +259,14 @@ def test_renewals_that_keep_failing_end_the_run_before_the_leases_expire(
     renewals = [name for what, name in worker.done if what == "renew"]
     assert len(renewals) >= 7, "after half of the lease's time"
     assert set(renewals) == {"leasehold-renew"}
-    ends = [each for each in caplog.records if each.getMessage() == "the worker ends: unexpected fault"]
-    assert [str(each.exc_info[1]) for each in ends if each.exc_info] == ["no renewal"]
+    ends = [record for record in caplog.records if record.getMessage() == "the worker ends: unexpected fault"]
+    assert [str(record.exc_info[1]) for record in ends if record.exc_info] == ["no renewal"]
 
 
 def test_a_turn_that_failed_is_tried_again_and_a_run_that_went_well_complains_of_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One odd answer of the store would leave all shards unread; or an operator search for what was not released."""
+    """One unexpected response of the store leaves no shard unread, and no release is reported as missing."""
     worker, names, shards, handled = counted(monkeypatch, 3600.0), set[str](), set[str](), Event()
     worker.failing["turn"] = 1
 
@@ -277,20 +276,20 @@ def test_a_turn_that_failed_is_tried_again_and_a_run_that_went_well_complains_of
         if len(shards) == 4:
             handled.set()
 
-    with running(Runner(worker, handle, memory_bytes=1)):  # one batch at a time, and the others are told of their room
+    with running(Runner(worker, handle, memory_bytes=1)):  # one batch at a time; the other readers wait for memory
         assert handled.wait(WAIT)
     assert names == {"leasehold-handle"}, "a slow handler would hold up the reading of other shards"
     assert {name for what, name in worker.done if what == "turn"} == {"leasehold-turn"}
-    said = [each.getMessage() for each in caplog.records if each.name == "leasehold.runner"]
-    assert said == ["trying again in 0.25 s: unexpected fault"]
+    messages = [record.getMessage() for record in caplog.records if record.name == "leasehold.runner"]
+    assert messages == ["trying again in 0.25 s: unexpected fault"]
 
 
 def test_a_reading_is_called_once_there_is_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would wait for its next step, seconds later, with all the room to itself."""
+    """It does not wait for its next step, seconds later."""
     called = list[str]()
     monkeypatch.setattr(Schedule, "wake", lambda _self, key: called.append(key))
     runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None, memory_bytes=1)
-    budget = runner._lease_readers.memory  # noqa: SLF001  no reading is needed
+    budget = runner._lease_readers.memory  # noqa: SLF001  no reader is needed
     first, second = budget.share("first"), budget.share("second")
     assert [first.ask(), second.ask()] == [True, False]
     first.clear()
@@ -298,15 +297,15 @@ def test_a_reading_is_called_once_there_is_room_for_it(monkeypatch: pytest.Monke
 
 
 def test_whoever_is_woken_as_a_run_ends_finds_that_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a turn, the renewals or the dispatcher could look too soon, and wait on until they are given up."""
+    """A turn, the renewals or the dispatcher must not check too soon and then wait until they are given up."""
     runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None)
-    readings, found = runner._lease_readers, dict[str, bool]()  # noqa: SLF001
+    readings, ended = runner._lease_readers, dict[str, bool]()  # noqa: SLF001
 
     def note(name: str, whom: object, method: str, over: Callable[[], bool]) -> None:
         wake = getattr(whom, method)
 
         def woken(*told: object) -> None:
-            found[name] = over()
+            ended[name] = over()
             wake(*told)
 
         monkeypatch.setattr(whom, method, woken)
@@ -316,12 +315,12 @@ def test_whoever_is_woken_as_a_run_ends_finds_that_it_ends(monkeypatch: pytest.M
     note("dispatch", readings.schedule._messages, "put", lambda: readings.schedule._closed)  # noqa: SLF001
     runner.stop()
     runner.run()
-    assert found == {"turn": True, "renew": True, "dispatch": True}
+    assert ended == {"turn": True, "renew": True, "dispatch": True}
 
 
 @pytest.fixture
 def holding_all() -> Iterator[Runner]:
-    """A runner whose worker holds all leases, and is not run yet."""
+    """A runner that is not running yet, and whose worker holds all leases."""
     worker = joined(FaultyStore(), stream_of_five())
     while len(worker.holdings) < 4:
         worker.turn(time.monotonic())
@@ -334,7 +333,7 @@ def holding_all() -> Iterator[Runner]:
 def test_a_lease_is_told_to_go_before_its_reading_is_woken(
     holding_all: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reading that looks in between would wait for its next step, seconds of the drain later."""
+    """A reader that checks at once sees the request, and does not wait for its next step."""
     readings, woken = holding_all._lease_readers, list[bool]()  # noqa: SLF001
     held, wake = {holding.key: holding for holding in holding_all.worker.holdings}, readings.schedule.wake
 
@@ -348,7 +347,7 @@ def test_a_lease_is_told_to_go_before_its_reading_is_woken(
 
 
 def test_what_is_held_is_asked_for_while_a_turn_is_still_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that answers no turn would take the whole drain from batches that could have come to their end."""
+    """Batches can end within the drain time although the store does not respond to the turn."""
     worker, handled, turning, finish = counted(monkeypatch), Event(), Event(), Event()
     runner = Runner(worker, lambda _delivery: handled.set(), drain_seconds=4 * WAIT)
     turn = worker.turn
@@ -370,32 +369,32 @@ def test_what_is_held_is_asked_for_while_a_turn_is_still_at_work(monkeypatch: py
 
 
 def test_the_first_reason_ends_a_run_and_the_others_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever reads the log would search for what failed last, which often failed because of the first."""
+    """Later faults often follow from the first one."""
     runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None)
     for fault in (OSError("first"), OSError("second")):
-        runner._fail(fault)  # noqa: SLF001  as two tasks do that end
+        runner._fail(fault)  # noqa: SLF001  as two ending tasks do
     with pytest.raises(WorkerError, match=r"^the worker cannot go on: OSError: first$"):
         run_to_its_end(runner)
-    told = [str(each.exc_info[1]) for each in caplog.records if each.exc_info]
-    assert told == ["first"]
+    errors = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
+    assert errors == ["first"]
 
 
 def test_a_worker_with_more_than_it_can_renew_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever reads the log would find that line alone, once for each renewal."""
+    """The warning is not repeated at every renewal."""
     runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None)
     monkeypatch.setattr(Worker, "renewers", 1000)
     for _ in range(2):
         runner._renew(time.monotonic())  # noqa: SLF001  as its task does
     runner.stop()
     runner.run()
-    (said,) = (each.getMessage() for each in caplog.records if each.name == "leasehold.runner")
-    assert said.startswith("0 leases are held, and 60 renewals at a time are too few to renew each in 5.3 s")
+    (message,) = (record.getMessage() for record in caplog.records if record.name == "leasehold.runner")
+    assert message.startswith("0 leases are held, and 60 renewals at a time are too few to renew each in 5.3 s")
 
 
 def test_a_worker_with_a_consumer_of_its_own_is_refused() -> None:
-    """Its leases would be read by two."""
+    """Its leases are read only once."""
     worker = joined(FaultyStore(), stream_of_five())
     worker.consumer = Kept()
     with pytest.raises(ValueError, match=r"^worker: it has a consumer of its own$"):
@@ -403,7 +402,6 @@ def test_a_worker_with_a_consumer_of_its_own_is_refused() -> None:
 
 
 def test_a_run_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each worker of a process would leave some behind, and renewals that go on for nothing."""
     before, handled = {*enumerate_threads()}, Event()
     runner = Runner(counted(monkeypatch, 3600.0), lambda _delivery: handled.set())
     with running(runner):
@@ -414,10 +412,10 @@ def test_a_run_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_step_that_raises_as_its_lease_is_lost_leaves_it_without_ado(
     holding_all: Runner, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The worker would say that it released what is another's, and take it for a lease that it cannot read."""
+    """The worker does not say that it released the lease, or that the lease cannot be read."""
     holding = holding_all.worker.holdings[0]
     holding.drop("stolen")
-    left = holding_all._lease_readers._instead(holding, 1)  # noqa: SLF001  what is called in place of a step that raised
+    left = holding_all._lease_readers._instead(holding, 1)  # noqa: SLF001  called in place of a step that raised
     assert left is not None
     assert left(0.0) == math.inf
     assert "cannot be read here" not in caplog.text
@@ -425,7 +423,7 @@ def test_a_step_that_raises_as_its_lease_is_lost_leaves_it_without_ado(
 
 @define
 class HandedOver:
-    """A queue whose taker has taken an item, and goes on, before `put` is over."""
+    """A queue whose consumer takes an item and goes on before `put` returns."""
 
     items: list[object] = field(factory=list)
     taker: Callable[[], object] = lambda: None
@@ -439,7 +437,7 @@ class HandedOver:
 
 
 def test_a_signal_that_is_taken_at_once_can_be_given_again() -> None:
-    """A turn would wait for hours for a hurry that was given and never came."""
+    """A turn does not miss its wake-up and wait for hours."""
     queue = HandedOver()
     sooner = Signal(cast("Any", SimpleNamespace(queue=lambda: queue)))
     queue.taker = sooner.wait
@@ -450,7 +448,7 @@ def test_a_signal_that_is_taken_at_once_can_be_given_again() -> None:
 
 
 def test_a_signal_given_twice_is_one() -> None:
-    """A turn that is hurried by a hundred leases would be made a hundred times."""
+    """A turn that is woken by a hundred leases runs once."""
     sooner = Signal(cast("Any", SimpleNamespace(queue=HandedOver)))
     sooner.set()
     sooner.set()

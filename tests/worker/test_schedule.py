@@ -1,4 +1,4 @@
-"""Steps are called when they are due, never two of a key at a time, in time that only the test moves."""
+"""Steps are called when they are due, never two of a key at a time, and only the test moves the clock."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from leasehold_lab.simulator.world.tasks import Tasks, VirtualTime
 
 @define
 class Process:
-    """A process that never stands still, and remembers what nothing provides for."""
+    """A process that never stands still, and keeps unforeseen faults."""
 
     faults: list[tuple[str, str]] = field(factory=list)
 
@@ -23,7 +23,7 @@ class Process:
         """Go on."""
 
     def begins(self, name: str) -> None:
-        """Whatever it is."""
+        """Accept any name."""
 
     def unforeseen(self, where: str, fault: BaseException) -> None:
         self.faults.append((where, repr(fault)))
@@ -36,7 +36,7 @@ class Time(VirtualTime):
     most = 99
 
     def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-        """Begin a task, if there may be another."""
+        """Begin a task, if another is allowed."""
         if len(self.named) >= self.most:
             raise RuntimeError("can't start new thread")
         super().start(name, work, failed)
@@ -50,7 +50,7 @@ class Time(VirtualTime):
 
 @define
 class Calendar:
-    """Schedule of two tasks, and the calls they made: when, and of what."""
+    """A schedule of two tasks, and the calls they made: when, and for which key."""
 
     tasks: Tasks = field(factory=Tasks)
     process: Process = field(factory=Process)
@@ -64,7 +64,7 @@ class Calendar:
         self.kept = Schedule(2, self.time, lambda fault: self.failed.append(repr(fault)))
 
     def step(self, name: str, *dues: float, takes: float = 0.0) -> Callable[[float], float]:
-        """A step that asks for these times, one after the other, and works for so long each time."""
+        """Return a step that asks for these times one after the other, and works this long each time."""
         wanted = iter(dues)
 
         def step(now: float) -> float:
@@ -76,7 +76,7 @@ class Calendar:
         return step
 
     def at(self, when: float, call: Callable[[], object]) -> list[tuple[object, float]]:
-        """What this answers when it is called then, and when it does."""
+        """Call this at that time; collect what it returns and when."""
         answers: list[tuple[object, float]] = []
         self.tasks.start(lambda: answers.append((call(), round(self.tasks.now, 3))), at=when)
         return answers
@@ -84,14 +84,14 @@ class Calendar:
 
 @pytest.fixture
 def calendar() -> Iterator[Calendar]:
-    """A new one, whose tasks end with the test."""
+    """A new calendar, whose tasks end with the test."""
     made = Calendar()
     yield made
     made.tasks.close()
 
 
 def test_steps_are_called_when_they_wish_and_no_sooner(calendar: Calendar) -> None:
-    """A shard would be asked too often and throttled, or stand still."""
+    """A shard is neither read too often and throttled, nor left alone."""
     calendar.kept.add("a", calendar.step("a", 3.0, 9.0))
     calendar.kept.add("b", calendar.step("b", 5.0))
     calendar.tasks.run(20.0)
@@ -100,7 +100,7 @@ def test_steps_are_called_when_they_wish_and_no_sooner(calendar: Calendar) -> No
 
 
 def test_as_many_are_at_work_as_there_are_tasks(calendar: Calendar) -> None:
-    """One slow shard would hold up all others; or a thousand shards need a thousand threads."""
+    """One slow shard does not hold up the others, and a thousand shards need no thousand threads."""
     for name in "abc":
         calendar.kept.add(name, calendar.step(name, takes=4.0))
     calendar.tasks.run(20.0)
@@ -108,7 +108,7 @@ def test_as_many_are_at_work_as_there_are_tasks(calendar: Calendar) -> None:
 
 
 def test_a_hurried_task_is_called_at_once_and_its_former_time_is_void(calendar: Calendar) -> None:
-    """A handler's end would wait for the time of the next reading; or each hurry be a call too many later on."""
+    """The end of a handler need not wait for the next read, and causes no extra call later."""
     calendar.kept.add("a", calendar.step("a", 9.0, 12.0))
     calendar.at(2.0, lambda: calendar.kept.wake("a"))
     calendar.tasks.run(30.0)
@@ -116,7 +116,7 @@ def test_a_hurried_task_is_called_at_once_and_its_former_time_is_void(calendar: 
 
 
 def test_a_task_hurried_while_it_runs_is_called_again_and_only_once(calendar: Calendar) -> None:
-    """The end of a handler that comes while the step still runs would be missed until the next reading."""
+    """The end of a handler is not missed if it comes while the step still runs."""
     calendar.kept.add("a", calendar.step("a", 90.0, 95.0, takes=4.0))
     calendar.at(1.0, lambda: calendar.kept.wake("a"))
     calendar.at(2.0, lambda: calendar.kept.wake("a"))
@@ -125,7 +125,7 @@ def test_a_task_hurried_while_it_runs_is_called_again_and_only_once(calendar: Ca
 
 
 def test_hurrying_a_key_that_is_not_there_does_nothing(calendar: Calendar) -> None:
-    """A handler that ends after its lease was left would call whatever comes under that key next."""
+    """A handler that ends after its lease was left does not wake what comes under that key next."""
     calendar.kept.wake("a")
     calendar.tasks.run(1.0)
     calendar.kept.add("a", calendar.step("a", 5.0))
@@ -134,7 +134,7 @@ def test_hurrying_a_key_that_is_not_there_does_nothing(calendar: Calendar) -> No
 
 
 def test_a_successor_begins_when_its_predecessor_is_over(calendar: Calendar) -> None:
-    """A lease lost and taken again would have two handlers at work; a predecessor not hurried would keep it waiting."""
+    """A lease that was lost and taken again never has two handlers at work, and its predecessor is woken to end."""
     calendar.kept.add("a", calendar.step("old", 60.0, 3.0, takes=1.0))
     calendar.at(2.0, lambda: calendar.kept.add("a", calendar.step("new", 8.0)))
     calendar.tasks.run(90.0)
@@ -142,7 +142,7 @@ def test_a_successor_begins_when_its_predecessor_is_over(calendar: Calendar) -> 
 
 
 def test_of_several_successors_the_last_one_begins(calendar: Calendar) -> None:
-    """A reading of a lease that was lost meanwhile would begin once more."""
+    """A lease that was lost again meanwhile is not read."""
     calendar.kept.add("a", calendar.step("old", takes=4.0))
     calendar.at(1.0, lambda: calendar.kept.add("a", calendar.step("lost")))
     calendar.at(2.0, lambda: calendar.kept.add("a", calendar.step("new")))
@@ -151,7 +151,7 @@ def test_of_several_successors_the_last_one_begins(calendar: Calendar) -> None:
 
 
 def test_a_step_that_raises_is_said_and_called_again(calendar: Calendar) -> None:
-    """The shard would stay unread, held by a worker that lives, and nobody would know why."""
+    """The shard does not stay unread while its lease is held, and the log says why."""
 
     def fails(_now: float) -> float:
         calendar.calls.append((calendar.time.clock(), "a"))
@@ -166,7 +166,6 @@ def test_a_step_that_raises_is_said_and_called_again(calendar: Calendar) -> None
 
 
 def test_a_drain_waits_until_all_are_over_and_no_longer_than_told(calendar: Calendar) -> None:
-    """A worker would end under a running handler, or never."""
     calendar.kept.add("a", calendar.step("a", 6.0))
     calendar.kept.add("b", calendar.step("b", 3.0))
     early = calendar.at(1.0, lambda: calendar.kept.drain(4.0))
@@ -180,7 +179,7 @@ def test_a_drain_waits_until_all_are_over_and_no_longer_than_told(calendar: Cale
 
 
 def test_a_drain_is_not_over_while_a_successor_waits(calendar: Calendar) -> None:
-    """A lease that came back just then would be left without a word to its observer."""
+    """A lease that has just come back is left properly, and its observer is told."""
     calendar.kept.add("a", calendar.step("old", takes=4.0))
     calendar.at(1.0, lambda: calendar.kept.add("a", calendar.step("new", 9.0)))
     over = calendar.at(2.0, calendar.kept.drain)
@@ -189,7 +188,7 @@ def test_a_drain_is_not_over_while_a_successor_waits(calendar: Calendar) -> None
 
 
 def test_once_closed_nothing_begins_and_what_runs_is_waited_for(calendar: Calendar) -> None:
-    """A handler would be called after its worker has said that it is over."""
+    """No handler is called after its worker has said that it is over."""
     calendar.kept.add("a", calendar.step("a", takes=4.0))
     calendar.kept.add("b", calendar.step("b", 3.0))
     too_early = calendar.at(1.0, lambda: calendar.kept.close(2.0))
@@ -200,7 +199,7 @@ def test_once_closed_nothing_begins_and_what_runs_is_waited_for(calendar: Calend
 
 
 def test_a_close_is_over_with_the_last_running_step(calendar: Calendar) -> None:
-    """Its worker would wait as long as it may each time it ends."""
+    """The worker need not wait until the time limit."""
     calendar.kept.add("a", calendar.step("a", takes=4.0))
     closed = calendar.at(1.0, lambda: calendar.kept.close(60.0))
     calendar.tasks.run(90.0)
@@ -208,7 +207,7 @@ def test_a_close_is_over_with_the_last_running_step(calendar: Calendar) -> None:
 
 
 def test_a_dispatcher_that_fails_says_so_and_goes_on(calendar: Calendar) -> None:
-    """All shards of the worker would stand still, those that are to be left included."""
+    """The worker's shards do not stand still, which includes those to be released."""
     calendar.kept.add("a", calendar.step("a", 2.0))
     calendar.tasks.run(1.0)
 
@@ -225,7 +224,7 @@ def test_a_dispatcher_that_fails_says_so_and_goes_on(calendar: Calendar) -> None
 def test_a_step_that_could_not_be_begun_is_begun_when_it_is_woken(
     calendar: Calendar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A drain would wait in vain for a step that nobody calls, and leave its lease to expire."""
+    """A drain does not wait in vain for a step that is never called, leaving its lease to expire."""
     faults, submit = [MemoryError("too much")], Pool.submit
 
     def refused(pool: Pool, work: Callable[[], None]) -> None:
@@ -243,7 +242,7 @@ def test_a_step_that_could_not_be_begun_is_begun_when_it_is_woken(
 
 
 def test_where_no_task_can_be_had_its_worker_is_told_and_the_step_is_called_all_the_same(calendar: Calendar) -> None:
-    """Every shard would wait for ever, and the worker renew its leases meanwhile."""
+    """The worker does not renew its leases while every shard waits forever."""
     calendar.time.most = 1
     calendar.kept.add("a", calendar.step("a", 2.0))
     calendar.tasks.run(20.0)
@@ -252,14 +251,14 @@ def test_where_no_task_can_be_had_its_worker_is_told_and_the_step_is_called_all_
 
 
 def test_threads_are_named_for_what_they_do(calendar: Calendar) -> None:
-    """A dump of a worker's stacks would not tell which thread reads."""
+    """A dump of a worker's stacks shows which thread reads."""
     calendar.kept.add("a", calendar.step("a"))
     calendar.tasks.run(1.0)
     assert set(calendar.time.named) == {"leasehold-schedule", "leasehold-read"}
 
 
 def test_a_drain_is_not_deceived_by_what_was_over_before(calendar: Calendar) -> None:
-    """It would give up on a shard that was taken after all others had been left."""
+    """It waits for a shard that was taken after all others had been left."""
     calendar.kept.add("a", calendar.step("a"))
     calendar.tasks.run(1.0)
     calendar.kept.add("b", calendar.step("b", 6.0))

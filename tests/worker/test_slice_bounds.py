@@ -1,4 +1,4 @@
-"""What of a stream belongs to a slice, and when a shard of it is read."""
+"""Which records of a stream belong to a slice, and when a shard of it has been read."""
 
 import pytest
 from attrs import define
@@ -16,7 +16,7 @@ from leasehold_lab.simulator.world.world import ListSource, ShardRecords
 
 
 def test_times_that_do_not_quite_rise_lose_nothing() -> None:
-    """Without it a record that arrived in time would be left out for one before it that did not."""
+    """A record in the slice is not left out because of one before it that is not."""
     rows = [record(1, 59), record(2, 60.5), record(3, 59.5), record(4, 60 + LATE_SECONDS), record(5, 10)]
     assert read_to_the_end(Timed(shard_logs={"s-0": ShardRecords(rows)})) == ([1, 3, 5], True)
     assert read_to_the_end(Timed(shard_logs={"s-0": ShardRecords(rows, size=1)}, now=0.0)) == ([1, 3], True)
@@ -25,7 +25,7 @@ def test_times_that_do_not_quite_rise_lose_nothing() -> None:
 
 
 def test_a_shard_does_not_end_before_the_time_is_over() -> None:
-    """Without it records that arrive meanwhile would be left out."""
+    """Records that arrive until then are not left out."""
     source = Timed(shard_logs={"s-0": ShardRecords([record(1, 10)])}, now=UNTIL / 1000 - 1)
     assert read_to_the_end(source) == ([1], False)
     source.now = UNTIL / 1000
@@ -33,13 +33,13 @@ def test_a_shard_does_not_end_before_the_time_is_over() -> None:
 
 
 def test_a_shard_that_is_read_to_its_last_record_ends_when_it_is_opened_again() -> None:
-    """Without it a restarted worker would wait for a record that never comes."""
+    """A restarted worker does not wait for a record that never comes."""
     source = Timed(shard_logs={"s-0": ShardRecords([record(1, 10)])}, tells_last=True)
     assert read_to_the_end(source, Position("1")) == ([], True)
 
 
 def test_a_reading_at_the_tip_counts_only_if_the_time_was_over_before_it() -> None:
-    """Without it what arrived between the reading and the look at the clock would be left out."""
+    """What arrives between the read and the check of the clock is not left out."""
 
     class Late(Timed):
         def open(self, lease: Lease, start: Position) -> Reader:
@@ -48,7 +48,7 @@ def test_a_reading_at_the_tip_counts_only_if_the_time_was_over_before_it() -> No
             class Moving:
                 def read(self) -> Batch:
                     batch = reader.read()
-                    source.now = UNTIL / 1000 + 1  # the time is over once this reading has been answered
+                    source.now = UNTIL / 1000 + 1  # the time is over once this read has returned
                     return batch
 
                 def close(self) -> None:
@@ -62,7 +62,7 @@ def test_a_reading_at_the_tip_counts_only_if_the_time_was_over_before_it() -> No
 
 
 def test_a_fault_of_the_look_at_the_clock_reads_nothing() -> None:
-    """Without it the records of that reading would be lost."""
+    """The records of that read are not lost."""
 
     @define
     class Down(Timed):
@@ -83,14 +83,14 @@ def test_a_fault_of_the_look_at_the_clock_reads_nothing() -> None:
 
 @pytest.mark.parametrize("since", [LATEST, SHARD_END, Position("7"), at_timestamp(UNTIL)])
 def test_a_slice_has_a_beginning_and_an_end(since: Position) -> None:
-    """Without it a slice could be empty, or another for each worker."""
+    """A slice is not empty, and is the same for each worker."""
     with pytest.raises(ValueError, match="slice: it begins"):
         Slice(since, UNTIL)
 
 
 @pytest.mark.parametrize("note", [(), ((NOTE, "0..5"),)])
 def test_a_table_with_other_leases_is_refused(note: tuple[tuple[str, str], ...]) -> None:
-    """Without it a slice would finish the leases of a group that goes on."""
+    """A slice does not finish the leases of a group that goes on."""
     store = FaultyStore()
     placed(store, Lease("s-0", notes=note))
     with pytest.raises(ValueError, match=r"its table holds leases of another .*give it a table of its own"):
@@ -98,47 +98,45 @@ def test_a_table_with_other_leases_is_refused(note: tuple[tuple[str, str], ...])
 
 
 def test_a_stream_that_cannot_be_cut_is_refused() -> None:
-    """Without it a worker would run for ever."""
     with pytest.raises(ValueError, match="this source does not tell"):
         CUT.source(ListSource())
 
 
 @pytest.mark.parametrize(("since", "until"), [(TRIM_HORIZON, 1), (at_timestamp(UNTIL - 1), UNTIL)])
 def test_a_slice_may_begin_with_the_oldest_record_or_a_moment_before_its_end(since: Position, until: int) -> None:
-    """A stream could not be read from its beginning."""
     assert Slice(since, until).since == since
 
 
 def test_an_empty_slice_from_the_oldest_record_is_refused() -> None:
-    """A worker would end at once and say that all is read."""
+    """A worker does not report that everything is read when there was nothing to read."""
     with pytest.raises(ValueError, match="no earlier than it ends"):
         Slice(TRIM_HORIZON, 0)
 
 
 def batch(*arrived: float | None, first: int = 1, behind: float | None = 3.0, ended: bool = False) -> Batch:
-    """A reading of records that arrived at these times, from this number on."""
-    rows = tuple(Record(b"", str(first + at), arrived=time) for at, time in enumerate(arrived))
+    """Return a batch of records that arrived at these times, numbered from this number on."""
+    rows = tuple(Record(b"", str(first + index), arrived=time) for index, time in enumerate(arrived))
     return Batch(rows, None, behind, 0.0, ended)
 
 
 @pytest.mark.parametrize("times", [(), (None,), (1000.0, 1059.9), (1000.0, None)])
 def test_a_reading_that_is_all_within_the_slice_stays_as_it_is(times: tuple[float | None, ...]) -> None:
-    """Every reading would be taken apart record by record."""
+    """Such a batch is not taken apart record by record."""
     read = batch(*times)
     assert CUT.within(read) is read
 
 
 @pytest.mark.parametrize("outside", [999.9, 1060.0])
 def test_a_record_that_arrived_before_or_after_is_left_out(outside: float) -> None:
-    """Two slices side by side would both hand it over."""
+    """Adjacent slices do not both process a record."""
     read = batch(1000.0, outside, None)
-    kept = CUT.within(read)
-    assert (kept.records, kept.end) == ((read.records[0], read.records[2]), Position("3"))
+    within = CUT.within(read)
+    assert (within.records, within.end) == ((read.records[0], read.records[2]), Position("3"))
 
 
 @define
 class Scripted:
-    """A source and its reader that answer as told."""
+    """A source and its reader that respond as told."""
 
     answers: list[Batch]
     settles: list[Settled | None]
@@ -157,7 +155,7 @@ class Scripted:
 
 
 def ends(settled: Settled | None, *read: Batch, start: Position = TRIM_HORIZON) -> list[bool]:
-    """After which of these readings the shard has ended."""
+    """Return after which of these reads the shard has ended."""
     script = Scripted(list(read), [settled] * len(read), [])
     reader = SliceReader(script, script, Lease("s-0"), CUT, start)
     return [reader.read().ended for _ in read]
@@ -189,12 +187,12 @@ SEVEN = Settled(Position("7"))
     ],
 )
 def test_a_shard_ends_when_all_that_arrived_in_time_is_read(settled: Settled | None, read: Batch, ended: bool) -> None:
-    """A slice would lack its last records, or never end."""
+    """The slice contains its last records, and ends."""
     assert ends(settled, read) == [ended]
 
 
 def test_an_earlier_reading_counts() -> None:
-    """A shard whose last record was read before the time was over would never end."""
+    """A shard ends although its last record was read before the time was over."""
     script = Scripted([batch(1001.0, first=7), EMPTY, EMPTY], [None, SEVEN], [])
     reader = SliceReader(script, script, Lease("s-0"), CUT, TRIM_HORIZON)
     assert [reader.read().ended for _ in range(3)] == [False, True, True]
@@ -205,7 +203,7 @@ def test_an_earlier_reading_counts() -> None:
 
 
 def test_a_reader_begins_where_the_slice_does_unless_a_place_is_known() -> None:
-    """A child's oldest records would be read from before the slice, or a restart read all of it again."""
+    """A child is not read from before the slice, and a restart does not repeat all of it."""
     source = Timed(shard_logs={"s-0": ShardRecords([])})
     for start in (TRIM_HORIZON, LATEST, Position("7")):
         CUT.source(source).open(Lease("s-0"), start)
@@ -213,7 +211,7 @@ def test_a_reader_begins_where_the_slice_does_unless_a_place_is_known() -> None:
 
 
 def test_a_new_lease_says_which_slice_it_is_of_and_other_writes_pass() -> None:
-    """The leases of two slices would be taken for each other's, or a note of somebody else be lost."""
+    """The leases of two slices can be told apart, and other annotations are kept."""
     store = FaultyStore()
     cut = CUT.store(store)
     cut.write(CreateLease(Lease("s-0", notes=(("z", "1"), ("a", "2")))))
@@ -231,7 +229,7 @@ def test_a_new_lease_says_which_slice_it_is_of_and_other_writes_pass() -> None:
     ],
 )
 def test_the_slice_of_the_leases_of_a_table_is_said(notes: tuple[tuple[str, str], ...], says: str) -> None:
-    """The user would not know whether to finish the other slice, or to name another table."""
+    """The user learns whether to finish the other slice or to name another table."""
     store = FaultyStore()
     placed(store, Lease("s-0", notes=notes))
     with pytest.raises(ValueError, match=r"^slice: its table") as refused:
@@ -240,8 +238,6 @@ def test_the_slice_of_the_leases_of_a_table_is_said(notes: tuple[tuple[str, str]
 
 
 def test_a_table_with_an_unreadable_row_is_refused() -> None:
-    """That row may be another group's."""
-
     class Damaged(FaultyStore):
         def list(self) -> Listing:
             return Listing((), (Malformed("s-9", "x", "it is odd"),))

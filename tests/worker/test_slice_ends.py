@@ -1,4 +1,4 @@
-"""When a worker of a slice ends, and what it says that it did: without a stream, and without a worker's threads."""
+"""When a worker of a slice ends, and what its verdict says, without a stream or a worker's threads."""
 
 import signal
 import threading
@@ -25,7 +25,7 @@ SOON = 0.001
 
 @define
 class Run:
-    """In place of a runner: what it does is the test's, and it ends when it is told, or by itself."""
+    """Replaces a runner: it does what the test says, and ends when it is told or by itself."""
 
     does: Callable[["Run"], None] = lambda _run: None
     given: dict[str, Any] = field(factory=dict)
@@ -50,7 +50,7 @@ def until_stopped(run: Run) -> None:
 
 
 def until_looked(looking: threading.Event) -> Run:
-    """A run that ends by itself once somebody looks whether it is over."""
+    """Return a run that ends by itself once the first check has begun."""
 
     def wait(_run: Run) -> None:
         looking.wait(WAIT)
@@ -59,13 +59,13 @@ def until_looked(looking: threading.Event) -> Run:
 
 
 def ran(run: Run, over: Callable[[], bool], **seconds: float) -> bool:
-    """Whether that was over before the run ended."""
+    """Return whether the check succeeded before the run ended."""
     runner: Any = run
     return run_until(runner, over, **{"look_seconds": SOON, **seconds})
 
 
 def test_a_run_is_stopped_once_at_the_first_look_that_finds_it_over() -> None:
-    """A worker would go on for ever, or end before the slice is read."""
+    """The worker ends when the slice is read, and not before."""
     looks, names, run = [False, False, True], set[tuple[str, bool]](), Run(until_stopped)
 
     def over() -> bool:
@@ -77,12 +77,12 @@ def test_a_run_is_stopped_once_at_the_first_look_that_finds_it_over() -> None:
 
 
 def test_a_run_that_ends_before_is_not_over() -> None:
-    """A worker that a signal ended would say that all is read."""
+    """A worker that a signal ended does not report that everything is read."""
     assert ran(Run(), lambda: True, look_seconds=WAIT) is False
 
 
 def test_a_look_that_hangs_does_not_keep_the_worker() -> None:
-    """A worker that is told to end while its table does not answer would not."""
+    """A worker can be ended although its table does not respond."""
     looking, let_go, looked = threading.Event(), threading.Event(), threading.Event()
 
     def over() -> bool:
@@ -98,7 +98,7 @@ def test_a_look_that_hangs_does_not_keep_the_worker() -> None:
 
 
 def test_a_look_that_fails_ends_the_run_with_its_reason() -> None:
-    """A worker whose slice nobody watches any more would go on for ever."""
+    """A worker whose slice is no longer checked does not go on forever."""
     run = Run(until_stopped)
 
     def over() -> bool:
@@ -110,7 +110,7 @@ def test_a_look_that_fails_ends_the_run_with_its_reason() -> None:
 
 
 def test_a_look_under_way_may_still_find_that_all_is_read() -> None:
-    """Whoever is told to end as the last shard ends would be started once more for nothing."""
+    """A worker that is told to end as the last shard ends need not be started once more."""
     looking = threading.Event()
 
     def over() -> bool:
@@ -120,8 +120,8 @@ def test_a_look_under_way_may_still_find_that_all_is_read() -> None:
     assert ran(until_looked(looking), over) is True
 
 
-def handed(count: int) -> Any:  # noqa: ANN401  no more than is counted
-    """A batch of so many records."""
+def handed(count: int) -> Any:  # noqa: ANN401  only its records are counted
+    """Return a batch of this many records."""
 
     @define
     class Handed:
@@ -131,7 +131,7 @@ def handed(count: int) -> Any:  # noqa: ANN401  no more than is counted
 
 
 def sliced(monkeypatch: pytest.MonkeyPatch, handling: Any, does: Callable[[Handling], None]) -> SliceVerdict:  # noqa: ANN401
-    """What a slice says of a run that calls the callables of this handling so."""
+    """Return the verdict of a slice's run that calls the callables of this handling like this."""
 
     def do(run: Run) -> None:
         does(run.given["handling"])
@@ -143,10 +143,10 @@ def sliced(monkeypatch: pytest.MonkeyPatch, handling: Any, does: Callable[[Handl
 
 
 def test_a_verdict_counts_what_the_handler_was_done_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever runs a slice would not know what this worker did, or records that failed would count as done."""
+    """The verdict shows what this worker did, and does not count records that failed."""
     got, answers = list[object](), [None, False, None]
 
-    def handle(delivery: object) -> Any:  # noqa: ANN401  handlers of users return anything
+    def handle(delivery: object) -> Any:  # noqa: ANN401  user handlers return anything
         got.append(delivery)
         return answers.pop(0)
 
@@ -155,17 +155,17 @@ def test_a_verdict_counts_what_the_handler_was_done_with(monkeypatch: pytest.Mon
 
     def does(handling: Handling) -> None:
         assert handling.dead_letter is None
-        replies.extend(handling.handler(each) for each in batches)
+        replies.extend(handling.handler(batch) for batch in batches)
 
     assert sliced(monkeypatch, handle, does) == SliceVerdict(True, 5, 0, 0)
     assert (got, replies) == (batches, [None, False, None])
 
 
 def test_an_awaited_batch_counts_when_it_has_ended_with_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records of async handlers would count before they are done, or not at all."""
+    """Records of async handlers are counted when they are done, not before."""
     answers = [None, False, None]
 
-    async def handle(_delivery: object) -> Any:  # noqa: ANN401  handlers of users return anything
+    async def handle(_delivery: object) -> Any:  # noqa: ANN401  user handlers return anything
         if not answers:
             raise ZeroDivisionError
         return answers.pop(0)
@@ -187,31 +187,31 @@ def test_an_awaited_batch_counts_when_it_has_ended_with_none(monkeypatch: pytest
 
 
 def test_a_verdict_counts_letters_and_shards_and_tells_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records that went to the dead letter would count as handled; or the user's own observer hear nothing."""
-    told, dead_lettered, error = list[tuple[str, object]](), list[tuple[object, Exception]](), ValueError()
+    """Dead-lettered records do not count as handled, and the user's own observer is called, too."""
+    reported, dead_lettered, error = list[tuple[str, object]](), list[tuple[object, Exception]](), ValueError()
     handling = Handling(
         lambda _batch: None,
         dead_letter=lambda batch, fault: dead_lettered.append((batch, fault)),
-        observer=lambda happening, holding: told.append((happening, holding)),
+        observer=lambda happening, holding: reported.append((happening, holding)),
     )
     batches, holding = [handed(1), handed(1)], object()
 
     def does(counted: Handling) -> None:
         assert counted.dead_letter is not None
-        for each in batches:
-            assert counted.dead_letter(each, error) is None
+        for batch in batches:
+            assert counted.dead_letter(batch, error) is None
         happens: Any = counted.observer
         for happening in ("initialize", "shard-ended", "shard-ended", "shard-ended", "stopped"):
             happens(happening, holding)
 
     assert sliced(monkeypatch, handling, does) == SliceVerdict(True, 0, 2, 3)
-    assert dead_lettered == [(each, error) for each in batches]
-    assert {who for _, who in told} == {holding}
-    assert [what for what, _ in told] == ["initialize", *["shard-ended"] * 3, "stopped"]
+    assert dead_lettered == [(batch, error) for batch in batches]
+    assert {who for _, who in reported} == {holding}
+    assert [what for what, _ in reported] == ["initialize", *["shard-ended"] * 3, "stopped"]
 
 
 def test_a_slice_is_run_as_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its limits of time and memory would be others than the user's."""
+    """The limits of time and memory are those of the user."""
     run, worker, meter, looked, begun = Run(until_stopped), fleet().worker, object(), list[Worker](), list[float]()
 
     def is_over(who: Worker) -> bool:
@@ -230,12 +230,12 @@ def test_a_slice_is_run_as_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> 
         Handling(lambda _batch: None, attempts=7),
         {"meter": meter, "drain_seconds": 3.0, "memory_bytes": 9, "readers": 2},
     )
-    asked: dict[str, Any] = {**odd, "look_seconds": 0.5}
-    assert run_slice(worker, handling, **asked).finished
+    options: dict[str, Any] = {**odd, "look_seconds": 0.5}
+    assert run_slice(worker, handling, **options).finished
     assert (looked, begun) == ([worker], [3.0, 0.5])
-    given = run.given.pop("handling")
+    passed = run.given.pop("handling")
     assert run.given == {"worker": worker, "executor": None, **odd}
-    assert evolve(handling, handler=given.handler, observer=given.observer) == given
+    assert evolve(handling, handler=passed.handler, observer=passed.observer) == passed
 
 
 @define
@@ -251,7 +251,7 @@ class Table:
         return Worker(store=self.store, source=self.source, me="a", config=config, clock=Clock())
 
     def end(self, *names: str) -> None:
-        """Leases of these shards that are finished."""
+        """End the leases of these shards."""
         for name in names:
             placed(self.store, Lease(name, shard=name, hash_range=(0, 9), checkpoint=SHARD_END))
 
@@ -264,7 +264,7 @@ def fleet() -> Table:
 
 
 def test_a_slice_is_read_when_each_shard_has_a_lease_that_is_finished() -> None:
-    """A worker would end before the children are read, or never."""
+    """A worker does not end before the children are read."""
     table = fleet()
     assert not is_read(table.worker), "a table without leases is one that nobody has begun"
     table.end("p")
@@ -279,7 +279,7 @@ def test_a_slice_is_read_when_each_shard_has_a_lease_that_is_finished() -> None:
 
 
 def test_a_shard_without_a_known_end_is_not_read() -> None:
-    """A store or a source that does not answer would end all workers of the slice."""
+    """If the store or the source does not respond, the workers of the slice go on."""
     table = fleet()
     table.end("p", "q")
     table.source.down = True
@@ -289,7 +289,7 @@ def test_a_shard_without_a_known_end_is_not_read() -> None:
 
 
 def test_a_row_that_cannot_be_read_may_be_unfinished() -> None:
-    """A damaged row's shard would be left out of the slice."""
+    """The shard of a damaged row is not left out of the slice."""
 
     class Damaged(FaultyStore):
         def list(self) -> Listing:
@@ -301,14 +301,13 @@ def test_a_row_that_cannot_be_read_may_be_unfinished() -> None:
 
 
 def test_a_signal_stops_the_run_before_it_is_over() -> None:
-    """A worker of a slice could not be ended in good order."""
     run = Run(lambda _run: signal.raise_signal(signal.SIGTERM))
     assert ran(run, lambda: True, look_seconds=WAIT) is False
     assert run.stops == 1
 
 
 def test_a_lease_of_the_asking_worker_whose_shard_is_gone_leaves_its_children_to_be_read() -> None:
-    """A worker would end while the children of a shard that the stream has dropped have no leases."""
+    """A worker does not end before the children of a shard that the stream has dropped have leases."""
     table = fleet()
     table.source.listed = [shard("q", 0, 9, "p")]
     placed(table.store, Lease("p", shard="p", hash_range=(0, 9), owner="a"))

@@ -36,17 +36,16 @@ near = st.integers(-3, 3) | st.floats(-100, 200)
 def test_a_reader_brings_what_arrived_in_time_and_nothing_else(
     gaps: list[tuple[float, float]], size: int, tells_last: bool, ended: bool
 ) -> None:
-    """Without it a slice would lack records, have another's, or never end."""
-    # Times rise, but for some seconds.
+    # Times rise, except by some seconds.
     rows = [record(number, seconds + more) for number, (seconds, more) in enumerate(sorted(gaps), 1)]
     source = Timed(shard_logs={"s-0": ShardRecords(rows, size=size, ended=ended)}, tells_last=tells_last)
-    within = [int(each.sequence_number) for each in rows if SINCE / 1000 <= (each.arrived or 0) < UNTIL / 1000]
+    within = [int(row.sequence_number) for row in rows if SINCE / 1000 <= (row.arrived or 0) < UNTIL / 1000]
     assert read_to_the_end(source) == (within, True)
 
 
 @define
 class Fleet:
-    """Workers in threads that read a slice of a stream with a split in it."""
+    """Worker threads that read a slice of a stream with a split in it."""
 
     store: MemoryStore = field(factory=MemoryStore)
     source: Timed = field(factory=Timed)
@@ -63,21 +62,21 @@ class Fleet:
         self.source.end("p", shard("p.0", 0, 4, "p"), shard("p.1", 5, 9, "p"))
 
     def worker(self, name: str) -> Worker:
-        """A worker of the slice."""
+        """Return a worker of the slice."""
         config = Config(initial_position=CUT.since, lease_seconds=1.0)
         return Worker(store=CUT.store(self.store), source=CUT.source(self.source), me=name, config=config)
 
     def handle(self, delivery: Delivery) -> None:
-        self.handled += [int(each.sequence_number) for each in delivery.records]
+        self.handled += [int(row.sequence_number) for row in delivery.records]
 
     @property
     def wanted(self) -> list[int]:
-        rows = (each for shard_log in self.source.shard_logs.values() for each in shard_log.records)
-        return sorted(int(each.sequence_number) for each in rows if (each.arrived or 0) * 1000 < UNTIL)
+        rows = (row for shard_log in self.source.shard_logs.values() for row in shard_log.records)
+        return sorted(int(row.sequence_number) for row in rows if (row.arrived or 0) * 1000 < UNTIL)
 
 
 def side_by_side(works: Sequence[Callable[[], SliceVerdict]]) -> list[SliceVerdict]:
-    """What all of them answer."""
+    """Return the results of all of them."""
     verdicts: list[SliceVerdict] = []
     threads = [threading.Thread(target=lambda work=work: verdicts.append(work())) for work in works]
     for thread in threads:
@@ -88,7 +87,6 @@ def side_by_side(works: Sequence[Callable[[], SliceVerdict]]) -> list[SliceVerdi
 
 
 def test_a_fleet_reads_a_slice_and_ends() -> None:
-    """Without it a slice would have to be watched, and ended by hand."""
     fleet = Fleet()
 
     def work(name: str) -> Callable[[], SliceVerdict]:
@@ -105,7 +103,7 @@ def test_a_fleet_reads_a_slice_and_ends() -> None:
 
 
 def test_a_worker_that_comes_later_finds_the_slice_read() -> None:
-    """Without it a worker that was started again would read it anew, or wait for ever."""
+    """A worker that was started again neither reads the slice again nor waits forever."""
     fleet = Fleet()
     assert run_slice(fleet.worker("a-1"), fleet.handle, look_seconds=0.05).finished
     before = list(fleet.handled)
@@ -114,7 +112,7 @@ def test_a_worker_that_comes_later_finds_the_slice_read() -> None:
 
 
 def test_a_slice_that_was_interrupted_goes_on_where_it_was() -> None:
-    """Without it a kill would lose the rest, or begin from the start."""
+    """After a kill the rest is read, and nothing is read from the start."""
     fleet = Fleet()
 
     def ends_soon(delivery: Delivery) -> None:
@@ -131,11 +129,10 @@ def test_a_slice_that_was_interrupted_goes_on_where_it_was() -> None:
 
 
 def test_async_handlers_and_dead_letters_count_too() -> None:
-    """Without it the verdict would say that nothing was done."""
     fleet = Fleet()
 
     async def handle(delivery: Delivery) -> None:
-        if any(int(each.sequence_number) == 7 for each in delivery.records):
+        if any(int(row.sequence_number) == 7 for row in delivery.records):
             raise ValueError
         fleet.handle(delivery)
 
@@ -148,7 +145,7 @@ def test_async_handlers_and_dead_letters_count_too() -> None:
 
 
 def test_whether_a_slice_is_read_is_asked_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look is a listing of the table: asked without a pause, it would cost more than the slice."""
+    """Each check lists the table, which would cost more than the slice if done without a pause."""
     waits: list[float] = []
     over, stopped = iter([False, True]), threading.Event()
 

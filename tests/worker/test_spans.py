@@ -1,4 +1,4 @@
-"""What a traced worker tells: a span for each look, plan, write, reading and call of a handler."""
+"""The spans of a traced worker: one for each look, plan, write, read and call of a handler."""
 
 import sys
 from collections.abc import Callable
@@ -28,7 +28,7 @@ CONFIG = Config(initial_position=TRIM_HORIZON)
 
 
 class Traced:
-    """A tracer, and the spans that it was told."""
+    """A tracer, and the spans that it recorded."""
 
     def __init__(self) -> None:
         self._exporter, provider = InMemorySpanExporter(), TracerProvider()
@@ -36,12 +36,12 @@ class Traced:
         self.tracer = provider.get_tracer("test")
 
     def named(self, name: str) -> list[ReadableSpan]:
-        """The spans of this name."""
+        """Return the spans of this name."""
         return [span for span in self._exporter.get_finished_spans() if span.name == name]
 
 
 def told(span: ReadableSpan) -> dict[str, object]:
-    """What a span tells, without the name space."""
+    """Return a span's attributes without the namespace."""
     return {name.removeprefix("leasehold."): value for name, value in (span.attributes or {}).items()}
 
 
@@ -55,7 +55,7 @@ def worked(traced: Traced, make: Callable[[Event], Handler]) -> None:
 
 
 def test_the_writes_of_a_look_are_under_it_and_name_their_rule() -> None:
-    """Without it a trace of a slow look would not say which write was slow, nor why it was made."""
+    """A trace of a slow turn shows which write was slow, and why it was made."""
     traced = Traced()
     worked(traced, lambda called: lambda _batch: called.set())
     looks = {span.context.span_id for span in traced.named("leasehold.look") if span.context}
@@ -69,7 +69,7 @@ def test_the_writes_of_a_look_are_under_it_and_name_their_rule() -> None:
 
 
 def test_a_reading_tells_what_it_brought() -> None:
-    """Without it a trace would not tell an empty reading from a full one."""
+    """A trace tells an empty read from a full one."""
     traced = Traced()
     worked(traced, lambda called: lambda _batch: called.set())
     first = traced.named("leasehold.read")[0]
@@ -77,7 +77,7 @@ def test_a_reading_tells_what_it_brought() -> None:
 
 
 def plain(traced: Traced, called: Event) -> Handler:
-    """A handler with a span of its own."""
+    """Return a handler with a span of its own."""
 
     def handle(_batch: Delivery) -> None:
         with traced.tracer.start_as_current_span("own"):
@@ -87,7 +87,7 @@ def plain(traced: Traced, called: Event) -> Handler:
 
 
 def awaited(traced: Traced, called: Event) -> Handler:
-    """The same, to be awaited."""
+    """Return the same as an async handler."""
 
     async def handle(_batch: Delivery) -> None:
         with traced.tracer.start_as_current_span("own"):
@@ -98,7 +98,7 @@ def awaited(traced: Traced, called: Event) -> Handler:
 
 @pytest.mark.parametrize("kind", [plain, awaited])
 def test_a_span_of_the_handlers_own_is_under_ours(kind: Callable[[Traced, Event], Handler]) -> None:
-    """Without it a user's spans would stand alone, and nobody could say to which batch they belong."""
+    """A user's spans belong to the span of their batch."""
     traced = Traced()
     worked(traced, lambda called: kind(traced, called))
     (handle,), (own,) = traced.named("leasehold.handle"), traced.named("own")
@@ -108,7 +108,7 @@ def test_a_span_of_the_handlers_own_is_under_ours(kind: Callable[[Traced, Event]
 
 
 def test_a_handler_that_raises_is_a_failed_span() -> None:
-    """Without it a trace would show a batch that was handed over four times as four good ones."""
+    """A trace shows the failed attempts of a batch as failed."""
     traced = Traced()
 
     def make(called: Event) -> Handler:
@@ -124,7 +124,7 @@ def test_a_handler_that_raises_is_a_failed_span() -> None:
 
 
 class SilentStore(MemoryStore):
-    """A store that does not answer a claim."""
+    """A store that does not respond to a claim."""
 
     def write(self, write: Write) -> Outcome:
         if isinstance(write, ClaimLease):
@@ -133,7 +133,7 @@ class SilentStore(MemoryStore):
 
 
 def test_the_outcome_of_a_write_is_told() -> None:
-    """Without it a write that was refused, or never answered, would look like one that was done."""
+    """A write that was rejected or never answered does not look like one that succeeded."""
     traced, lease = Traced(), Lease("s-0")
     store = spans_of("a-1", traced.tracer).store(SilentStore())
     for _ in range(2):
@@ -147,12 +147,12 @@ class PartSource(ListSource):
     """A source that reads one stream of several."""
 
     def reads(self, lease: Lease) -> bool:
-        """Whether this lease is of a stream it reads."""
+        """Return whether this lease is of a stream it reads."""
         return lease.stream == "orders"
 
 
 def test_a_traced_source_of_several_streams_still_says_which_leases_it_reads() -> None:
-    """Without it a traced worker would take the leases of streams that it does not read, and leave them unread."""
+    """A traced worker does not take the leases of streams that it does not read."""
     traced = spans_of("a-1", Traced().tracer).source(PartSource([]))
     assert isinstance(traced, Selective)
     assert [traced.reads(Lease("s-0", stream=stream)) for stream in ("orders", "invoices")] == [True, False]
@@ -160,7 +160,7 @@ def test_a_traced_source_of_several_streams_still_says_which_leases_it_reads() -
 
 @pytest.mark.parametrize("missing", [True, False])
 def test_without_a_provider_nothing_stands_between(monkeypatch: pytest.MonkeyPatch, missing: bool) -> None:
-    """Without it everybody would pay for spans that nobody wants."""
+    """Without a provider, tracing costs nothing."""
     if missing:
         monkeypatch.setitem(sys.modules, "leasehold.adapters.worker.traced", None)
     store, source, handling = MemoryStore(), ListSource(even_shards(("s-0",))), Handling(lambda _batch: None)
@@ -171,7 +171,6 @@ def test_without_a_provider_nothing_stands_between(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_programs_own_provider_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a program that has configured OpenTelemetry would have to say so once more."""
     monkeypatch.setattr("leasehold.adapters.worker.traced.get_tracer_provider", TracerProvider)
     store = MemoryStore()
     assert Worker(store=store, source=ListSource([]), me="a-1", config=CONFIG).store is not store
@@ -201,7 +200,6 @@ class Raising(SpanProcessor):
 def test_a_tracer_that_raises_costs_spans_and_no_lease_or_record(
     error: Exception, at_start: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without it no lease would be read, or good records would be dead-lettered after each of their attempts."""
     provider, store, source, handed = TracerProvider(), MemoryStore(), ListSource(even_shards(("s-0",))), Event()
     provider.add_span_processor(Raising(error, at_start=at_start))
     source.shard_logs["s-0"] = ShardRecords(records(3), size=3)

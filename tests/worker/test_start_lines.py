@@ -17,7 +17,7 @@ from leasehold_lab.simulator.world.world import ListSource, even_shards
 
 
 class Terminal(io.StringIO):
-    """Standard error that is a terminal."""
+    """A terminal as standard error."""
 
     def isatty(self) -> bool:
         return True

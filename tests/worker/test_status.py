@@ -1,4 +1,4 @@
-"""One word and one sentence for a lease and for a group, by what rows tell and what was seen of them."""
+"""The status of a lease and of a group: one word and one sentence, from the rows and what was observed of them."""
 
 import pytest
 from attrs import evolve
@@ -30,13 +30,13 @@ from leasehold.balancer.model import SHARD_END, Lease, Position
 
 NOW = 1_700_000_000.0
 TIP = Progress(NOW - 5, "a", behind=0.0, end=True, read=NOW - 5, done=NOW - 5, tried=NOW - 5, lease=10.0)
-"""A lease at its tip, as its owner told five seconds ago."""
+"""The progress of a lease at its tip, as written by its owner five seconds ago."""
 
 LATE = evolve(TIP, behind=70.0, end=False, read=NOW - 70, done=NOW - 70)
 
 
 def row(reach: Progress | None, owner: str | None = "a", idle: float = 0.0) -> Lease:
-    """A lease with this note."""
+    """Return a lease with this annotation."""
     return Lease("s-0", owner=owner, idle=idle, notes=() if reach is None else ((NOTE, reach.note),))
 
 
@@ -71,15 +71,15 @@ LONE = "a owns it and has not been heard of"
             0.0,
             Status("STALLED", "it has stood for 70 s: throttled"),
         ),
-        # Read last just before its owner was last heard of, half a minute ago.
+        # Last read just before its owner's last sign of life, half a minute ago.
         (
             row(evolve(LATE, at=NOW - 30, read=NOW - 51, done=NOW - 51)),
             0.0,
             Status("ORPHAN", f"{LONE} for 30 s, and nobody else takes it"),
         ),
-        # An owner of two minutes renews, and so tells, less often.
+        # The owner of a lease of two minutes renews, and so annotates, less often.
         (row(evolve(LATE, lease=120.0)), 0.0, Status("OK", "70.0 s behind")),
-        # A note that is old, by a table that was looked at once; where its row has moved since, its clock errs.
+        # The note is old, in a table that was read once. If the row has changed since, the owner's clock is wrong.
         (row(evolve(TIP, at=NOW - 55)), 0.0, Status("ORPHAN", f"{LONE} for 55 s, and nobody else takes it")),
         (row(evolve(TIP, at=NOW - 55, done=NOW - 56), idle=2.0), 30.0, Status("OK", "read to the tip")),
         (row(TIP, idle=51.0), 60.0, Status("ORPHAN", f"{LONE} for 51 s, and nobody else takes it")),
@@ -89,7 +89,7 @@ LONE = "a owns it and has not been heard of"
             0.0,
             Status("STALLED", "it has stood for 70 s: its handler raised X"),
         ),
-        # Put aside: named while it lasts and for as long as another look may take, then an ORPHAN all the same.
+        # Excluded: reported while that lasts and until another worker can have read the table, then an ORPHAN.
         (
             row(evolve(LATE, fault="its handler raised X", aside=NOW + 30), owner=None, idle=float("inf")),
             0.0,
@@ -129,7 +129,7 @@ LONE = "a owns it and has not been heard of"
             Status("ORPHAN", "nobody owns it for 51 s, and nobody else takes it"),
         ),
         (row(None), 0.0, Status("UNKNOWN", "a tells nothing of its reading: watch it (--watch)")),
-        # Java has had it for long: what ours told of it is history, and its release no reason for alarm.
+        # Java has owned it for long: our own old note is history, and its release is no reason for alarm.
         (
             row(evolve(TIP, at=NOW - 900), owner=None, idle=1.0),
             60.0,
@@ -139,16 +139,16 @@ LONE = "a owns it and has not been heard of"
     ],
 )
 def test_the_status_of_a_lease_by_one_look(lease: Lease, watched: float, status: Status) -> None:
-    """What nobody reads would be called well, or what is well would wake somebody."""
+    """An unread lease is never OK, and a healthy one raises no alarm."""
     assert status_of(lease, LeaseLag(), NOW, 10.0, watched=watched) == status
 
 
 def test_a_contradiction_and_a_wait_for_parents_come_first() -> None:
-    """A finished lease whose shard is open would be called finished; a child of a long shard would be called unread."""
+    """A finished lease whose shard is open is not "finished", and a child of a long shard is not "unread"."""
     says = "its shard is open, and has no children"
     ended, late = Lease("s-0", checkpoint=SHARD_END, notes=((CONTRADICTION, says),)), row(LATE)
-    found = statuses_of([ended], {}, NOW, 10.0)
-    assert found == {"s-0": Status("UNREAD", says)}
+    statuses = statuses_of([ended], {}, NOW, 10.0)
+    assert statuses == {"s-0": Status("UNREAD", says)}
     child, parent = evolve(late, parents=("p",)), Lease("p", owner="a")
     lags = {"s-0": LeaseLag(), "p": LeaseLag()}
     waits = statuses_of([child, parent], lags, NOW, 10.0)["s-0"]
@@ -157,17 +157,17 @@ def test_a_contradiction_and_a_wait_for_parents_come_first() -> None:
 
 
 def looks(lags: list[LeaseLag], moves: bool, seconds: float = 10.0) -> list[Status]:
-    """The status at each look at a lease of another library, so many seconds apart; its owner renews it."""
-    watch, found = GroupWatch(), []
+    """Return the status at each look at a lease of another library, this many seconds apart. Its owner renews it."""
+    watch, statuses = GroupWatch(), []
     for number, lag in enumerate(lags):
         lease = Lease("s-0", owner="java", checkpoint=Position(str(100 + number * moves)))
         watch = watch.after(number * seconds, [lease], {"s-0": lag})
-        found.append(statuses_of([lease], {"s-0": lag}, NOW, 10.0, watch)["s-0"])
-    return found
+        statuses.append(statuses_of([lease], {"s-0": lag}, NOW, 10.0, watch)["s-0"])
+    return statuses
 
 
 def test_another_librarys_lease_is_known_by_watching() -> None:
-    """A dead fleet of Java would be called well, or a living one never."""
+    """A dead group of Java workers is not OK, and a living one is."""
     blind = looks([LeaseLag()] * 8, moves=False)
     assert [status.word for status in blind] == ["UNKNOWN"] * 8
     assert blind[3].says == "its checkpoint has not moved in 30 s; --source asks the stream whether anything waits"
@@ -183,7 +183,7 @@ def test_another_librarys_lease_is_known_by_watching() -> None:
 
 
 def test_a_checkpoint_that_moved_once_is_not_known_to_move_for_ever() -> None:
-    """Java's lease would be well for two minutes after its reading had stopped."""
+    """A Java lease does not stay OK for two minutes after its reading has stopped."""
     watch = GroupWatch()
     for number in range(8):
         lease = Lease("s-0", owner="java", checkpoint=Position("100" if number == 0 else "101"))
@@ -193,18 +193,18 @@ def test_a_checkpoint_that_moved_once_is_not_known_to_move_for_ever() -> None:
 
 
 def test_the_note_of_a_former_time_is_not_the_owners_of_today() -> None:
-    """A worker that takes again what it could not handle would be well by what it said before, for as long as that."""
+    """A worker that takes again what it could not process is not OK because of its earlier annotation."""
     reach = Progress(NOW, "a", behind=2.0, read=NOW - 1, done=NOW - 2, tried=NOW, fault="its handler raised ValueError")
-    watch, found = GroupWatch(), []
+    watch, words = GroupWatch(), []
     for seconds, owner in ((0.0, "a"), (10.0, None), (75.0, "a")):
         lease = row(reach, owner)
         watch = watch.after(seconds, [lease], {"s-0": LeaseLag(2.0)})
-        found.append(statuses_of([lease], {"s-0": LeaseLag(2.0)}, NOW + seconds, 10.0, watch)["s-0"].word)
-    assert found == ["OK", "OK", "STALLED"]
+        words.append(statuses_of([lease], {"s-0": LeaseLag(2.0)}, NOW + seconds, 10.0, watch)["s-0"].word)
+    assert words == ["OK", "OK", "STALLED"]
 
 
 def test_looks_in_quick_order_take_no_more_memory() -> None:
-    """A watch of ten looks a second would grow, and copy what it has at each look."""
+    """Ten looks a second do not make each look copy more."""
     watch, lease = GroupWatch(), Lease("s-0", owner="java", checkpoint=Position("100"))
     for number in range(3_000):
         watch = watch.after(number / 10, [lease], {"s-0": LeaseLag()})
@@ -216,7 +216,7 @@ def test_looks_in_quick_order_take_no_more_memory() -> None:
     ("lags", "grows"),
     [
         ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], True),
-        ([1.0, 2.0, 3.0, 4.0, 5.0], False),  # too short a time to tell
+        ([1.0, 2.0, 3.0, 4.0, 5.0], False),  # too short a time to decide
         ([0.0, 2.0, 3.0, 4.0, 5.0, 6.0], False),  # it was at the tip
         ([1.0, 2.0, 3.0, 3.0, 5.0, 6.0], False),  # it kept up for a while
         ([9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0], True),
@@ -224,9 +224,9 @@ def test_looks_in_quick_order_take_no_more_memory() -> None:
     ],
 )
 def test_lag_grows_only_if_it_does_so_all_the_time(lags: list[float], *, grows: bool) -> None:
-    """A fleet that catches up, or that waits for a slow batch, would be called too small."""
+    """A group that is catching up, or waiting for a slow batch, is not called too small."""
     assert growing([(number * STEP_SECONDS, lag) for number, lag in enumerate(lags)]) == grows
-    # One slow answer within a step is no growth.
+    # One slow response within a step is not growth.
     assert not growing(
         [(number * STEP_SECONDS + more, lag * (1 - more)) for number, lag in enumerate(lags) for more in (0, 1)]
     )
@@ -237,26 +237,26 @@ def test_lag_grows_only_if_it_does_so_all_the_time(lags: list[float], *, grows: 
 
 
 def test_patience_follows_the_lease_and_never_falls_below_what_a_note_takes() -> None:
-    """Leases of two minutes, renewed each minute, would be called unread between two notes."""
+    """Leases of two minutes, renewed each minute, are not called unread between two annotations."""
     assert [patience(seconds) for seconds in (1.0, 10.0, 30.0, 120.0)] == [50.0, 50.0, 50.0, 102.0]
 
 
 def test_a_standstill_is_told_on_from_owner_to_owner() -> None:
-    """A batch that nobody can handle would look young with each worker that tries it."""
+    """A batch that no worker can process does not look new with each worker that tries it."""
     first = ProgressMeter(Lease("s-0"), "a", 0.0, 10.0)
     first.read(Batch((Record(b"x", "7"),), Position("7"), 4.0, 0.2), 1.0)
     first.working(1.0)
     first.failed("its handler raised KeyError", 2.0)
     first.rested()
-    told = first.progress(31.0, NOW + 31)
-    assert (told.done, told.read, told.tried, told.work, told.fault) == (
+    progress = first.progress(31.0, NOW + 31)
+    assert (progress.done, progress.read, progress.tried, progress.work, progress.fault) == (
         NOW,
         NOW + 1,
         NOW + 2,
         None,
         "its handler raised KeyError",
     )
-    second = ProgressMeter(Lease("s-0", notes=((NOTE, told.note),)), "b", 40.0, 10.0)
+    second = ProgressMeter(Lease("s-0", notes=((NOTE, progress.note),)), "b", 40.0, 10.0)
     assert second.progress(45.0, NOW + 45).done == NOW
     second.read(Batch((Record(b"x", "7"),), Position("7"), 50.0, 0.2), 46.0)
     second.working(46.0)
@@ -269,41 +269,41 @@ def test_a_standstill_is_told_on_from_owner_to_owner() -> None:
 
 
 def test_a_reading_that_failed_is_no_reading() -> None:
-    """Lag would be 0, and the tip reached, for as long as the stream cannot be read."""
+    """Lag is not 0 while the stream cannot be read."""
     meter = ProgressMeter(Lease("s-0"), "a", 0.0)
     meter.read(Batch((), None, 0.0, 1.0), 1.0)
     meter.done(1.0)
     for second in range(2, 100):
         meter.read(Batch((), None, None, 1.0, fault="asked to slow down"), float(second))
         meter.done(float(second))
-    told = meter.progress(100.0, NOW + 100)
-    assert (told.read, told.done, told.tried) == (NOW + 1, NOW + 1, NOW + 99)
-    assert (told.behind, told.end, told.fault) == (99.0, False, "asked to slow down")
+    progress = meter.progress(100.0, NOW + 100)
+    assert (progress.read, progress.done, progress.tried) == (NOW + 1, NOW + 1, NOW + 99)
+    assert (progress.behind, progress.end, progress.fault) == (99.0, False, "asked to slow down")
     meter.excused("its parents are not done", 101.0)
     assert (meter.progress(101.0, NOW).fault, meter.progress(101.0, NOW).done) == ("", NOW)
     assert progress_of(Lease("s-0", notes=((NOTE, meter.progress(101.0, NOW).note),))) == meter.progress(101.0, NOW)
 
 
 def test_a_long_fault_is_cut() -> None:
-    """A row could grow beyond what its store takes, and would be renewed no more."""
+    """A row that grows beyond what its store accepts could not be renewed."""
     meter = ProgressMeter(Lease("s-0"), "a")
     meter.failed("x" * 9_999, 1.0)
     assert meter.progress(1.0, NOW).fault == "x" * 200
 
 
 def test_a_group_is_as_well_as_its_worst_lease() -> None:
-    """Each lease would have to be looked at; and an empty table, or one that is not read, would be well."""
+    """No lease has to be looked at separately. An empty or unread table is not OK."""
     ok, late, lost = Status("OK", "read"), Status("BEHIND", "9 s behind"), Status("ORPHAN", "nobody owns it")
     assert group_status({"s-0": ok, "s-1": ok}) == Status("OK", "2 leases are read, and do not fall behind")
-    found = group_status({"s-0": late, "s-2": lost, "s-1": lost, "s-3": Status("UNKNOWN", "?")})
-    assert found == Status("ORPHAN", "2 of 4 leases, s-1 first: nobody owns it")
+    status = group_status({"s-0": late, "s-2": lost, "s-1": lost, "s-3": Status("UNKNOWN", "?")})
+    assert status == Status("ORPHAN", "2 of 4 leases, s-1 first: nobody owns it")
     assert group_status({"s-0": late, "s-3": Status("UNKNOWN", "?")}).word == "BEHIND"
     assert group_status({}) == Status("UNKNOWN", "the table has no leases")
     assert group_status({"s-0": ok}, "down") == Status("UNKNOWN", "the table cannot be read: down")
 
 
 def test_the_numbers_are_those_that_are_documented() -> None:
-    """Alarms compare with them, and scripts with the exit status."""
+    """Alarms and scripts depend on them, as metric values and exit statuses."""
     numbers = {"OK": 0, "UNKNOWN": 3, "BEHIND": 4, "STALLED": 5, "HUNG": 6, "UNREAD": 7, "ORPHAN": 8}
     assert (numbers, list(MEANINGS)) == (NUMBERS, list(numbers))
     assert (STEPS * STEP_SECONDS, Status("HUNG", "x").as_json()) == (120.0, {"status": "HUNG", "says": "x"})

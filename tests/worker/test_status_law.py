@@ -30,19 +30,19 @@ EPOCH = 1_700_000_000.0
 
 LOOK_SECONDS = 5.0
 SETTLE_SECONDS = 100.0
-"""Time for a fleet to be at rest again: its leases are taken, and each owner has told of a reading."""
+"""Time for the workers to be at rest again: all leases are taken, and each owner has written of a read."""
 
 
 @define
 class FaultyReader:
-    """Reads a shard of the stream, as it is then."""
+    """Reads a shard of the stream as it is then."""
 
     stream: "FaultyStream"
     key: str
     reader: ListReader
 
     def read(self) -> Batch:
-        """The next records, or the fault: said by an empty batch, or raised."""
+        """Return the next records, or the fault as an empty batch or an exception."""
         how = self.stream.faults.get(self.key)
         if how == "throttled":
             return Batch((), None, None, 2.0, fault="asked to slow down")
@@ -56,12 +56,12 @@ class FaultyReader:
 
 @define
 class FaultyStream(ListSource):
-    """A stream whose shards may fail, each by itself."""
+    """A stream whose shards may fail individually."""
 
     faults: dict[str, str] = field(factory=dict)
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """A reader, unless nothing answers."""
+        """Return a reader, unless nothing responds."""
         if self.faults.get(lease.key) == "silent":
             raise SourceUnavailable("nothing answers")
         return FaultyReader(self, lease.key, ListReader(self.shard_logs[lease.key], self._at(lease.key, start)))
@@ -72,7 +72,7 @@ class FaultyStream(ListSource):
 
 @define
 class HangingExecutor:
-    """Calls handlers at once, or keeps them at work for ever."""
+    """Calls handlers at once, or keeps them at work forever."""
 
     hung: bool = False
     kept: list[Work] = field(factory=list)
@@ -86,11 +86,11 @@ class HangingExecutor:
             work()
 
     def withdraw(self, work: Work) -> bool:  # noqa: ARG002  an executor's own signature
-        """What hangs is at work."""
+        """Withdraw nothing: what hangs is at work."""
         return False
 
     def replace(self, work: Work) -> None:
-        """No thread is there to be replaced."""
+        """Replace nothing: there is no thread."""
 
     def close(self) -> None:
         """Nothing to close."""
@@ -104,7 +104,7 @@ class HangingExecutor:
 
 @define(eq=False)
 class Member:
-    """One process: a worker, and the readings of what it holds."""
+    """One process: a worker, and the readers of what it holds."""
 
     name: str
     world: "World"
@@ -130,21 +130,21 @@ class Member:
         self.dues = {self.worker.turn: world.clock.now, self.worker.renew: world.clock.now}
 
     def hurried(self) -> None:
-        """Turn at the next step."""
+        """Run a turn at the next step."""
         self.dues[self.worker.turn] = self.world.clock.now
 
     def begin(self, holding: Holding) -> None:
-        """Read it, and tell of it."""
+        """Begin to read it, and write annotations."""
         holding.progress.tell("vm", self.world.wall, self.world.clock.now)
         handling = Handling(self.world.handle, most_wait_seconds=2.0)
         reading = LeaseReader(self.worker, holding, handling, dispatcher=Dispatcher(self.executor))
         self.dues[reading.step] = self.world.clock.now
 
     def release(self, holding: Holding) -> None:
-        """Its reading sees for itself at its next step."""
+        """Do nothing: its reader sees it at its next step."""
 
     def step(self) -> None:
-        """Every appointment that is due."""
+        """Keep every appointment that is due."""
         now = self.world.clock.now
         for work, due in list(self.dues.items()):
             if due <= now:
@@ -159,7 +159,7 @@ class Member:
 
 @define
 class World:
-    """A table, a stream that grows, a fleet, and somebody who looks at the table."""
+    """A table, a stream that grows, workers, and an observer of the table."""
 
     seed: int
     shards: tuple[str, ...] = ()
@@ -179,8 +179,8 @@ class World:
         self.shards = tuple(f"s-{number}" for number in range(self.chance.randint(1, 6)))
         workers = self.chance.randint(1, 3)
         lease_seconds = self.chance.choice((5.0, 10.0, 15.0))
-        most = -(-len(self.shards) // workers)
-        self.config = Config(Minimal(max_leases=most), lease_seconds=lease_seconds, initial_position=TRIM_HORIZON)
+        limit = -(-len(self.shards) // workers)
+        self.config = Config(Minimal(max_leases=limit), lease_seconds=lease_seconds, initial_position=TRIM_HORIZON)
         self.busy = self.chance.random() < 0.7
         self.source = FaultyStream(even_shards(self.shards), {key: ShardRecords(size=10) for key in self.shards})
         self.watcher = TableWatcher(
@@ -192,18 +192,18 @@ class World:
         return EPOCH + self.clock.now
 
     def handle(self, delivery: Delivery) -> None:
-        """Take them all, unless they are poison."""
+        """Handle all records, unless one is poisoned."""
         if delivery.shard in self.poison:
             raise ValueError("no handler takes it")
 
     def live(self, seconds: float, each: Callable[[], None] = lambda: None) -> None:
-        """Let so much time go by, with records that come and somebody who looks."""
+        """Let this much time go by, with records that arrive and an observer that looks."""
         end = self.clock.now + seconds
         while self.clock.now < end:
             for key in self.shards if self.busy else ():
                 shard_log = self.source.shard_logs[key].records
                 new = records(self.chance.randint(0, 3), len(shard_log))
-                shard_log += [each._replace(arrived=self.wall()) for each in new]
+                shard_log += [record._replace(arrived=self.wall()) for record in new]
             self._run(min(LOOK_SECONDS, end - self.clock.now))
             self.watcher.try_look()
             each()
@@ -216,7 +216,7 @@ class World:
         self.clock.now = end
 
     def once(self) -> Status:
-        """The status as a single look at the table tells it, without any watching."""
+        """Return the status by a single look at the table, without watching it."""
         try:
             leases = self.store.list().leases
         except StoreError as fault:
@@ -226,11 +226,11 @@ class World:
 
 
 Fault = Callable[[World], Callable[[], None]]
-"""Breaks something, and answers what heals it."""
+"""Breaks something and returns the function that heals it."""
 
 
 def stream(how: str, *, whole: bool) -> Fault:
-    """The stream, or one shard of it, brings nothing."""
+    """Return a fault in which the stream, or one shard of it, returns nothing."""
 
     def begin(world: World) -> Callable[[], None]:
         keys = world.shards if whole else (world.chance.choice(world.shards),)
@@ -241,15 +241,15 @@ def stream(how: str, *, whole: bool) -> Fault:
 
 
 def hang(world: World) -> Callable[[], None]:
-    """The handlers of one worker never end; something is there for them to handle."""
+    """Let the handlers of one worker never end, and give them something to process."""
     world.busy = True
-    holder = world.chance.choice([each for each in world.fleet if each.worker.holdings])
+    holder = world.chance.choice([member for member in world.fleet if member.worker.holdings])
     holder.executor.hung = True
     return holder.executor.wake
 
 
 def poison(world: World) -> Callable[[], None]:
-    """No worker can handle what comes on one shard: each tries, and lets its lease go."""
+    """Let all workers fail on one shard: each tries, and releases its lease."""
     world.busy, world.poison = True, (world.chance.choice(world.shards),)
 
     def heal() -> None:
@@ -259,7 +259,7 @@ def poison(world: World) -> Callable[[], None]:
 
 
 def store_down(world: World) -> Callable[[], None]:
-    """The table does not answer."""
+    """Let the table not respond."""
     world.store.down = True
 
     def heal() -> None:
@@ -269,13 +269,13 @@ def store_down(world: World) -> Callable[[], None]:
 
 
 def dead(most: int) -> Fault:
-    """So many workers are killed; the others hold as many leases as they may."""
+    """Return a fault that kills this many workers, while the others hold as many leases as they may."""
 
     def begin(world: World) -> Callable[[], None]:
         gone = [world.fleet.pop() for _ in range(min(most, len(world.fleet)))]
 
         def heal() -> None:
-            world.fleet += [Member(each.name, world) for each in gone]
+            world.fleet += [Member(member.name, world) for member in gone]
 
         return heal
 
@@ -283,14 +283,14 @@ def dead(most: int) -> Fault:
 
 
 def paused(world: World) -> Callable[[], None]:
-    """Every process is stopped, and goes on later."""
+    """Stop every process, and let it go on later."""
     fleet = tuple(world.fleet)
-    for each in fleet:
-        each.asleep_until = float("inf")
+    for member in fleet:
+        member.asleep_until = float("inf")
 
     def heal() -> None:
-        for each in fleet:
-            each.asleep_until = 0.0
+        for member in fleet:
+            member.asleep_until = 0.0
 
     return heal
 
@@ -313,23 +313,23 @@ SEEDS = [0, *(pytest.param(seed, marks=SLOW if seed < 3 else MORE) for seed in r
 
 
 def falls_to_nobody(world: World, name: str) -> bool:
-    """Whether a dead worker's leases find no other worker: the others hold as many as they may."""
-    most = world.config.rules.most_leases or 0
-    return name != "a worker is dead" or most * (len(world.fleet) - 1) < len(world.shards)
+    """Return whether no other worker can take a dead worker's leases, because all hold as many as they may."""
+    limit = world.config.rules.most_leases or 0
+    return name != "a worker is dead" or limit * (len(world.fleet) - 1) < len(world.shards)
 
 
 @pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_in_a_fault_of_more_than_a_minute_the_group_is_not_ok_and_afterwards_it_is(seed: int, name: str) -> None:
-    """In the hour that alarms are for, everything would be green."""
+    """No alarm stays green while the group has a fault."""
     world = World(seed)
     world.live(SETTLE_SECONDS + world.chance.uniform(0, 60))
     assert (world.watcher.status.word, world.once().word) == ("OK", "OK")
     stays = falls_to_nobody(world, name)
     heal = FAULTS[name](world)
     world.live(world.chance.uniform(61, 200))
-    said, once = world.watcher.status, world.once()
-    assert stays == (not said.ok), said
+    watched, once = world.watcher.status, world.once()
+    assert stays == (not watched.ok), watched
     assert stays == (not once.ok), once
     seen = world.watcher.seen.table
     for key in world.source.faults:
@@ -342,10 +342,10 @@ def test_in_a_fault_of_more_than_a_minute_the_group_is_not_ok_and_afterwards_it_
 
 
 def age(world: World, key: str) -> float:
-    """Seconds since the first record that no handler has finished with arrived."""
+    """Return the seconds since the arrival of the first record that no handler has finished."""
     done = world.store.row(key).checkpoint.order
-    rest = (each.arrived for each in world.source.shard_logs[key].records if each.position.order > done)
-    return world.wall() - (next(rest, None) or world.wall())
+    arrivals = (record.arrived for record in world.source.shard_logs[key].records if record.position.order > done)
+    return world.wall() - (next(arrivals, None) or world.wall())
 
 
 @pytest.mark.parametrize("fault", [poison, hang], ids=["fails", "hangs"])
@@ -353,7 +353,7 @@ def age(world: World, key: str) -> float:
 def test_a_shard_whose_handler_fails_is_named_at_every_look_with_the_age_of_its_first_record(
     seed: int, fault: Fault
 ) -> None:
-    """Lag and the time it has stood follow the clock through every attempt, release, and change of owner."""
+    """Lag and the time it has stood still follow the clock through every attempt, release and change of owner."""
     world = World(seed)
     world.live(SETTLE_SECONDS)
     heal = fault(world)
@@ -370,7 +370,7 @@ def test_a_shard_whose_handler_fails_is_named_at_every_look_with_the_age_of_its_
             named = "its handler raised ValueError" in status.says or status.word == "HUNG"
             seconds = re.search(r"(?:stood|at work) for (\d+) s", status.says)
             since = float(seconds[1]) if seconds else 0.0
-            # The lookout has just read the table, which a worker writes to every few seconds.
+            # The lookout has just read the table, to which workers write every few seconds.
             if not named or status.word not in {"STALLED", "HUNG"} or lag < age(world, key) or since < stood[key]:
                 wrong.append(f"{status} lag {lag} age {age(world, key)} stood {stood[key]}")
             stood[key] = since
@@ -387,7 +387,7 @@ QUIET = [0, *(pytest.param(number, marks=MORE) for number in range(1, 50))]
 
 @pytest.mark.parametrize("block", QUIET)
 def test_at_rest_the_group_is_never_anything_but_ok(block: int) -> None:
-    """Somebody would be woken for nothing, and would not come the next time."""
+    """There are no false alarms, which make people ignore the real ones."""
     for seed in range(1_000 + 10 * block, 1_000 + 10 * (block + 1)):
         world = World(seed)
         world.live(SETTLE_SECONDS)

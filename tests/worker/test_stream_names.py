@@ -22,11 +22,11 @@ from leasehold.balancer.model import TRIM_HORIZON, Lease
     ],
 )
 def test_a_batch_names_its_stream_where_the_leases_do_not(url: str, name: str) -> None:
-    """The name comes from the source, also where another source wraps it; a lease's own name wins."""
+    """The name comes from the source, also if another source wraps it. A lease's own name wins."""
     source = open_source(url)
     worker = Worker(store=FaultyStore(), source=PassingSource(source), me="a", consumer=Unread())
     source.close()
-    identity = worker._identity  # noqa: SLF001  no lease needs to be read for it
+    identity = worker._identity  # noqa: SLF001  so that no lease has to be read
     for lease, stream in ((Lease("s-0"), name), (Lease("1:returns:2:s-0", stream="1:returns:2"), "1:returns:2")):
         holding = Holding(worker.store, lease, identity=identity, clock=lambda: 0.0, begun=0.0, lease_seconds=10.0)
         assert Delivery((), TRIM_HORIZON, None, holding).stream == stream

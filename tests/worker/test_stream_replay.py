@@ -1,4 +1,4 @@
-"""Letters in a stream are handed over again once each, by a group of its own that ends by itself."""
+"""Dead letters in a stream are replayed once each, by a group of its own that ends by itself."""
 
 import threading
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from leasehold_lab.simulator.world.world import ListSource, ShardRecords, shard
 
 @define
 class Post:
-    """A stream of letters of two shards, a table for replays of it, and what they hand over."""
+    """A stream of dead letters with two shards, a table for replays of it, and what they replay."""
 
     store: MemoryStore = field(factory=MemoryStore)
     source: ListSource = field(factory=ListSource)
@@ -31,7 +31,7 @@ class Post:
         self.source.shard_logs = {"p": ShardRecords([], size=2), "q": ShardRecords([], size=2)}
 
     def put(self, one: DeadLetterEntry) -> None:
-        """Put a letter at the end of its shard."""
+        """Put a dead letter at the end of its shard."""
         rows = self.source.shard_logs[one.shard].records
         rows.append(Record(one.line, str(1000 + len(rows)), partition_key="k"))
 
@@ -42,7 +42,7 @@ class Post:
         self.taken.append(one.record.sequence_number)
 
     def replay(self, name: str, deliver: Callable[[DeadLetterEntry], None] | None = None) -> ReplayVerdict:
-        """Hand over all that is there."""
+        """Replay everything that is there."""
         table = own_table(self.store, "replay", "letters")
         config = Config(initial_position=TRIM_HORIZON, lease_seconds=1.0)
         worker = Worker(store=table, source=DeadLetterSource(self.source, name), me=name, config=config)
@@ -50,7 +50,7 @@ class Post:
 
 
 def filled(*numbers: str) -> Post:
-    """A stream with these letters in its first shard, and one in the other."""
+    """A stream with these dead letters in its first shard, and one in the other."""
     post = Post()
     for number in numbers:
         post.put(letter(number, shard="p"))
@@ -59,7 +59,7 @@ def filled(*numbers: str) -> Post:
 
 
 def test_each_letter_is_handed_over_once_in_order_and_the_next_replay_begins_behind_them() -> None:
-    """Without it what was mended by one replay would be done again by the next, or new letters be left out."""
+    """A second replay repeats nothing, and leaves out no new dead letter."""
     post = filled("1", "2", "3")
     assert post.replay("r-1") == ReplayVerdict(done=4)
     assert [number for number in post.taken if number != "9"] == ["1", "2", "3"]
@@ -71,7 +71,7 @@ def test_each_letter_is_handed_over_once_in_order_and_the_next_replay_begins_beh
 
 
 def test_a_replay_that_is_killed_half_way_does_the_rest_the_next_time() -> None:
-    """Without it those that are done would come again, or the letter at work be lost."""
+    """The dead letter at work is not lost, and those that are done do not come again."""
     post = filled("1", "2", "3")
 
     def killed(one: DeadLetterEntry) -> None:
@@ -86,7 +86,7 @@ def test_a_replay_that_is_killed_half_way_does_the_rest_the_next_time() -> None:
 
 
 def test_two_replays_at_once_share_the_letters_and_both_end() -> None:
-    """Without it each would wait for the other's shards for ever."""
+    """Neither waits for the other's shards forever."""
     post, verdicts = filled("1", "2", "3"), list[ReplayVerdict]()
     threads = [threading.Thread(target=lambda n=name: verdicts.append(post.replay(n))) for name in ("r-1", "r-2")]
     for thread in threads:
@@ -98,7 +98,7 @@ def test_two_replays_at_once_share_the_letters_and_both_end() -> None:
 
 
 def test_the_table_of_a_fleet_is_refused() -> None:
-    """Without it a replay would take the leases of those that read, whose shards have the same names."""
+    """A replay does not take the leases of that group, whose shards have the same names."""
     post = filled("1")
     own_table(post.store, "slice", "0..9")
     post.replay("r-1")

@@ -14,7 +14,7 @@ from leasehold.adapters.threads import ThreadQueue, ThreadScheduler, seconds
 
 @contextmanager
 def received_elsewhere() -> Iterator[None]:
-    """The system gives SIGUSR1 to another thread than the main one."""
+    """Let the system deliver SIGUSR1 to a thread that is not the main one."""
     over = threading.Event()
     other = threading.Thread(target=over.wait)
     other.start()
@@ -28,7 +28,7 @@ def received_elsewhere() -> Iterator[None]:
 
 
 def test_a_signal_that_another_thread_receives_ends_the_wait_of_the_main_thread() -> None:
-    """A worker that was starting a thread when SIGTERM came went on for ever, and was killed after its grace period."""
+    """A worker that was starting a thread when SIGTERM came did not end, and was killed after its grace period."""
     queue = ThreadQueue(seconds)
     before = signal.signal(signal.SIGUSR1, lambda _number, _frame: queue.put("signal"))
     too_late = threading.Timer(20, queue.put, ["nothing"])
@@ -43,7 +43,7 @@ def test_a_signal_that_another_thread_receives_ends_the_wait_of_the_main_thread(
 
 
 def test_a_queue_waits_until_then_and_no_longer() -> None:
-    """An overdue appointment would wait for a tiding that does not come."""
+    """An overdue appointment does not wait for a message."""
     queue = ThreadQueue(seconds)
     assert queue.get(seconds() + 0.05) is None
     assert queue.get(-1.0) is None
@@ -52,7 +52,7 @@ def test_a_queue_waits_until_then_and_no_longer() -> None:
 
 
 def test_side_by_side_raises_what_failed_once_all_is_over() -> None:
-    """A turn whose write failed would end with an error about nothing, or leave writes behind that nobody awaits."""
+    """The error is the one that the work raised, and no write is left behind."""
     done: list[int] = []
 
     def work(item: int) -> int:
@@ -68,14 +68,14 @@ def test_side_by_side_raises_what_failed_once_all_is_over() -> None:
 
 
 class Counted(ThreadScheduler):
-    """Tells which threads it began, and in a queue which of them ended."""
+    """Notes which threads it started, and in a queue which of them ended."""
 
     def __init__(self) -> None:
         super().__init__(seconds)
         self.names, self.ended = list[str](), self.queue()
 
     def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-        """Begin a thread that says when it ends."""
+        """Start a thread that notes when it ends."""
         self.names.append(name)
 
         def told() -> None:
@@ -86,7 +86,7 @@ class Counted(ThreadScheduler):
 
 
 def test_tasks_that_a_burst_of_work_has_started_end_after_it() -> None:
-    """A worker that once claimed a hundred leases would keep twenty threads for ever, for a write now and then."""
+    """A worker that once claimed a hundred leases does not keep twenty threads for an occasional write."""
     scheduler = Counted()
     pool = Pool(scheduler, 6, "test", lambda _fault: None, keep=2)
     for burst in (1, 2):
@@ -100,7 +100,7 @@ def test_tasks_that_a_burst_of_work_has_started_end_after_it() -> None:
 
 
 def test_a_pool_grows_when_it_is_told_to_and_ends_tasks_when_it_is_made_smaller() -> None:
-    """Renewals would queue behind each other once the store is slow, or keep their threads once it is quick again."""
+    """Renewals do not queue when the store is slow, and do not keep their threads once it is fast again."""
     scheduler = Counted()
     pool = Pool(scheduler, 1, "test", lambda _fault: None)
     pool.resize(4)
@@ -113,13 +113,13 @@ def test_a_pool_grows_when_it_is_told_to_and_ends_tasks_when_it_is_made_smaller(
 
 
 def test_a_signal_given_as_it_is_taken_leaves_the_next_one_free() -> None:
-    """A signal that looks given for ever is given to nobody: a worker would sleep through a lease that it won."""
+    """A worker does not sleep through a lease that it won."""
     scheduler, queue, taken = ThreadScheduler(seconds), ThreadQueue(seconds), list[bool]()
     put = queue.put
 
     def handed(item: object) -> None:
         put(item)
-        taken.append(signal_of_all.wait(-1.0))  # who waits takes it before `set` returns
+        taken.append(signal_of_all.wait(-1.0))  # the waiter takes it before `set` returns
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(queue, "put", handed)
@@ -131,7 +131,7 @@ def test_a_signal_given_as_it_is_taken_leaves_the_next_one_free() -> None:
 
 
 def test_a_wait_that_outlives_the_look_at_signals_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The main thread would return empty-handed after a second, and the run end with nothing to say."""
+    """The main thread does not return without an item after a second."""
     monkeypatch.setattr("leasehold.adapters.threads.SIGNAL_SECONDS", 0.01)
     queue = ThreadQueue(seconds)
     until = seconds() + 0.05
@@ -142,11 +142,11 @@ def test_a_wait_that_outlives_the_look_at_signals_goes_on(monkeypatch: pytest.Mo
 
 
 def test_a_signal_that_was_given_many_times_ends_one_wait_and_can_be_given_again() -> None:
-    """A task would turn without a pause for each of them; or, once taken back, no signal would come any more."""
+    """A task does not run once for each of many signals, and misses no later one."""
     signal_ = Signal(ThreadScheduler(seconds))
     answers = []
-    for given in (3, 0, 1, 0):
-        for _ in range(given):
+    for count in (3, 0, 1, 0):
+        for _ in range(count):
             signal_.set()
         answers.append(signal_.wait(0.0))
     assert answers == [True, False, True, False]

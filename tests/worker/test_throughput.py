@@ -1,4 +1,4 @@
-"""What is measured of a lease while it is read, and how the table comes to know it."""
+"""The measured throughput of a lease, and how it is stored in the table."""
 
 from random import Random
 
@@ -18,7 +18,7 @@ from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_s
 
 
 def test_the_throughput_is_kcls_average_in_kcls_unit() -> None:
-    """Without it a 3.x leader and our planner would compare leases by different numbers."""
+    """A KCL 3.x leader and our planner compare leases by the same number."""
     speed = Throughput(10.0)
     speed.add(10 * 1024, 100.0)
     assert speed.average(109.9) is None
@@ -29,7 +29,7 @@ def test_the_throughput_is_kcls_average_in_kcls_unit() -> None:
 
 
 def test_a_new_owner_goes_on_from_what_the_last_one_measured() -> None:
-    """Without it every takeover's catching up would look like a hot shard."""
+    """Catching up after a takeover does not look like a hot shard."""
     speed = Throughput(10.0, 4096)
     assert speed.average(1000.0) == 4096
     speed.add(0, 1000.0)
@@ -38,7 +38,7 @@ def test_a_new_owner_goes_on_from_what_the_last_one_measured() -> None:
 
 @pytest.mark.parametrize("checkpoint_seconds", [0.0, 60.0])
 def test_the_table_learns_it_with_renewals_and_checkpoints_alike(checkpoint_seconds: float) -> None:
-    """Without it a shard so busy that its checkpoints are its renewals would stay unmeasured."""
+    """A shard whose checkpoints are its renewals is measured, too."""
     clock, store, source = Clock(), FaultyStore(), ListSource([shard("s-0", 0, 9)])
     source.shard_logs["s-0"] = ShardRecords([Record(bytes(1024), str(number)) for number in range(1000)], size=1)
     ours = member(store, source, clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
@@ -50,11 +50,11 @@ def test_the_table_learns_it_with_renewals_and_checkpoints_alike(checkpoint_seco
     while clock.now < end:
         ours.run(max(0.0, due - clock.now))
         due = reading.step(clock.now)
-    assert store.row("s-0").weight == pytest.approx(5120, rel=0.1)  # five readings a second
+    assert store.row("s-0").weight == pytest.approx(5120, rel=0.1)  # five reads a second
 
 
 def test_a_lease_that_is_not_read_keeps_its_measure() -> None:
-    """Without it a child that waits for its parents would be taken for an idle shard."""
+    """A child that waits for its parents is not taken for an idle shard."""
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-0", hash_range=(0, 9), weight=7680)))
     ours = member(store, ListSource([shard("s-0", 0, 9)]), clock)
@@ -63,39 +63,39 @@ def test_a_lease_that_is_not_read_keeps_its_measure() -> None:
 
 
 def test_a_hot_shard_is_left_with_little_beside_it() -> None:
-    """Without it a worker would be as busy as all others together, while the counts say that it is fair."""
+    """Workers share the load, even if the counts of their leases then differ."""
     clock, store = Clock(), FaultyStore()
     eighth = 2**125
     source = ListSource([shard(f"s-{n}", n * eighth, (n + 1) * eighth - 1) for n in range(8)])
     fleet = [member(store, source, clock, me, me, Config(lease_seconds=10.0)) for me in ("a-1", "b-1")]
     rates = {f"s-{n}": 750.0 if n == 0 else 100.0 for n in range(8)}
     for _ in range(300):
-        for each in fleet:
-            for holding in each.worker.holdings:
+        for driven in fleet:
+            for holding in driven.worker.holdings:
                 holding.throughput.add(int(rates[holding.key] * 1024), clock.now)
         together(fleet, 1.0)
-        for each in fleet:
-            for holding in each.worker.holdings:
+        for driven in fleet:
+            for holding in driven.worker.holdings:
                 if holding.releasing:
                     holding.release()
-    loads = [sum(rates[key] for key in each.held) for each in fleet]
+    loads = [sum(rates[key] for key in driven.held) for driven in fleet]
     assert {row.key: (row.weight or 0) / 1024 for row in store.list().leases} == pytest.approx(rates, rel=0.3)
     assert sorted(loads) == [700.0, 750.0]
 
 
 def test_bursts_move_nothing() -> None:
-    """Without it leases would follow every burst: 25 moves of eight leases where eight balance the fleet."""
+    """Leases do not follow every burst, which would take 25 moves here."""
     clock, store, draw = Clock(), FaultyStore(), Random(7)  # noqa: S311  a seed is the point
     source = ListSource(even_shards(tuple(f"s-{n}" for n in range(8))))
     fleet = [member(store, source, clock, me, me, Config(lease_seconds=3.0)) for me in ("a-1", "b-1")]
     together(fleet, 10.0)
-    before = [each.held for each in fleet]
+    before = [driven.held for driven in fleet]
     for _ in range(300):
-        for each in fleet:
-            for holding in each.worker.holdings:
+        for driven in fleet:
+            for holding in driven.worker.holdings:
                 holding.throughput.add(int(draw.choice((0.0, 0.0, 1.0, 3.0)) * 102_400), clock.now)
                 if holding.releasing:
                     holding.release()
         together(fleet, 1.0)
     assert all(row.weight for row in store.list().leases)
-    assert [each.held for each in fleet] == before
+    assert [driven.held for driven in fleet] == before

@@ -1,4 +1,4 @@
-"""A rejection that passes by itself costs seconds; one that lasts sends the shard to another worker."""
+"""A rejection that passes by itself costs seconds. One that lasts sends the shard to another worker."""
 
 import math
 from collections.abc import Callable
@@ -20,7 +20,7 @@ MOST_SECONDS = 5.0
 
 
 def _rejecting(times: float, error: type[SourceError] = TransientRejection) -> tuple[ReaderHarness, list[float]]:
-    """A reading whose first read after two records is rejected this often, and the times of the rejections."""
+    """Return a reader whose first read after two records is rejected this often, and the times of the rejections."""
     rejected = list[float]()
 
     def read(batch: Batch) -> Batch:
@@ -34,7 +34,7 @@ def _rejecting(times: float, error: type[SourceError] = TransientRejection) -> t
 
 
 def _steps(harness: ReaderHarness, reading: LeaseReader, until: Callable[[], bool]) -> None:
-    """Keep the appointments of the reading until this holds."""
+    """Keep the appointments of the reader until this holds."""
     for _ in range(100):
         if until():
             return
@@ -44,7 +44,7 @@ def _steps(harness: ReaderHarness, reading: LeaseReader, until: Callable[[], boo
 
 @pytest.mark.parametrize("times", range(1, REJECTED_TRIES + 1))
 def test_a_rejection_that_passes_costs_seconds_and_no_lease(times: int) -> None:
-    """Without it one redirect of a proxy would leave the shard unread for a minute on each worker that meets it."""
+    """One redirect of a proxy does not leave the shard unread for a minute on each worker that meets it."""
     harness, rejected = _rejecting(times)
     _steps(harness, harness.reading(), lambda: len(harness.handed) == 2)
     assert harness.handed == [data(2), data(2, 2)]
@@ -56,7 +56,7 @@ def test_a_rejection_that_passes_costs_seconds_and_no_lease(times: int) -> None:
 
 
 def test_a_first_rejection_costs_less_than_two_seconds() -> None:
-    """The pauses grow."""
+    """The first pause is the shortest."""
     harness, rejected = _rejecting(1)
     _steps(harness, harness.reading(), lambda: len(harness.handed) == 2)
     assert harness.clock.now - rejected[0] <= 3 * REJECTED_WAITS[0]
@@ -64,7 +64,7 @@ def test_a_first_rejection_costs_less_than_two_seconds() -> None:
 
 @pytest.mark.parametrize(("error", "tries"), [(TransientRejection, 1 + REJECTED_TRIES), (SourceError, 1)])
 def test_a_rejection_that_lasts_releases_the_lease(error: type[SourceError], tries: int) -> None:
-    """Without it another worker, which may have the right that this one lacks, would never try."""
+    """Another worker may have the permission that this one lacks."""
     harness, rejected = _rejecting(math.inf, error)
     harness.until_over(harness.reading())
     assert len(rejected) == tries
@@ -73,7 +73,7 @@ def test_a_rejection_that_lasts_releases_the_lease(error: type[SourceError], tri
 
 
 def test_a_step_that_reads_nothing_does_not_count_as_a_response() -> None:
-    """Without it a reading that is woken often would try forever, and hold the lease."""
+    """A reader that is woken often does not try forever, and releases the lease."""
     harness, rejected = _rejecting(math.inf)
     reading = harness.reading()
     _steps(harness, reading, lambda: bool(rejected))
@@ -84,7 +84,7 @@ def test_a_step_that_reads_nothing_does_not_count_as_a_response() -> None:
 
 
 def test_rejections_with_responses_in_between_release_nothing() -> None:
-    """Each response begins the count again."""
+    """Each response restarts the count."""
     count = iter(range(100))
 
     def read(batch: Batch) -> Batch:
@@ -98,7 +98,7 @@ def test_rejections_with_responses_in_between_release_nothing() -> None:
 
 
 def test_a_lease_that_is_to_go_is_released_during_the_wait() -> None:
-    """Without it a drain, or a next owner, would wait for a service that rejects every request."""
+    """A drain, or a next owner, does not wait for a service that rejects every request."""
     harness, rejected = _rejecting(math.inf)
     reading = harness.reading()
     _steps(harness, reading, lambda: bool(rejected))
@@ -109,7 +109,7 @@ def test_a_lease_that_is_to_go_is_released_during_the_wait() -> None:
 
 @pytest.mark.parametrize("times", [1, REJECTED_TRIES])
 def test_a_rejection_of_the_first_listing_that_passes_does_not_end_a_worker(times: int) -> None:
-    """New credentials are not known everywhere at once."""
+    """New credentials take a moment to be known everywhere."""
     source = FaultySource(four_shards(), faults=[TransientRejection("UnrecognizedClientException")] * times)
     driven = member(FaultyStore(), source, Clock())
     driven.run(60.0)
@@ -117,7 +117,7 @@ def test_a_rejection_of_the_first_listing_that_passes_does_not_end_a_worker(time
 
 
 def test_a_rejection_of_the_first_listing_that_lasts_ends_a_worker() -> None:
-    """Without it wrong credentials would be waited for forever."""
+    """Wrong credentials are not waited for forever."""
     source = FaultySource(four_shards(), faults=[TransientRejection("UnrecognizedClientException")] * 9)
     with pytest.raises(TransientRejection, match="UnrecognizedClientException"):
         member(FaultyStore(), source, Clock()).run(60.0)

@@ -1,4 +1,4 @@
-"""A value of a wrong type is refused where it is given, before anything is opened, stored or changed."""
+"""Values of a wrong type are rejected by the call that gets them, before anything is opened, stored or changed."""
 
 import re
 from threading import Event
@@ -23,30 +23,33 @@ FINE: dict[str, Any] = {
     "checkpoint_seconds": (int, float),
     "drain_seconds": (int, float),
 }
-"""Types of options in which some of the strange values are none."""
+"""The types of options for which some of the strange values are valid."""
 COUNTS = {"attempts", "concurrency", "memory_mib", "max_records", "threads", "timestamp_ms"}
 FLAGS = {"create", "late_checkpoints", "wait"}
 
 
 def strange(name: str) -> list[Any]:
-    """The values that this option can't have; None stands for its default."""
+    """Return values that this option can't have. None stands for its default."""
     kinds = bool if name in FLAGS else int if name in COUNTS else FINE.get(name, ())
-    values = [each for each in STRANGE[1:] if not isinstance(each, kinds)]
+    values = [value for value in STRANGE[1:] if not isinstance(value, kinds)]
     return values if name in FLAGS else [*values, True]
 
 
 @pytest.mark.parametrize("value", STRANGE, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("argument", ["source", "leases"])
 def test_a_source_or_store_of_the_wrong_type_is_refused_by_name(argument: str, value: Any) -> None:  # noqa: ANN401  anything
-    """What is neither a URL nor an object of the protocol is refused by the call that is given it."""
-    given: dict[str, Any] = {"source": "kinesis://orders?region=eu-west-1", "leases": "memory://types", argument: value}
+    arguments: dict[str, Any] = {
+        "source": "kinesis://orders?region=eu-west-1",
+        "leases": "memory://types",
+        argument: value,
+    }
     with pytest.raises(ValueError, match=re.compile(f"{argument}|store", re.IGNORECASE)):
-        leasehold.read(given["source"], leases=given["leases"])
+        leasehold.read(arguments["source"], leases=arguments["leases"])
 
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_of_the_wrong_type_is_refused_by_name(option: str) -> None:
-    """No option is taken for what it isn't, and none raises anything but a refusal."""
+    """No option accepts a value of another type, and none raises any other error."""
     for value in strange(option):
         with pytest.raises((ValueError, TypeError)) as refused:
             consumption("kinesis://orders?region=eu-west-1", "memory://types", print, {option: value})  # type: ignore[misc]
@@ -57,7 +60,6 @@ def test_an_option_of_the_wrong_type_is_refused_by_name(option: str) -> None:
     "handler", [each for each in STRANGE if not isinstance(each, str)], ids=lambda each: type(each).__name__
 )
 def test_a_handler_that_cannot_be_called_is_refused(handler: Any) -> None:  # noqa: ANN401  anything
-    """A worker never starts with a handler that would fail every batch."""
     with pytest.raises((ValueError, TypeError)):
         consumption("kinesis://orders?region=eu-west-1", "memory://types", handler, {})
 
@@ -66,7 +68,6 @@ def test_a_handler_that_cannot_be_called_is_refused(handler: Any) -> None:  # no
     "value", [each for each in STRANGE if not isinstance(each, str)], ids=lambda v: type(v).__name__
 )
 def test_a_position_has_fields_of_its_types(value: Any) -> None:  # noqa: ANN401  anything
-    """A place that can't be compared or stored can't be made."""
     with pytest.raises((ValueError, TypeError), match="checkpoint"):
         Position(value)
     with pytest.raises(TypeError, match="checkpoint"):
@@ -80,7 +81,7 @@ def test_a_position_has_fields_of_its_types(value: Any) -> None:  # noqa: ANN401
     "value", [each for each in STRANGE if not isinstance(each, str)], ids=lambda v: type(v).__name__
 )
 def test_a_write_has_fields_of_its_types(value: Any) -> None:  # noqa: ANN401  anything
-    """A bad write changes nothing, so that the rows of others can still be listed."""
+    """A bad write changes nothing, so the rows of others can still be listed."""
     store = open_store(f"memory://types-{id(value)}")
     free = store.write(CreateLease(Lease("s-0"))).lease
     assert free is not None
@@ -103,7 +104,7 @@ def test_a_write_has_fields_of_its_types(value: Any) -> None:  # noqa: ANN401  a
 
 
 def test_a_write_refuses_text_that_cannot_be_encoded() -> None:
-    """What one layout would store must not be a row that another can't read."""
+    """What one layout stores is readable in all others."""
     free = Lease("s-0")
     makers: list[Any] = [
         lambda: CreateLease(Lease("\ud800")),
@@ -133,7 +134,6 @@ class Held:
 
 @pytest.mark.parametrize("value", STRANGE[1:], ids=lambda v: type(v).__name__)
 def test_a_checkpoint_of_the_wrong_type_is_refused(value: Any) -> None:  # noqa: ANN401  anything
-    """Only a record or a position of the batch moves the checkpoint."""
     held = Held()
     batch = Delivery([], Position("9"), None, held)
     with pytest.raises(TypeError, match="checkpoint"):

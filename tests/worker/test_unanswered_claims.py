@@ -1,4 +1,4 @@
-"""A claim that was carried out and never answered: the table says ours, and nobody reads."""
+"""Claims that were applied without a response: the table names us as the owner, but no one reads."""
 
 from virtual_fleet import FaultyStore, four_shards, member
 from waiters import Clock
@@ -9,10 +9,10 @@ from leasehold_lab.simulator.world.world import ListSource
 
 
 def test_a_claim_that_was_not_answered_is_taken_up_at_once_and_not_at_the_next_look() -> None:
-    """Left to the next look, a lease would be ours by the table and read by nobody for 20 s, an expiry and more."""
+    """Until the next look the lease would be unread for 20 s or more, which is longer than an expiry."""
     clock, store = Clock(), FaultyStore()
-    for each in four_shards():
-        store.write(CreateLease(Lease(each.id, hash_range=each.hash_range)))
+    for shard in four_shards():
+        store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
     one = member(store, ListSource(four_shards()), clock)
     store.lose_replies = 4
     one.run(3)
@@ -20,11 +20,11 @@ def test_a_claim_that_was_not_answered_is_taken_up_at_once_and_not_at_the_next_l
 
 
 def test_a_claim_that_was_answered_at_last_is_asked_for_no_more() -> None:
-    """Each turn would claim again what was lost to another in between, for as long as the process lives."""
+    """A lease that another worker has taken meanwhile is not claimed again at every turn."""
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-0")))
     one = member(store, ListSource(four_shards()), clock)
-    holdings = one.worker._holdings  # noqa: SLF001  what a turn asks it for
+    holdings = one.worker._holdings  # noqa: SLF001  what a turn uses
     holdings.mark_unconfirmed(store.row("s-0"))
     assert [lease.key for lease in holdings.unconfirmed] == ["s-0"]
     assert holdings.readopt(store.row("s-0")) is None

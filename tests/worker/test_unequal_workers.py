@@ -1,4 +1,4 @@
-"""Workers of one group with unlike limits, as a laptop and a large cluster have them."""
+"""Workers of one group with different limits, such as a laptop and a large machine."""
 
 from collections import Counter
 
@@ -16,7 +16,7 @@ SHARDS = tuple(f"s-{number:02}" for number in range(32))
 
 @pytest.mark.parametrize("order", [("laptop-1", "cluster-1"), ("cluster-1", "laptop-1")])
 def test_a_large_worker_takes_what_a_small_one_may_not(order: tuple[str, ...]) -> None:
-    """Without it shards above the small one's limit would be read by nobody, or go back and forth (M7, M9)."""
+    """Shards above the small worker's limit neither stay unread nor move back and forth (M7, M9)."""
     limits = {"laptop-1": 4, "cluster-1": 40}
     clock, store, source = Clock(), MemoryStore(), ListSource(even_shards(SHARDS))
     fleet: list[Driven] = []
@@ -24,7 +24,7 @@ def test_a_large_worker_takes_what_a_small_one_may_not(order: tuple[str, ...]) -
         config = Config(Minimal(max_leases=limits[name]), lease_seconds=10.0)
         fleet.append(member(store, source, clock, me=name, config=config))
         together(fleet, 100)
-    held = {each.worker.me: sorted(each.held) for each in fleet}
+    held = {driven.worker.me: sorted(driven.held) for driven in fleet}
     assert Counter(lease.owner for lease in store.list().leases) == {"laptop-1": 4, "cluster-1": 28}
     together(fleet, 200)
-    assert {each.worker.me: sorted(each.held) for each in fleet} == held
+    assert {driven.worker.me: sorted(driven.held) for driven in fleet} == held

@@ -1,4 +1,4 @@
-"""A row that cannot be read costs a fleet that one lease and nothing else."""
+"""A row that cannot be read costs its own lease and nothing else."""
 
 from virtual_fleet import FaultyStore, four_shards, member, together
 from waiters import Clock
@@ -13,7 +13,7 @@ MINIMAL = Config(Minimal(), lease_seconds=10.0)
 
 
 def test_a_new_worker_takes_and_makes_the_good_leases() -> None:
-    """Without it a fleet that starts beside one bad row reads nothing at all."""
+    """A group can start although its table has a bad row."""
     store, clock = FaultyStore(), Clock()
     store.write(CreateLease(Lease("s-0")))
     store.write(CreateLease(Lease("s-1")))
@@ -24,17 +24,17 @@ def test_a_new_worker_takes_and_makes_the_good_leases() -> None:
 
 
 def test_a_bad_row_among_those_looked_at_again_blinds_nobody() -> None:
-    """Without it the row of the bulletin, once bad, kept all but one worker from ever looking at the table again."""
+    """A bad row with the bulletin on it does not keep other workers from reading the table."""
     store, clock = FaultyStore(), Clock()
     source = ListSource(four_shards())
     ann, bob = (member(store, source, clock, me, process=me, config=MINIMAL) for me in ("a-1", "b-1"))
     together([ann, bob], 60.0)
     assert [len(ann.held), len(bob.held)] == [2, 2]
-    asked = bob.worker._look.keys or ann.worker._look.keys  # noqa: SLF001  who listens to whom is drawn
-    assert asked
+    keys = bob.worker._look.keys or ann.worker._look.keys  # noqa: SLF001  chance decides who reads whose bulletin
+    assert keys
     listener, lookout = (bob, ann) if bob.worker._look.keys else (ann, bob)  # noqa: SLF001
-    store.bad = {asked[0]}
-    # The lookout dies; what it held and can be read is for the listener.
+    store.bad = {keys[0]}
+    # The lookout dies, and its readable leases go to the other worker.
     listener.run(60.0)
     assert len(lookout.held) == 2
     assert sorted(listener.held) == sorted({"s-0", "s-1", "s-2", "s-3"} - store.bad)

@@ -1,6 +1,6 @@
-"""However a program leaves `run`, `arun`, `worker` or `read`, leases are released and nothing of the worker stays.
+"""However a program leaves `run`, `arun`, `worker` or `read`, leases are released and nothing of the worker remains.
 
-The table is door by way of ending: return, raise, cancel, close(), garbage collection, loop closed, fork and exit.
+Tested for each of them: return, raise, cancel, close(), garbage collection, loop closed, fork and exit.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ NUMBERS = [each.sequence_number for each in records(8)]
 
 
 def stream(count: int = 8) -> ListSource:
-    """One shard, in batches of one record."""
+    """Return a stream of one shard, in batches of one record."""
     return ListSource(four_shards()[:1], {"s-0": ShardRecords(records(count), size=1)})
 
 
@@ -44,14 +44,14 @@ EARLIER: set[threading.Thread] = set()
 
 
 def ours() -> list[threading.Thread]:
-    """The threads of workers."""
+    """Return the threads of workers."""
     return [each for each in threading.enumerate() if each.name.startswith("leasehold-") and each not in EARLIER]
 
 
 def settled(store: FaultyStore) -> str:
-    """Wait until no thread of a worker is left; return the checkpoint of the lease, which has no owner."""
-    for each in ours():
-        each.join(WAIT)
+    """Wait until no worker thread is left. Return the checkpoint of the lease, which has no owner."""
+    for thread in ours():
+        thread.join(WAIT)
     assert ours() == []
     (lease,) = store.list().leases
     assert lease.owner is None
@@ -60,16 +60,16 @@ def settled(store: FaultyStore) -> str:
 
 @pytest.fixture(autouse=True)
 def _leaves_handlers() -> Iterator[None]:
-    """A worker leaves the signal handlers of its program as they were."""
+    """Check that a worker restores its program's signal handlers."""
     EARLIER.clear()
     EARLIER.update(threading.enumerate())
-    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
     yield
-    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == before
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == before
 
 
 class Came:
-    """A handler that notes its batches, and tells of the first."""
+    """A handler that notes its batches, and signals the first."""
 
     def __init__(self) -> None:
         self.first = threading.Event()
@@ -92,7 +92,7 @@ def _close(coroutine: Any) -> None:  # noqa: ANN401  a coroutine, or a generator
     coroutine.close()
 
 
-def _collect(coroutine: Any) -> None:  # noqa: ANN401  likewise; its caller has dropped its own
+def _collect(coroutine: Any) -> None:  # noqa: ANN401  likewise; the caller has dropped its reference
     del coroutine
     gc.collect()
 
@@ -117,7 +117,7 @@ def test_arun_that_is_closed_or_dropped_drains(end: Callable[[Any], None]) -> No
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_arun_drains_once_its_loop_is_closed(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A closed loop ends its worker; none of the records is dead-lettered or skipped on that account."""
+    """A closed loop ends its worker. No record is dead-lettered or skipped because of it."""
     store, came, letters = FaultyStore(), Came(), list[str]()
     gate, taken = threading.Event(), threading.Event()
 
@@ -137,24 +137,24 @@ def test_arun_drains_once_its_loop_is_closed(kind: str, caplog: pytest.LogCaptur
     loop = asyncio.new_event_loop()
 
     async def main() -> None:
-        given = plain if kind == "plain" else awaited
+        handler = plain if kind == "plain" else awaited
         options = BEGINNING | Options(dead_letter=letter)
-        kept.append(loop.create_task(leasehold.arun(stream(), given, leases=store, **options)))
+        held_tasks.append(loop.create_task(leasehold.arun(stream(), handler, leases=store, **options)))
         await asyncio.to_thread(taken.wait, WAIT)
 
-    kept: list[asyncio.Task[object]] = []  # so that the task is not collected, which would end it as well
+    held_tasks: list[asyncio.Task[object]] = []  # so that the task is not collected, which would end it as well
     loop.run_until_complete(main())
     loop.close()
     gate.set()
     assert settled(store) == came.numbers[-1]
     assert letters == []
     assert "the event loop that it belongs to is closed" in caplog.text
-    _close(kept[0].get_coro())
+    _close(held_tasks[0].get_coro())
     caplog.clear()
 
 
 def test_a_call_in_a_closed_loop_buries_no_record() -> None:
-    """Records whose async handler has no loop any more come again to the next owner of the lease."""
+    """Records whose async handler has lost its loop come again to the next owner of the lease."""
     store, came, letters = FaultyStore(), Came(), list[str]()
     closed, second = threading.Event(), threading.Event()
 
@@ -170,20 +170,20 @@ def test_a_call_in_a_closed_loop_buries_no_record() -> None:
 
     async def main() -> None:
         options = BEGINNING | Options(attempts=1, dead_letter=letter)
-        kept.append(loop.create_task(leasehold.arun(stream(), handle, leases=store, **options)))
+        held_tasks.append(loop.create_task(leasehold.arun(stream(), handle, leases=store, **options)))
         await asyncio.to_thread(second.wait, WAIT)
 
-    kept: list[asyncio.Task[object]] = []
+    held_tasks: list[asyncio.Task[object]] = []
     loop.run_until_complete(main())
     loop.close()
     closed.set()
     assert (settled(store), letters) == (NUMBERS[0], [])
-    _close(kept[0].get_coro())
+    _close(held_tasks[0].get_coro())
 
 
 @pytest.mark.parametrize("end", [_close, _collect, None], ids=["close", "collect", "raise"])
 def test_a_block_of_worker_that_ends_early_has_drained(end: Callable[[Any], None] | None) -> None:
-    """When a block of `worker` is left by an exception, its worker no longer writes."""
+    """If a block of `worker` is left by an exception, its worker no longer writes."""
     store, came, blocks = FaultyStore(), Came(), list[Any]()
 
     def block() -> Any:  # noqa: ANN401  a generator
@@ -240,12 +240,12 @@ def test_read_that_ends_releases(way: str) -> None:
 @pytest.mark.parametrize("way", ["cancel", "close", "loop"])
 def test_an_async_read_that_ends_releases(way: str) -> None:
     """A task that ends while it iterates acknowledges nothing, and its lease is released."""
-    store, seen, kept = FaultyStore(), list[str](), list[Any]()
+    store, seen, left_open = FaultyStore(), list[str](), list[Any]()
     loop = asyncio.new_event_loop()
 
     async def iterate(came: asyncio.Event) -> None:
         async with leasehold.read(stream(), leases=store, **BEGINNING) as batches:
-            kept.append(batches)
+            left_open.append(batches)
             async for batch in batches:
                 seen.append(batch.records[0].sequence_number)
                 came.set()
@@ -256,23 +256,23 @@ def test_an_async_read_that_ends_releases(way: str) -> None:
         task = loop.create_task(iterate(came))
         await came.wait()
         if way == "loop":
-            kept.append(task)
+            left_open.append(task)
             return
         if way == "cancel":
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
             return
-        await kept[0].aclose()
+        await left_open[0].aclose()
         task.cancel()
 
     loop.run_until_complete(main())
     loop.run_until_complete(asyncio.sleep(0))
     if way == "loop":
         loop.close()
-        kept[-1].get_coro().close()
+        left_open[-1].get_coro().close()
     loop.close()
-    kept.clear()
+    left_open.clear()
     gc.collect()
     assert settled(store) == "TRIM_HORIZON"
 
@@ -280,7 +280,7 @@ def test_an_async_read_that_ends_releases(way: str) -> None:
 @pytest.mark.parametrize("door", ["run", "arun", "worker"])
 @pytest.mark.parametrize("fault", [SystemExit, KeyboardInterrupt])
 def test_a_handler_that_ends_the_program_drains(door: str, fault: type[BaseException]) -> None:
-    """SystemExit and KeyboardInterrupt of a handler end the worker, and reach its caller."""
+    """SystemExit and KeyboardInterrupt raised by a handler end the worker and reach its caller."""
     store = FaultyStore()
 
     def handle(batch: leasehold.Delivery) -> None:
@@ -306,7 +306,7 @@ def _through(door: str, handle: Handler, store: FaultyStore) -> None:
 
 
 def test_read_from_several_tasks_is_refused() -> None:
-    """While a task waits for a batch or has one, the step of another raises RuntimeError."""
+    """While a task waits for a batch or has one, a step from another task raises RuntimeError."""
     store, seen, refused = FaultyStore(), list[str](), list[str]()
 
     async def main() -> None:
@@ -325,12 +325,12 @@ def test_read_from_several_tasks_is_refused() -> None:
 
     asyncio.run(main())
     assert seen == NUMBERS[:3]
-    assert ["another thread or task" in each for each in refused] == [True, True]
+    assert ["another thread or task" in message for message in refused] == [True, True]
     assert settled(store) == NUMBERS[2]
 
 
 def test_a_step_of_another_thread_acknowledges_nothing() -> None:
-    """A batch is acknowledged by the thread that has it; the next one may go on once that thread is over."""
+    """A batch is acknowledged by the thread that has it. Another one may go on once that thread is over."""
     store, faults, seen = FaultyStore(), list[BaseException](), list[str]()
 
     def step() -> None:
@@ -354,7 +354,7 @@ def test_a_step_of_another_thread_acknowledges_nothing() -> None:
 
 
 def test_steps_with_time_limits_are_one_consumer() -> None:
-    """Steps of one task may each run in a task of their own, as `asyncio.wait_for` has it."""
+    """Each step of one task may run in a task of its own, as with `asyncio.wait_for`."""
 
     async def main() -> list[str]:
         async with leasehold.read(stream(), leases=FaultyStore(), **BEGINNING) as batches:
@@ -363,7 +363,7 @@ def test_steps_with_time_limits_are_one_consumer() -> None:
     assert asyncio.run(main()) == NUMBERS[:3]
 
 
-# A fault that nobody awaits
+# A fault that no one awaits
 
 
 class Broken(FaultyStore):
@@ -374,12 +374,12 @@ class Broken(FaultyStore):
 
 
 def test_an_error_that_ends_a_worker_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The error of a task that nobody awaits yet is in the log."""
+    """The error is logged although no one awaits the task yet."""
 
     async def main() -> None:
         task = asyncio.create_task(leasehold.arun(stream(), print, leases=Broken(), wait=False, worker="w-1"))
         await asyncio.wait({task})
-        logged = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
+        logged = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
         assert "worker w-1 has ended: StoreError: no such table" in logged
         with pytest.raises(StoreError):
             task.result()
@@ -445,7 +445,7 @@ QUICK = {("run", "exit"), ("run", "terminate"), ("arun", "terminate"), ("arun-as
 
 
 def run_program(program: str, folder: Path) -> tuple[int, list[Any], str | None, str]:
-    """Run it; return its status, what it told, and the lease's owner and checkpoint."""
+    """Run it; return its status, its output, and the lease's owner and checkpoint."""
     url = f"sqlite:///{folder}/leases.db"
     command = [sys.executable, "-c", PRELUDE + program, url]
     streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -470,7 +470,7 @@ def run_program(program: str, folder: Path) -> tuple[int, list[Any], str | None,
     ],
 )
 def test_children_that_a_handler_forks_end(door: str, child: str, tmp_path: Path) -> None:
-    """A child that a handler has forked ends when it leaves the handler or gets a signal, and its worker reads on."""
+    """A child that a handler forked ends when it leaves the handler or gets a signal, and its worker reads on."""
     inside, outside, status = CHILDREN[child]
     forking = f"""
 def forking():
@@ -481,8 +481,8 @@ def forking():
         {outside or "pass"}
         told.append(status(pid))
 """
-    returned, told, owner, checkpoint = run_program(forking + DOORS[door], tmp_path)
-    assert (returned, told[0][:4], told[1:]) == (0, [status] * 4, [0, [True, True]])
+    returned, output, owner, checkpoint = run_program(forking + DOORS[door], tmp_path)
+    assert (returned, output[0][:4], output[1:]) == (0, [status] * 4, [0, [True, True]])
     assert (owner, checkpoint >= NUMBERS[3]) == (None, True)
 
 
@@ -495,9 +495,9 @@ def forking():
 
 @pytest.mark.parametrize("door", [pytest.param("run", marks=pytest.mark.more), "arun"])
 def test_pools_in_handlers_end(door: str, tmp_path: Path) -> None:
-    """`with Pool()` in a handler ends batch after batch, since its processes end at SIGTERM."""
-    returned, told, owner, _ = run_program(POOL + DOORS[door], tmp_path)
-    assert (returned, told[0][:4], told[1:], owner) == (0, [3] * 4, [0, [True, True]], None)
+    """`with Pool()` in a handler ends batch after batch, because its processes end at SIGTERM."""
+    returned, output, owner, _ = run_program(POOL + DOORS[door], tmp_path)
+    assert (returned, output[0][:4], output[1:], owner) == (0, [3] * 4, [0, [True, True]], None)
 
 
 LEFT_IN_CHILD = {
@@ -615,8 +615,8 @@ tell()
 )
 def test_what_is_left_in_a_forked_child_raises_at_once(door: str, tmp_path: Path) -> None:
     """In a forked child a worker or an iteration raises WorkerError, and never holds up the end of the child."""
-    returned, told, owner, _ = run_program(LEFT_IN_CHILD[door], tmp_path)
-    assert (returned, told, owner) == (0, [[7], 0, [True, True]], None)
+    returned, output, owner, _ = run_program(LEFT_IN_CHILD[door], tmp_path)
+    assert (returned, output, owner) == (0, [[7], 0, [True, True]], None)
 
 
 EXITS = {
@@ -665,6 +665,6 @@ leasehold.run(source, handle, **options)
     "door", [each if each == "arun-loop-closed" else pytest.param(each, marks=pytest.mark.more) for each in EXITS]
 )
 def test_a_program_that_exits_releases(door: str, tmp_path: Path) -> None:
-    """At the end of a program its worker has released its leases, and the status is the program's own."""
+    """When a program ends, its worker has released its leases, and the exit status is the program's own."""
     returned, _, owner, _ = run_program(EXITS[door], tmp_path)
     assert (returned, owner) == (5, None)

@@ -1,4 +1,4 @@
-"""Lines written into a file that refuses some for a while: none is torn, and none of those that are owed is missing."""
+"""Lines written to a file that rejects some writes for a while: no line is torn, and none is missing."""
 
 import errno
 import io
@@ -24,24 +24,24 @@ LINES = st.lists(st.binary(max_size=6).map(lambda data: data.replace(b"\n", b"")
 
 @define
 class Raw:
-    """A file that takes so many bytes of each write; none is a refusal."""
+    """A file that accepts the given number of bytes of each write. 0 is a rejection."""
 
     takes: list[int]
     why: int = errno.ENOSPC
     written: bytearray = field(factory=bytearray)
 
     def write(self, data: bytes) -> int:
-        """Take some of it, or refuse it."""
-        most = self.takes.pop(0) if self.takes else len(data)
-        if not most:
+        """Write a part of it, or reject it."""
+        limit = self.takes.pop(0) if self.takes else len(data)
+        if not limit:
             raise OSError(self.why, "refused")
-        self.written += data[:most]
-        return min(most, len(data))
+        self.written += data[:limit]
+        return min(limit, len(data))
 
 
 @define
 class Out:
-    """What `sys.stdout` is over such a file."""
+    """Replaces `sys.stdout` over such a file."""
 
     raw: Raw
 
@@ -51,13 +51,13 @@ class Out:
 
 
 def over(raw: Raw) -> TextIO:
-    """The text file over it."""
+    """Return the text file over it."""
     return cast("TextIO", Out(raw))
 
 
 @given(st.lists(LINES, max_size=6), st.lists(st.integers(0, 4), max_size=40))
 def test_a_refused_line_that_is_written_again_is_there_once(batches: list[list[bytes]], takes: list[int]) -> None:
-    """A disk that was full for a moment would leave half a line, or the same line twice, in what programs read."""
+    """A disk that is full for a moment does not leave half a line, or a duplicate, in what programs read."""
     raw = Raw(takes)
     lines = WholeLines(over(raw))
     for batch in batches:
@@ -69,7 +69,7 @@ def test_a_refused_line_that_is_written_again_is_there_once(batches: list[list[b
 
 @given(st.lists(LINES, max_size=6), st.lists(st.integers(0, 4), max_size=40))
 def test_a_batch_that_comes_again_doubles_whole_lines_alone(batches: list[list[bytes]], takes: list[int]) -> None:
-    """Likewise where the batch has failed and comes again from its beginning."""
+    """No line is torn if a failed batch comes again from its beginning."""
     raw = Raw(takes)
     lines = WholeLines(over(raw))
     for batch in batches:
@@ -81,7 +81,7 @@ def test_a_batch_that_comes_again_doubles_whole_lines_alone(batches: list[list[b
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_refusal_of_a_full_disk_is_told_and_not_raised(unbuffered: str) -> None:
-    """In a container, where Python's output is unbuffered as a rule, a full disk would end all processes."""
+    """In a container, where Python's output is usually unbuffered, a full disk does not end all processes."""
     code = "import sys; from leasehold.adapters.consumer.events import WholeLines as L; L(sys.stdout).write(b'x').left"
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
@@ -95,17 +95,17 @@ def test_a_refusal_of_a_full_disk_is_told_and_not_raised(unbuffered: str) -> Non
 
 
 def test_an_event_of_a_shard_while_the_disk_is_full_is_told_afterwards(holding: Holding) -> None:
-    """Who reads the events would take a shard for read that was left, as nobody tells of it again."""
+    """A reader of the events does not take a shard for held that was left."""
     raw = Raw([5, 0, 0])
     lines = EventLines("a-1", over(raw), wall=lambda: 1.5)
     for happening in ("initialize", "lease-lost", "initialize"):
         lines.happened(happening, holding)
-    told = [json.loads(line)["event"] for line in io.BytesIO(bytes(raw.written))]
-    assert told == ["initialize", "lease-lost", "initialize"]
+    events = [json.loads(line)["event"] for line in io.BytesIO(bytes(raw.written))]
+    assert events == ["initialize", "lease-lost", "initialize"]
 
 
 def test_a_pipe_that_nobody_reads_is_no_full_disk() -> None:
-    """A tool at the end of a pipe would try for ever, or a full disk end it."""
+    """A tool in a pipe does not retry forever, and a full disk does not end it."""
     lines = WholeLines(over(Raw([3, 0], errno.EPIPE)))
     with pytest.raises(BrokenPipeError):
         lines.write(b"a line\n")
@@ -113,13 +113,13 @@ def test_a_pipe_that_nobody_reads_is_no_full_disk() -> None:
 
 @pytest.fixture
 def holding() -> Holding:
-    """Of a lease that nothing is asked but its names."""
+    """A holding of which only the names of its lease are used."""
     return cast("Holding", Named())
 
 
 @define
 class Named:
-    """A holding's lease."""
+    """A holding with a lease."""
 
     lease: Lease = field(factory=lambda: Lease("s-0"))
     stream: str = ""

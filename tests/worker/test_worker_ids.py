@@ -1,4 +1,4 @@
-"""Worker ids: one that the store cannot hold is refused when the worker is made, and not at each claim."""
+"""Worker ids that the store cannot hold are rejected when the worker is made, and not at each claim."""
 
 import pytest
 
@@ -11,14 +11,14 @@ ODD = ("caf\u00e9-1", "worker 1", " worker", "a\nb", "\u4e2d" * 300)
 
 @pytest.mark.parametrize("me", [None, b"worker", 7, "", "a\ud800b", "a\0b"])
 def test_an_id_that_no_store_holds_is_refused(me: object) -> None:
-    """Lone surrogates have no UTF-8, and PostgreSQL's text has no NUL."""
+    """Lone surrogates cannot be encoded as UTF-8, and PostgreSQL's strings cannot contain NUL."""
     with pytest.raises(ValueError, match=r"^worker: "):
         check_worker_id(me, Capabilities())
 
 
 @pytest.mark.parametrize("me", ODD)
 def test_an_id_of_any_characters_is_accepted_by_rows_and_refused_by_http_headers_unless_ascii(me: str) -> None:
-    """The Azure SDKs' layout keeps the owner in a blob's metadata."""
+    """The Azure SDKs' layout keeps the owner in a blob's metadata, which is sent as HTTP headers."""
     check_worker_id(me, Capabilities())
     if me == "worker 1":
         check_worker_id(me, EventHubLayout.capabilities)

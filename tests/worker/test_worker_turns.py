@@ -1,4 +1,4 @@
-"""One worker's appointments under a virtual clock: what it takes, keeps, loses, and takes up again."""
+"""One worker's turns under a virtual clock: what it takes, keeps, loses, and takes up again."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ ALL = ["s-0", "s-1", "s-2", "s-3"]
 
 
 def settled(clock: Clock, store: FaultyStore, me: str = "a-1", process: str = "p-1") -> Driven:
-    """A worker that holds all four leases."""
+    """Return a worker that holds all four leases."""
     one = member(store, ListSource(four_shards()), clock, me, process)
     one.run(3)
     assert one.held == ALL
@@ -38,7 +38,6 @@ def owners(store: FaultyStore) -> dict[str, str | None]:
 
 
 def test_a_lone_worker_makes_and_takes_every_lease_and_keeps_it() -> None:
-    """Without it nothing would ever be read."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     before = {lease.key: lease.epoch for lease in store.list().leases}
@@ -49,16 +48,16 @@ def test_a_lone_worker_makes_and_takes_every_lease_and_keeps_it() -> None:
 
 
 class SleepySource(ListSource):
-    """A stream whose next listing takes a minute, as where the process stands still in it."""
+    """A stream whose next listing takes a minute, as if the process were suspended in it."""
 
     clock: Clock | None = None
 
     def shards(self) -> tuple[Shard, ...]:
-        found = super().shards()
+        listed = super().shards()
         if self.clock is not None:
             self.clock.now += 60
             self.clock = None
-        return found
+        return listed
 
 
 def test_creations_planned_before_a_pause_are_planned_again() -> None:
@@ -75,7 +74,7 @@ def test_creations_planned_before_a_pause_are_planned_again() -> None:
 
 
 def test_a_lease_created_in_a_pause_is_deleted_and_planned_again() -> None:
-    """A creation that took longer than a lease counts as one planned too long ago."""
+    """A creation that took longer than a lease counts as one that was planned too long ago."""
     clock, store = Clock(), FaultyStore()
     one = member(store, ListSource(four_shards()), clock)
 
@@ -93,7 +92,7 @@ def test_a_lease_created_in_a_pause_is_deleted_and_planned_again() -> None:
 
 
 def test_shards_are_listed_only_when_something_asks_for_it() -> None:
-    """Without it a fleet would spend the rate limit of ListShards on nothing."""
+    """A group does not use up the rate limit of ListShards."""
     clock, store = Clock(), FaultyStore()
     source = ListSource(four_shards())
     one = member(store, source, clock)
@@ -108,7 +107,7 @@ def test_shards_are_listed_only_when_something_asks_for_it() -> None:
 
 
 def test_a_lasting_hole_is_looked_up_and_filled() -> None:
-    """Without it a lease deleted by mistake would stay away until the next safety listing."""
+    """A lease deleted by mistake is recreated before the next regular listing."""
     clock, store = Clock(), FaultyStore()
     source = ListSource(four_shards())
     one = member(store, source, clock)
@@ -119,7 +118,6 @@ def test_a_lasting_hole_is_looked_up_and_filled() -> None:
 
 
 def test_a_lost_reply_costs_nothing() -> None:
-    """Without it one dropped packet would stop a shard's reader."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     holdings = one.worker.holdings
@@ -130,7 +128,7 @@ def test_a_lost_reply_costs_nothing() -> None:
 
 
 def test_a_claim_whose_reply_was_lost_is_taken_up_at_the_next_look() -> None:
-    """Without it the table would say that we own a lease nobody reads."""
+    """The table names us as the owner of a lease that no one reads."""
     clock, store = Clock(), FaultyStore()
     one = member(store, ListSource(four_shards()), clock)
     one.step()
@@ -140,7 +138,7 @@ def test_a_claim_whose_reply_was_lost_is_taken_up_at_the_next_look() -> None:
 
 
 def test_a_stolen_lease_is_lost_within_one_renewal() -> None:
-    """Without it two workers would read one shard for longer than the thief expects."""
+    """The new owner expects the former one to stop by then."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     victim = one.worker.holdings[0]
@@ -150,7 +148,7 @@ def test_a_stolen_lease_is_lost_within_one_renewal() -> None:
 
 
 def test_a_lease_whose_row_was_deleted_is_held_on_and_its_row_made_anew(caplog: pytest.LogCaptureFixture) -> None:
-    """Without it a shard would begin at the initial position although its owner knows how far it is."""
+    """The shard does not start at the initial position, because its owner knows how far it is."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     victim = one.worker.holdings[0]
@@ -161,16 +159,16 @@ def test_a_lease_whose_row_was_deleted_is_held_on_and_its_row_made_anew(caplog: 
     assert one.worker.rows_remade == 1
     one.turn_due = clock.now
     one.run(1)
-    said = "rows of the lease table were deleted under this fleet; made anew from memory: s-0 at 17"
-    assert [record.message for record in caplog.records if "deleted" in record.message] == [said]
+    message = "rows of the lease table were deleted under this fleet; made anew from memory: s-0 at 17"
+    assert [record.message for record in caplog.records if "deleted" in record.message] == [message]
 
 
 def test_a_reading_that_shows_no_row_of_a_held_lease_has_it_made_anew_at_once() -> None:
-    """Without it a table that was emptied would stay empty until the next renewal, and others would fill it."""
+    """If the table was emptied, its rows are recreated by their owners before others do."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     before = {row.key: row.epoch for row in store.list().leases}
-    store._table.rows.clear()  # noqa: SLF001  behind everybody's back
+    store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
     one.worker.hurry()
     one.worker.turn(clock.now)
     assert {row.key: (row.owner, row.epoch) for row in store.list().leases} == {
@@ -180,7 +178,7 @@ def test_a_reading_that_shows_no_row_of_a_held_lease_has_it_made_anew_at_once() 
 
 @pytest.mark.parametrize("remade_first", [True, False])
 def test_a_lease_whose_row_came_and_went_unseen_is_given_no_number_twice(*, remade_first: bool) -> None:
-    """Without it two workers would hand over records of one shard under one fencing token."""
+    """Two workers never process records of one shard under the same fencing token."""
     clock, store = Clock(), FaultyStore()
     source = ListSource(four_shards()[:3])
     one = member(store, source, clock)
@@ -188,19 +186,19 @@ def test_a_lease_whose_row_came_and_went_unseen_is_given_no_number_twice(*, rema
     source.listed.append(four_shards()[3])
     unseen = Lease("s-3", hash_range=four_shards()[3].hash_range)
     store.write(CreateLease(unseen))
-    assert isinstance(given := store.write(ClaimLease(store.row("s-3"), "b-1")), Done)
-    store._table.rows.clear()  # noqa: SLF001  behind everybody's back
+    assert isinstance(taken := store.write(ClaimLease(store.row("s-3"), "b-1")), Done)
+    store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
     if remade_first:
         one.run(KCL.renew_seconds + 0.1)
     one.worker.hurry()
     one.turn_due = clock.now
     one.run(60)
     assert one.held == ALL
-    assert store.row("s-3").epoch > given.lease.epoch + 100, "however often it was renewed meanwhile"
+    assert store.row("s-3").epoch > taken.lease.epoch + 100, "however often it was renewed meanwhile"
 
 
 def test_a_deleted_lease_of_nobody_begins_where_it_was_last_seen() -> None:
-    """Without it the shard of a worker that died would skip what came since, once the table was emptied."""
+    """The shard of a dead worker skips nothing after its table was emptied."""
     clock, store = Clock(), FaultyStore()
     config = evolve(KCL, initial_position=LATEST)
     store.write(CreateLease(Lease("s-0", hash_range=four_shards()[0].hash_range, checkpoint=Position("17"))))
@@ -217,7 +215,7 @@ def test_a_deleted_lease_of_nobody_begins_where_it_was_last_seen() -> None:
 
 
 def test_a_new_group_begins_at_once_where_that_skips_nothing() -> None:
-    """Without it every first start would wait for owners that there are not."""
+    """A first start does not wait for owners that don't exist."""
     clock, store = Clock(), FaultyStore()
     one = member(store, ListSource(four_shards()), clock)
     one.run(1.0)
@@ -225,7 +223,7 @@ def test_a_new_group_begins_at_once_where_that_skips_nothing() -> None:
 
 
 class Numbering(ListSource):
-    """A source that tells LATEST as the number of the last record, as an event hub does."""
+    """A source that returns LATEST as the number of the last record, as an event hub does."""
 
     def latest(self, lease: Lease) -> Position:
         return Position(str(99 + len(self.shard_logs[lease.key].records)))
@@ -241,7 +239,7 @@ class Numbering(ListSource):
 def test_a_new_group_at_latest_waits_for_owners_and_skips_nothing_meanwhile(
     kind: type[ListSource], begins: tuple[tuple[str, str], ...]
 ) -> None:
-    """Without it what is written while a new group waits would never be read."""
+    """What is written while a new group waits is read."""
     clock, store = Clock(), FaultyStore()
     source = kind(four_shards()[:1])
     shard_log = source.shard_logs["s-0"] = ShardRecords(records(3))
@@ -256,7 +254,7 @@ def test_a_new_group_at_latest_waits_for_owners_and_skips_nothing_meanwhile(
 
 
 def test_a_worker_that_joins_leaves_an_emptied_table_to_those_who_hold_leases() -> None:
-    """Without it whoever starts just after a table was emptied begins at LATEST what others have not read yet."""
+    """A worker that joins just then must not start at LATEST, skipping what others have not read yet."""
     clock, store = Clock(), FaultyStore()
     source, config = ListSource(four_shards()), evolve(KCL, initial_position=LATEST)
     one = member(store, source, clock, config=config)
@@ -264,14 +262,14 @@ def test_a_worker_that_joins_leaves_an_emptied_table_to_those_who_hold_leases() 
     assert one.held == ALL
     for held in one.worker.holdings:
         assert held.checkpoint(Position("17"))
-    store._table.rows.clear()  # noqa: SLF001  behind everybody's back
+    store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
     two = member(store, source, clock, config=config, me="b-1", process="p-2")
     together([two, one], 2 * KCL.cycle_seconds)
     assert [(row.key, row.checkpoint) for row in store.list().leases] == [(key, Position("17")) for key in ALL]
 
 
 def test_a_wait_for_owners_begins_anew_when_the_table_did_not_answer() -> None:
-    """Without it a worker that waits through an outage would begin before any owner could renew."""
+    """Owners cannot renew during an outage, so a wait that spans one proves nothing."""
     clock, store = Clock(), FaultyStore()
     one = member(store, ListSource(four_shards()), clock, config=evolve(KCL, initial_position=LATEST))
     one.run(1.0)
@@ -287,7 +285,7 @@ def test_a_wait_for_owners_begins_anew_when_the_table_did_not_answer() -> None:
 
 
 def test_a_child_is_not_done_with_parents_whose_row_was_deleted() -> None:
-    """Without it a child is read before its parent, which then counts as finished and is never read to its end."""
+    """A child that has not begun waits for a parent whose row was deleted, because that parent may be unfinished."""
     clock, store = Clock(), FaultyStore()
     one, child = settled(clock, store), Lease("s-0.0", parents=("s-0",), checkpoint=TRIM_HORIZON)
     store.write(DeleteLease(store.row("s-0")))
@@ -298,10 +296,10 @@ def test_a_child_is_not_done_with_parents_whose_row_was_deleted() -> None:
 
 
 def test_a_worker_that_joins_leaves_a_deleted_row_to_its_owner_for_a_renewal_and_a_look() -> None:
-    """Without it a worker that joins would begin at LATEST what its owner remembers."""
+    """A worker that joins must not start at LATEST what its owner remembers."""
     clock, store = Clock(), FaultyStore()
-    settled(clock, store)  # and does nothing more
-    del store._table.rows["s-3"]  # noqa: SLF001  behind everybody's back
+    settled(clock, store)  # the owner, which does nothing more
+    del store._table.rows["s-3"]  # noqa: SLF001  without any worker's knowledge
     two = member(
         store, ListSource(four_shards()), clock, config=evolve(KCL, initial_position=LATEST), me="b-1", process="p-2"
     )
@@ -312,7 +310,7 @@ def test_a_worker_that_joins_leaves_a_deleted_row_to_its_owner_for_a_renewal_and
 
 
 def test_a_version_that_moved_under_our_own_note_is_adopted() -> None:
-    """Without it a request on a store whose notes move the version would look like a theft."""
+    """On a store whose annotations change the version, a request does not look like a steal."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     holding = one.worker.holdings[0]
@@ -322,7 +320,7 @@ def test_a_version_that_moved_under_our_own_note_is_adopted() -> None:
 
 
 def test_holdings_outlive_a_store_that_is_away_for_less_than_others_wait() -> None:
-    """Without it a short outage of the table would stop every reader."""
+    """A short outage of the table does not stop the readers."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     holdings = one.worker.holdings
@@ -334,7 +332,7 @@ def test_holdings_outlive_a_store_that_is_away_for_less_than_others_wait() -> No
 
 
 def test_holdings_end_when_others_may_have_taken_them_and_come_back_with_the_store() -> None:
-    """Without it a worker cut off from the table would process beside its successor."""
+    """A worker that is cut off from the table does not process records alongside its successor."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     old = one.worker.holdings
@@ -348,7 +346,7 @@ def test_holdings_end_when_others_may_have_taken_them_and_come_back_with_the_sto
 
 
 def test_a_restart_takes_its_leases_up_at_once_without_a_move() -> None:
-    """Without it every deployment would wait for expiry, or move leases that need not move."""
+    """A deployment neither waits for leases to expire nor moves any."""
     clock, store = Clock(), FaultyStore()
     settled(clock, store)
     clock.now += 500
@@ -359,7 +357,7 @@ def test_a_restart_takes_its_leases_up_at_once_without_a_move() -> None:
 
 
 def test_of_two_living_processes_with_one_id_the_younger_is_refused() -> None:
-    """Without it two processes would hand over the same records for ever, each believing that it owns them."""
+    """Only the elder of them continues to process records."""
     clock, store = Clock(), FaultyStore()
     elder = settled(clock, store)
     younger = member(store, ListSource(four_shards()), clock, process="p-2")
@@ -371,7 +369,7 @@ def test_of_two_living_processes_with_one_id_the_younger_is_refused() -> None:
 
 
 def test_a_process_that_slept_through_its_leases_leaves_them_to_its_successor() -> None:
-    """Without it a process that was suspended would wake up and oust the one started in its place."""
+    """A process that wakes up does not oust the one started in its place."""
     clock, store = Clock(), FaultyStore()
     asleep = settled(clock, store)
     clock.now += 60
@@ -384,16 +382,16 @@ def test_a_process_that_slept_through_its_leases_leaves_them_to_its_successor() 
 
 
 def test_an_ended_lease_of_ours_is_nobodys_stray_under_other_rules_than_kcl() -> None:
-    """Without it every restart would renew finished shards for ever."""
+    """A restart does not renew finished shards forever."""
     store = FaultyStore()
     ended = Lease("s-9", owner="a-1", checkpoint=SHARD_END)
     store.write(CreateLease(ended))
-    holdings = Worker(store=store, source=ListSource(), me="a-1")._holdings  # noqa: SLF001  the choice is what is tested
+    holdings = Worker(store=store, source=ListSource(), me="a-1")._holdings  # noqa: SLF001  the test is of this choice
     assert (holdings.unheld([ended], ended=False), holdings.unheld([ended], ended=True)) == ((), (ended,))
 
 
 def test_an_unlisted_lease_goes_only_when_the_service_says_that_its_shard_is_gone() -> None:
-    """Without it one incomplete listing could delete checkpoints."""
+    """One incomplete listing cannot delete checkpoints."""
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-old", hash_range=(0, 1), checkpoint=Position("17"))))
     source = ListSource(four_shards())
@@ -411,7 +409,7 @@ def test_an_unlisted_lease_goes_only_when_the_service_says_that_its_shard_is_gon
 def test_an_outage_that_outlived_a_shard_and_its_children_skips_nothing_and_is_logged_once(
     ranged: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Under LATEST, what is left of the line is read from its beginning, and one worker names the gap (L5)."""
+    """Under LATEST, the descendants are read from their beginning, and one worker logs the gap (L5)."""
     clock, store, keys = Clock(), FaultyStore(), (0, 9) if ranged else None
     reach = Progress(1.7e9, "dead", arrived=1.7e9, read=1.7e9 + 5).note
     gone = Lease("s-1", checkpoint=Position("77"), hash_range=keys, owner="dead", notes=((NOTE, reach),))
@@ -421,13 +419,13 @@ def test_an_outage_that_outlived_a_shard_and_its_children_skips_nothing_and_is_l
     together([member(store, source, clock, f"{name}-1", f"p-{name}", config) for name in "ab"], 400)
     (lease,) = store.list().leases
     assert (lease.key, lease.checkpoint) == ("s-4", TRIM_HORIZON)
-    (told,) = [record.message for record in caplog.records if "expired before" in record.message]
-    assert f"hash keys {'0 to 9' if ranged else 'unknown to unknown'} after 77" in told
-    assert "arrived at 2023-11-14T22:13:20.000Z, the shard was last read at 2023-11-14T22:13:25.000Z" in told
+    (message,) = [record.message for record in caplog.records if "expired before" in record.message]
+    assert f"hash keys {'0 to 9' if ranged else 'unknown to unknown'} after 77" in message
+    assert "arrived at 2023-11-14T22:13:20.000Z, the shard was last read at 2023-11-14T22:13:25.000Z" in message
 
 
 def test_the_row_of_a_shard_that_is_gone_is_asked_for_again_where_it_changed_meanwhile() -> None:
-    """Without it such a row is released while it is deleted, stays, and is claimed again a minute later (L10)."""
+    """The row is deleted in a second try, instead of being claimed again a minute later (L10)."""
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-old", hash_range=(0, 1), checkpoint=Position("17"))))
     source = ListSource(four_shards())
@@ -445,7 +443,7 @@ def test_the_row_of_a_shard_that_is_gone_is_asked_for_again_where_it_changed_mea
 
 
 def test_a_benched_lease_is_left_to_others_for_a_while() -> None:
-    """Without it a shard that fails here would be taken again at once, and fail again."""
+    """A shard that fails on this worker is not taken again at once."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     holding = one.worker.holdings[0]
@@ -459,7 +457,6 @@ def test_a_benched_lease_is_left_to_others_for_a_while() -> None:
 
 
 def test_two_workers_end_with_half_each_and_nothing_moves_again() -> None:
-    """Without it a fleet would not share."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     two = member(store, ListSource(four_shards()), clock, "b-1", "p-2")
@@ -471,7 +468,7 @@ def test_two_workers_end_with_half_each_and_nothing_moves_again() -> None:
 
 
 def test_an_outage_of_the_source_stops_no_sharing() -> None:
-    """Without it a worker that cannot list shards would not take over a dead one's leases."""
+    """A worker that cannot list shards can still take over a dead worker's leases."""
     clock, store = Clock(), FaultyStore()
     settled(clock, store)
     source = ListSource(four_shards(), down=True)
@@ -481,7 +478,7 @@ def test_an_outage_of_the_source_stops_no_sharing() -> None:
 
 
 def test_a_lease_left_to_others_is_neither_claimed_nor_looked_for_at_once() -> None:
-    """Without it the table would be listed without a pause, and the bulletin would call nobody to what is open."""
+    """The table is not listed without a pause."""
     clock, store = Clock(), FaultyStore()
     one = member(
         store, ListSource(four_shards()), clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
@@ -499,16 +496,16 @@ def test_a_lease_left_to_others_is_neither_claimed_nor_looked_for_at_once() -> N
 
 
 def test_a_lease_left_to_others_is_not_asked_for_either() -> None:
-    """Without it whoever can read it would have to give it back to a worker that cannot."""
+    """A worker that can read it does not have to give it to one that cannot."""
     lease = Lease("s-0", owner="b-1", yields=True)
-    bench, asked = Cooldown(), (RequestHandoff(lease, "b-1", "H2"), Release(lease, "M14"))
+    bench, actions = Cooldown(), (RequestHandoff(lease, "b-1", "H2"), Release(lease, "M14"))
     bench.put("s-0", 60.0)
-    assert bench.without(asked, 59.0) == asked[1:]
-    assert bench.without(asked, 60.0) == asked
+    assert bench.without(actions, 59.0) == actions[1:]
+    assert bench.without(actions, 60.0) == actions
 
 
 def test_a_lease_of_a_stream_made_anew_is_taken_although_the_former_one_could_not_be_read() -> None:
-    """Without it a stream that is made anew three times in a minute is read by nobody for the next."""
+    """A stream that is recreated three times within a minute is not left unread because of its predecessor."""
     clock, store = Clock(), FaultyStore()
     one = member(
         store,
@@ -528,7 +525,7 @@ def test_a_lease_of_a_stream_made_anew_is_taken_although_the_former_one_could_no
 
 
 def test_a_refused_write_names_the_lease_as_it_is() -> None:
-    """Without it the harness of these tests would prove nothing: a stale version must be refused."""
+    """The test double rejects a stale version, which the other tests here rely on."""
     store = FaultyStore()
     store.write(CreateLease(Lease("s", hash_range=HASH_KEYS)))
     seen = store.row("s")
@@ -538,7 +535,7 @@ def test_a_refused_write_names_the_lease_as_it_is() -> None:
 
 
 def test_a_worker_that_leaves_takes_nothing_more() -> None:
-    """A turn that was under way as the drain began would claim what nobody here reads, and leave it to expire."""
+    """A turn that was running as the drain began claims nothing."""
     store = FaultyStore()
     one = member(store, ListSource(four_shards()), Clock())
     one.worker.close()
@@ -547,7 +544,7 @@ def test_a_worker_that_leaves_takes_nothing_more() -> None:
 
 
 def test_a_worker_woken_by_a_hurry_finds_it_and_turns_at_once() -> None:
-    """Woken before the mark is there, a turn would find nothing to do, and the children of a shard wait for a cycle."""
+    """The hurry must be noted before the wake-up, or the turn would find nothing to do and wait for a cycle."""
     one = member(FaultyStore(), ListSource(four_shards()), Clock())
     one.run(30)
     listed: list[int] = []
@@ -567,21 +564,21 @@ class Listed:
     def __init__(self, shards: Any, listed: list[int]) -> None:  # noqa: ANN401  a method of the source
         self._shards, self._listed = shards, listed
 
-    def shards(self) -> Any:  # noqa: ANN401  as the source answers
-        """List, and remember how many there were."""
-        found = self._shards()
-        self._listed.append(len(found))
-        return found
+    def shards(self) -> Any:  # noqa: ANN401  the source's return type
+        """List, and note the number of shards."""
+        shards = self._shards()
+        self._listed.append(len(shards))
+        return shards
 
 
 def test_a_former_holding_is_remembered_with_its_possible_owner() -> None:
-    """A row deleted later would begin where it was long ago; one that nobody has would wait, another's not."""
+    """If its row is deleted later, the lease starts where it was last, and waits only if another may own it."""
     clock, store = Clock(), FaultyStore()
-    holdings = settled(clock, store).worker._holdings  # noqa: SLF001  what the plan is told of
-    given, late, *_ = holdings.all
-    assert given.checkpoint(Position("17"))
-    given.drop("taken")
-    assert (holdings.released, holdings.dropped) == ({"s-0": given.lease}, set())
+    holdings = settled(clock, store).worker._holdings  # noqa: SLF001  the plan's input
+    stolen, late, *_ = holdings.all
+    assert stolen.checkpoint(Position("17"))
+    stolen.drop("taken")
+    assert (holdings.released, holdings.dropped) == ({"s-0": stolen.lease}, set())
     clock.now += KCL.lease_seconds + 1.0
     late.drop("not renewed")
     assert (set(holdings.released), holdings.dropped) == ({"s-0", "s-1"}, {"s-1"})
@@ -593,7 +590,7 @@ def test_a_former_holding_is_remembered_with_its_possible_owner() -> None:
 
 
 def test_a_row_left_to_others_is_looked_for_without_a_loop_in_the_last_moment() -> None:
-    """The table would be listed as fast as it answers until the row may be made."""
+    """The table is not listed again and again until the row may be created."""
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-0", hash_range=four_shards()[0].hash_range, checkpoint=Position("17"))))
     worker = member(store, ListSource(four_shards()[:1]), clock).worker
@@ -613,14 +610,14 @@ def test_a_row_left_to_others_is_looked_for_without_a_loop_in_the_last_moment() 
 
 
 def test_a_lease_that_expired_here_and_was_deleted_is_made_at_once() -> None:
-    """Nobody took it from this worker, so nobody else knows more: each second of waiting is one of lag."""
+    """No other worker took it from this one, so none knows more, and waiting would only add lag."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     store.down = True
     one.run(KCL.lease_seconds + 5.0)
     assert one.held == []
     store.down = False
-    store._table.rows.clear()  # noqa: SLF001  behind everybody's back
+    store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
     one.worker.hurry()
     one.worker.turn(clock.now)
     assert [row.key for row in store.list().leases] == ALL

@@ -1,4 +1,4 @@
-"""Beside a worker that takes nothing and is given what is free, as KCL 3.5's own rows show it, on a real table."""
+"""Workers led by a KCL 3.5 leader take nothing and are given what is free. With KCL 3.5's own rows, on a real table."""
 
 import pytest
 from running import running
@@ -19,7 +19,7 @@ TABLE, WAIT, SHARDS = "beside-a-leader", 20.0, ("s-0", "s-1", "s-2", "s-3")
 
 
 def test_a_lease_that_falls_to_a_led_worker_is_given(dynalite_url: str, dynalite_client: DynamoDBClient) -> None:
-    """Without it a worker of KCL 3.5 that joins ours gets nothing: its leader leaves the leases of the living alone."""
+    """A KCL 3.5 leader takes no lease from a living worker, so its workers get only what we release."""
     handled: list[str] = []
 
     def handle(delivery: Delivery) -> None:
@@ -39,10 +39,10 @@ def test_a_lease_that_falls_to_a_led_worker_is_given(dynalite_url: str, dynalite
         for row in rows:
             dynalite_client.put_item(TableName=TABLE, Item=row)
         until(lambda: sum(lease.owner == "java" for lease in store.list().leases) == 2)
-        given = [lease for lease in store.list().leases if lease.owner == "java"]
-        assert [(lease.yields, lease.next_owner, lease.checkpoint) for lease in given] == 2 * [
+        gifts = [lease for lease in store.list().leases if lease.owner == "java"]
+        assert [(lease.yields, lease.next_owner, lease.checkpoint) for lease in gifts] == 2 * [
             (False, None, Position("102"))
         ]
-        left = set(SHARDS) - {lease.key for lease in given}
-        until(lambda: {holding.key for holding in worker.holdings} == left)  # the answers come after the rows
+        left = set(SHARDS) - {lease.key for lease in gifts}
+        until(lambda: {holding.key for holding in worker.holdings} == left)  # the responses follow the rows
         assert dynalite_client.get_item(TableName=TABLE, Key={"leaseKey": {"S": "java"}})["Item"] == rows[1]

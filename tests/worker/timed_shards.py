@@ -16,19 +16,19 @@ CUT = Slice(at_timestamp(SINCE), UNTIL)
 
 
 def record(number: int, seconds: float) -> Record:
-    """A record that arrived so many seconds after the slice began."""
+    """Return a record that arrived this many seconds after the slice began."""
     return Record(b"%d" % number, str(number), arrived=SINCE / 1000 + seconds)
 
 
 @define
 class Timed(ListSource):
-    """A stream whose clock the test sets; a time as the start is the place behind all that arrived before it."""
+    """A stream whose clock the test sets. A time as the start is the place after all that arrived before it."""
 
     now: float = UNTIL / 1000 + 60
     tells_last: bool = False
 
     def settled(self, lease: Lease, until: float) -> Settled | None:
-        """As a service says: by its clock alone, or by its last record."""
+        """Decide as a service does: by its clock alone, or by its last record."""
         if self.now < until:
             return None
         rows = self.shard_logs[lease.key].records
@@ -37,22 +37,22 @@ class Timed(ListSource):
         return Settled(rows[-1].position, rows[-1].arrived) if rows else Settled(TRIM_HORIZON)
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """From just after the record, or from the time."""
+        """Open just after the record, or at the time."""
         reader = cast("ListReader", super().open(lease, start))
         if start.sequence == "AT_TIMESTAMP":
             rows = self.shard_logs[lease.key].records
-            early = (at for at, each in enumerate(rows, 1) if (each.arrived or 0) < start.sub / 1000)
+            early = (index for index, each in enumerate(rows, 1) if (each.arrived or 0) < start.sub / 1000)
             reader.at = max(early, default=0)
         return reader
 
 
 def read_to_the_end(source: Timed, start: Position = TRIM_HORIZON) -> tuple[list[int], bool]:
-    """The numbers of the records that a reader of the slice brings, and whether it ends."""
+    """Return the numbers of the records that a reader of the slice returns, and whether it ends."""
     reader = CUT.source(source).open(Lease("s-0"), start)
-    found: list[int] = []
+    numbers: list[int] = []
     for _ in range(100):
         batch = reader.read()
-        found += [int(each.sequence_number) for each in batch.records]
+        numbers += [int(row.sequence_number) for row in batch.records]
         if batch.ended:
-            return found, True
-    return found, False
+            return numbers, True
+    return numbers, False

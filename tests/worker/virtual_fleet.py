@@ -1,4 +1,4 @@
-"""Workers on one memory store under a clock that only the test moves: nothing sleeps, nothing is left to chance."""
+"""Workers on one in-memory store under a clock that only the test moves, so that every run is the same."""
 
 from collections.abc import Callable, Iterable
 from typing import get_args
@@ -25,17 +25,18 @@ KCL = Config(Kcl(max_steals=10), lease_seconds=10.0, initial_position=TRIM_HORIZ
 
 
 class FaultyStore(MemoryStore):
-    """A memory store that fails as a test says, and keeps what it was asked.
+    """A memory store that fails as a test says, and records its calls.
 
-    promises      what the layout keeps
-    down          it cannot be reached
-    fault         raised by a listing
-    bad           the keys of rows that somebody has edited by hand: they cannot be read
-    refuses       writes of these kinds are refused, with the row as it is
-    lose_replies  so many replies are lost, to writes of the kinds `losing`
-    passes        called on the way of each write to the table, and again on the way back
-    asked         each write, as it was asked for; of those that were answered, `outcomes` has the answers
-    readings      the keys of each reading and whether it may be stale; None for all
+    Attributes:
+        promises: The capabilities of the layout.
+        down: Whether the store cannot be reached.
+        fault: Raised by listings.
+        bad: The keys of rows that were edited by hand and cannot be read.
+        refuses: Writes of these kinds are rejected, with the row as it is.
+        lose_replies: How many responses are lost, to writes of the kinds in `losing`.
+        passes: Called before each write to the table, and again after it.
+        asked: Each write as it was requested. `outcomes` has the responses to those that got one.
+        readings: The keys of each read (None for all), and whether it may be stale.
     """
 
     def __init__(self, capabilities: Capabilities = PROMISES) -> None:
@@ -70,7 +71,10 @@ class FaultyStore(MemoryStore):
         return Listing(good, tuple(Malformed(key, "notes", "is not JSON") for key in sorted(self.bad)))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-        """These leases, if reachable; nothing may be decided on a row that cannot be read."""
+        """Return these leases.
+
+        Raise if the store is down or a row cannot be read, because no decision may rest on such a row.
+        """
         wanted = tuple(keys)
         self.readings.append((wanted, stale_ok))
         self._progress()
@@ -79,15 +83,15 @@ class FaultyStore(MemoryStore):
         return super().get(wanted, stale_ok=stale_ok)
 
     def rewrite(self, key: str, change: Callable[[Lease], Lease]) -> None:
-        """Change a row behind everybody's back."""
+        """Change a row without the knowledge of any worker."""
         self._table.rows[key] = change(self.row(key))
 
     def row(self, key: str) -> Lease:
-        """A row as it is."""
+        """Return a row as it is."""
         return super().get([key])[0]
 
     def write(self, write: Write) -> Outcome:
-        """Apply it, if reachable; the reply to a new lease or a deletion is never lost."""
+        """Apply the write if the store is reachable. Responses to a creation or deletion are never lost."""
         self.asked.append(write)
         self._progress()
         self.passes()
@@ -107,10 +111,11 @@ class FaultyStore(MemoryStore):
 class FaultySource(ListSource):
     """A stream that fails as a test says, and keeps its readers.
 
-    faults         what the next listings raise; None stands for an answer
-    on_read        called with each reading, and answers another one or None; where it raises, the reader is past it
-    present        the position of LATEST, if it is one for all
-    readers        those that were opened, and with `epochs` under which number of its lease
+    Attributes:
+        faults: What the next listings raise. None stands for a response.
+        on_read: Called with each batch; returns another one or None. If it raises, the reader has advanced.
+        present: The position of LATEST, if it is the same for all shards.
+        readers: The readers that were opened; `epochs` has the epoch of the lease for each.
     """
 
     faults: list[SourceError | None] = field(factory=list)
@@ -120,17 +125,17 @@ class FaultySource(ListSource):
     epochs: list[int] = field(factory=list)
 
     def shards(self) -> tuple[Shard, ...]:
-        """The listing, or the next fault."""
+        """Return the listing, or raise the next fault."""
         if self.faults and (fault := self.faults.pop(0)) is not None:
             raise fault
         return super().shards()
 
     def latest(self, lease: Lease) -> Position:
-        """Where it is told to be, or as of every list."""
+        """Return the position that was set, or that of every list."""
         return super().latest(lease) if self.present is None else self.present
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """A reader that fails as its stream does."""
+        """Return a reader that fails as its stream does."""
         self.readers.append(FaultyReader(self, super().open(lease, start)))
         self.epochs.append(lease.epoch)
         return self.readers[-1]
@@ -138,18 +143,18 @@ class FaultySource(ListSource):
 
 @define
 class FaultyReader:
-    """One reader of such a stream; nobody may read or close it once it is closed."""
+    """One reader of such a stream. It must not be read or closed once it is closed."""
 
     source: FaultySource
     reader: Reader
     closed: bool = False
 
     def read(self) -> Batch:
-        """The next records, as the stream gives them."""
+        """Return the next records as the stream has them."""
         assert not self.closed, "a reader that was closed is read"
         batch = self.reader.read()
-        given = self.source.on_read(batch)
-        return batch if given is None else given
+        replaced = self.source.on_read(batch)
+        return batch if replaced is None else replaced
 
     def close(self) -> None:
         assert not self.closed, "a reader is closed twice"
@@ -159,12 +164,13 @@ class FaultyReader:
 
 @define
 class ManualExecutor:
-    """Threads for handlers that do nothing until the test says so.
+    """An executor whose handlers run only when the test says so.
 
-    waiting   what was started and has not begun
-    replaced  the slow work for which another thread was wanted
-    stuck, refuses
-              whether all threads are slow, and whether the system starts no more
+    Attributes:
+        waiting: What was started and has not begun.
+        replaced: The slow work for which another thread was requested.
+        stuck: Whether all threads are slow.
+        refuses: Whether the system starts no more threads.
     """
 
     waiting: list[Work] = field(factory=list)
@@ -178,7 +184,7 @@ class ManualExecutor:
         self.waiting.append(work)
 
     def withdraw(self, work: Work) -> bool:
-        """Not once it has begun."""
+        """Withdraw the work, unless it has begun."""
         if work not in self.waiting:
             return False
         self.waiting.remove(work)
@@ -192,20 +198,20 @@ class ManualExecutor:
 
 
 def four_shards() -> list[Shard]:
-    """A stream of four equal shards."""
+    """Return a stream of four equal shards."""
     return even_shards(("s-0", "s-1", "s-2", "s-3"))
 
 
 def stream_of_five() -> ListSource:
-    """Four shards of five records each."""
+    """Return a stream of four shards with five records each."""
     return ListSource(four_shards(), {f"s-{n}": ShardRecords(records(5)) for n in range(4)})
 
 
 @define
 class Kept:
-    """A consumer that remembers what it was told; the test does the work.
+    """A consumer that records its calls; the test does the work.
 
-    busy  a batch is in hand, so that nothing parts yet
+    While `busy` is set a batch is in hand, so nothing is released.
     """
 
     begun: list[Holding] = field(factory=list)
@@ -216,7 +222,7 @@ class Kept:
         self.begun.append(holding)
 
     def release(self, holding: Holding) -> None:
-        """Part at once, where nothing is running."""
+        """Release at once, unless a batch is running."""
         self.releasing.append(holding)
         if not self.busy:
             holding.release()
@@ -233,7 +239,7 @@ class Driven:
     each_renewal: BackgroundMap = map
 
     def run(self, seconds: float) -> None:
-        """Keep its appointments for so long."""
+        """Keep its appointments for this long."""
         end = self.clock.now + seconds
         while min(self.renew_due, self.turn_due) <= end:
             self.clock.now = max(self.clock.now, min(self.renew_due, self.turn_due))
@@ -252,20 +258,20 @@ class Driven:
         return [holding.key for holding in self.worker.holdings]
 
 
-def member(  # noqa: PLR0917  a test names the last ones
+def member(  # noqa: PLR0917  tests pass the last ones by name
     store: MemoryStore, source: ListSource, clock: Clock, me: str = "a-1", process: str = "p-1", config: Config = KCL
 ) -> Driven:
-    """A worker that shares, with a consumer that remembers."""
+    """Return a worker that shares leases, with a consumer that records its calls."""
     worker = Worker(store=store, source=source, me=me, config=config, consumer=Kept(), clock=clock, process=process)
     return Driven(worker, clock, clock.now, clock.now)
 
 
 def together(members: list[Driven], seconds: float) -> None:
-    """Keep the appointments of several workers in one order of time."""
+    """Keep the appointments of several workers in order of time."""
     clock = members[0].clock
     end = clock.now + seconds
-    while (due := min(min(each.renew_due, each.turn_due) for each in members)) <= end:
+    while (due := min(min(driven.renew_due, driven.turn_due) for driven in members)) <= end:
         clock.now = max(clock.now, due)
-        for each in members:
-            each.step()
+        for driven in members:
+            driven.step()
     clock.now = end

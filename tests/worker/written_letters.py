@@ -5,6 +5,6 @@ from leasehold.adapters.sources.protocol import Record
 
 
 def letter(number: str, sub: int = 0, shard: str = "s-0") -> DeadLetterEntry:
-    """A letter of this record."""
+    """Return a dead letter of this record."""
     record = Record(number.encode(), number, sub, partition_key="k")
     return DeadLetterEntry("", "orders", shard, shard, record, "ValueError", "poison", 5, "w-1", 1)
