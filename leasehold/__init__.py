@@ -12,7 +12,8 @@ try:
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
         f"{missing}: leasehold is here without what it needs, as where Spark's --py-files ships it; ship an "
-        "environment with 'leasehold[spark]' (venv-pack and --archives, see docs/spark-cluster.md), or install it everywhere",
+        "environment with 'leasehold[spark]' (venv-pack and --archives, see docs/spark-cluster.md), or install it "
+        "everywhere",
         name=missing.name,
     ) from None
 from leasehold.balancer import *  # noqa: F403  the seam, and the values it speaks of
