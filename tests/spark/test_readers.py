@@ -1,4 +1,4 @@
-"""Readers in processes of their own: what they say, what is made of it, and what is left when one dies."""
+"""Readers in processes of their own: what they report, what the planner makes of it, and what remains when one dies."""
 
 import io
 import json
@@ -70,12 +70,12 @@ def pieces(*ends: int, rows: int = 1) -> tuple[Piece, ...]:
 
 
 def reported(*ends: int, rows: int = 1, opening: int = 1) -> ShardReport:
-    """A reading that brought this."""
+    """Report a reading that returned these records."""
     return ShardReport(opening, pieces(*ends, rows=rows), 0.0, 10)
 
 
 def an_opening(closed: Callable[[FarReader], None] = lambda _reader: None) -> FarReader:
-    """Of a shard, from its oldest record on."""
+    """Return an opening of a shard, from its oldest record."""
     return FarReader(1, Lease("a", epoch=7), TRIM_HORIZON, closed)
 
 
@@ -83,7 +83,7 @@ def an_opening(closed: Callable[[FarReader], None] = lambda _reader: None) -> Fa
 
 
 def test_a_report_is_taken_in_whole_pieces_that_say_their_ranges() -> None:
-    """Without it a batch would end inside a piece, at a position that nobody knows."""
+    """A batch ends only between pieces, where the position is known."""
     opening, buffer = an_opening(), FarBuffer(columns("fake"))
     opening.report(reported(3, 6, rows=3))
     opening.report(reported(9, rows=3))
@@ -102,14 +102,14 @@ def test_a_report_is_taken_in_whole_pieces_that_say_their_ranges() -> None:
 
 @pytest.mark.parametrize("ends", [(3, 2), (3, 3)], ids=["before", "again"])
 def test_a_report_of_another_range_is_refused(ends: tuple[int, ...]) -> None:
-    """Without it a reader at fault could have a batch hold rows twice, or move a checkpoint back."""
+    """A faulty reader must not add rows twice or move a checkpoint back."""
     opening = an_opening()
     with pytest.raises(ValueError, match="was reported behind 3"):
         opening.report(reported(*ends))
 
 
 def test_an_opening_whose_reader_is_gone_brings_nothing_more() -> None:
-    """Without it rows that nobody has would be planned as if they could be fetched."""
+    """Rows that were lost with their reader are not planned."""
     opening, buffer = an_opening(), FarBuffer(columns("fake"))
     opening.report(reported(1))
     batch = opening.read()
@@ -123,7 +123,7 @@ def test_an_opening_whose_reader_is_gone_brings_nothing_more() -> None:
 
 
 def test_a_shard_that_a_reader_cannot_read_is_refused_after_what_was_reported() -> None:
-    """Without it a wrong stream would look like a quiet one."""
+    """The planner learns that a shard cannot be read, so it does not take it for a quiet one."""
     opening = an_opening()
     opening.report(reported(1))
     opening.fail("no such stream")
@@ -136,7 +136,7 @@ def test_a_shard_that_a_reader_cannot_read_is_refused_after_what_was_reported() 
 
 
 def test_a_reader_reads_ahead_within_its_room_and_reports_pieces() -> None:
-    """Without it a blocked sink would fill the memory of every reader."""
+    """A reader reads no further ahead than its room allows, so a blocked sink does not fill its memory."""
     said: list[FromReader] = []
     stream = Stream({"a": [str(number) for number in range(30)]})
     ahead = ShardReadAhead(Open(4, Lease("a"), TRIM_HORIZON), stream, a_spec(stream, rows=15), said.append, lambda: 1)
@@ -157,7 +157,7 @@ def test_a_reader_reads_ahead_within_its_room_and_reports_pieces() -> None:
 
 
 def test_a_shelf_waits_for_faults_that_lie_far_apart_as_for_the_first() -> None:
-    """Without it the hundredth fault of a year would keep a shard unread for as long as a service that is down."""
+    """Errors add up to a longer wait only if they follow one another closely."""
     stream, waits = Stream({"a": []}), list[float]()
     ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), lambda _message: None, lambda: 1)
     for now in range(200):
@@ -169,7 +169,7 @@ def test_a_shelf_waits_for_faults_that_lie_far_apart_as_for_the_first() -> None:
 
 
 def test_a_reading_without_an_answer_is_not_reported() -> None:
-    """Without it a shard whose readings are throttled would be taken for one that is read up to its end."""
+    """A shard whose reads are throttled is not taken for one that is read up."""
     said: list[FromReader] = []
     stream = Stream({"a": []}, silent={"a"})
     ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), said.append, lambda: 1)
@@ -180,7 +180,7 @@ def test_a_reading_without_an_answer_is_not_reported() -> None:
 
 
 def test_the_end_of_a_shard_is_reported_once_it_is_read() -> None:
-    """Without it the children of a shard would never be read."""
+    """The children of a shard are read only after its end was reported."""
     said: list[FromReader] = []
     stream = Stream({"a": ["x"], "b": []}, {"a": ("b",)})
     ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), stream, a_spec(stream), said.append, lambda: 1)
@@ -192,7 +192,7 @@ def test_the_end_of_a_shard_is_reported_once_it_is_read() -> None:
 
 
 def test_a_reader_tells_of_a_shard_that_it_may_not_read() -> None:
-    """Without it the shard would stay with a worker that cannot read it."""
+    """The planner then gives up the lease, so that another worker can read the shard."""
     said: list[FromReader] = []
     stream = Stream({"a": []})
     ahead = ShardReadAhead(Open(1, Lease("a"), TRIM_HORIZON), Refusing({}), a_spec(stream), said.append, lambda: 1)
@@ -200,7 +200,7 @@ def test_a_reader_tells_of_a_shard_that_it_may_not_read() -> None:
 
 
 class Refusing(Stream):
-    """A stream of which nothing may be read."""
+    """A stream that rejects every read."""
 
     def open(self, _lease: Lease, _start: Position) -> Never:
         raise SourceError("access denied")
@@ -211,7 +211,7 @@ class Refusing(Stream):
 
 @contextmanager
 def a_reader(pool: ReaderPool, stream: Stream, size: int = 1 << 20, folder: str = "") -> Iterator[None]:
-    """A reader in a thread, which ends with the pool."""
+    """Return a reader in a thread, which ends with the pool."""
     spec = evolve(a_spec(stream, pool), bytes=size, folder=folder)
     thread = Thread(target=ShardReader(spec).run)
     thread.start()
@@ -229,7 +229,7 @@ def a_reader(pool: ReaderPool, stream: Stream, size: int = 1 << 20, folder: str 
     ids=["another token", "another protocol", "no token"],
 )
 def test_without_the_token_nobody_becomes_a_reader(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it every process that reaches the port could have a query's shards, and plan rows that it made up."""
+    """A process that reaches the port cannot take a query's shards or report rows without the token."""
     for module, name in ((pool_module, "REQUEST_SECONDS"), (connection, "SILENT_SECONDS")):
         monkeypatch.setattr(module, name, 100 * PATIENCE)  # no door closes by itself
     with a_pool() as (pool, _), connected(pool, said) as stranger:
@@ -250,7 +250,7 @@ def test_without_the_token_nobody_becomes_a_reader(said: bytes, monkeypatch: pyt
     ids=["no text", "no Hello", "two Hellos", "no message", "half a line", "no end"],
 )
 def test_a_reader_that_says_what_no_reader_says_is_let_go(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it one reader at fault would end the query, or leave it waiting for what never comes."""
+    """One faulty reader neither ends the query nor leaves it waiting."""
     monkeypatch.setattr(connection, "SILENT_SECONDS", 100 * PATIENCE)  # no door closes by itself
     with a_pool() as (pool, news), connected(pool, pool.token + HELLO) as good:
         opening = opened(pool)
@@ -276,20 +276,20 @@ def test_a_reader_that_says_what_no_reader_says_is_let_go(said: bytes, monkeypat
     ],
 )
 def test_what_is_wrong_with_a_message_is_named(line: bytes, said: str) -> None:
-    """Without it a message of another version would be half understood, and rows be counted wrongly."""
+    """A message of another version is rejected with the reason, not half understood."""
     with pytest.raises(BadJsonField) as refused:
         from_reader(line)
     assert said in str(refused.value)
 
 
 def test_a_token_that_cannot_be_read_is_refused_and_not_shown() -> None:
-    """Without this a slip in one letter would put the token of a reader's rows into the planner's log."""
+    """A damaged token does not reach the planner's log."""
     with pytest.raises(BadJsonField, match=r"^Hello\[2\]: is not bytes to the base of sixteen$"):
         from_reader(b'{"Hello":["10.0.0.7",40000,"5ec4e7z"]}\n')
 
 
 def test_a_reader_that_reports_another_range_is_let_go_with_its_shards() -> None:
-    """Without it rows would be planned twice, or none of a shard be read any more."""
+    """The rejected reader's shards are read by other readers."""
     with a_pool() as (pool, news), connected(pool, pool.token + HELLO) as bad:
         opening = opened(pool)
         bad.sendall(line_of(reported(3, 2, opening=opening.number)))
@@ -300,7 +300,7 @@ def test_a_reader_that_reports_another_range_is_let_go_with_its_shards() -> None
 
 
 def test_a_reader_that_dies_within_a_report_loses_its_shards_to_others(caplog: pytest.LogCaptureFixture) -> None:
-    """Without it half a report would count, or the shards of a dead reader stay unread."""
+    """A report that was cut off does not count, and the shards of the dead reader are read by others."""
     with a_pool() as (pool, news):
         with connected(pool, pool.token + HELLO) as dying:
             opening = opened(pool)
@@ -315,7 +315,7 @@ def test_a_reader_that_dies_within_a_report_loses_its_shards_to_others(caplog: p
 
 
 def test_once_its_query_ends_a_pool_takes_nobody_in_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it the end of a query would wait a minute for a reader, or a late one read on for nobody."""
+    """The end of a query does not wait for readers, and a reader that connects later is turned away."""
     for name in ("FIRST_SECONDS", "SILENT_SECONDS"):
         monkeypatch.setattr(pool_module, name, 100 * PATIENCE)  # no door closes by itself
     with a_pool() as (pool, _):
@@ -328,7 +328,7 @@ def test_once_its_query_ends_a_pool_takes_nobody_in_and_nobody_waits(monkeypatch
 
 
 def test_a_reader_that_hangs_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it the shards of a reader that is stopped would stay unread until its machine is looked after."""
+    """A reader that sends nothing for too long loses its shards to others."""
     monkeypatch.setattr(connection, "SILENT_SECONDS", 0.05)
     with a_pool() as (pool, news), connected(pool, pool.token + HELLO) as hanging:
         opening = opened(pool)
@@ -338,7 +338,7 @@ def test_a_reader_that_hangs_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_peer_that_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it each connection that is half open would keep a thread and a descriptor for ever."""
+    """A half-open connection does not keep a thread and a descriptor forever."""
     monkeypatch.setattr(pool_module, "REQUEST_SECONDS", 0.05)
     monkeypatch.setattr(connection, "SILENT_SECONDS", 100 * PATIENCE)
     with a_pool() as (pool, _), connected(pool, b"") as silent:
@@ -346,7 +346,7 @@ def test_a_peer_that_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_reader_that_went_is_not_waited_for_as_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it each shard of a dead reader would hold a thread of the query for a minute."""
+    """Only the first reader is waited for; the shards of a dead reader do not each block a thread of the query."""
     monkeypatch.setattr(pool_module, "FIRST_SECONDS", 2 * PATIENCE)
     with a_pool() as (pool, news):
         with connected(pool, pool.token + HELLO):
@@ -368,7 +368,7 @@ def test_a_reader_that_went_is_not_waited_for_as_the_first_one(monkeypatch: pyte
 def test_a_reader_that_does_not_say_that_it_keeps_a_batch_is_waited_for_a_while(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, dies: bool
 ) -> None:
-    """Without it one reader that is stuck would hold every batch of a query, and one that is gone as long."""
+    """A stuck reader delays a batch only until the timeout, and a reader that is gone not at all."""
     monkeypatch.setattr(far_transport, "KEPT_SECONDS", 100 * PATIENCE if dies else 0.05)
     with a_pool() as (pool, news), connected(pool, pool.token + HELLO) as mute:
         place = ReplayPlace(MemoryStore(), Stream({"a": ["x"]}), columns("fake"), exclusive=False)
@@ -398,7 +398,7 @@ def test_a_reader_that_does_not_say_that_it_keeps_a_batch_is_waited_for_a_while(
 
 @contextmanager
 def a_planner(stream: Stream) -> Iterator[tuple[socket.socket, IO[bytes], Thread]]:
-    """What a reader connects to, with what it says behind its Hello, and the reader."""
+    """Return a planner's connection, what the reader sends after its Hello, and the reader."""
     with socket.create_server((HOST, 0)) as listening:
         spec = evolve(a_spec(stream), planner=listening.getsockname()[:2], token=b"secret")
         thread = Thread(target=ShardReader(spec).run)
@@ -415,14 +415,14 @@ def a_planner(stream: Stream) -> Iterator[tuple[socket.socket, IO[bytes], Thread
 
 
 def test_a_reader_says_again_and_again_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a reader of quiet shards would be taken for dead every ten seconds."""
+    """A reader of quiet shards sends heartbeats, so it is not taken for dead."""
     monkeypatch.setattr(reader, "ALIVE_SECONDS", 0.01)
     with a_planner(Stream({})) as (_, said, _thread):
         assert [said.readline() for _ in range(3)] == [line_of(Alive())] * 3
 
 
 def test_a_reader_ends_though_a_reading_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it an executor would keep a slot for a query that is gone."""
+    """An executor's slot is freed even while a read hangs."""
     monkeypatch.setattr(reader, "END_SECONDS", 0.05)
     reads, over = Event(), Event()
 
@@ -440,7 +440,7 @@ def test_a_reader_ends_though_a_reading_does_not(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_reader_whose_disk_is_full_goes_on_and_leaves_its_tasks_to_the_planner(tmp_path: Path) -> None:
-    """Without it a full disk would end one reader after another, each in a word about the planner."""
+    """If a reader cannot keep a batch, tasks fetch its rows from the planner."""
     stream = Stream({"a": ["x" * 1000] * 25})
     with planned(stream, tmp_path, size=28_000, folder="/not/here") as (pool, _, part):
         assert numbers(read(part)) == list(range(1, 26))
@@ -448,7 +448,7 @@ def test_a_reader_whose_disk_is_full_goes_on_and_leaves_its_tasks_to_the_planner
 
 
 def test_a_late_report_counts_for_nothing() -> None:
-    """Without it a shard that has been taken away, and given back, would begin with rows of its earlier reading."""
+    """A shard that was taken away and given back does not begin with rows of its earlier reading."""
     with a_pool() as (pool, news), connected(pool, pool.token + HELLO) as late:
         first = opened(pool)
         first.close()
@@ -459,7 +459,6 @@ def test_a_late_report_counts_for_nothing() -> None:
 
 
 def test_a_reader_that_comes_later_gets_its_part_of_the_shards() -> None:
-    """Without it a reader that takes the place of a dead one would have nothing to read."""
     with a_pool() as (pool, news), connected(pool, pool.token + HELLO):
         before = [pool.open(Lease(key), TRIM_HORIZON) for key in "abcd"]
         with connected(pool, pool.token + HELLO):
@@ -470,7 +469,7 @@ def test_a_reader_that_comes_later_gets_its_part_of_the_shards() -> None:
 
 
 def test_a_shard_that_nobody_could_read_is_woken_when_a_reader_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it shards would stay unread for ten seconds more, once all readers had died."""
+    """Shards that no reader could read are retried as soon as a reader connects."""
     monkeypatch.setattr(pool_module, "FIRST_SECONDS", 0.01)
     with a_pool() as (pool, news):
         with pytest.raises(SourceUnavailable, match="no process that reads is connected"):
@@ -487,7 +486,7 @@ def test_a_shard_that_nobody_could_read_is_woken_when_a_reader_comes(monkeypatch
 def planned(
     stream: Stream, tmp_path: Path, size: int = 1 << 20, folder: str = ""
 ) -> Iterator[tuple[ReaderPool, FarTransport, ReaderRows]]:
-    """A batch of all records of shard a, as one task; the reader has so much room, and this folder."""
+    """Plan a batch of all records of shard a, as one task, with this room and folder for the reader."""
     with a_pool() as (pool, news), a_reader(pool, stream, size, folder):
         place = ReplayPlace(MemoryStore(), stream, columns("fake"), exclusive=False)
         transport = FarTransport(pool, Transport(Address(HOST, HOST), 1 << 20, str(tmp_path)), place, 10.0)
@@ -507,7 +506,7 @@ def planned(
 
 
 def test_a_task_has_its_rows_from_the_reader_as_often_as_it_asks(tmp_path: Path) -> None:
-    """Without it every batch would be read twice from the stream."""
+    """Tasks fetch rows from the reader, so a batch is read from the stream only once."""
     stream = Stream({"a": ["x"] * 25})
     with planned(stream, tmp_path) as (_, transport, part):
         before = len(stream.opened)
@@ -520,7 +519,7 @@ def test_a_task_has_its_rows_from_the_reader_as_often_as_it_asks(tmp_path: Path)
 
 
 def test_a_task_whose_reader_is_gone_has_exactly_its_rows_from_the_planner(tmp_path: Path) -> None:
-    """Without it the death of a reader would end the query, or a batch have other rows than its offset says."""
+    """The planner reads exactly the rows of the offset again, so the query goes on."""
     stream = Stream({"a": ["x"] * 25})
     with planned(stream, tmp_path) as (pool, _, part):
         stream.put("a", "later")
@@ -536,7 +535,7 @@ def closed_port() -> int:
 
 
 def test_a_task_goes_on_where_its_reader_died(tmp_path: Path) -> None:
-    """Without it rows that the task has passed on would come twice, or the query fail where tasks are not repeated."""
+    """A task that has already passed on rows fetches only the rest."""
     with planned(Stream({"a": ["x"] * 25}), tmp_path) as (_, _transport, part):
         whole = pa.concat_batches(list(read(part)))
         with io.BytesIO() as written:
@@ -547,7 +546,7 @@ def test_a_task_goes_on_where_its_reader_died(tmp_path: Path) -> None:
 
 
 def test_rows_that_cannot_be_read_again_fail_the_task(tmp_path: Path) -> None:
-    """Without it a batch would lack rows which the checkpoint then says are done."""
+    """The checkpoint would otherwise mark rows as done that no sink has."""
     stream = Stream({"a": ["x"] * 25})
     with planned(stream, tmp_path) as (_, _transport, part):
         stream.trimmed["a"] = 5
@@ -559,7 +558,6 @@ def test_rows_that_cannot_be_read_again_fail_the_task(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [24, 26])
 def test_a_reader_that_sends_another_number_of_rows_fails_the_task(tmp_path: Path, count: int) -> None:
-    """Without it a reader at fault could leave rows out in silence."""
     with planned(Stream({"a": ["x"] * 25}), tmp_path) as (_, transport, part):
         transport.discard(2)
         other = evolve(part, count=count, again=evolve(part.again, number=9))
@@ -571,7 +569,7 @@ def test_a_reader_that_sends_another_number_of_rows_fails_the_task(tmp_path: Pat
 
 
 def the_readers(parent: int) -> list[int]:
-    """The processes that read for this one."""
+    """Return the reader processes of this process."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -593,7 +591,6 @@ def whole(stream: Stream) -> list[tuple[str, int, str]]:
 
 @pytest.mark.slow
 def test_a_query_by_readers_brings_every_record_once_though_they_are_killed(tmp_path: Path) -> None:
-    """Without it a reader that dies would take rows with it, or have them come twice."""
     place = Place(Stream(records(60)), tmp_path / "leases.db")
     query = place.query(**{"lease.readers": "2", "maxRowsPerTrigger": "40"})  # type: ignore[arg-type]  # no argument's name
     sizes, kills = [], 0
@@ -620,7 +617,7 @@ def test_a_query_by_readers_brings_every_record_once_though_they_are_killed(tmp_
 
 @pytest.mark.slow
 def test_a_query_that_is_killed_leaves_no_reader_and_repeats_the_same(tmp_path: Path) -> None:
-    """Without it readers would go on for nobody, and a sink that skips a batch it knows would lose rows."""
+    """Readers end with their query, and the repeated batch has the same rows, as the sink may skip it."""
     for kind in ("offsets", "commits", "sink", "repeated"):
         (tmp_path / kind).mkdir()
     stream = Stream(records(15))
@@ -643,7 +640,7 @@ def test_a_query_that_is_killed_leaves_no_reader_and_repeats_the_same(tmp_path: 
 
 @pytest.mark.slow
 def test_children_of_a_shard_are_read_by_readers_once_its_end_is_committed(tmp_path: Path) -> None:
-    """Without it a stream that is resharded would stand still, or be read out of order."""
+    """A resharded stream is read in order, parents before children."""
     stream = Stream({"a": ["x"] * 25})
     stream.split("a", "b", "c")
     stream.put("b", *["y"] * 5)
@@ -660,12 +657,12 @@ def test_children_of_a_shard_are_read_by_readers_once_its_end_is_committed(tmp_p
 
 
 class Children:
-    """Takes the place of child processes; whether they were begun and ended is kept."""
+    """Stands in for child processes, and records whether they were begun and ended."""
 
     told: ClassVar[list[str]] = []
 
     def __init__(self, *_given: object) -> None:
-        """Nothing is asked of them."""
+        """Ignore all arguments."""
 
     def begin(self) -> None:
         self.told.append("begun")
@@ -678,7 +675,7 @@ class Children:
 def test_once_a_query_is_closed_nothing_of_it_listens(
     readers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it each query that ends would leave ports, processes and rows behind, until its program ends."""
+    """A closed query leaves no port, process or row behind."""
     monkeypatch.setattr(pool_module, "ReaderChildren", Children)
     monkeypatch.setattr(Children, "told", [])
     stream = Stream({"a": ["x"]})
@@ -714,7 +711,7 @@ def refused(port: int) -> bool:
 
 
 def test_readers_are_refused_where_they_cannot_be() -> None:
-    """Without it a query would begin, and its tasks find nobody to fetch from."""
+    """A query whose tasks could fetch from no reader is refused when it begins."""
     given = {"kinesis.streamName": "s", "lease.store": "sqlite:///s.db", "lease.readers": "2"}
     assert kinesis_options({**given, "lease.fetchHost": HOST}).lease.readers == 2
     with pytest.raises(ValueError, match=r"^option lease\.readers: tasks fetch from readers"):
